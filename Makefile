@@ -98,12 +98,15 @@ bench: $(STAMP)  ## time the closed forms against named alternatives
 
 # a machine with a GPU may have nowhere to install from: its own python will do if it has torch
 ifneq ($(filter gpu-check,$(MAKECMDGOALS)),)
-NEEDED := import sys, jaxtyping, numpy, torch
+NEEDED := import sys, jaxtyping, numpy, torch, triton, hypothesis, pytest
 HAS_GPU := sys.exit(sys.version_info < (3, 11) or not torch.cuda.is_available())
 GPU_PYTHON := $(shell $(PYTHON) -c '$(NEEDED); $(HAS_GPU)' 2>/dev/null && echo $(PYTHON))
 endif
 
-gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time a GPU: one page of results (gpu_check/); ARGS=agreement, verify or decode
+gpu-check: $(if $(GPU_PYTHON),,$(TESTED))  ## check a GPU by its tests, then time it (gpu_check/); ARGS=forms, verify or decode
+	@! $(or $(GPU_PYTHON),$(BIN)/python) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  $(or $(GPU_PYTHON),$(BIN)/python) -m simulations kernels --out gpu_check/gpu_kernels.csv
+	@$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu tests/kernels tests/decoding/device tests/simulations/gpu_check
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check $(ARGS)
 
 # an environment of its own (3.5 GB): vLLM asks for another transformers. Its torch is a CPU build,

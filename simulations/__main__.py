@@ -33,7 +33,7 @@ COMMANDS = {
     "reference": ("reference", "the site: guide, theorems, results, gallery, API (docs/)"),
     "all": ("recompute", "every committed CSV again; --quick takes minutes"),
     "kernels": ("gpu_check.kernels", "compile every kernel for a GPU that need not be here (CSV)"),
-    "gpu-check": ("gpu_check.command", "check and time a CUDA machine; one page of results"),
+    "gpu-check": ("gpu_check.command", "time a CUDA machine: forms, a verification, decodes (CSV)"),
 }
 
 # commands with threads of their own; torch has one in all others but those with --threads
@@ -47,7 +47,7 @@ RESUMED = (
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {
     "all": "tables that are finished are kept in --out; --only makes the others",
-    "gpu-check": "sections that are finished are in its report",
+    "gpu-check": "parts that are finished are in its tables",
 }
 
 

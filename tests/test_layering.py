@@ -24,7 +24,6 @@ SOLVERS_MAY_SEE = {
 # these end by drawing their pictures; nothing they compute comes from there
 EXCEPTIONS = {
     "simulations/demo.py": {"paper_figures.__main__.draw"},
-    "simulations/gpu_check/command.py": {"paper_figures.__main__.draw"},
 }
 HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy", "triton")
 

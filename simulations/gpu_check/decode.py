@@ -1,38 +1,57 @@
 """Whole decodes: tokens per second, what they emit, and what their parts should add up to.
 
-Real sizes come from the shipped pair, inflated to them; ``--target`` and ``--draft`` name a pair
-of checkpoints instead.
-
-A round of K drafted tokens costs K·c + v decode steps, c for a drafted token and v for the pass
-over K + 1 positions: what a decode should gain is its tokens per call over that, the reading of
-the prompts apart.
+The shipped pair is inflated to real sizes and decodes in the device's loop. What a round should
+cost is measured pass by pass, halfway through the texts: ``step_ms`` is the target's pass over one
+token a text; ``c`` a draft pass and ``v`` a target pass over K + 1 positions, in such steps;
+``prefill_ms`` both models' passes over the prompts. ``fixed_ms`` is what a lossless round takes
+beyond K·c + v: sampling, verification and the host. What a decode should gain is its tokens per
+call over K·c + v, the reading of the prompts apart.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import torch
+
+from cactus_theory.decoding import GenerationResult, generate, generate_plain
+from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.device import BY_KERNELS
+from cactus_theory.decoding.device.loop import BUCKET
+from cactus_theory.decoding.device.round import Repeated, StaticForward
+from cactus_theory.decoding.models import CachedModel
 
 from ..common.grid import PLAIN, USUAL, Config, at, label
-from ..common.inputs import PAIR
-from . import pairs
-from .page import method
-from .pairs import TINY_WIDTHS, WIDTHS, Results, Setup, Workload
-from .sections import Bench, Message, Note, Row, first_line, in_turn
-from .verify import LOSSLESS
+from ..common.inputs import PAIR, PROMPTS, load_model, load_prompts
+from ..inflate import SHAPES, Shape, inflate, step_cost
+from .timing import Bench, Job, Row, wait
+from .verify import LARGE, LOSSLESS
 
-VALUES = PAIR / "values.json"
 # knob values that spend about .03, .07 and .14 nats a token on the shipped pair
 PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
 TINY_POLICIES = (LOSSLESS, "cactus:delta=0.01", "band:price=0.5", "band:price=0.5@block")
-SETUPS = (Setup("8b", "0.6b", 1, 0.5), Setup("8b", "0.6b", 8, 0.6), Setup("14b", "0.6b", 1))
-TINY_SETUPS = (Setup("tiny", "tiny", 1, 0.5), Setup("tiny", "tiny", 2))
+WIDTHS, NEW_TOKENS = (4, 8), 128
+TINY_WIDTHS, TINY_NEW_TOKENS = (2,), 12
+TINY_SHAPES = ("tiny", "tiny-draft")
+# target, draft, batch size
+SETUPS = (("8b", "0.6b", 1), ("8b", "0.6b", 8), ("14b", "0.6b", 1))
+TINY_SETUPS = (("tiny", "tiny-draft", 1), ("tiny", "tiny-draft", 2))
+# calls between two looks at the clock of a GPU, so that waiting for it is a small part of them
+CALLS = 5
+REPEATS = 5
+
+
 COLUMNS = (
     "target draft batch policy knob verifier num_draft_tokens tokens_per_second speedup "
     "tokens_per_call accepted_per_call emitted_kl_per_token largest_row_kl tokens seconds c v "
     "step_ms fixed_ms prefill_ms net_speedup predicted_speedup share_of_predicted roofline_ms "
-    "share_of_roofline round_ms draft_ms target_ms verify_ms other_ms loop score scored"
+    "share_of_roofline round_ms draft_ms target_ms verify_ms other_ms loop"
 ).split()
 
 
@@ -40,41 +59,10 @@ def policies(tiny: bool) -> list[str]:
     """Return what is decoded besides the plain target; ``SPEC@block`` where not token by token."""
     if tiny:
         return list(TINY_POLICIES)
-    soft = [f"soft_band:price={price},values={VALUES}" for price in PRICES]
-    bands, cactus = ([f"{name}={knob}" for knob in knobs] for name, knobs in
-                     (("band:price", PRICES), ("cactus:delta", DELTAS)))  # fmt: skip
+    bands, soft = ([f"{name}:price={price}" for price in PRICES] for name in ("band", "soft_band"))
+    cactus = [f"cactus:delta={delta}" for delta in DELTAS]
     blocks = [at(spec, "block") for spec in (LOSSLESS, *bands, *soft)]
     return [LOSSLESS, *cactus, *bands, *blocks, "typical"]
-
-
-def rows(bench: Bench) -> Iterator[Message]:
-    """Yield one row a method, K and setup."""
-    jobs = [(setup.name, partial(_at, bench, setup)) for setup in _setups(bench)]
-    yield from in_turn(jobs, bench.budget)
-
-
-def _setups(bench: Bench) -> Sequence[Setup]:
-    settings = bench.settings
-    if settings.target is None or settings.draft is None:
-        return TINY_SETUPS if bench.tiny else SETUPS
-    batches = (1, 2) if bench.tiny else (1, 8)
-    return [
-        Setup(settings.target.name, settings.draft.name, batch, 0.5 if batch == 1 else 1.0)
-        for batch in batches
-    ]
-
-
-def _at(bench: Bench, setup: Setup) -> Iterator[Message]:
-    """Yield the rows of a setup while its share of the time lasts."""
-    enough = bench.budget.left * (1 - setup.share)
-    load = pairs.at_real_sizes if bench.settings.target is None else pairs.checkpoints
-    for row in decoded(load(bench, setup), lines(setup.batch, bench.tiny), setup):
-        yield row
-        if not isinstance(row, Note) and bench.budget.left <= enough:
-            why = "out of time" if setup.share == 1 else "the time is for the next batch or target"
-            last = f"{method(row)}, K = {row['num_draft_tokens']}"
-            yield Note("skipped", f"what came after {last} at {setup.name}", why)
-            return
 
 
 def lines(batch: int, tiny: bool) -> list[Config]:
@@ -87,64 +75,237 @@ def lines(batch: int, tiny: bool) -> list[Config]:
     return configs
 
 
-def decoded(workload: Workload, lines: Sequence[Config], setup: Setup) -> Iterator[Message]:
-    """Yield a finished row a line; a policy that fails is named, and the next ones follow.
+@dataclass(frozen=True)
+class Inflated:
+    """A target and a draft of these shapes that compute what the shipped pair computes."""
 
-    Speeds are of a decode without the meter, after one with it on the same seeds, which so
-    emitted the same tokens; loading and captures are not timed.
+    target: Any
+    draft: Any
+    target_shape: Shape
+    draft_shape: Shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    def roofline_ms(self, context: int, batch: int, bandwidth: float) -> float:
+        """Return the least milliseconds of a plain decode step: its bytes at GB/s of a copy."""
+        width = self.target.dtype.itemsize
+        cost = step_cost(self.target_shape, context, batch=batch, width=width)
+        return cost.bytes / bandwidth / 1e6
+
+
+@lru_cache(maxsize=1)  # setups ask for a pair in turn, and a device may hold only one
+def inflated(device: torch.device, target_shape: str, draft_shape: str) -> Inflated:
+    """Return the shipped pair in two named shapes: bfloat16 on a GPU, float32 on a CPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shapes = SHAPES[target_shape], SHAPES[draft_shape]
+    target, draft = (
+        inflate(load_model(PAIR / part), shape, device=device, dtype=dtype)
+        for part, shape in zip(("target", "draft"), shapes, strict=True)
+    )
+    return Inflated(target, draft, *shapes)
+
+
+def prompts(batch: int) -> list[Sequence[int]]:
+    """Return the ids of ``batch`` of the shipped prompts, again from the first."""
+    ids = load_prompts(PROMPTS, PAIR / "target")
+    return list(itertools.islice(itertools.cycle(ids), batch))
+
+
+def jobs(bench: Bench) -> Iterator[Job]:
+    """Yield what gives one row, a setup, method and K; plain decoding comes first in each setup."""
+    for target, draft, batch in TINY_SETUPS if bench.tiny else SETUPS:
+        decodes = Decodes(bench, target, draft, batch)
+        for line in lines(batch, bench.tiny):
+            name = f"{at(line.method, line.verifier)}, K = {line.width} at {target} + {draft}"
+
+            def job(decodes=decodes, line=line) -> list[Row]:
+                return [decodes.row(line)]
+
+            yield f"{name}, batch {batch}", job
+
+
+@dataclass
+class Decodes:
+    """The decodes of one pair at one batch size, and what their parts cost.
+
+    Speeds are of a decode without the meter, after one with it on the same seed, which so emitted
+    the same tokens; loading and captures are not timed.
     """
-    finish = finisher(setup)
-    for line in lines:
-        try:
-            metered, timed = (workload.decode(line, meter=meter) for meter in (True, False))
-        except Exception as error:
-            if line.method == PLAIN:  # nothing to compare with
-                raise
-            policy, knob = label(line.method)
-            name = method({"policy": policy, "knob": knob, "verifier": line.verifier})
-            failed_line = f"{name}, K = {line.width} at {setup.name}"
-            yield Note("failed", failed_line, first_line(error))
-            continue
+
+    bench: Bench
+    target: str
+    draft: str
+    batch: int
+    plain: Row | None = None
+
+    @property
+    def pair(self) -> Inflated:
+        return inflated(self.bench.device, self.target, self.draft)
+
+    @cached_property
+    def prompts(self) -> list[Sequence[int]]:
+        return prompts(self.batch)
+
+    @property
+    def new_tokens(self) -> int:
+        return TINY_NEW_TOKENS if self.bench.tiny else NEW_TOKENS
+
+    @cached_property
+    def costs(self) -> dict[int, Row]:
+        """Return what the parts of a round cost, by K."""
+        widths = TINY_WIDTHS if self.bench.tiny else WIDTHS
+        return costs_of(self.pair, self.prompts, self.new_tokens, widths)
+
+    @cached_property
+    def roofline_ms(self) -> float:
+        context = max(map(len, self.prompts)) + self.new_tokens // 2
+        return self.pair.roofline_ms(context, self.batch, self.bench.bandwidth)
+
+    def decode(self, line: Config, *, meter: bool) -> GenerationResult:
+        ids, mask = left_padded(self.prompts, self.pair.target)
+        shared: Row = {"attention_mask": mask, "seed": self.bench.seed}
+        shared |= {"max_new_tokens": self.new_tokens, "device_loop": True}
+        if line.method == PLAIN:
+            return generate_plain(self.pair.target, ids, **shared)
+        shared |= {"policy": line.method, "verifier": line.verifier, "meter": meter}
+        pair = self.pair.target, self.pair.draft
+        return generate(*pair, ids, num_draft_tokens=line.width, **shared)
+
+    def row(self, line: Config) -> Row:
+        """Return what a line measured, and that over plain decoding and over the prediction."""
+        metered, timed = (self.decode(line, meter=meter) for meter in (True, False))
         row = measured(line, metered, timed)
-        yield finish(row | workload.complete(row, timed))
+        cost = self.costs[line.width]
+        if (line.method, line.verifier) in ((PLAIN, USUAL), (LOSSLESS, USUAL)):
+            cost["fixed_ms"] = fixed_ms(cost, row, timed.target_calls)
+        verify_ms = verification(self.bench.tables.get("verify", ()), row, self.batch)
+        return self.completed(
+            row | cost | {"roofline_ms": self.roofline_ms, "verify_ms": verify_ms}
+        )
+
+    def completed(self, measures: Row) -> Row:
+        """Return a row of all columns; the first must be plain decoding."""
+        policy, knob = label(measures["policy"])
+        columns = {key: measures[key] for key in COLUMNS if measures.get(key) is not None}
+        columns |= {"target": self.target, "draft": self.draft, "batch": self.batch}
+        row: Row = dict.fromkeys(COLUMNS) | columns | {"policy": policy, "knob": knob}
+        if policy == PLAIN:
+            self.plain = row
+        if self.plain is None:
+            raise RuntimeError("plain decoding failed, so there is nothing to compare with")
+        return row | _relative(row, self.plain) | _parts(row)
 
 
-def measured(line: Config, metered: Results, timed: Results) -> Row:
-    """Return what a line's decodes did, all its groups of prompts together."""
-    tokens = sum(result.num_tokens for result in timed)
-    seconds = sum(result.seconds.total for result in timed)
-    readings = [result.reading for result in metered]
-    spent = [own.emitted_divergence for own in readings if own.emitted_divergence is not None]
-    largest = [own.largest_row_divergence or 0.0 for own in readings[: len(spent)]]
+def measured(line: Config, metered: GenerationResult, timed: GenerationResult) -> Row:
+    """Return what a line's decodes did."""
+    reading = metered.reading
+    spent = reading.emitted_divergence
     return {
         "policy": line.method,
         "verifier": line.verifier,
         "num_draft_tokens": line.width,
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "tokens_per_call": statistics.fmean(result.tokens_per_call for result in timed),
-        "accepted_per_call": statistics.fmean(result.accepted_per_call for result in timed),
-        "emitted_kl_per_token": sum(spent) / tokens if spent else None,
-        "largest_row_kl": max(largest, default=None),
-        "loop": timed[0].loop,
+        "tokens": timed.num_tokens,
+        "seconds": timed.seconds.total,
+        "tokens_per_second": timed.num_tokens / timed.seconds.total,
+        "tokens_per_call": timed.tokens_per_call,
+        "accepted_per_call": timed.accepted_per_call,
+        "emitted_kl_per_token": None if spent is None else spent / timed.num_tokens,
+        "largest_row_kl": reading.largest_row_divergence,
+        "loop": timed.loop,
     }
 
 
-def finisher(setup: Setup) -> Callable[[Row], Row]:
-    """Return a function that completes rows of one setup; the first must be plain decoding."""
-    plain: list[Row] = []
+def costs_of(
+    pair: Inflated, ids: Sequence[Sequence[int]], new_tokens: int, widths: Sequence[int]
+) -> dict[int, Row]:
+    """Return what the parts of a round cost, by K; at K = 0 those of a plain decode."""
+    passes = Passes(pair, ids, new_tokens, max(widths))
+    step, draft = passes.seconds(pair.target, 1), passes.seconds(pair.draft, 1)
+    prefills = passes.prefill(pair.target), passes.prefill(pair.draft)
+    return {
+        width: {
+            "step_ms": 1e3 * step,
+            "c": draft / step if width else None,
+            "v": passes.seconds(pair.target, width + 1) / step if width else 1.0,
+            "prefill_ms": 1e3 * (sum(prefills) if width else prefills[0]),
+        }
+        for width in (0, *widths)
+    }
 
-    def finish(measures: Row) -> Row:
-        policy, knob = label(measures["policy"])
-        columns = {key: measures[key] for key in COLUMNS if measures.get(key) is not None}
-        columns |= {"target": setup.target, "draft": setup.draft, "batch": setup.batch}
-        row: Row = dict.fromkeys(COLUMNS) | columns | {"policy": policy, "knob": knob}
-        if policy == PLAIN:
-            plain.append(row)
-        return row | _relative(row, plain[0]) | _parts(row)
 
-    return finish
+def fixed_ms(costs: Row, row: Row, rounds: int) -> float:
+    """Return the milliseconds of a round that its passes do not account for."""
+    passes = row["num_draft_tokens"] * (costs["c"] or 0.0) + costs["v"]
+    return (1e3 * row["seconds"] - costs["prefill_ms"]) / rounds - passes * costs["step_ms"]
+
+
+class Passes:
+    """Forward passes of both models of a pair over a batch, halfway through its texts."""
+
+    def __init__(
+        self, pair: Inflated, prompts: Sequence[Sequence[int]], new_tokens: int, width: int
+    ) -> None:
+        self.device = pair.device
+        ids, mask = left_padded(prompts, pair.target)
+        # every text with as many tokens as the longest prompt has
+        self.ids = torch.where(mask > 0, ids, ids[:, -1:])
+        self.batch, self.prompt = ids.shape
+        self.context = self.prompt + new_tokens // 2
+        self.end = -(-(self.context + width + 1) // BUCKET) * BUCKET
+        self.cached = {
+            id(model): CachedModel(model, self.end, self.batch, fast_forward=True)
+            for model in (pair.target, pair.draft)
+        }
+
+    def prefill(self, model: Any) -> float:
+        """Return the seconds of a pass over the prompts."""
+        cached, counts = self.cached[id(model)], [self.prompt] * self.batch
+
+        def feed() -> None:
+            for row in range(self.batch):
+                cached.rollback(row, 0)
+            cached.feed(self.ids, counts, [1] * self.batch)
+
+        return self._timed(feed)
+
+    def seconds(self, model: Any, new: int) -> float:
+        """Return the seconds of a pass over ``new`` tokens a text, whatever the cache holds."""
+        forward = StaticForward(self.cached[id(model)])
+        ids = self.ids[:, -1:].repeat(1, new)
+        places = torch.arange(self.context, self.context + new, device=self.device)
+        places = places.repeat(self.batch, 1)
+        return self._timed(
+            partial(Repeated(lambda end: forward(ids, places, end), self.device), self.end)
+        )
+
+    def _timed(self, job: Callable[[], Any]) -> float:
+        """Return the seconds of a call, after one that pays for memory and captures."""
+        calls = CALLS if self.device.type == "cuda" else 1
+        with torch.inference_mode():
+            job()
+            return statistics.median(self._of_calls(job, calls) for _ in range(REPEATS))
+
+    def _of_calls(self, job: Callable[[], Any], calls: int) -> float:
+        wait(self.device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            job()
+        wait(self.device)
+        return (time.perf_counter() - start) / calls
+
+
+def verification(steps: Sequence[Row], row: Row, batch: int) -> float | None:
+    """Return the milliseconds of the step that a decode verified by, when it was timed alone."""
+    by = "kernel_us" if row["loop"] == BY_KERNELS else "torch_us"
+    name = row["policy"].partition(":")[0], row["verifier"], batch, row["num_draft_tokens"], LARGE
+    for step in steps:
+        policy, *others = (step[key] for key in
+                           ("policy", "verifier", "batch", "drafted", "vocabulary"))  # fmt: skip
+        if (policy.partition(":")[0], *others) == name:
+            return None if step[by] is None else step[by] / 1e3
+    return None
 
 
 def _relative(row: Row, plain: Row) -> Row:

@@ -2,22 +2,19 @@
 
 A variant is what Triton itself would compile for a launch: the types, the constants, which
 numbers are 1 or multiples of 16. What is compiled lies in Triton's cache, where a run on a GPU
-finds it; so the sections of gpu-check begin with this, on all cores.
+finds it; so ``make gpu-check`` begins with this, on all cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import itertools
 import multiprocessing
 import os
 import re
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +27,32 @@ from cactus_theory.base import arguments as check
 from cactus_theory.kernels import draft_from_logits, has_kernel, logits
 
 from ..common.grid import followers
-from ..common.inputs import DATA, ROOT, command_line
-from ..common.results import provenance, read_csv, write_csv
-from .sections import Row
+from ..common.inputs import DATA, command_line
+from ..common.results import provenance, write_csv
+from . import verify
+from .timing import Row
 
 TABLE = "gpu_kernels"
 COMPUTE_CAPABILITY, WARP = 90, 32
 # what compiles in a second: sums by parts, float64, random numbers
 FEW = "judge"
+
+# every kind of kernel, token by token and in blocks
+CHAIN = (
+    "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5,form=exp",
+    "mixture:alpha=0.3", "cactus:delta=0.5", "cactus_exact:delta=0.3", "band:price=2",
+    "band:price=0.5",
+)  # fmt: skip
+BLOCK = ("speculative", "band:price=2")
+RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
+# requests at each vocabulary and kind of kernel: more than 10,000 of each kind together
+KERNEL_ROWS = {2: 2000, 7: 4000, 1000: 4000, 32_000: 500, 151_936: 200}
+WIDTH = 4  # drafted tokens of a request that is checked
+LAWS = (
+    ("speculative", "chain"), ("cactus:delta=0.5", "chain"), ("band:price=1", "chain"),
+    ("mixture:alpha=0.3", "chain"), ("speculative", "block"), ("band:price=1", "block"),
+)  # fmt: skip
+ZERO_RULES = ("speculative", "cactus:delta=1", "band:price=0.5")
 
 
 @dataclass(frozen=True)
@@ -100,38 +115,33 @@ class Variant:
         return " ".join([*types, *constants, *(f"16∤{name}" for name in unaligned)])
 
 
-def agreement_steps(tiny: bool = False) -> Iterator[StepShape]:
+def agreement_steps() -> Iterator[StepShape]:
     """Yield what the checks against the closed forms launch."""
-    from . import agreement, kernel_checks
-
-    for vocab in agreement.TINY_KERNEL_ROWS if tiny else agreement.KERNEL_ROWS:
-        for spec, verifier in kernel_checks.RULES:
-            yield StepShape(spec, verifier, 16, kernel_checks.WIDTH, vocab)
-    if not tiny:
-        for spec, verifier in kernel_checks.LAWS:
-            yield StepShape(spec, verifier, 16, 2, 4, same=True)
-        for spec in kernel_checks.ZERO_RULES:
-            yield StepShape(spec, "chain", 16, 1, 16, same=True)
+    for vocab in KERNEL_ROWS:
+        for spec, verifier in RULES:
+            yield StepShape(spec, verifier, 16, WIDTH, vocab)
+    for spec, verifier in LAWS:
+        yield StepShape(spec, verifier, 16, 2, 4, same=True)
+    for spec in ZERO_RULES:
+        yield StepShape(spec, "chain", 16, 1, 16, same=True)
 
 
-def verify_steps(tiny: bool = False) -> Iterator[StepShape]:
+def verify_steps() -> Iterator[StepShape]:
     """Yield what the timings of a verification launch."""
-    from . import verify
-
-    for batch, width, vocab in verify.TINY_SHAPES if tiny else verify.SHAPES:
+    for batch, width, vocab in verify.SHAPES:
         for spec in verify.POLICIES:
             for verifier in followers(spec, verify.VERIFIERS):
                 if has_kernel(ct.policy(spec), verifier):
                     yield StepShape(spec, verifier, batch, width, vocab, torch.bfloat16)
 
 
-def engine_steps(tiny: bool = False) -> Iterator[StepShape]:
+def engine_steps() -> Iterator[StepShape]:
     """Yield what engines launch: flat rows, three dtypes, a vocabulary that 16 does not divide."""
     rules = [("speculative", "chain"), ("band:price=1", "chain"), ("cactus:delta=0.5", "chain")]
     rules += [("speculative", "block"), ("band:price=1", "block")]
     types = torch.float32, torch.bfloat16, torch.float16
     shapes = itertools.product(rules, types, (151_936, 50_257), (False, True))
-    for (spec, verifier), dtype, vocab, certain in itertools.islice(shapes, 1 if tiny else None):
+    for (spec, verifier), dtype, vocab, certain in shapes:
         yield StepShape(spec, verifier, 16, 8, vocab, dtype, certain=certain, flat=True)
 
 
@@ -237,30 +247,6 @@ def compile_all(variants: Sequence[Variant], jobs: int) -> Iterator[Row]:
         yield from pool.imap_unordered(compiled, variants)
 
 
-def has_triton() -> bool:
-    """Return whether there is a Triton to compile with."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def in_a_process(steps: str, tiny: bool, seconds: float) -> Row:
-    """Compile what a section launches in a process of its own; return a check of the report."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "table.csv"
-        command = [sys.executable, "-m", "simulations", "kernels", "--steps", steps]
-        command += ["--out", str(out), *(["--few"] if tiny else [])]
-        env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        start = time.monotonic()
-        subprocess.run(
-            command, cwd=ROOT, env=env, check=True, timeout=seconds or None, capture_output=True
-        )
-        rows, _ = read_csv(out)
-    return {
-        "check": f"kernels of {steps} compile and spill nothing", "rows": len(rows),
-        "seconds": time.monotonic() - start,
-        "passed": all(float(row["stack_bytes"]) == float(row["spills"]) == 0 for row in rows),
-    }  # fmt: skip
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), help="whose kernels")
@@ -270,11 +256,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile and write the table."""
+    """Compile and write the table; return 1 if a kernel spills registers."""
     check.optional_module("triton", "kernels")
     import triton
 
-    todo = variants(step for name in args.steps for step in STEPS[name](args.few))
+    todo = variants(step for name in args.steps for step in STEPS[name]())
     if args.few:
         todo = [variant for variant in todo if variant.name == FEW][:1]
     rows = sorted(compile_all(todo, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
@@ -284,4 +270,4 @@ def run(args: argparse.Namespace) -> int:
     worst = max(row["registers"] for row in rows)
     spilled = sum(row["stack_bytes"] > 0 or row["spills"] > 0 for row in rows)
     print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {args.out}")
-    return 0
+    return 1 if spilled else 0

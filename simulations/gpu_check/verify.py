@@ -21,14 +21,12 @@ import cactus_theory as ct
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
 from ..common.grid import followers
-from .device import Timing, Work, bandwidth, interleaved
-from .kernels import has_triton, in_a_process
-from .sections import Bench, Job, Message, Row, in_turn
+from .timing import Bench, Job, Row, Timing, Work, interleaved
 
 LOSSLESS, BAND = "speculative", "band:price=1"
 POLICIES = (LOSSLESS, "cactus:delta=0.1", BAND, "typical")
 VERIFIERS = ("chain", "block")
-# batch, drafted tokens, vocabulary: those that goals are about come first
+# batch, drafted tokens, vocabulary: those that matter most come first
 Shape = tuple[int, int, int]
 LARGE = 151_936
 SHAPES: list[Shape] = [(64, 8, LARGE), (1, 8, LARGE), (64, 4, LARGE), (64, 16, LARGE)]
@@ -39,7 +37,7 @@ SHAPES += [
     for batch in (1, 8, 64)
     if (batch, width, vocab) not in SHAPES
 ]
-# where torch.compile is tried, too: those of goals
+# where torch.compile is tried, too
 COMPILED = SHAPES[:2]
 TINY_SHAPES = [(1, 2, 64), (2, 2, 64)]
 # seconds of measuring each of the two, after warming up
@@ -79,32 +77,16 @@ class Inputs:
         return sum(logits.numel() * logits.element_size() for logits in both)
 
 
-def rows(bench: Bench) -> Iterator[Message]:
-    """Yield one row a shape, policy and verifier."""
-    speed = bandwidth(bench)
+def jobs(bench: Bench) -> Iterator[Job]:
+    """Yield what gives one row, a shape, policy and verifier."""
     lossless: dict[tuple[Any, ...], float] = {}
-    yield from in_turn([*_compilation(bench), *_jobs(bench, speed, lossless)], bench.budget)
-
-
-def _compilation(bench: Bench) -> Iterator[Job]:
-    """Yield what compiles all kernels at once where the first call of each would wait for it."""
-    if bench.device.type == "cuda" and has_triton():
-
-        def job() -> list[Row]:
-            in_a_process("verify", tiny=False, seconds=bench.budget.left)
-            return []
-
-        yield "compilation", job
-
-
-def _jobs(bench: Bench, speed: float, lossless: dict[tuple[Any, ...], float]) -> Iterator[Job]:
-    make = lru_cache(maxsize=1)(lambda shape: inputs(shape, bench.device, bench.settings.seed))
+    make = lru_cache(maxsize=1)(lambda shape: inputs(shape, bench.device, bench.seed))
     for shape in TINY_SHAPES if bench.tiny else SHAPES:
         for spec in POLICIES:
             for verifier in followers(spec, VERIFIERS):
 
-                def job(shape=shape, spec=spec, verifier=verifier) -> Iterator[Row]:
-                    yield _row(bench, make(shape), spec, verifier, speed, lossless)
+                def job(shape=shape, spec=spec, verifier=verifier) -> list[Row]:
+                    return [_row(bench, make(shape), spec, verifier, lossless)]
 
                 batch, width, vocab = shape
                 yield f"{spec} by {verifier} at B = {batch}, K = {width}, V = {vocab:,}", job
@@ -169,9 +151,7 @@ def rivals(rule: ct.Policy, verifier: str, inputs: Inputs, *, compiles: bool) ->
     return works if kernel is None else works | {"kernel": kernel}
 
 
-def _row(
-    bench: Bench, inputs: Inputs, spec: str, verifier: str, speed: float, lossless: dict
-) -> Row:
+def _row(bench: Bench, inputs: Inputs, spec: str, verifier: str, lossless: dict) -> Row:
     rule, seconds = ct.policy(spec), TINY_SECONDS if bench.tiny else SECONDS
     (batch, width), vocab = inputs.draft_token_ids.shape, inputs.target_logits.shape[-1]
     shape = batch, width, vocab
@@ -179,7 +159,7 @@ def _row(
     works = rivals(rule, verifier, inputs, compiles=compiles and bench.device.type == "cuda")
     timings = interleaved(works, bench.device, seconds, inputs.advance)
     by_torch, fused = timings["torch"], timings.get("kernel")
-    floor = inputs.bytes / speed / 1e3
+    floor = inputs.bytes / bench.bandwidth / 1e3
     if fused is not None and spec == LOSSLESS:
         lossless[verifier, *shape] = fused.microseconds
     rival = lossless.get((verifier, *shape))

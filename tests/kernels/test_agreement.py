@@ -5,10 +5,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, has_kernel, random_numbers, verify_logits
-from simulations.gpu_check import kernel_checks as checks
-from simulations.gpu_check.closed_forms import closed_form, compare, rows_of
-from simulations.gpu_check.kernel_checks import DRAFTED, TARGET
+from simulations.gpu_check.kernels import KERNEL_ROWS
 from tests.amounts import THOROUGH, amount
+from tests.kernels import checks
+from tests.kernels.checks import DRAFTED, TARGET
+from tests.kernels.closed_forms import closed_form, compare, rows_of
 
 # one request of every kind of rows; a request takes a fifth of a second, interpreted
 KINDS = len(checks.KINDS)
@@ -127,9 +128,9 @@ def test_bands_are_solved_to_float32(price, vocab, device):
 
 
 @pytest.mark.gpu
-def test_ten_thousand_rows_agree():
-    vocabularies = (2, 7, 300, 4096, 50_257, 151_936)
-    for row in checks.kernel_agreement("cuda", 300, vocabularies, 7):
+@pytest.mark.parametrize(("vocab", "rows"), KERNEL_ROWS.items())
+def test_ten_thousand_rows_agree(vocab, rows):
+    for row in checks.kernel_agreement("cuda", rows, (vocab,), 7):
         assert row["passed"] and row["excluded"] <= MOST_EXCLUDED * row["rows"], row
 
 

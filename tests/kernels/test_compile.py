@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from simulations.__main__ import main
 from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
-from simulations.gpu_check import agreement
-from simulations.gpu_check.kernels import FEW, TABLE, in_a_process
-from simulations.gpu_check.sections import Bench, Budget, Settings
+from simulations.gpu_check import kernels
+from simulations.gpu_check.kernels import FEW, TABLE
 from tests.amounts import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,20 +59,12 @@ def test_a_kernel_compiles_without_a_gpu(tmp_path):
     assert_sound(rows)
 
 
-def test_a_spill_fails_the_check(monkeypatch):
-    """And the checks of an agreement begin with it."""
-
-    def pretended(command, **rest):
-        out = Path(command[command.index("--out") + 1])
-        out.write_text("# command: x\nkernel,stack_bytes,spills\na,0,0\nb,8,2\n")
-
-    monkeypatch.setattr(subprocess, "run", pretended)
-    row = in_a_process("agreement", tiny=True, seconds=1.0)
-    assert (row["rows"], row["passed"]) == (2, False)
-    monkeypatch.setattr(agreement, "has_triton", lambda: True)
-    bench = Bench(Settings("cuda"), Budget(9))
-    names = [name for name, _ in agreement._kernel_jobs(bench)]
-    assert names[0] == "kernels compiled" and names[-1] == "zero_tokens"
+def test_a_spill_fails_the_command(tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    row = {"kernel": "a", "variant": "x", "registers": 9, "stack_bytes": 8, "spills": 2}
+    monkeypatch.setattr(kernels, "variants", lambda steps: [])
+    monkeypatch.setattr(kernels, "compile_all", lambda variants, jobs: [row])
+    assert triton and main(["kernels", "--out", str(tmp_path / "t.csv")]) == 1
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from cactus_theory.kernels import (
     random_numbers,
     verify_logits,
 )
-from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
+from tests.kernels import checks as laws
 from tests.rules import of_each
 
 NUMBERS = torch.arange(2)

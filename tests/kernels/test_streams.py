@@ -8,9 +8,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import random_numbers
-from simulations.gpu_check import kernel_checks as laws
-from simulations.gpu_check.closed_forms import emitted, rows_of
 from tests.amounts import amount, some
+from tests.kernels import checks as laws
+from tests.kernels.closed_forms import emitted, rows_of
 
 # Random123's known answers for philox4x32-10: counters, key, numbers
 KNOWN = (

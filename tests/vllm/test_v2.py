@@ -10,8 +10,8 @@ import cactus_theory as ct
 from cactus_theory.kernels import random_numbers, verify_logits
 from cactus_theory.vllm import settings, v2
 from cactus_theory.vllm.settings import UnknownVersion
-from simulations.gpu_check import kernel_checks as laws
 from tests.amounts import THOROUGH, amount
+from tests.kernels import checks as laws
 from tests.kernels.conftest import device  # noqa: F401
 from tests.vllm import published
 from tests.vllm.nothing_read import NothingRead

@@ -13,9 +13,9 @@ from cactus_theory.decoding.device import BY_KERNELS
 from cactus_theory.decoding.device import round as device_round
 from cactus_theory.divergences import divergence
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from simulations.gpu_check.closed_forms import emitted, rows_of
 from tests.amounts import some
 from tests.decoding.device.test_same import ENDS, prompts
+from tests.kernels.closed_forms import emitted, rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 CASES = [("speculative", "chain"), ("cactus:delta=0.1", "chain"), ("band:price=1", "chain")]

@@ -1,6 +1,6 @@
 """Kernels against the float64 closed forms, by the same random numbers, and their counted laws.
 
-Every function takes a device and returns plain rows for a report. Without CUDA they run where
+Every function takes a device and returns plain rows. Without CUDA they run where
 Triton interprets kernels (TRITON_INTERPRET=1), a tenth of a second a request.
 """
 
@@ -20,32 +20,18 @@ from cactus_theory.kernels import (
     verify_logits,
 )
 from cactus_theory.verify import Assignment, Draft, find_verifier
-
-from .closed_forms import compare, rows_of, sharp_seeds
+from simulations.gpu_check.kernels import LAWS, RULES, WIDTH, ZERO_RULES
+from tests.kernels.closed_forms import compare, rows_of, sharp_seeds
 
 Device = torch.device | str
 
-# every kind of kernel, token by token and in blocks
-CHAIN = (
-    "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5,form=exp",
-    "mixture:alpha=0.3", "cactus:delta=0.5", "cactus_exact:delta=0.3", "band:price=2",
-    "band:price=0.5",
-)  # fmt: skip
-BLOCK = ("speculative", "band:price=2")
-RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
 KINDS = ("smooth", "spiky", "tied", "masked", "certain", "alike", "equal", "low")
-WIDTH = 4
 # logits of one batch: 2^27 float32 numbers are 512 MiB, and the closed forms hold several such
 MOST_LOGITS = 2**25
 # one test in so many fails by chance; the coins are seeded, so a failure stays one
 FALSE_ALARM = 1e-4
 # cells with a smaller expected count are counted as one
 LEAST_EXPECTED = 8
-LAWS = (
-    ("speculative", "chain"), ("cactus:delta=0.5", "chain"), ("band:price=1", "chain"),
-    ("mixture:alpha=0.3", "chain"), ("speculative", "block"), ("band:price=1", "block"),
-)  # fmt: skip
-ZERO_RULES = ("speculative", "cactus:delta=1", "band:price=0.5")
 # a small text: K = 2 drafted tokens of V = 4, rows that refuse often
 TARGET = ((0.1, 0.2, 0.3, 0.4), (0.5, 0.3, 0.2, 0.0), (0.25, 0.25, 0.1, 0.4))
 DRAFTED = ((0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4))
