@@ -25,8 +25,9 @@ from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Pieces, Precision
 
 Row = np.ndarray
 # longer rows are worked on in parts: they stay near the core, and sums of so many products are
-# right to the last few digits; the softmax of a longer row may miss 1 by more
-PART = 16384
+# right to the last few digits; the softmax of a longer row may miss 1 by more. OpenBLAS gives a
+# float64 dot of more than 10,000 entries to its threads, which fight torch's
+PART = 8192
 # an edge this share of the largest ratio gives visible mass to tokens with q = 0
 SMALL = 1e-12
 # what the first step takes for x E′(x), where edges are multiples of each other and elsewhere:
