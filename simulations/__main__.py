@@ -15,7 +15,6 @@ COMMANDS = {
     "trace": ("trace", "log all rows of a pair along real texts; resumes"),
     "replay": ("replay", "policies and verifiers on a trace, without its models"),
     "drafters": ("drafters", "drafters of one target, per second and per call; resumes"),
-    "losses": ("train_pair.losses", "train a head by several losses (CSV); resumes"),
     "tune-check": ("tune_check", "the tuner's choice against its whole grid, measured"),
     "table": ("figures.command", "one table of a figure or a page (CSV)"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
@@ -37,12 +36,12 @@ COMMANDS = {
 }
 
 # commands with threads of their own; torch has one in all others but those with --threads
-OWN_THREADS = ("train-pair", "losses", "kernels", "gpu-check")
+OWN_THREADS = ("train-pair", "kernels", "gpu-check")
 
 # what a command that was stopped by Ctrl-C has kept
 RESUMED = (
     *("train-pair", "throughput", "trace", "tune-check", "sweep", "blocks", "ledger"),
-    *("drafters", "losses"),
+    "drafters",
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {

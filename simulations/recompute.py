@@ -88,14 +88,6 @@ _RULES = "--work {made}/run --out {csv}"
 _RULES_QUICK = (
     "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2 " + _RULES
 )
-_LOSSES = (
-    "losses --distil-steps 1300 --overlap-steps 700 --draft-rate 0.003 --pool-chunks 6 "
-    "--pool-share 0.5 --work-dir {made}/work"
-)
-_LOSSES_QUICK = (
-    "losses --distil-steps 1 --loss-steps 1 --pool-chunks 1 --pool-rows 2 --batch-size 2 "
-    "--losses kl --loss-seeds 0 --work-dir {made}/work"
-)
 _LEVELS = "--levels 0.003 0.01 0.03 0.06 0.1 0.15"
 _TREES = "--vocab 3 --num-draft-tokens 4 --seed 1 2 3 --distance 1.5"
 _KNOBS = " ".join([
@@ -194,18 +186,6 @@ ENTRIES = (
           "band:price=1.5 band:price=0.8 --max-new-tokens 64 --repeats 1 --out {made}",
           "drafters --num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3 --repeats 1 "
           "--out {made}"),
-    Entry("losses", f"{_LOSSES} --loss-steps 40 --out {{csv}}", f"{_LOSSES_QUICK} --out {{csv}}"),
-    Entry("losses_decoded=drafters",
-          f"{_LOSSES} --loss-steps 40 --out {{made}}/losses.csv; drafters --drafters "
-          + " ".join(f"{{made}}/work/loss-{loss}-40-{seed}"
-                     for loss in ("start", "kl", "tv", "lk", "price") for seed in (0, 1)
-                     if (loss, seed) != ("start", 1))
-          + " --num-prompts 6 --num-draft-tokens 4 --temperature 1 --verifier chain block "
-          "--policies speculative band:price=1.5 band:price=0.8 soft_band:price=1.5 "
-          "soft_band:price=0.8 --max-new-tokens 48 --repeats 0 --out {made}",
-          f"{_LOSSES_QUICK} --out {{made}}/losses.csv; drafters --drafters "
-          "{made}/work/loss-kl-1-0 --num-prompts 2 --num-draft-tokens 2 --temperature 1 "
-          "--policies speculative --max-new-tokens 8 --repeats 0 --out {made}"),
     Entry("bench_theory", "bench theory --out {csv}",
           "bench theory --repeats 1 --programs 1 --out {csv}", took="21 s"),
     Entry("bench_verify", "bench verify --out {csv}", "bench verify --repeats 1 --out {csv}",

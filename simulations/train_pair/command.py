@@ -12,7 +12,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -113,56 +112,40 @@ def _run(args: argparse.Namespace) -> None:
     print(json.dumps(ship.summary(out), indent=2))
 
 
-def head_inputs(args: argparse.Namespace) -> tuple[list[corpus.Document], Any, Any]:
-    """Return the corpus, the target and its tokenizer; claim the work directory for them."""
+def _run_head(args: argparse.Namespace) -> None:
     documents = corpus.read_corpus(args.corpus or corpus.standard_library())
     _claim(args, corpus.fingerprint(documents), target_sha256=folder_digest(args.target))
-    return documents, train.load(args.target), ship.tokenizer_of(args.target)
-
-
-def _run_head(args: argparse.Namespace) -> None:
-    documents, target, tokenizer = head_inputs(args)
+    target, tokenizer = train.load(args.target), ship.tokenizer_of(args.target)
     stream = corpus.encode_stream(tokenizer, corpus.training(documents))
-    head_training = HeadTraining(args, stream, target)
-    head, outcome = head_training.copy()
-    last = head_training.train(head, args.loss, args.overlap_steps, 0, f"head-{args.loss}.pt")
+    head, outcomes = train_head(args, stream, target)
     finished = args.work_dir / "head"
     head.save(finished)
-    outcomes = {"kl": outcome, args.loss: last}
     unseen = corpus.encode_stream(tokenizer, corpus.held_out(documents))
     report = ship.write_head_report(args, command_line(args), target, documents, unseen, outcomes)
     ship.publish(finished, args.out or PAIR / args.drafter)
     print(json.dumps(report, indent=2))
 
 
-class HeadTraining:
-    """What every loss of a head goes on from: the data, and a checkpoint of training by KL."""
-
-    def __init__(self, args: argparse.Namespace, stream, target) -> None:
-        self.args, self.target = args, target
-        plan = _text_plan(args, args.distil_steps, args.draft_rate, args.seed + 1)
-        self.plan = replace(plan, warmup_steps=DRAFT_WARMUP)
-        self.batches = _mixed(args, stream, target, train.text_batches(stream, self.plan))
-
-    def copy(self) -> tuple[heads.Head, Outcome]:
-        """Return a head as training by KL leaves it, which the first call does."""
-        args = self.args
-        sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
-        head = heads.build(args.drafter, self.target, args.seed + 1, args.places, **sizes)
-        plan = train.distil_plan(args.distil_steps, self.plan, args.draft_rate)
-        return head, self._fit(head, plan, "kl", "head-kl.pt")
-
-    def train(self, head: heads.Head, loss: str, steps: int, seed: int, checkpoint: str) -> Outcome:
-        """Go on training by a loss; ``seed`` is of what is trained on, and where in it."""
-        plan = train.overlap_plan(steps, self.plan, self.args.overlap_rate)
-        return self._fit(head, replace(plan, seed=plan.seed + seed), loss, checkpoint)
-
-    def _fit(self, head: heads.Head, plan: Plan, loss: str, checkpoint: str) -> Outcome:
-        args = self.args
+def train_head(args: argparse.Namespace, stream, target) -> tuple[heads.Head, dict[str, Outcome]]:
+    """Train a head by KL, then by ``args.loss``; return it and what each took."""
+    sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
+    head = heads.build(args.drafter, target, args.seed + 1, args.places, **sizes)
+    plan = replace(
+        _text_plan(args, args.distil_steps, args.draft_rate, args.seed + 1),
+        warmup_steps=DRAFT_WARMUP,
+    )
+    batches = _mixed(args, stream, target, train.text_batches(stream, plan))
+    plans = {
+        "kl": train.distil_plan(args.distil_steps, plan, args.draft_rate),
+        args.loss: train.overlap_plan(args.overlap_steps, plan, args.overlap_rate),
+    }
+    outcomes = {}
+    for loss, own in plans.items():
         judge = heads.LOSSES[loss](args.price)
-        mean_loss = heads.head_loss(self.target, judge, args.anchors, plan.seed)
-        path, label = args.work_dir / checkpoint, f"{args.drafter}, {loss}"
-        return train.fit(head, plan, self.batches, mean_loss, path, label=label)
+        mean_loss = heads.head_loss(target, judge, args.anchors, own.seed)
+        path, label = args.work_dir / f"head-{loss}.pt", f"{args.drafter}, {loss}"
+        outcomes[loss] = train.fit(head, own, batches, mean_loss, path, label=label)
+    return head, outcomes
 
 
 def train_target(args: argparse.Namespace, stream, folder: Path) -> Outcome:
