@@ -20,6 +20,7 @@ class Relaxed(AmongTop):
     After a refusal a draw from q, or the likeliest token (smallest index on ties). Bounds no
     divergence, is not between p and q, and may accept less than lossless sampling. At k = 1 it
     keeps the likeliest token alone: lossless where the target is greedy, and nowhere else.
+    Tokens that tie for the k-th place are all kept; an engine keeps k.
 
     Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``.
     TensorRT-LLM: k=1, delta=0, in its example 10, .01; Modular MAX: 10, .6; ATOM: 10, .6 where
