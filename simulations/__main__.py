@@ -16,16 +16,14 @@ COMMANDS = {
     "replay": ("replay", "policies and verifiers on a trace, without its models"),
     "drafters": ("drafters", "drafters of one target, per second and per call; resumes"),
     "tune-check": ("tune_check", "the tuner's choice against its whole grid, measured"),
-    "table": ("figures.command", "one table of a figure or a page (CSV)"),
+    "table": ("figures.command", "one table of a figure or a page (CSV); some resume"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
     "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "simulate": ("simulate", "expected speed-up of policies on synthetic pairs"),
     "values": ("values", "learn from a trace what accepted tokens are worth"),
-    "blocks": ("blocks", "token-wise against block verification on a trace (CSV)"),
     "trees": ("trees.command", "drafts with siblings against their paths: tokens, seconds (CSV)"),
     "rules": ("rules", "what engines' lossy rules cost, what the bands do for that (CSV)"),
     "block-gap": ("block_gap", "policies against the best verification of a path, exactly"),
-    "ledger": ("ledger", "a hard cap on every answer against the same mean (CSV)"),
     "bench": ("bench", "time the closed forms against named alternatives"),
     "tutorial": ("notebook", "run the notebook of the first hour, outputs included"),
     "gallery": ("gallery", "small programs, each with a picture"),
@@ -40,8 +38,8 @@ OWN_THREADS = ("train-pair", "kernels", "gpu-check")
 
 # what a command that was stopped by Ctrl-C has kept
 RESUMED = (
-    *("train-pair", "throughput", "trace", "tune-check", "sweep", "blocks", "ledger"),
-    "drafters",
+    *("train-pair", "throughput", "trace", "tune-check", "sweep"),
+    *("drafters", "table blocks", "table ledger"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {
@@ -69,7 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
             _set_threads(getattr(args, "threads", 1))
         return args.run(args)
     except KeyboardInterrupt as error:
-        kept = GOES_ON if chosen in RESUMED else MADE_AGAIN.get(chosen)
+        named = {chosen, " ".join(arguments[:2])}
+        kept = GOES_ON if named & {*RESUMED} else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)

@@ -127,24 +127,25 @@ ENTRIES = (
           took="3 min"),
     Entry("blocks",
           f"trace {_LONG} --cycles 1500 --out {{made}}/pair16; "
-          f"blocks {{made}}/pair16 {_STORED} --out {{made}}",
-          f"blocks {{root}}/simulations/data/trace {_STORED} --num-draft-tokens 2 "
+          f"table blocks {{made}}/pair16 {_STORED} --out {{made}}",
+          f"table blocks {{root}}/simulations/data/trace {_STORED} --num-draft-tokens 2 "
           "--levels 0.06 --out {made}", took="5 min"),
     Entry("blocks_stories=blocks",
           f"trace {_TALES} {_LONG} --cycles 600 --seed 1000 --out {{made}}/learn; "
           "values {made}/learn --knots 0.4 1 --out {made}/values.json; "
           f"trace {_TALES} {_LONG} --cycles 1500 --eos-token-ids 1 --out {{made}}/stories16; "
-          "blocks {made}/stories16 --values {made}/values.json --num-draft-tokens 4 8 "
+          "table blocks {made}/stories16 --values {made}/values.json --num-draft-tokens 4 8 "
           "--out {made}",
           f"trace {_TALES} --num-draft-tokens 4 --max-new-tokens 16 --cycles 60 "
           "--out {made}/stories; "
-          "blocks {made}/stories --num-draft-tokens 2 --levels 0.06 --out {made}", took="2 min"),
+          "table blocks {made}/stories --num-draft-tokens 2 --levels 0.06 --out {made}",
+          took="2 min"),
     *(Entry(f"blocks_{kind}=blocks",
             f"trace --drafter {kind} --cycles 1300 --out {{made}}/{kind}; "
-            f"blocks {{made}}/{kind} {_LEVELS} --num-draft-tokens 8 --out {{made}}",
+            f"table blocks {{made}}/{kind} {_LEVELS} --num-draft-tokens 8 --out {{made}}",
             f"trace --drafter {kind} --cycles 20 --max-new-tokens 32 --num-draft-tokens 4 "
             f"--out {{made}}/{kind}; "
-            f"blocks {{made}}/{kind} --num-draft-tokens 4 --levels 0.01 --out {{made}}",
+            f"table blocks {{made}}/{kind} --num-draft-tokens 4 --levels 0.01 --out {{made}}",
             took=took)
       for kind, took in (("greedy", "45 s"), ("ngram", "21 s"))),
     Entry("rules", f"rules {_RULES}", f"rules {_RULES_QUICK}", took="82 s of one core"),
@@ -170,8 +171,8 @@ ENTRIES = (
           f"markov {_TEXTS} --length 4 --num-draft-tokens 2 --out {{csv}}", took="3 s"),
     Entry("solver_error", "table solver-error --out {csv}",
           "table solver-error --vocab 10 100 --seeds 0 --out {csv}", took="28 s"),
-    Entry("ledger ledger_answers", "ledger --repeats 2 --work {made}/run --out {made}",
-          "ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run "
+    Entry("ledger ledger_answers", "table ledger --repeats 2 --work {made}/run --out {made}",
+          "table ledger --cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 --work {made}/run "
           "--out {made}", took="80 s"),
     Entry("tune", _TUNED,
           f"{_TUNED} --kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "

@@ -81,7 +81,7 @@ python -m simulations bench theory
 python -m simulations bench verify
 python -m simulations bench decode --target DIR --draft DIR
 python -m simulations markov --rates
-python -m simulations ledger
+python -m simulations table ledger
 python -m simulations sweep --policies band:price --knobs 0.5 1 2 --workers 8
 python -m simulations sweep --scheduler tcp://127.0.0.1:8786 --kind markov
 python -m simulations all --list --quick

@@ -18,6 +18,7 @@ from tests.amounts import THOROUGH  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace"
 LEARN = "--num-draft-tokens 2 --cycles 4 --prices 1 2 --knots 0.5 1".split()
+TABLE = ("table", "blocks")
 LEVEL = 0.03
 BLOCKS = f"--num-draft-tokens 2 --levels {LEVEL}".split()
 
@@ -63,14 +64,14 @@ def test_values_are_written_with_what_made_them(values: Path, capsys) -> None:
 
 def test_blocks_are_compared_and_taken_up(values: Path, few, tmp_path, capsys, monkeypatch) -> None:
     out, published = tmp_path / "out", tmp_path / "blocks.csv"
-    arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--values", str(values)]
+    arguments = [*TABLE, str(EXAMPLE), *BLOCKS, "--values", str(values)]
     flags = ["--out", str(out), "--publish", str(published)]
     assert main([*arguments, *flags]) == 0
     first = capsys.readouterr().out
     written, notes = read_csv(out / "blocks.csv")
     assert published.read_bytes() == (out / "blocks.csv").read_bytes()
     assert notes["command"] == (
-        "python -m simulations blocks trace --values own.json --num-draft-tokens 2 "
+        "python -m simulations table blocks trace --values own.json --num-draft-tokens 2 "
         f"--levels {LEVEL}"
     )
     assert (notes["trace"], notes["cycles"], notes["texts"]) == ("trace", "68", "11")
@@ -124,7 +125,7 @@ def certain(tmp_path_factory) -> Path:
 
 def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_path, capsys) -> None:
     level = "0.05"
-    arguments = ["blocks", str(certain), "--num-draft-tokens", "4", "--levels", level]
+    arguments = [*TABLE, str(certain), "--num-draft-tokens", "4", "--levels", level]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     written, notes = read_csv(tmp_path / "blocks.csv")
     tokens = {row["family"]: float(row["tokens_per_call"]) for row in written}
@@ -144,7 +145,15 @@ def test_other_values_do_not_go_into_the_same_journal(
 ) -> None:
     lossless, file = replay(EXAMPLE, "speculative", num_draft_tokens=2), tmp_path / "own.json"
     file.write_text(values.read_text())
-    arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
+    arguments = [
+        "table",
+        "blocks",
+        str(EXAMPLE),
+        *BLOCKS,
+        "--out",
+        str(tmp_path / "out"),
+        "--values",
+    ]
     monkeypatch.setattr(blocks, "replay", lambda *_, **__: lossless)
     assert main([*arguments, str(file)]) == 0
     capsys.readouterr()
@@ -159,10 +168,19 @@ def test_other_values_do_not_go_into_the_same_journal(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["blocks", "nowhere"], "must be the folder of a trace; no such folder"),
-        (["blocks", str(EXAMPLE), "--num-draft-tokens", "5"], "from 1 to the 4 logged; got 5"),
-        (["blocks", str(EXAMPLE), "--num-draft-tokens", "0"], "from 1 to the 4 logged; got 0"),
-        (["blocks", str(EXAMPLE), "--num-draft-tokens", "2", "--values", "no.json"], "no.json"),
+        ([*TABLE, "nowhere"], "must be the folder of a trace; no such folder"),
+        (
+            [*TABLE, str(EXAMPLE), "--num-draft-tokens", "5"],
+            "from 1 to the 4 logged; got 5",
+        ),
+        (
+            [*TABLE, str(EXAMPLE), "--num-draft-tokens", "0"],
+            "from 1 to the 4 logged; got 0",
+        ),
+        (
+            [*TABLE, str(EXAMPLE), "--num-draft-tokens", "2", "--values", "no.json"],
+            "no.json",
+        ),
         (["values", "nowhere"], "must be the folder of a trace; no such folder"),
         (["values", str(EXAMPLE), "--prices", "2", "1"], "prices that do not rise"),
         (["values", str(EXAMPLE), "--prices", "0"], "prices: must lie in (0, inf]; got 0"),
@@ -185,7 +203,15 @@ def test_a_bad_file_of_values_is_told_before_anything_is_replayed(
     bad, other = tmp_path / "bad.json", tmp_path / "other" / "bad.json"
     bad.write_text('{"format": 7}')
     monkeypatch.setattr(blocks, "replay", lambda *_, **__: pytest.fail("replayed"))
-    arguments = ["blocks", str(EXAMPLE), *BLOCKS, "--out", str(tmp_path / "out"), "--values"]
+    arguments = [
+        "table",
+        "blocks",
+        str(EXAMPLE),
+        *BLOCKS,
+        "--out",
+        str(tmp_path / "out"),
+        "--values",
+    ]
     for files, message in (
         ([bad], "must say format 1; got 7"),
         ([bad, other], "--values: files must have different names; got bad.json bad.json"),

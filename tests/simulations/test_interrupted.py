@@ -120,8 +120,8 @@ RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "--batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 2 --metered 1 --out OUT",
         journal,
     ),
-    "blocks": (f"{TRACE} --num-draft-tokens 2 --levels 0.05 --out OUT", tables("blocks")),
-    "ledger": (
+    "table blocks": (f"{TRACE} --num-draft-tokens 2 --levels 0.05 --out OUT", tables("blocks")),
+    "table ledger": (
         "--price 2 0.5 --cap 0.05 --verifier chain --repeats 2 --max-new-tokens 8 --out OUT "
         "--work OUT",
         tables("ledger", "ledger_answers"),
@@ -155,7 +155,7 @@ RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def started(name: str, out: Path) -> subprocess.Popen[str]:
     flags = RUNS[name][0].replace("OUT", str(out)).replace("CORPUS", str(out.parent / "corpus"))
     return subprocess.Popen(
-        [sys.executable, "-m", "simulations", name, *flags.split()],
+        [sys.executable, "-m", "simulations", *name.split(), *flags.split()],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,

@@ -47,11 +47,11 @@ def test_a_small_run_is_capped_and_resumes(tmp_path, capsys):
     prompts.write_text(
         "".join(f'{{"prompt": "def {name}(a):"}}\n' for name in ("add", "sum", "go"))
     )
-    asked = ["ledger", *SMALL, "--max-new-tokens", "12", "--prompts", str(prompts)]
+    asked = ["table", "ledger", *SMALL, "--max-new-tokens", "12", "--prompts", str(prompts)]
     folders = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
     assert main([*asked, *folders]) == 0
     rows, notes = read_csv(tmp_path / "out" / "ledger.csv")
-    assert "ledger --prompts prompts.jsonl --price 2 0.5 --cap 0.05" in notes["command"]
+    assert "table ledger --prompts prompts.jsonl --price 2 0.5 --cap 0.05" in notes["command"]
     ledger = rows[-1]
     assert ledger["kind"] == "ledger" and float(ledger["over"]) == 0
     assert 0.2 < float(ledger["used"]) <= 1
