@@ -194,3 +194,29 @@ def save_pooled_plot(
     axes.set_ylabel("mean acceptance")
     axes.legend(frameon=False, fontsize=8, loc="best")
     write_picture(path, figure, 160)
+
+
+def save_findings(path: str, findings: Sequence[Any]) -> None:
+    """Draw the rows of each :class:`~cactus_theory.testing.Finding` as bars, one group a token."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(settings()):
+        figure = Figure(figsize=(6.4, 2.4 * len(findings)), layout="constrained")
+        panels = figure.subplots(len(findings), squeeze=False)[:, 0]
+        for axes, found in zip(panels, findings, strict=True):
+            rows = (
+                ("target q", found.target, COLOUR["speculative"]),
+                ("draft p", found.draft, DRAFT),
+                ("emitted", found.emitted, OWN),
+            )
+            shown = [(label, np.asarray(row, np.float64), c) for label, row, c in rows if row]
+            width = 0.8 / len(shown)
+            for place, (label, row, colour) in enumerate(shown):
+                at = np.arange(len(row)) + (place - (len(shown) - 1) / 2) * width
+                axes.bar(at, np.nan_to_num(row), width, color=colour, label=label)
+            axes.set_title(found.law)
+            axes.set_xlabel("token")
+            axes.set_ylabel("probability")
+            axes.legend(frameon=False, fontsize=8)
+        write_picture(path, figure, 160)

@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import secrets
 import signal
 import subprocess
 import sys
@@ -24,10 +23,7 @@ PATIENCE = 60.0
 # and for drawing one row, on a busy machine
 DRAWING = 0.05
 SAID = 400
-# seconds for a worker to end in, and for what it wrote to be read
-ENDING = 20.0
-# no event is longer: three rows of a vocabulary in digits
-LONGEST = 2**25
+WORK = "from cactus_theory.testing._worker import main; main()"
 
 
 def load_rule(source: str) -> Policy:
@@ -128,31 +124,25 @@ def take(state: Progress, event: dict[str, Any]) -> None:
 
 
 def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield its events.
+    """Start a worker and yield its events; at the end its process group is ended.
 
     The last event is ``dead`` if it died, and ``silent`` if it sent nothing for the number of
     seconds that it had announced (``silence`` at first).
     """
-    home, key = str(Path(__file__).resolve().parents[2]), secrets.token_hex(16)
     # Hypothesis must not create its database next to the user's rule
     stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
+    home = str(Path(__file__).resolve().parents[2])
+    found = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
-        [sys.executable, "-P", str(Path(__file__).with_name("_keeper.py")), home],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-P", "-c", WORK, json.dumps(options)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=printed,
-        env={"HYPOTHESIS_STORAGE_DIRECTORY": stored} | os.environ,
+        env={"HYPOTHESIS_STORAGE_DIRECTORY": stored} | os.environ | {"PYTHONPATH": found},
         start_new_session=True,
     )
-    assert process.stdin is not None and process.stdout is not None
-    with suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(options | {"key": key}).encode())
     events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    reader = threading.Thread(
-        target=_read, args=(process.stdout, key.encode(), events), daemon=True
-    )
-    reader.start()
-    threading.Thread(target=_wait, args=(process, reader, events), daemon=True).start()
+    threading.Thread(target=_read, args=(process, events), daemon=True).start()
     try:
         while (event := events.get(timeout=silence)) is not None:
             if event["event"] == "waiting":
@@ -167,37 +157,20 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
     except queue.Empty:
         yield {"event": "silent", "message": f"no answer within {silence:g} s"}
     finally:
-        _end(process)
-        reader.join(ENDING)
-        if not reader.is_alive():
-            process.stdout.close()
+        process.kill()
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def _read(stream: Any, key: bytes, events: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Collect the events; lines without their key are the rule's."""
-    for line in iter(lambda: stream.readline(LONGEST), b""):
-        with suppress(ValueError):
-            if line.startswith(key):
-                events.put(json.loads(line.removeprefix(key)))
-
-
-def _wait(process: Any, reader: threading.Thread, events: "queue.Queue[Any]") -> None:
-    """Tell that the process has ended, even if one that it left holds its output open."""
-    process.wait()
-    reader.join(ENDING)
+def _read(process: Any, events: "queue.Queue[dict[str, Any] | None]") -> None:
+    """Collect the events, and None at their end."""
+    with process.stdout as stream:
+        for line in stream:
+            with suppress(ValueError):
+                events.put(json.loads(line))
     events.put(None)
-
-
-def _end(process: Any) -> None:
-    """End a worker, its keeper, and every process of its session."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(ENDING)
-    process.kill()
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:

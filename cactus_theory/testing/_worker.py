@@ -1,21 +1,18 @@
 """The process in which the user's rule runs; it writes events as JSON lines to its parent.
 
-Every event begins with the key that the parent gave: other lines are the rule's. What the rule
-prints goes to stderr.
+``python -c "from cactus_theory.testing._worker import main; main()" OPTIONS`` with options as
+JSON. What the rule prints goes to stderr.
 """
 
-import builtins
 import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
@@ -30,24 +27,54 @@ from cactus_theory.testing._schedule import assert_schedule_properties
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 
 Say = Callable[..., None]
-# the descriptor of events, out of the way of rules that close the usual ones
-CHANNEL = 200
-# what verdicts rest on besides this package and the properties
-TABLE = "the table of properties"
-TOOLS = (builtins, json, math, time, np, torch, torch.Tensor, torch.nn.functional)
+# the part of the machine's memory that a rule may use
+MEMORY_SHARE = 0.5
 
 
-def main(options: dict[str, Any]) -> None:
+def main() -> None:
+    """Check the rule; threads, and what is registered for the end of Python, do not run on."""
+    code = 1
+    try:
+        _limit()
+        _work(json.loads(sys.argv[1]), _speaker())
+        code = 0
+    except BaseException as error:  # noqa: BLE001  whatever the user's code raises
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def _limit() -> None:
+    """Keep the rule from filling the memory, where the system can."""
+    with suppress(ImportError):
+        import resource
+
+        most = int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _speaker() -> Say:
+    """Return a writer of events to stdout; everything else that is printed goes to stderr."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(**event: Any) -> None:
+        print(json.dumps(event), file=stream, flush=True)
+
+    return say
+
+
+def _work(options: dict[str, Any], say: Say) -> None:
     """Check the rule, or with ``trace`` try one row after the other until the process dies."""
     torch.set_num_threads(1)
-    say = _speaker(options["key"])
-    tools = _tools()
     try:
         rule = find_rule(options["source"])
         if isinstance(rule, Schedule):
             return _check_schedule(rule, options, say)
         claims = declaration(rule, options["source"])
-        _check_tools(tools)
         PROPERTIES.chosen("--laws", options["laws"] or ())
     except (ValueError, TypeError, OSError) as error:
         say(event="refused", message=" ".join(str(error).split()))
@@ -78,7 +105,6 @@ def main(options: dict[str, Any]) -> None:
         done=done,
         waiting=lambda seconds: say(event="waiting", seconds=seconds),
     )
-    _check_tools(tools)
     say(event="end", advice=report.advice)
 
 
@@ -114,52 +140,3 @@ def declaration(rule: Policy, source: str) -> str:
         raise ValueError(
             f"{source}: what it declares cannot be read: {type(error).__name__}: {error}"
         ) from error
-
-
-def _tools() -> dict[tuple[Any, str], Any]:
-    """Return the functions and classes that verdicts rest on, by their place and name."""
-    ours = [module for name, module in sys.modules.items() if name.startswith("cactus_theory.")]
-    classes = [
-        value
-        for module in ours
-        for value in vars(module).values()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    ]
-    return {
-        (place, name): value
-        for place in (*TOOLS, *ours, *classes)
-        for name in dir(place)
-        if callable(value := _held(place, name)) and not name.startswith("_abc")
-    } | {(TABLE, name): entry for name, entry in PROPERTIES.items()}
-
-
-def _held(place: Any, name: str) -> Any:
-    """Return what a module or a class has under a name, as it is written there."""
-    if place == TABLE:
-        return PROPERTIES.get(name)
-    sources = place.__mro__ if isinstance(place, type) else (place,)
-    return next((vars(source)[name] for source in sources if name in vars(source)), None)
-
-
-def _check_tools(tools: dict[tuple[Any, str], Any]) -> None:
-    """Raise ValueError if the rule has replaced one of them."""
-    for (place, name), value in tools.items():
-        if _held(place, name) is not value:
-            where = getattr(place, "__name__", place)
-            raise ValueError(
-                f"rule: must leave the check's tools alone; it replaced {where}.{name}"
-            )
-
-
-def _speaker(key: str) -> Say:
-    """Return a writer of events to stdout; everything else that is printed goes to stderr."""
-    os.dup2(1, CHANNEL, inheritable=False)
-    stream = os.fdopen(CHANNEL, "w", encoding="utf-8")
-    os.dup2(2, 1)
-    dumps = json.dumps
-
-    def say(**event: Any) -> None:
-        stream.write(f"\n{key}{dumps(event)}\n")  # a line of its own, whatever the rule wrote
-        stream.flush()
-
-    return say

@@ -19,8 +19,6 @@ OTHERWISE = {
     "cactus_theory/vllm/v1.py": "appends one line a request",
     "cactus_theory/base/files.py": "who holds a folder: no result",
     "cactus_theory/commands/plot.py": "into memory",
-    "cactus_theory/commands/check.py": "tries whether a page can be written",
-    "cactus_theory/testing/_worker.py": "a descriptor of the process that reads it",
     "cactus_theory/testing/_check.py": "an example in a docstring",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
     "simulations/bench/verify.py": "into a temporary folder",
