@@ -1,1 +1,1 @@
-"""Experiments on real and synthetic models; every figure's numbers are written here."""
+"""Experiments on real and tiny models; every figure's numbers are written here."""

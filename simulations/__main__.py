@@ -19,7 +19,6 @@ COMMANDS = {
     "table": ("figures.command", "one table of a figure or a page (CSV); some resume"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
     "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
-    "simulate": ("simulate", "expected speed-up of policies on synthetic pairs"),
     "values": ("values", "learn from a trace what accepted tokens are worth"),
     "trees": ("trees.command", "drafts with siblings against their paths: tokens, seconds (CSV)"),
     "rules": ("rules", "what engines' lossy rules cost, what the bands do for that (CSV)"),

@@ -75,7 +75,6 @@ python -m simulations values TRACE --knots 0.4 1 --out values.json
 python -m simulations replay TRACE --policy band:price=1 --verifier chain block
 python -m simulations tune-check
 python -m simulations block-gap
-python -m simulations simulate --distance 0.3 --cost-ratio 0.05 0.2
 python -m simulations throughput --policies speculative --repeats 6
 python -m simulations bench theory
 python -m simulations bench verify
