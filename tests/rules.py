@@ -26,7 +26,9 @@ VARIANTS = (
     "cascade_opt:alpha=0.3,support=free",
     "truncated:top_p=0.8,top_k=3",
     "tempered:temperature=inf",
-    "typical_exact:epsilon=0.3,alpha=0.9",
+    *(f"typical:form=exact,epsilon={epsilon}" for epsilon in (0.0, 0.1, 0.7, 1.0)),
+    "typical:epsilon=0.3,alpha=0.9,form=exact",
+    *(f"top_k:k={k},recover={how}" for k in (1, 2, 5) for how in ("uniform", "draft")),
     "typical:recover=target",
     "typical:epsilon=0.3,alpha=0.9",
 )

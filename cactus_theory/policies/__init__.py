@@ -1,8 +1,6 @@
 """The policies; importing a policy's file registers it."""
 
-import sys  # noqa: I001  (the order in which they are listed)
-
-from cactus_theory.policies import (  # noqa: F401
+from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
     speculative,
     sample_and_match,
     cactus,
@@ -26,10 +24,6 @@ from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal
 from cactus_theory.policies._records import Budget, Decision, Declaration, Residual
 from cactus_theory.policies._registry import list_policies, policy, register
 
-# files that went into those of the published forms, by their older names
-cactus_exact, typical_exact = cactus, typical
-sys.modules |= {f"{__name__}.cactus_exact": cactus, f"{__name__}.typical_exact": typical}
-
 __all__ = [
     "Budget",
     "Decision",
@@ -41,7 +35,6 @@ __all__ = [
     "Residual",
     "band",
     "cactus",
-    "cactus_exact",
     "cascade",
     "distillspec",
     "fuzzy",
@@ -60,5 +53,4 @@ __all__ = [
     "thresholds",
     "top_k",
     "typical",
-    "typical_exact",
 ]

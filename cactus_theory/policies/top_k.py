@@ -60,44 +60,26 @@ class AmongTop(KeptSet):
 @register("top_k")
 @dataclass(frozen=True)
 class TopK(AmongTop):
-    """Keep n iff it is among the target's k likeliest tokens (ties kept, q_n > 0).
+    r"""Keep n iff it is among the target's k likeliest tokens (ties kept, q_n > 0).
 
-    Recovers from q on that set, renormalised. Bounds no divergence, is not between p and q,
-    and may accept less than lossless sampling. Source: the top-k baseline of Hao & Mou 2026
-    (arXiv 2604.04987), with a recovery that weighs by q.
+    Recovers on that set: from q renormalised (``target``), evenly however unlikely its members
+    (``uniform``), or :math:`∝ 1 − p_v` (``draft``), as the published code does. (That code also
+    keeps tokens with q = 0 where k exceeds the support; this policy does not.) Bounds no
+    divergence, is not between p and q, and may accept less than lossless sampling. Source: the
+    top-k baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
     """
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return q on the kept tokens, renormalised."""
-        q = q.double()
-        return normalised_or(torch.where(self.chosen(q), q, 0.0), q)
+    recover: str = "target"
 
-
-@register("top_k_uniform")
-@dataclass(frozen=True)
-class TopKUniform(AmongTop):
-    """Keep as ``top_k`` does and recover evenly over that set, however unlikely its members.
-
-    The simplest recovery, for comparison; the published code is ``top_k_published``.
-    """
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.one_of("recover", self.recover, ("target", "uniform", "draft"))
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the uniform row over the kept tokens."""
+        """Return the weights of the kept tokens, normalised; q where they are 0 everywhere."""
         q = q.double()
-        return normalised_or(self.chosen(q).double(), q)
-
-
-@register("top_k_published")
-@dataclass(frozen=True)
-class TopKPublished(AmongTop):
-    r"""Keep as ``top_k`` does and recover :math:`∝ 1 − p_v` over that set.
-
-    As in the published code of the top-k baseline, the recovery uses the draft's row and not
-    the target's. (That code also keeps tokens with q = 0 where k exceeds the support; this
-    policy does not.) Source: the repository of Hao & Mou 2026 (arXiv 2604.04987).
-    """
-
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return 1 − p on the kept tokens, normalised; q where that is 0 everywhere."""
-        q = q.double()
-        return normalised_or(torch.where(self.chosen(q), (1 - p.double()).clamp(min=0.0), 0.0), q)
+        if self.recover == "target":
+            weights = q
+        else:
+            weights = 1 - (0 * q if self.recover == "uniform" else p.double())
+        return normalised_or(torch.where(self.chosen(q), weights.clamp(min=0.0), 0.0), q)

@@ -1,7 +1,4 @@
-"""Typical acceptance, the entropy-dependent threshold of Medusa and early vLLM.
-
-``typical_exact`` solves the program that it rounds.
-"""
+"""Typical acceptance, the entropy-dependent threshold of Medusa and early vLLM."""
 
 import math
 from dataclasses import dataclass
@@ -19,9 +16,7 @@ from cactus_theory.policies._base import (
     Flat,
     FlatCoins,
     FlatIds,
-    Id,
     Ids,
-    Policy,
     Rows,
     keep_probability,
     one_hot,
@@ -39,18 +34,31 @@ class Typical(KeptSet):
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
     no divergence, is not between p and q, and may accept less than lossless sampling.
     alpha defaults to √ε. Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
+
+    With ``form=exact`` it solves the program that this rounds to 0 or 1: it raises the drafted
+    token as far as a bound on the cross-entropy allows.
+
+    .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; -\sum_i h_i \ln q_i \le c,
+        \quad c = \max(-\ln ε,\; H(q) - \ln α)
+
+    The solution puts 1 on n where −ln q_n ≤ c, else (c−m)/(−ln q_n − m), with the rest on the
+    likeliest token (smallest index on ties), m = −ln max q. Whatever is refused is replaced by
+    that token. Where not even the likeliest token is within c, only that token is kept.
     """
 
     epsilon: float = 0.09
     alpha: float | None = None
     recover: str = "argmax"
+    form: str = "rounded"
     knob = "epsilon"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check.number("epsilon", self.epsilon, 0, 1))
         if self.alpha is not None:
             object.__setattr__(self, "alpha", check.number("alpha", self.alpha, 0))
-        check.one_of("recover", self.recover, ("argmax", "target"))
+        check.one_of("form", self.form, ("rounded", "exact"))
+        admitted = ("argmax", "target") if self.form == "rounded" else ("argmax",)
+        check.one_of("recover", self.recover, admitted)
 
     @property
     def declares(self) -> Declaration:
@@ -68,12 +76,41 @@ class Typical(KeptSet):
         """Return where q exceeds the threshold."""
         return q.double() > self.threshold(q) * (1 + TIE)
 
+    def allowance(self, q: Rows) -> Float[Tensor, "*batch 1"]:
+        """Return c of each row, in nats (``form=exact``)."""
+        rows = q.double()
+        alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
+        entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
+        return (entropy - _log(alpha)).clamp(min=-_log(self.epsilon))
+
+    def raised(self, q: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return h_n of every drafted token (``form=exact``)."""
+        allowed = self.allowance(q)
+        surprise, least = -q.gather(-1, n).double().log(), -q.double().amax(-1, keepdim=True).log()
+        excess = torch.where(surprise > least, surprise - least, 1.0)
+        share = ((allowed - least) / excess).clamp(0.0, 1.0)
+        share = torch.where(torch.isinf(surprise), 0.0, share)
+        return torch.where(
+            (surprise <= allowed + TIE) | (n == q.argmax(-1, keepdim=True)), 1.0, share
+        )
+
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return 1 for the tokens above the threshold, or min(1, h_n/p_n)."""
+        if self.form == "rounded":
+            return super().acceptance(q, p, n)
+        kept = keep_probability(self.raised(q, n), p.gather(-1, n).double())
+        return torch.where(q.gather(-1, n) > 0, kept, 0.0)
+
     def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return q_n > ε: the threshold of no row is higher."""
+        if self.form == "exact":
+            return super().keeps_at_once(q_n, p_n, coin)
         return q_n > self.epsilon * (1 + TIE)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
+        if self.form == "exact":
+            return super().decide(q, p, n, coin)
         q_n = q.gather(-1, n[:, None])[:, 0].double()
         kept = self.keeps_at_once(q_n, q_n, coin)
         if q.is_cuda or not bool(kept.all()):
@@ -90,65 +127,6 @@ def _entropy(q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
     logs = scratch("typical.logs", tuple(q.shape), q.dtype, q.device)
     torch.clamp(q, min=torch.finfo(q.dtype).tiny, out=logs)  # 0·ln 0 is 0
     return -logs.log_().mul_(q).sum(-1).double()
-
-
-@register("typical_exact")
-@dataclass(frozen=True)
-class TypicalExact(Policy):
-    r"""Raise the drafted token as far as a bound on the cross-entropy allows.
-
-    .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; -\sum_i h_i \ln q_i \le c,
-        \quad c = \max(-\ln ε,\; H(q) - \ln α)
-
-    The solution puts 1 on n where −ln q_n ≤ c, else (c−m)/(−ln q_n − m), with the rest on the
-    likeliest token (smallest index on ties), m = −ln max q. Whatever is refused is replaced by
-    that token. ``typical`` rounds h_n to 0 or 1. alpha defaults to √ε. Where not even the
-    likeliest token is within c, only that token is kept.
-    """
-
-    epsilon: float = 0.09
-    alpha: float | None = None
-    knob = "epsilon"
-    shared_recovery = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check.number("epsilon", self.epsilon, 0, 1))
-        if self.alpha is not None:
-            object.__setattr__(self, "alpha", check.number("alpha", self.alpha, 0))
-
-    @property
-    def declares(self) -> Declaration:
-        """Return: no budget in a divergence; acceptance falls as the threshold rises."""
-        return Declaration(direction=-1, continuous=False)
-
-    def allowance(self, q: Rows) -> Float[Tensor, "*batch 1"]:
-        """Return c of each row, in nats."""
-        rows = q.double()
-        alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-        entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
-        return (entropy - _log(alpha)).clamp(min=-_log(self.epsilon))
-
-    def raised(self, q: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return h_n of every drafted token."""
-        allowed = self.allowance(q)
-        surprise, least = -q.gather(-1, n).double().log(), -q.double().amax(-1, keepdim=True).log()
-        excess = torch.where(surprise > least, surprise - least, 1.0)
-        share = ((allowed - least) / excess).clamp(0.0, 1.0)
-        share = torch.where(torch.isinf(surprise), 0.0, share)
-        return torch.where(
-            (surprise <= allowed + TIE) | (n == q.argmax(-1, keepdim=True)), 1.0, share
-        )
-
-    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, h_n/p_n)."""
-        raised = self.raised(q, n)
-        kept = keep_probability(raised, p.gather(-1, n).double())
-        return torch.where(q.gather(-1, n) > 0, kept, 0.0)
-
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the one-hot row of the likeliest token."""
-        q = q.double()
-        return one_hot(q.argmax(-1), q)
 
 
 def _log(value: float) -> float:

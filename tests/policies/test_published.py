@@ -81,9 +81,9 @@ def test_the_mixture_is_an_optimum_for_total_variation(seed, alpha, support):
 
 
 @given(SEEDS, st.sampled_from([0.02, 0.2, 0.6]), st.sampled_from([None, 0.5]))
-def test_typical_exact_solves_its_program(seed, epsilon, alpha):
+def test_exact_typical_solves_its_program(seed, epsilon, alpha):
     q, p = (row[0] for row in drawn(seed, 6))
-    rule = ct.policy("typical_exact", epsilon=epsilon, alpha=alpha)
+    rule = ct.policy("typical", epsilon=epsilon, alpha=alpha, form="exact")
     allowed = rule.allowance(q).item()
     seen = q > 0
     costs = -q[seen].log().numpy()
@@ -107,7 +107,7 @@ def test_typical_exact_solves_its_program(seed, epsilon, alpha):
 def test_typical_rounds_the_exact_rule_down(seed, epsilon):
     q, p = drawn(seed, 9)
     tokens = torch.arange(9).expand(q.shape)
-    exact = ct.policy("typical_exact", epsilon=epsilon)
+    exact = ct.policy("typical", epsilon=epsilon, form="exact")
     kept = ct.policy("typical", epsilon=epsilon).keep(q, p)
     top = tokens == q.argmax(-1, keepdim=True)
     away = (q - exact.allowance(q).neg().exp()).abs() > 1e-12  # at the threshold one is strict
@@ -120,8 +120,12 @@ def test_top_k_by_hand():
     check_same(rule.keep(Q, P), tensor(1, 1, 0, 0, 0))
     check_same(rule.recovery(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
     check_same(ct.emitted_law(rule, Q, P), tensor(0.1 + 0.7 * 4 / 7, 0.2 + 0.7 * 3 / 7, 0, 0, 0))
-    even = ct.policy("top_k_uniform", k=2)
+    even = ct.policy("top_k", k=2, recover="uniform")
     check_same(even.recovery(Q, P, torch.tensor(3)), tensor(0.5, 0.5, 0, 0, 0))
+    published = ct.policy("top_k", k=2, recover="draft")
+    left = 1 - P[:2]
+    expected = torch.cat([left / left.sum(), torch.zeros(3).double()])
+    check_same(published.recovery(Q, P, torch.tensor(3)), expected)
     ties = tensor(0.4, 0.2, 0.2, 0.2)
     check_same(rule.keep(ties, ties), torch.ones(4))
     check_same(ct.policy("top_k", k=99).keep(Q, P), tensor(1, 1, 1, 1, 0))
@@ -220,7 +224,9 @@ def test_for_a_certain_draft_the_band_is_the_per_proposal_optimum(seed, spec):
         ("tempered:temperature=0", "temperature: must lie in"),
         ("truncated:top_p=0", "top_p: must lie in"),
         ("truncated:top_k=inf", "top_k: must be a whole number"),
-        ("typical_exact:epsilon=2", "epsilon: must lie in"),
+        ("typical:epsilon=2", "epsilon: must lie in"),
+        ("typical:form=exact,recover=target", "recover: must be"),
+        ("top_k:k=2,recover=argmax", "recover: must be one of"),
     ],
 )
 def test_bad_knobs_are_one_line(spec, said):
@@ -229,7 +235,7 @@ def test_bad_knobs_are_one_line(spec, said):
 
 
 @pytest.mark.parametrize(
-    "spec", ["typical_exact:epsilon=1", "typical:epsilon=1", "cascade_opt:alpha=1"]
+    "spec", ["typical:epsilon=1,form=exact", "typical:epsilon=1", "cascade_opt:alpha=1"]
 )
 @pytest.mark.parametrize("vocab", [3, 5, 7, 11, 49])
 def test_ties_of_uniform_rows_are_not_decided_by_rounding(spec, vocab):
