@@ -153,7 +153,7 @@ HEADS = (
     "nats\n/token", "parses", "outside",
 )  # fmt: skip
 # nats per token that a reader may be ready to pay
-LEVELS = (0.05, 0.1)
+LEVELS = (0.0, 0.05, 0.1)
 # emitted KL below this is rounding
 LOSSLESS = 1e-9
 Row = dict[str, Any]
@@ -192,32 +192,12 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 
 def _of_batch(rows: Sequence[Row]) -> list[str]:
-    plain = next((row for row in rows if row["method"] == PLAIN), None)
-    sentences = [_lossless(rows, plain)]
+    sentences = []
     for level in LEVELS:
-        best = _fastest(rows, level)
-        if best is not None and (emitted_kl(best) or 0.0) > LOSSLESS:
-            sentences.append(
-                f"At most {level:g} nats per token: {name(best)}, {_figures(best)}"
-                f"{_beside(best, plain)}; it emits {emitted_kl(best):.3g}."
-            )
-        else:
-            rival = "plain decoding" if best is plain else "the fastest lossless method"
-            sentences.append(f"At most {level:g} nats per token: nothing is faster than {rival}.")
+        price = f"At most {level:g} nats per token" if level else "Lossless"
+        best = _fastest(rows, max(level, LOSSLESS))
+        sentences.append(f"{price}: {'nothing was run' if best is None else _figures(best)}.")
     return sentences
-
-
-def _lossless(rows: Sequence[Row], plain: Row | None) -> str:
-    best = _fastest(rows, LOSSLESS)
-    if best is None:
-        return "No lossless method was run."
-    if best is not plain:
-        return f"Lossless: {name(best)} is fastest, {_figures(best)}{_beside(best, plain)}."
-    sentence = f"Lossless: plain decoding is faster than drafting, {_figures(best)}"
-    drafted = _fastest([row for row in rows if row["num_draft_tokens"]], LOSSLESS)
-    if drafted is None:
-        return f"{sentence}; no drafting was tried."
-    return f"{sentence}; {name(drafted)} makes {_figures(drafted)}{_beside(drafted, plain)}."
 
 
 def _fastest(rows: Sequence[Row], level: float) -> Row | None:
@@ -227,21 +207,13 @@ def _fastest(rows: Sequence[Row], level: float) -> Row | None:
 
 
 def _figures(row: Row) -> str:
-    return f"{row['tokens_per_second']:,.0f} tokens/s"
-
-
-def _beside(row: Row, plain: Row | None) -> str:
-    """Return how much faster than plain decoding, with its interval."""
-    ratio = row["speedup_over_plain"]
-    if plain is None or ratio is None:
-        return ""
-    low, high = row["speedup_over_plain_low"], row["speedup_over_plain_high"]
-    interval = f", {ratio:.2f} times plain decoding ({low:.2f} to {high:.2f})"
-    if low == high:  # one repeat says nothing about the next
-        return f", {ratio:.2f} times plain decoding"
-    if high < 1:
-        return f"{interval}: plain decoding is faster"
-    return interval if low > 1 else f"{interval}: no clear difference"
+    """Return the method, its speed, how much faster than plain decoding it is, what it emits."""
+    figures, ratio = f"{name(row)}, {row['tokens_per_second']:,.0f} tokens/s", "speedup_over_plain"
+    if row["method"] != PLAIN and row[ratio] is not None:
+        figures += f", {row[ratio]:.2f} times plain decoding "
+        figures += f"({row[f'{ratio}_low']:.2f} to {row[f'{ratio}_high']:.2f})"
+    cost = emitted_kl(row) or 0.0
+    return figures + (f"; it emits {cost:.3g}" if cost > LOSSLESS else "")
 
 
 def compared(rows: Sequence[Row]) -> str:
