@@ -14,7 +14,6 @@ COMMANDS = {
     "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
     "trace": ("trace", "log all rows of a pair along real texts; resumes"),
     "replay": ("replay", "policies and verifiers on a trace, without its models"),
-    "drafters": ("drafters", "drafters of one target, per second and per call; resumes"),
     "tune-check": ("tune_check", "the tuner's choice against its whole grid, measured"),
     "table": ("figures.command", "one table of a figure or a page (CSV); some resume"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
@@ -38,7 +37,7 @@ OWN_THREADS = ("train-pair", "kernels", "gpu-check")
 # what a command that was stopped by Ctrl-C has kept
 RESUMED = (
     *("train-pair", "throughput", "trace", "tune-check", "sweep"),
-    *("drafters", "table blocks", "table ledger"),
+    *("table drafters", "table blocks", "table ledger"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {

@@ -181,11 +181,11 @@ ENTRIES = (
           "train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 --pool-chunks 6 "
           "--pool-share 0.5 --draft-rate 0.003 --head-layers 1 --head-width 192 "
           "--work-dir {made}/work --out {made}/one-layer; "
-          "drafters --drafters {root}/simulations/pair/draft {root}/simulations/pair/block "
+          "table drafters --drafters {root}/simulations/pair/draft {root}/simulations/pair/block "
           "{root}/simulations/pair/recurrent {made}/one-layer ngram --num-prompts 16 "
           "--num-draft-tokens 2 3 4 6 --policies speculative "
           "band:price=1.5 band:price=0.8 --max-new-tokens 64 --repeats 1 --out {made}",
-          "drafters --num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3 --repeats 1 "
+          "table drafters --num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3 --repeats 1 "
           "--out {made}"),
     Entry("bench_theory", "bench theory --out {csv}",
           "bench theory --repeats 1 --programs 1 --out {csv}", took="21 s"),

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .. import blocks, ledger
+from .. import blocks, drafters, ledger
 from . import constant_price, design_example, frontier, measured, overspend, solver_error
 
 # name: module, and what the table shows in a line
@@ -13,6 +13,7 @@ TABLES = {
     "overspend": (overspend, "how far the published rule exceeds its budget"),
     "design-example": (design_example, "a row under constraints of your own"),
     "blocks": (blocks, "token-wise against block verification on a trace; resumes"),
+    "drafters": (drafters, "drafters of one target, per second and per call; resumes"),
     "ledger": (ledger, "a hard cap on every answer against the same mean; resumes"),
     "measured": (measured, "the tables of the pages, from the committed CSV"),
 }

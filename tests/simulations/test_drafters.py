@@ -44,8 +44,17 @@ def test_levels_are_read_off_prices_and_errors_are_those_of_texts():
 
 @thorough
 def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
-    asked = ["drafters", "--num-prompts", "2", "--num-draft-tokens", "2", "--temperature", "0.6"]
-    asked += ["--policies", "speculative", "--max-new-tokens", "6", "--repeats", "1"]
+    asked = ["table", "drafters", "--num-prompts", "2", "--num-draft-tokens", "2"]
+    asked += [
+        "--temperature",
+        "0.6",
+        "--policies",
+        "speculative",
+        "--max-new-tokens",
+        "6",
+        "--repeats",
+        "1",
+    ]
     asked += ["--out", str(tmp_path), "--publish", str(tmp_path / "data" / "drafters.csv")]
     assert main(asked) == 0
     table, notes = read_csv(tmp_path / "drafters.csv")

@@ -20,7 +20,6 @@ from simulations.common.inputs import ROOT
 from simulations.common.results import read_csv
 from tests.amounts import THOROUGH
 
-TRACE = str(ROOT / "simulations" / "data" / "trace")
 # what holds a time, or is made from one
 TIMES = ("second", "speed", "parts", "tuned", "costs", "lines", "plain", "chosen")
 MOMENTS = 3
@@ -113,29 +112,19 @@ def tables(*names: str) -> Callable[[Path], Any]:
     return lambda folder: [columns(folder / f"{name}.csv") for name in names]
 
 
-# of each command that is stopped: its flags, with OUT for its folder, and what must not differ
+# a command of each way to keep what is finished: its flags, with OUT for its folder, and what must
+# not differ where it is stopped
 RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "throughput": (
         "--policies speculative band:price=1 cactus:delta=1 --baselines plain --num-draft-tokens 2 "
         "--batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 2 --metered 1 --out OUT",
         journal,
     ),
-    "table blocks": (f"{TRACE} --num-draft-tokens 2 --levels 0.05 --out OUT", tables("blocks")),
-    "table ledger": (
-        "--price 2 0.5 --cap 0.05 --verifier chain --repeats 2 --max-new-tokens 8 --out OUT "
-        "--work OUT",
-        tables("ledger", "ledger_answers"),
-    ),
     "trace": ("--cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out OUT", files),
     "sweep": (
         "--kind markov --policies speculative band:price --knobs 0.5 2 --length 4 "
         "--num-draft-tokens 2 --seeds 0 1 2 3 --workers 1 --out OUT",
         tables("sweep"),
-    ),
-    "tune-check": (
-        "--policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
-        "--cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1 --out OUT",
-        journal,
     ),
     "train-pair": (
         f"--corpus CORPUS --work-dir OUT --out OUT/pair-out {TINY_TRAINING}",
