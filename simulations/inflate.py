@@ -292,6 +292,3 @@ def _fill_attention(attention: Any, small: Any) -> None:
 
 def _rows_of_head(weight: Tensor, number: int, size: int) -> Tensor:
     return weight[number * size : (number + 1) * size]
-
-
-__all__ = ["SHAPES", "Cost", "Shape", "inflate", "step_cost"]

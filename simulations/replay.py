@@ -17,7 +17,8 @@ from cactus_theory.base.tables import fitted, print_json, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, compare, replay, tokens_at
+from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, compare, replay
+from cactus_theory.traces.estimate import tokens_at
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 from .common.grid import checked_policy, series

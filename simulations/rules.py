@@ -28,8 +28,8 @@ from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.policies.mars import Mars
-from cactus_theory.traces import Estimate, Replay, Trace, divergence_at, tokens_at
-from cactus_theory.traces.estimate import ratio_of_sums
+from cactus_theory.traces import Estimate, Replay, Trace
+from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier

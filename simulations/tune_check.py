@@ -22,8 +22,9 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.policies._registry import policy, policy_of_data
 from cactus_theory.traces.log import log_shown
-from cactus_theory.tuning import Costs, Prompts, Setting, Tuned, measure_costs, tune
-from cactus_theory.tuning.choices import Choice
+from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
+from cactus_theory.tuning.choices import Choice, Tuned
+from cactus_theory.tuning.measure import Setting
 from cactus_theory.verify.contract import registered_verifier
 
 from .common.decode import Harness

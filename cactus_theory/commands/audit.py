@@ -25,7 +25,8 @@ from cactus_theory.commands.flags import (
     source,
 )
 from cactus_theory.policies import Policy
-from cactus_theory.traces import PooledAudit, SavedRows, Trace, pooled_audit, row_pairs
+from cactus_theory.traces import SavedRows, Trace
+from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
 
 # columns of the table of policies that hold words
 WORDS = (0, 5)

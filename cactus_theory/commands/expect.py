@@ -19,10 +19,11 @@ from cactus_theory.base.tables import print_json, print_table, save_table
 from cactus_theory.base.terminal import Progress, one_line
 from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
 from cactus_theory.decoding import ModelDrafter, load_pair
-from cactus_theory.traces import Trace, compare_observed, expect, noise_floor, row_signatures
+from cactus_theory.traces import Trace, compare_observed, expect
 from cactus_theory.traces.compared import Diagnosis, observed_rates, read_metrics
-from cactus_theory.traces.faults import FAULTS, visible_faults
+from cactus_theory.traces.faults import FAULTS, row_signatures, visible_faults
 from cactus_theory.traces.log import log_shown
+from cactus_theory.traces.yardsticks import noise_floor
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")

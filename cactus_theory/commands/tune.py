@@ -20,8 +20,9 @@ from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._opening import dtype_of
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.traces import SavedRows, Trace, noise_floor
+from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.log import check_weights, log_shown
+from cactus_theory.traces.yardsticks import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families

@@ -179,6 +179,7 @@ def compare_observed(
 
     Examples
     --------
+    >>> from cactus_theory.traces.faults import row_signatures
     >>> seen = Observation(np.array([0.51, 0.24, 0.1, 0.05]), 500, np.zeros(4))
     >>> healthy, faulty = (of("simulations/data/trace") for of in (expect, row_signatures))
     >>> compare_observed(healthy, seen, faulty).named

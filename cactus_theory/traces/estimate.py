@@ -194,14 +194,6 @@ class Comparison:
     tokens_per_call, accepted_per_call : differences.
     tokens_ratio : first over second, tokens per call.
     divergence_per_call, divergence_per_token : divergence → difference, for those of both.
-
-    Examples
-    --------
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> rows = SavedRows.of(q, p)
-    >>> ratio = compare(replay(rows, "band:price=1"), replay(rows, "speculative")).tokens_ratio
-    >>> print(f"{ratio.value:.3f} ± {ratio.standard_error:.3f} times the tokens")
-    1.095 ± 0.052 times the tokens
     """
 
     tokens_per_call: Estimate
@@ -262,14 +254,6 @@ def tokens_at(
     ------
     ValueError
         A level that the replays do not reach on both sides, replays of different traces.
-
-    Examples
-    --------
-    >>> q = np.array([[0.2, 0.8], [0.5, 0.5], [0.3, 0.7]])
-    >>> rows = SavedRows.of(q, np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]))
-    >>> bands = [replay(rows, f"band:price={price}") for price in (0.5, 1, 2)]
-    >>> round(tokens_at(bands, 0.02).value, 3)
-    1.681
     """
     names = "level", f"{divergence} per token"
     return _between(
@@ -293,14 +277,6 @@ def divergence_at(
     ------
     ValueError
         Tokens per call that the replays do not reach on both sides, replays of different traces.
-
-    Examples
-    --------
-    >>> q = np.array([[0.2, 0.8], [0.5, 0.5], [0.3, 0.7]])
-    >>> rows = SavedRows.of(q, np.array([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2]]))
-    >>> bands = [replay(rows, f"band:price={price}") for price in (0.5, 1, 2)]
-    >>> round(divergence_at(bands, 1.681).value, 3)
-    0.02
     """
     names = "tokens", "tokens per call"
     return _between(replays, lambda one: one.tokens_per_call, tokens, names, _spent, divergence)

@@ -324,12 +324,6 @@ def row_signatures(
     ------
     ValueError, NotImplementedError
         As :func:`cactus_theory.traces.expect`.
-
-    Examples
-    --------
-    >>> signatures = row_signatures("simulations/data/trace")
-    >>> [round(own.value, 3) for own in signatures["no-draft-law"].accepted]
-    [0.357, 0.11, 0.031, 0.005]
     """
     verifier = find_verifier(verifier)
     trace = Trace.open(source) if isinstance(source, str | Path) else source

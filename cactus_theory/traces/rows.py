@@ -144,13 +144,6 @@ class PooledAudit:
     share : mean acceptance over the mean of the best acceptance of each row at the divergence
         the policy spends on that row; above 1 only for policies that emit tokens with q = 0.
     held : on how many rows the declared budget held; None without one.
-
-    Examples
-    --------
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> seen = pooled_audit("cactus:delta=0.25", SavedRows.of(q, p))
-    >>> print(f"{seen.acceptance.value:.3f}, held on {seen.held} of {seen.rows} rows")
-    0.791, held on 1 of 2 rows
     """
 
     policy: str
@@ -169,12 +162,6 @@ def row_pairs(
     """Yield text, target row and draft row of all drafted tokens that have a draft row, in parts.
 
     Parts have at most ``entries`` numbers of target rows, but at least one row or cycle.
-
-    Examples
-    --------
-    >>> rows = SavedRows.of(np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
-    >>> [(text.tolist(), tuple(q.shape)) for text, q, p in row_pairs(rows)]
-    [([0, 1], (2, 2))]
     """
     if isinstance(source, SavedRows):
         size = max(1, entries // source.target_probs.shape[-1])

@@ -32,14 +32,6 @@ class Batch:
     text, position : (B,) int64.
     draft_token_ids : (B, K) int64.
     target_probs, draft_probs : (B, K + 1, V) and (B, K, V) float64, or None.
-
-    Examples
-    --------
-    >>> rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    >>> cycle = Cycle(0, 0, torch.tensor([1]), rows, rows[:1])
-    >>> trace = save_trace("mine", [[cycle, cycle], [cycle]], vocab_size=2, num_draft_tokens=1)
-    >>> [(batch.text, batch.target_probs.shape) for batch in trace.batches(entries=1024)]
-    [(tensor([0, 0]), torch.Size([2, 2, 2])), (tensor([1]), torch.Size([1, 2, 2]))]
     """
 
     text: Int[Tensor, "batch"]

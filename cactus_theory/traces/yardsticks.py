@@ -36,12 +36,6 @@ class NoiseFloor:
     kl_per_token, standard_error : mean KL of a wide pass's row from a single pass's, in nats, and
         its error over texts.
     rows, width, dtype : rows compared, tokens of a wide pass, of the model.
-
-    Examples
-    --------
-    >>> floor = noise_floor(pair.target, [[1, 2], [3, 4]], max_new_tokens=8)
-    >>> floor.rows, floor.dtype, floor.kl_per_token < 1e-9
-    (16, 'float32', True)
     """
 
     kl_per_token: float
@@ -78,11 +72,6 @@ def noise_floor(
     ------
     ValueError
         No prompt or an empty one, sizes below 1, a temperature of 0, a family without a cache.
-
-    Examples
-    --------
-    >>> noise_floor(pair.target, [[1, 2, 3]], width=3, max_new_tokens=6).width
-    3
     """
     for name, size in {"width": width, "max_new_tokens": max_new_tokens}.items():
         whole_number(name, size, 1)

@@ -115,14 +115,6 @@ class Choice:
     replay : over all texts that knobs are solved on.
     chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
     values : file of a table of values that the policy reads, which ``policy`` leaves out.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05).choices[0]
-    >>> best.verifier, best.num_draft_tokens
-    ('chain', 1)
     """
 
     family: Family
@@ -148,17 +140,6 @@ class Tuned:
     halves : numbers of the texts of ``replay`` that are chosen by, and that are reported.
     source : the trace's cycles, texts and models, and what was tried.
     answers : how the level falls on single texts, and what a cap on each would cost, if asked for.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> found = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05)
-    >>> found.lossless.policy, round(found.plain, 2)
-    ('speculative', 1.0)
-    >>> slow_draft = found.at_costs(Costs.ratios(2.0))
-    >>> print(slow_draft.best)
-    None
     """
 
     level: float

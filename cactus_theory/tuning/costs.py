@@ -254,13 +254,7 @@ def _amount(name: str, value: float) -> float:
 
 
 def plain_speed(costs: Costs) -> float:
-    """Return the tokens per unit of time of decoding without a draft.
-
-    Examples
-    --------
-    >>> plain_speed(Costs.ratios(0.1))
-    1.0
-    """
+    """Return the tokens per unit of time of decoding without a draft."""
     if costs.new_tokens is None:
         return 1 / costs.plain
     return costs.new_tokens / (costs.plain_start + costs.new_tokens * costs.plain)
@@ -275,14 +269,6 @@ def speed(own: Replay, costs: Costs, family: str, times: float = 1.0) -> Estimat
     ------
     ValueError
         A family whose verification was not measured.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows, replay
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> own = replay(SavedRows.of(q, p), "band:price=1")
-    >>> round(speed(own, Costs.ratios(0.1), "band:price@chain").value, 3)
-    1.593
     """
     call = costs.call(own.num_draft_tokens, family, times)
     return combined(partial(_speed, costs, call), own.tokens_per_call, _squares(own))

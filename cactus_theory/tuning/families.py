@@ -40,12 +40,6 @@ class Family:
     values : the table that the policy reads, which the template leaves out.
     siblings : likeliest tokens beside each drafted one; the verifier is a ``tree`` then, whose
         runs are judged by ``verifier``.
-
-    Examples
-    --------
-    >>> band = families(ct.divergence("kl"), ["band:price"])[-1]
-    >>> band.key, band.spec(0.5)
-    ('band:price@block', 'band:price=2')
     """
 
     name: str
@@ -122,11 +116,6 @@ def families(
     ValueError, TypeError
         A name that is neither, a policy that no verifier can follow, siblings below 1, above 256 or
         twice.
-
-    Examples
-    --------
-    >>> [family.key for family in families(ct.divergence("kl"), ["band:price"])]
-    ['speculative@chain', 'speculative@block', 'band:price@chain', 'band:price@block']
     """
     specs = list(USUAL) if names is None else [LOSSLESS, *names]
     paths = [family for name in dict.fromkeys(specs) for family in _named(name, kind)]
@@ -213,15 +202,6 @@ class Knobs:
     family : what is tuned.
     widths : every K that will be asked for.
     divergence : spec of what the meter adds up.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> family = families(ct.divergence("kl"), ["band:price"])[2]
-    >>> found = Knobs(SavedRows.of(q, p), family, [1], "kl").at(1, 0.05)
-    >>> round(found.divergence_per_token("kl").value, 3)
-    0.05
     """
 
     def __init__(

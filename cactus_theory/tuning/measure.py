@@ -31,13 +31,7 @@ TIMED, UNTIMED = 150, 10
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode: a family at a value of its knob, K, and siblings a place.
-
-    Examples
-    --------
-    >>> Setting("band:price", "band:price=1", "chain", 4).policy
-    'band:price=1'
-    """
+    """One way to decode: a family at a value of its knob, K, and siblings a place."""
 
     family: str
     policy: str
@@ -119,6 +113,7 @@ def measure_costs(
 
     Examples
     --------
+    >>> from cactus_theory.tuning.measure import Setting
     >>> prompts = Prompts([[1, 2], [3, 4]], batch=1, max_new_tokens=8)
     >>> settings = [Setting("speculative@chain", "speculative", "chain", 2)]
     >>> costs = measure_costs(pair.target, pair.draft, prompts, settings, repeats=1)

@@ -64,23 +64,7 @@ def sentence(tuned: Tuned) -> str:
 
 
 def table(tuned: Tuned) -> str:
-    """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> print(table(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05, policies=["band:price"])))
-    each policy at its fastest K; ± one standard error over texts
-    policy               verifier  K  tokens per plain step  x plain        KL/token
-    ────────────────────────────────────────────────────────────────────────────────
-    band:price=0.847659  chain     1              1.818 ± ?     1.82  0.0499 ±0.0457
-    band:price=0.847659  block     1              1.818 ± ?     1.82  0.0499 ±0.0457
-    speculative          chain     1              1.727 ± ?     1.73        lossless
-    speculative          block     1              1.727 ± ?     1.73        lossless
-    plain                –         –                  1.000     1.00        lossless
-    speeds are predicted, from texts that were not chosen by
-    """
+    """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide."""
     unit = "KL" if tuned.divergence == "kl" else tuned.divergence
     heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{unit}/token",
              "tokens/call")  # fmt: skip
@@ -96,14 +80,6 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     """Return what else to know: single answers, other batch sizes, what was not tried.
 
     ``others`` are the same settings at the costs of other batch sizes.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> found = tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05, policies=["band:price"])
-    >>> [line.partition(":")[0] for line in notes(found, [found.at_costs(Costs.ratios(2.0))])]
-    ['Batch 1', 'Not tried']
     """
     lines, answers, best = [], tuned.answers, tuned.best
     if answers is not None and best is not None and not best.family.lossless:
@@ -164,14 +140,6 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
     """Return all of it for JSON, without the folder that a table of values lies in.
 
     ``others`` as in :func:`notes`.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> found = payload(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05))
-    >>> found["level"], found["unit"], found["recommended"]["num_draft_tokens"]
-    (0.05, 'tokens per plain step', 1)
     """
     answers = tuned.answers
     bests = [one.best for one in (tuned, *others)]

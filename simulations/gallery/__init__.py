@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.commands.plot import COLOUR, DRAFT, INK, METADATA, MUTED, OPTIMUM, OWN, settings
-from cactus_theory.traces import Trace, row_pairs
+from cactus_theory.traces import Trace
+from cactus_theory.traces.rows import row_pairs
 
 from ..common.inputs import ROOT
 from ..common.results import write_bytes

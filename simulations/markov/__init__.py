@@ -6,18 +6,12 @@ decode loop. That gives what no sample can: the KL of the text from the target's
 meter that bounds it.
 """
 
-from .pair import Setting, TinyPair, markov_pair
-from .rounds import Rates, Rounds, every_round, long_run_rates
-from .texts import Moments, Places, Texts, enumerate_texts, follow_places
+from .pair import Setting, markov_pair
+from .rounds import every_round, long_run_rates
+from .texts import enumerate_texts, follow_places
 
 __all__ = [
-    "Moments",
-    "Places",
-    "Rates",
-    "Rounds",
     "Setting",
-    "Texts",
-    "TinyPair",
     "enumerate_texts",
     "every_round",
     "follow_places",

@@ -20,7 +20,7 @@ from cactus_theory.base.arguments import threads
 from cactus_theory.base.files import FolderLock
 from cactus_theory.decoding.drafters._heads import HeadShape
 
-from ..common.inputs import PAIR, folder_digest
+from ..common.inputs import PAIR, folder_digest, load_model
 from ..common.inputs import command_line as called_as
 from ..common.results import write_json
 from . import corpus, heads, ship, train
@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace) -> None:
     finished = args.work_dir / "pair"
 
     target_outcome = train_target(args, stream, finished / "target")
-    target = train.load(finished / "target")
+    target = load_model(finished / "target")
     draft_outcomes = train_draft(args, stream, target, finished / "draft")
 
     ship.add_tokenizer(tokenizer, finished)
@@ -115,7 +115,7 @@ def _run(args: argparse.Namespace) -> None:
 def _run_head(args: argparse.Namespace) -> None:
     documents = corpus.read_corpus(args.corpus or corpus.standard_library())
     _claim(args, corpus.fingerprint(documents), target_sha256=folder_digest(args.target))
-    target, tokenizer = train.load(args.target), ship.tokenizer_of(args.target)
+    target, tokenizer = load_model(args.target), ship.tokenizer_of(args.target)
     stream = corpus.encode_stream(tokenizer, corpus.training(documents))
     head, outcomes = train_head(args, stream, target)
     finished = args.work_dir / "head"

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Generator, Tensor
 from transformers import LlamaForCausalLM
 
+from ..common.inputs import load_model
 from ..common.results import machine_kind, write_bytes, write_json
 from . import heads
 from .corpus import (
@@ -30,7 +31,7 @@ from .corpus import (
     prefixes,
     sample,
 )
-from .train import MAX_POSITIONS, Outcome, load, num_parameters
+from .train import MAX_POSITIONS, Outcome, num_parameters
 
 # tokens that the texts begin with along which heads are measured
 HEAD_PREFIX = 32
@@ -151,7 +152,7 @@ def write_report(
     outcomes: dict[str, Outcome],
 ) -> None:
     """Measure the stored weights and write ``report.json``."""
-    target, draft = (load(folder / name) for name in MODELS)
+    target, draft = (load_model(folder / name) for name in MODELS)
     size = num_bytes(held_out(documents))
     shared = overlap(
         target, draft, unseen, rows=args.overlap_rows, length=args.length, seed=args.seed + 7

@@ -19,15 +19,12 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from cactus_theory.base.terminal import Progress
 
-from ..common.inputs import load_model as load
 from ..common.results import write_tensors
 from .corpus import END_OF_TEXT_ID, Stream
 
 # as long as the longest training windows: four times 256 tokens
 MAX_POSITIONS = 1024
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF_TEXT_ID)
-
-__all__ = ["MAX_POSITIONS", "Shape", "build", "load", "num_parameters", "save"]
 
 
 @dataclass(frozen=True)

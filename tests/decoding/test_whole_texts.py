@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from simulations.markov import Setting, TinyPair, enumerate_texts
+from simulations.markov import Setting, enumerate_texts
+from simulations.markov.pair import TinyPair
 from tests.amounts import amount, some
 
 PROMPT = [1, 0]

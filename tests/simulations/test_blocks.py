@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("safetensors")
 
 from cactus_theory.policies._knobs import read_values  # noqa: E402
-from cactus_theory.traces import Trace, learn_values, replay, save_trace, tokens_at  # noqa: E402
+from cactus_theory.traces import Trace, learn_values, replay, save_trace  # noqa: E402
+from cactus_theory.traces.estimate import tokens_at  # noqa: E402
 from simulations import blocks  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.blocks import REFERENCE, Family, certain_families, families  # noqa: E402

@@ -13,9 +13,10 @@ from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces import Batch, Observation
+from cactus_theory.traces import Observation
 from cactus_theory.traces.faults import Fault, Planted, _cut
 from cactus_theory.traces.replays import batch_law
+from cactus_theory.traces.trace import Batch
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import pick

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cactus_theory.traces import Estimate, Replay, compare, divergence_at, tokens_at
-from cactus_theory.traces.estimate import ratio_of_sums
+from cactus_theory.traces import Estimate, Replay, compare
+from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at
 from tests.amounts import amount
 
 TEXTS = 60

@@ -12,8 +12,16 @@ import torch
 
 from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
-from cactus_theory.traces import compare_observed, expect, noise_floor, row_signatures
-from cactus_theory.traces.faults import FAULTS, Misled, MisledDrafting, Rows, visible_faults
+from cactus_theory.traces import compare_observed, expect
+from cactus_theory.traces.faults import (
+    FAULTS,
+    Misled,
+    MisledDrafting,
+    Rows,
+    row_signatures,
+    visible_faults,
+)
+from cactus_theory.traces.yardsticks import noise_floor
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.traces import Cycle, SavedRows, Trace, pooled_audit, row_pairs, save_trace
+from cactus_theory.traces import Cycle, SavedRows, Trace, save_trace
 from cactus_theory.traces import rows as pooled_audits
+from cactus_theory.traces.rows import pooled_audit, row_pairs
 from tests.amounts import amount
 from tests.rows import pair
 from tests.traces.conftest import VOCAB

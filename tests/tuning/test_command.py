@@ -11,7 +11,9 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
-from cactus_theory.tuning import Costs, Prompts, Setting, save_tuned, sentence, tune
+from cactus_theory.tuning import Costs, Prompts, sentence, tune
+from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.report import save_tuned
 from tests.amounts import THOROUGH, some, thorough
 
 # what files of the first version lack

@@ -8,8 +8,9 @@ import torch
 
 from cactus_theory.decoding.result import Round
 from cactus_theory.traces import Replay
-from cactus_theory.tuning import Costs, Prompts, Setting, measure, measure_costs, plain_speed, speed
-from cactus_theory.tuning.measure import _split
+from cactus_theory.tuning import Costs, Prompts, measure, measure_costs
+from cactus_theory.tuning.costs import plain_speed, speed
+from cactus_theory.tuning.measure import Setting, _split
 
 # sums of a handful of float64 numbers
 ROUNDING = 1e-12

@@ -9,8 +9,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.traces import Replay, replay
-from cactus_theory.tuning import Knobs, families
-from cactus_theory.tuning.families import KNOBS, TOLERANCE
+from cactus_theory.tuning.families import KNOBS, TOLERANCE, Knobs, families
 from tests.amounts import some
 
 # of the trace, for two widths; a pass takes seconds

@@ -15,17 +15,11 @@ from cactus_theory.decoding.drafters.siblings import likeliest, with_siblings
 from cactus_theory.traces import Cycle, SavedRows, Trace, replay, save_trace
 from cactus_theory.traces.replays import replay_widths, shares_rows
 from cactus_theory.traces.trees import with_caught
-from cactus_theory.tuning import (
-    Costs,
-    Prompts,
-    Setting,
-    Tuned,
-    measure_costs,
-    notes,
-    save_tuned,
-    tune,
-)
+from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
+from cactus_theory.tuning.choices import Tuned
 from cactus_theory.tuning.costs import speed
+from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.report import notes, save_tuned
 from cactus_theory.verify import Draft, Tree
 from tests.amounts import THOROUGH, some
 from tests.traces.conftest import rows_of

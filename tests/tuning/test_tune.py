@@ -11,7 +11,8 @@ import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, Ledger
 from cactus_theory.traces import SavedRows, Trace, replay
 from cactus_theory.traces.replays import replay_widths
-from cactus_theory.tuning import Costs, Tuned, tune
+from cactus_theory.tuning import Costs, tune
+from cactus_theory.tuning.choices import Tuned
 from cactus_theory.tuning.costs import speed
 from cactus_theory.tuning.report import notes, payload, sentence, table
 from cactus_theory.tuning.tune import learn_for, shares

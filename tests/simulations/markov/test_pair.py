@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.markov import Setting, TinyPair, enumerate_texts, markov_pair
+from simulations.markov import Setting, enumerate_texts, markov_pair
+from simulations.markov.pair import TinyPair
 
 
 def test_states_are_the_last_tokens():

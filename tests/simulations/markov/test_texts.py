@@ -7,14 +7,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.markov import (
-    Setting,
-    TinyPair,
-    enumerate_texts,
-    every_round,
-    follow_places,
-    markov_pair,
-)
+from simulations.markov import Setting, enumerate_texts, every_round, follow_places, markov_pair
+from simulations.markov.pair import TinyPair
 from tests.amounts import amount, some
 from tests.simulations.markov.by_hand import walk
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cactus_theory.cli import main as cactus
-from cactus_theory.traces import Cycle, Trace, compare, replay, save_trace, tokens_at
+from cactus_theory.traces import Cycle, Trace, compare, replay, save_trace
+from cactus_theory.traces.estimate import tokens_at
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from tests.traces.conftest import rows_of

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from simulations.common.inputs import load_model
 from simulations.train_pair.corpus import Stream
 from simulations.train_pair.ship import forward_cost, held_out_loss, overlap
-from simulations.train_pair.train import Shape, build, load, num_parameters, save
+from simulations.train_pair.train import Shape, build, num_parameters, save
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_saved_weights_are_half_precision_and_the_model_keeps_its_own(models, tm
     model = models[0]
     before = {k: v.clone() for k, v in model.state_dict().items()}
     save(model, tmp_path)
-    loaded = load(tmp_path)
+    loaded = load_model(tmp_path)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
     for name, value in loaded.state_dict().items():

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoTokenizer
 
 from cactus_theory.decoding.drafters._heads import is_head
-from simulations.train_pair.command import PAIR
+from simulations.common.inputs import PAIR, load_model
 from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
 from simulations.train_pair.ship import overlap
-from simulations.train_pair.train import load, num_parameters
+from simulations.train_pair.train import num_parameters
 from tests.amounts import THOROUGH
 
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
@@ -38,7 +38,7 @@ def test_size_and_parameters(report):
     own = [p for p in PAIR.rglob("*") if p.is_file() and p.parent.name not in heads]
     assert sum(p.stat().st_size for p in own) < 12e6
     for name in ("target", "draft"):
-        assert num_parameters(load(PAIR / name)) == report["parameters"][name]
+        assert num_parameters(load_model(PAIR / name)) == report["parameters"][name]
 
 
 def test_reported_quality(report):
@@ -55,7 +55,7 @@ def test_overlap_on_our_prompts_is_near_the_reported_one(report, prompts, encode
     ids = [encode(prompt["prompt"])[:20] for prompt in prompts]
     tokens = torch.tensor([t for row in ids for t in [END_OF_TEXT_ID, *row]] + [0] * 40)
     stream = Stream(tokens.int(), torch.arange(32) * 21 + 1)
-    target, draft = load(PAIR / "target"), load(PAIR / "draft")
+    target, draft = load_model(PAIR / "target"), load_model(PAIR / "draft")
     got = overlap(target, draft, stream, rows=32, length=100, seed=0, prefix_tokens=21)
     assert got.mean == pytest.approx(report["overlap_on_target_samples"]["mean"], abs=0.06)
 
