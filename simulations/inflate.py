@@ -65,11 +65,6 @@ class Shape:
         return self.layers * self.layer_weights + (self.vocab + 1) * self.hidden
 
     @property
-    def parameters(self) -> int:
-        """Return the number of weights."""
-        return self.read_weights + (0 if self.tied else self.vocab * self.hidden)
-
-    @property
     def cached(self) -> int:
         """Return the numbers that the cache holds for one position."""
         return 2 * self.layers * self.kv_heads * self.head
@@ -85,34 +80,19 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one forward pass moves and computes: ``bytes`` of memory traffic, ``flops``."""
-
-    bytes: float
-    flops: float
-
-
-def step_cost(
-    shape: Shape, context: int, *, batch: int = 1, tokens: int = 1, width: int = 2
-) -> Cost:
-    """Return the least cost of a forward pass of ``tokens`` new tokens a row after ``context``.
+def step_bytes(shape: Shape, context: int, *, batch: int = 1, width: int = 2) -> float:
+    """Return the least bytes that a forward pass of one new token a row after ``context`` moves.
 
     Every weight is read once, an embedding row and the cached keys and values of each position
-    are read once a token or row, new ones are written; a multiply-add is two operations.
-    Activations are left out: under 1 % of the bytes at the named large shapes for few rows.
+    are read once a row, new ones are written. Activations are left out: under 1 % of the bytes at
+    the named large shapes for few rows.
 
     Parameters
     ----------
     width : bytes a number, 2 in bfloat16.
     """
-    rows = batch * tokens
-    moved = shape.read_weights + rows * shape.hidden + batch * (context + tokens) * shape.cached
-    multiplied = rows * (shape.read_weights - (2 * shape.layers + 1) * shape.hidden)
-    # token i attends to context + i + 1 positions, in its scores and in its values
-    positions = batch * (tokens * context + tokens * (tokens + 1) // 2)
-    attended = 2 * positions * shape.layers * shape.heads * shape.head
-    return Cost(float(moved * width), float(2 * (multiplied + attended)))
+    numbers = shape.read_weights + batch * shape.hidden + batch * (context + 1) * shape.cached
+    return float(numbers * width)
 
 
 # the constant channel; its square must be lost in any sum of squares of the stream
@@ -130,8 +110,6 @@ def inflate(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.bfloat16,
-    positions: int | None = None,
-    seed: int = 0,
 ) -> Any:
     """Return a ``LlamaForCausalLM`` of this shape that computes the function of ``model``.
 
@@ -141,8 +119,6 @@ def inflate(
     ----------
     model : a ``LlamaForCausalLM`` without biases, of the default rotary embedding.
     shape : at least as large as the model in everything; more hidden channels.
-    positions : the largest position, the model's own if None.
-    seed : of the random weights.
 
     Raises
     ------
@@ -151,8 +127,8 @@ def inflate(
         whose range is too small for the masked logits (float16).
     """
     _check(model, shape, dtype)
-    large = _empty(model, shape, device, dtype, positions)
-    noise = torch.Generator(device).manual_seed(seed)
+    large = _empty(model, shape, device, dtype)
+    noise = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         _fill_ends(large, model)
         small_layers = list(model.model.layers)
@@ -191,7 +167,7 @@ def _check(model: Any, shape: Shape, dtype: torch.dtype) -> None:
         raise ValueError(f"shape: head must be a multiple of {config.head_dim}; got {shape.head}")
 
 
-def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype, positions: int | None) -> Any:
+def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype) -> Any:
     """Return a model of the shape whose weights are memory that nothing was written to."""
     import transformers
 
@@ -204,7 +180,7 @@ def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype, positions:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head,
-        max_position_embeddings=positions or small.max_position_embeddings,
+        max_position_embeddings=small.max_position_embeddings,
         rms_norm_eps=small.rms_norm_eps * small.hidden_size / shape.hidden,
         rope_parameters=dict(small.rope_parameters),
         tie_word_embeddings=shape.tied,

@@ -29,7 +29,7 @@ from cactus_theory.decoding.models import CachedModel
 
 from ..common.grid import PLAIN, USUAL, Config, at, label
 from ..common.inputs import PAIR, PROMPTS, load_model, load_prompts
-from ..inflate import SHAPES, Shape, inflate, step_cost
+from ..inflate import SHAPES, Shape, inflate, step_bytes
 from .timing import Bench, Job, Row, wait
 from .verify import LARGE, LOSSLESS
 
@@ -91,8 +91,8 @@ class Inflated:
     def roofline_ms(self, context: int, batch: int, bandwidth: float) -> float:
         """Return the least milliseconds of a plain decode step: its bytes at GB/s of a copy."""
         width = self.target.dtype.itemsize
-        cost = step_cost(self.target_shape, context, batch=batch, width=width)
-        return cost.bytes / bandwidth / 1e6
+        moved = step_bytes(self.target_shape, context, batch=batch, width=width)
+        return moved / bandwidth / 1e6
 
 
 @lru_cache(maxsize=1)  # setups ask for a pair in turn, and a device may hold only one

@@ -8,7 +8,7 @@ from cactus_theory.decoding._text import left_padded
 from simulations.gpu_check import decode
 from simulations.gpu_check.decode import COLUMNS, Decodes
 from simulations.gpu_check.timing import Bench
-from simulations.inflate import SHAPES, step_cost
+from simulations.inflate import SHAPES, step_bytes
 
 CPU = torch.device("cpu")
 PLAIN = {"policy": "plain", "verifier": "chain", "num_draft_tokens": 0, "tokens_per_call": 1.0}
@@ -71,7 +71,7 @@ def test_rows_say_what_a_round_costs(rows):
         assert row["fixed_ms"] == drafted[0]["fixed_ms"] != plain["fixed_ms"]
     assert [row["verify_ms"] for row in rows] == [None, 0.7, None, None]
     context = max(map(len, decode.prompts(2))) + NEW // 2
-    least = step_cost(SHAPES["tiny"], context, batch=2, width=4).bytes
+    least = step_bytes(SHAPES["tiny"], context, batch=2, width=4)
     assert [row["roofline_ms"] for row in rows] == pytest.approx([1e3 * least / 100e9] * 4)
 
 
