@@ -85,7 +85,7 @@ def test_other_errors_and_statuses_pass(capsys) -> None:
 
 
 def test_the_interpreter_says_nothing_at_its_end(tmp_path: Path) -> None:
-    call = [sys.executable, "-m", "simulations", "overspend", "--points", "3"]
+    call = [sys.executable, "-m", "simulations", "table", "overspend", "--points", "3"]
     process = subprocess.Popen(
         [*call, "--out", str(tmp_path / "x.csv")],
         cwd=ROOT,
