@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other rows")
-    parser.add_argument("--laws", "--properties", metavar="A,B", help="check these properties only")
+    parser.add_argument("--properties", metavar="A,B", help="check these properties only")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -51,7 +51,8 @@ def run(args: Namespace) -> int:
 
         check_picture(args.plot)
         check.optional_module("matplotlib", "figures")
-    laws = None if args.laws is None else [name.strip() for name in args.laws.split(",")]
+    asked = args.properties
+    properties = None if asked is None else [name.strip() for name in asked.split(",")]
 
     def progress(law: str, number: int, total: int) -> None:
         if not args.json:
@@ -61,7 +62,7 @@ def run(args: Namespace) -> int:
         args.rule,
         examples=int(check.number("--examples", args.examples, 1)),
         seed=args.seed,
-        laws=laws,
+        properties=properties,
         timeout=args.timeout,
         progress=progress,
     )

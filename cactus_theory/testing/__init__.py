@@ -1,27 +1,19 @@
 """Strategies, properties and a checker for policies of your own; needs the extra ``testing``.
 
-``assert_policy_laws(rule)`` inside a test, ``cactus-theory check file.py:rule`` in a shell.
+``assert_policy_properties(rule)`` inside a test, ``cactus-theory check file.py:rule`` in a shell.
 ``@policy_property()`` adds a property: a function of a ``Behaviour`` that yields ``Bounds``.
 ``assert_verifier_properties``, ``assert_drafter_properties`` and ``assert_schedule_properties``
 check what else decoding relies on, ``assert_divergence_properties`` what the optimum does.
-
-What tests check is called a *property*; the older names with ``law`` mean the same.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cactus_theory.testing import families, properties, strategies, verifiers
-    from cactus_theory.testing import properties as laws
     from cactus_theory.testing._check import load_rule
     from cactus_theory.testing._divergence import assert_divergence_properties
     from cactus_theory.testing._drafter import assert_drafter_properties
-    from cactus_theory.testing._policies import (
-        assert_policy_laws,
-        assert_policy_properties,
-        law_cases,
-        property_cases,
-    )
+    from cactus_theory.testing._policies import assert_policy_properties, property_cases
     from cactus_theory.testing._property import Bounds, Property
     from cactus_theory.testing._report import Finding, Report, Verdict
     from cactus_theory.testing._schedule import assert_schedule_properties
@@ -45,13 +37,10 @@ __all__ = [
     "VerifierProperty",
     "assert_divergence_properties",
     "assert_drafter_properties",
-    "assert_policy_laws",
     "assert_policy_properties",
     "assert_schedule_properties",
     "assert_verifier_properties",
     "families",
-    "law_cases",
-    "laws",
     "load_rule",
     "policy_property",
     "properties",
@@ -66,12 +55,7 @@ _HOMES = {
     "_check": ("load_rule",),
     "_divergence": ("assert_divergence_properties",),
     "_drafter": ("assert_drafter_properties",),
-    "_policies": (
-        "assert_policy_laws",
-        "assert_policy_properties",
-        "law_cases",
-        "property_cases",
-    ),
+    "_policies": ("assert_policy_properties", "property_cases"),
     "_property": ("Bounds", "Property"),
     "_report": ("Finding", "Report", "Verdict"),
     "_schedule": ("assert_schedule_properties",),
@@ -89,7 +73,7 @@ def __getattr__(name: str) -> Any:
     """Return a module, or import a name from its own."""
     import importlib
 
-    if name in ("families", "laws", "properties", "strategies", "verifiers"):
+    if name in ("families", "properties", "strategies", "verifiers"):
         return importlib.import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
         if name in names:

@@ -74,7 +74,7 @@ def check_file(
     *,
     examples: int,
     seed: int = 0,
-    laws: list[str] | None = None,
+    properties: list[str] | None = None,
     timeout: float = 30.0,
     progress: Callable[[str, int, int], None] = lambda law, number, total: None,
 ) -> Report:
@@ -85,13 +85,13 @@ def check_file(
     file or name, for a file that raises, and for a name that is no rule.
     """
     split(source)
-    options = {"source": source, "examples": examples, "seed": seed, "laws": laws}
+    options = {"source": source, "examples": examples, "seed": seed, "properties": properties}
     options |= {"timeout": timeout, "trace": ""}
     state = Progress(rule=source)
     with tempfile.TemporaryFile() as printed:
         for event in run(options, timeout + PATIENCE + DRAWING * examples, printed):
             take(state, event)
-            chosen = list(state.statements) if laws is None else laws
+            chosen = list(state.statements) if properties is None else properties
             if event["event"] == "law" and event["law"] in chosen:
                 progress(event["law"], chosen.index(event["law"]) + 1, len(chosen))
         if state.ended:
@@ -100,7 +100,9 @@ def check_file(
     if not state.declares:
         raise Refused(f"{source}: {state.broken} while the file was read{_printed(output)}")
     rows = _last_row(options | {"trace": state.law}, timeout)
-    return _cut_short(state, list(state.statements) if laws is None else laws, rows, output)
+    return _cut_short(
+        state, list(state.statements) if properties is None else properties, rows, output
+    )
 
 
 def take(state: Progress, event: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from cactus_theory.policies._function import VECTORISE, FunctionPolicy
 from cactus_theory.testing._checker import Checker, Clock, Hang, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._report import Report, Verdict, declared, message, row
-from cactus_theory.testing.properties import PROPERTIES, Behaviour, other_knobs
+from cactus_theory.testing.properties import PROPERTIES, Behaviour
+from cactus_theory.testing.properties._behaviour import other_knobs
 
 # additional seconds for the very first call, which may import packages
 FIRST = 10.0
@@ -31,7 +32,7 @@ def check_rule(
     rule: Policy,
     groups: Iterable[Pair],
     *,
-    laws: Iterable[str] | None = None,
+    properties: Iterable[str] | None = None,
     verify: Callable[..., Any] | None = None,
     limit: float | None = None,
     shrink_seconds: float = SHRINK_SECONDS,
@@ -51,7 +52,7 @@ def check_rule(
     checked, ``done`` with its verdict, ``waiting`` with the seconds that a call may take.
     """
     checker = Checker(rule, verify, Clock(limit, waiting), shrink_seconds)
-    chosen = list(PROPERTIES) if laws is None else list(laws)
+    chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
     verdicts = []
     start = time.monotonic()
@@ -134,10 +135,10 @@ def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
     return [b for b in map(checker.with_numbers, answering) if len(b.q)]
 
 
-def assert_policy_laws(
+def assert_policy_properties(
     rule: Policy | str,
     *,
-    laws: Iterable[str] | None = None,
+    properties: Iterable[str] | None = None,
     examples: int = 200,
     seed: int = 0,
     rows: tuple[Any, Any] | None = None,
@@ -151,7 +152,7 @@ def assert_policy_laws(
     Parameters
     ----------
     rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
-    laws : names out of ``PROPERTIES``; all of them by default.
+    properties : names out of ``PROPERTIES``; all of them by default.
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
         policy's own knobs only.
@@ -167,32 +168,34 @@ def assert_policy_laws(
 
     Examples
     --------
-    >>> assert_policy_laws("band:delta=0.1", laws=["budget_holds"], examples=10).passed
+    >>> assert_policy_properties("band:delta=0.1", properties=["budget_holds"], examples=10).passed
     True
     """
     policy = find_policy(rule)
-    chosen = [prop.name for prop in PROPERTIES.chosen("laws", laws)]
+    chosen = [prop.name for prop in PROPERTIES.chosen("properties", properties)]
     if rows is None:
         groups = draw_examples(int(check.number("examples", examples, 1)), seed)
     else:
         q, p = check.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
     options = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
-    report = check_rule(policy, groups, laws=chosen, verify=verify, seed=seed, **options)
+    report = check_rule(policy, groups, properties=chosen, verify=verify, seed=seed, **options)
     if not report.passed:
         raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
     return report
 
 
-def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) -> list[Any]:
+def property_cases(
+    rules: Iterable[Policy | str], properties: Iterable[str] | None = None
+) -> list[Any]:
     """Return pytest parameters (rule, property's name) for all properties a policy must have.
 
-    ``@pytest.mark.parametrize(("rule", "law"), law_cases([my_rule]))`` gives every property a
+    ``@pytest.mark.parametrize(("rule", "name"), property_cases([my_rule]))`` gives every property a
     test of its own, named after both.
 
     Examples
     --------
-    >>> [case.id for case in law_cases(["speculative"], laws=["answers", "certain_drafts"])]
+    >>> [case.id for case in property_cases(["speculative"], ["answers", "certain_drafts"])]
     ['speculative-answers', 'speculative-certain_drafts']
     """
     import pytest
@@ -201,9 +204,6 @@ def law_cases(rules: Iterable[Policy | str], laws: Iterable[str] | None = None) 
     return [
         pytest.param(rule, prop.name, id=f"{rule.spec}-{prop.name}")
         for rule in policies
-        for prop in PROPERTIES.chosen("laws", laws or None)
+        for prop in PROPERTIES.chosen("properties", properties or None)
         if prop.applies(rule)
     ]
-
-
-assert_policy_properties, property_cases = assert_policy_laws, law_cases

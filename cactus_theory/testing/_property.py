@@ -136,7 +136,7 @@ class Property:
 
     Attributes
     ----------
-    name : its name in reports and in ``laws=`` or ``properties=``.
+    name : its name in reports and in ``properties=``.
     statement : the first paragraph of its docstring.
     applies : whether a policy, a verifier, … has to have it (always, or because it says so).
     measure : what is seen on examples → the bounds it has to keep.

@@ -63,7 +63,8 @@ class Verdict:
 
     Examples
     --------
-    >>> seen = assert_policy_laws("speculative", laws=["budget_holds", "answers"], examples=10)
+    >>> names = ["budget_holds", "answers"]
+    >>> seen = assert_policy_properties("speculative", properties=names, examples=10)
     >>> [(one.law, one.verdict) for one in seen.laws]
     [('budget_holds', 'holds'), ('answers', 'holds')]
     """
@@ -87,7 +88,7 @@ class Report:
 
     Examples
     --------
-    >>> seen = assert_policy_laws("speculative", laws=["answers"], examples=10)
+    >>> seen = assert_policy_properties("speculative", properties=["answers"], examples=10)
     >>> seen.outcome, len(seen.findings)
     ('passed', 0)
     """
@@ -206,14 +207,14 @@ def pasted_test(source: str, finding: Finding) -> str:
     changed = "".join(f", {knob}={value!r}" for knob, value in finding.knobs.items())
     rule = f"ct.policy({name}{changed})" if changed else name
     first = "import cactus_theory as ct\n" if changed else ""
-    also = "assert_policy_laws" if plain else "assert_policy_laws, load_rule"
+    also = "assert_policy_properties" if plain else "assert_policy_properties, load_rule"
     return (
         f"{first}from cactus_theory.testing import {also}\n{how}\n\n\n"
         f"def test_{name}_{finding.law}():\n"
         f"    # {finding.about}: expected {finding.expected}, found {finding.found}\n"
         f"    q = {row(finding.target, None)}\n"
         f"    p = {row(finding.draft, None)}\n"
-        f"    assert_policy_laws({rule}, laws=[{finding.law!r}], rows=(q, p))\n"
+        f"    assert_policy_properties({rule}, properties=[{finding.law!r}], rows=(q, p))\n"
     )
 
 

@@ -75,7 +75,7 @@ def _work(options: dict[str, Any], say: Say) -> None:
         if isinstance(rule, Schedule):
             return _check_schedule(rule, options, say)
         claims = declaration(rule, options["source"])
-        PROPERTIES.chosen("--laws", options["laws"] or ())
+        PROPERTIES.chosen("--properties", options["properties"] or ())
     except (ValueError, TypeError, OSError) as error:
         say(event="refused", message=" ".join(str(error).split()))
         return
@@ -98,7 +98,7 @@ def _work(options: dict[str, Any], say: Say) -> None:
     report = check_rule(
         rule,
         groups,
-        laws=options["laws"],
+        properties=options["properties"],
         limit=options["timeout"],
         seed=options["seed"],
         progress=lambda name: say(event="law", law=name),
@@ -111,8 +111,8 @@ def _work(options: dict[str, Any], say: Say) -> None:
 def _check_schedule(schedule: Schedule, options: dict[str, Any], say: Say) -> None:
     """Hold a schedule to :func:`assert_schedule_properties`, as one property."""
     name, finding = "schedule", None
-    for law in options["laws"] or ():
-        check.one_of("--laws", law, (name,))
+    for law in options["properties"] or ():
+        check.one_of("--properties", law, (name,))
     statement = "a choice knows only what is known before its token, and its own text alone"
     declares = f"chooses among {', '.join(rule.spec for rule in schedule.rules)}"
     say(event="loaded", rule=schedule.spec, declares=declares, statements={name: statement})

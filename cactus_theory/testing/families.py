@@ -24,7 +24,7 @@ from cactus_theory.base import arguments as check
 check.optional_module("hypothesis", "testing")
 from hypothesis import strategies as st  # noqa: E402
 
-__all__ = ["Known", "KnownOptimum", "two_token_optima", "two_token_pairs", "uniform_overlaps"]
+__all__ = ["two_token_optima"]
 
 
 @dataclass(frozen=True)

@@ -32,23 +32,14 @@ from cactus_theory.base import arguments as check
 check.optional_module("hypothesis", "testing")
 
 __all__ = [
-    "Chain",
-    "acceptances",
     "any_pairs",
     "budgets",
     "chains",
-    "dirichlet",
     "distributions",
     "drafted",
     "float32_pairs",
-    "near_ties",
-    "one_hot",
-    "over_proposing",
     "pairs",
-    "subnormal_tails",
-    "weights",
     "wide_pairs",
-    "zipf",
 ]
 
 # −log10 of the smallest weight drawn together with weights of order one

@@ -36,7 +36,7 @@ class Result:
 def measure(quick: bool = False) -> Result:
     """Return what the kit and the audit say."""
     source = f"{RULE}:agreement"
-    report = check_file(source, examples=EXAMPLES, laws=["budget_holds"])
+    report = check_file(source, examples=EXAMPLES, properties=["budget_holds"])
     q, p = real_rows(2 if quick else ROWS)
     audit = ct.audit(load_rule(source), q, p)
     best = ct.optimal_acceptance(q, p, delta=CLAIM).acceptance

@@ -127,7 +127,7 @@ def test_check_takes_a_schedule(folder: Path) -> None:
     pytest.importorskip("hypothesis")
     from cactus_theory.testing._worker import _check_schedule
 
-    options = {"examples": 3, "seed": 0, "laws": None, "trace": ""}
+    options = {"examples": 3, "seed": 0, "properties": None, "trace": ""}
     for spec, outcome in (("Early:tokens=2", "holds"), ("Peeking", "fails")):
         said: list[dict] = []
         found = find_rule(f"own.py:{spec}")

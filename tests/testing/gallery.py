@@ -511,7 +511,7 @@ def caught(fault: Fault, laws=None):
 
     for count in COUNTS:
         chosen = [fault.law] if laws is None else laws
-        report = check_rule(fault.rule, examples(count), laws=chosen, verify=fault.verify)
+        report = check_rule(fault.rule, examples(count), properties=chosen, verify=fault.verify)
         if any(v.law == fault.law and v.verdict == "fails" for v in report.laws):
             return report, count
     return None, EXAMPLES

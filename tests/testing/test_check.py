@@ -180,7 +180,7 @@ def test_a_good_rule_passes_and_json_is_all_there_is(folder, capfd) -> None:
 
 def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
     laws = "answers,acceptance_is_a_probability,float32_agrees"
-    options = ("--examples", "60", "--laws", laws, "--plot", "rows.png")
+    options = ("--examples", "60", "--properties", laws, "--plot", "rows.png")
     assert check("rules.py:false", *options) == 1
     out, err = capfd.readouterr()
     assert "1/3 answers" in err and "Traceback" not in out + err
@@ -194,7 +194,7 @@ def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
 @slow
 def test_a_hang_is_inconclusive(folder, capfd) -> None:
     laws = "answers,acceptance_is_a_probability"
-    options = ("--examples", "30", "--timeout", "0.5", "--laws", laws)
+    options = ("--examples", "30", "--timeout", "0.5", "--properties", laws)
     assert check("rules.py:hangs", *options) == 3
     out, _ = capfd.readouterr()
     assert "did not answer in time for the property answers" in out
@@ -208,13 +208,15 @@ def test_a_hang_is_inconclusive(folder, capfd) -> None:
 def test_a_slow_rule_has_the_time_that_its_first_answers_took(folder, capfd) -> None:
     """Every question is answered in 4 ms, but the rows together take several limits."""
     laws = "answers,batch_equals_loop"
-    assert check("rules.py:slow", "--examples", "19", "--timeout", "0.05", "--laws", laws) == 0
+    assert (
+        check("rules.py:slow", "--examples", "19", "--timeout", "0.05", "--properties", laws) == 0
+    )
     assert capfd.readouterr().out.endswith("no property is broken\n")
 
 
 @slow
 def test_a_jump_that_was_not_declared_is_named(folder, capfd) -> None:
-    options = ("--examples", "300", "--laws", "float32_agrees", "--json")
+    options = ("--examples", "300", "--properties", "float32_agrees", "--json")
     assert check("rules.py:jumps", *options) == 1
     (verdict,) = json.loads(capfd.readouterr().out)["laws"]
     assert "declare continuous=False" in verdict["finding"]["hint"]
@@ -251,7 +253,7 @@ def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
             (("rules.py:good", "--examples", "0"), "--examples: must lie in [1"),
             (("rules.py:FarBudget",), "divergence: must be one of"),
             (("exits.py:rule",), "the process ended with exit code 4 while the file was read"),
-            (("rules.py:good", "--laws", "gravity"), "--laws: must be one of"),
+            (("rules.py:good", "--properties", "gravity"), "--properties: must be one of"),
             (("rules.py:good", "--timeout", "0"), "--timeout: must lie in (0"),
             (("rules.py:good", "--timeout", "inf"), "--timeout: must lie in (0"),
             (("rules.py:good", "--seed", "-1"), "--seed: must lie in [0"),
@@ -307,7 +309,10 @@ def test_a_declaration_that_cannot_be_read_is_named(folder) -> None:
 def test_what_swallows_its_alarm_is_ended_in_time_with_what_it_started(folder, capfd) -> None:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     (folder / "rules.py").write_text(RULES.replace("MARK", mark), encoding="utf-8")
-    assert check("rules.py:starts", "--examples", "10", "--timeout", "1", "--laws", "answers") == 3
+    assert (
+        check("rules.py:starts", "--examples", "10", "--timeout", "1", "--properties", "answers")
+        == 3
+    )
     assert "did not answer in time" in capfd.readouterr().out
     left = [place.read_bytes() for place in Path("/proc").glob("[0-9]*/cmdline") if place.exists()]
     assert not any(mark.encode() in command for command in left)
@@ -328,6 +333,6 @@ def test_memory_is_limited_writers_are_named_and_nothing_is_shadowed(
     (folder / "helper.py").write_text("here = True\n", encoding="utf-8")
     for name in ("json", "random", "numpy", "signal"):
         (folder / f"{name}.py").write_text("raise RuntimeError\n", encoding="utf-8")
-    arguments = ("--examples", "20", "--timeout", "5", "--laws", "answers")
+    arguments = ("--examples", "20", "--timeout", "5", "--properties", "answers")
     assert check(f"rules.py:{rule}", *arguments) == status
     assert said in capfd.readouterr().out

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.testing import assert_policy_laws, law_cases
+from cactus_theory.testing import assert_policy_properties, property_cases
 from cactus_theory.testing._checker import Hang, shrink, time_limit
 from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import row
-from cactus_theory.testing.properties import PROPERTIES, Bounds, knob_ladder
+from cactus_theory.testing.properties import PROPERTIES, Bounds
+from cactus_theory.testing.properties._behaviour import knob_ladder
 from tests.amounts import amount
 from tests.testing.gallery import lenience, no_ceiling, reversed_knob, unnormalised
 
@@ -50,15 +51,6 @@ def test_every_law_says_what_it_says():
         assert law.name == name and law.statement.endswith(".") and "``" not in law.statement
 
 
-def test_the_older_names_mean_the_same():
-    import cactus_theory.testing.laws as older
-    from cactus_theory.testing import laws, properties
-    from cactus_theory.testing.laws import LAWS, Law, law
-
-    assert older is laws is properties and LAWS is properties.PROPERTIES is PROPERTIES
-    assert (Law, law) == (properties.Property, properties.policy_property)
-
-
 def test_examples_are_reproducible_and_as_many_as_asked():
     pool = examples(120, 3)
     assert sum(len(q) for q, _ in pool) == 120
@@ -90,7 +82,9 @@ def test_a_rule_that_is_wrong_on_wide_rows_only_is_found():
     def wrong(q, p, n):
         return q[n] / p[n] if len(q) >= 1000 else min(1, q[n] / p[n])
 
-    report = check_rule(wrong, examples(60), laws=["acceptance_is_a_probability"], shrink_seconds=0)
+    report = check_rule(
+        wrong, examples(60), properties=["acceptance_is_a_probability"], shrink_seconds=0
+    )
     assert [finding.law for finding in report.findings] == ["acceptance_is_a_probability"]
 
 
@@ -115,7 +109,9 @@ def test_shrinking_ends_at_what_matters():
 
 def test_the_message_tells_the_whole_story():
     with pytest.raises(AssertionError) as caught:
-        assert_policy_laws(unnormalised, examples=100, laws=["recovery_is_a_distribution"])
+        assert_policy_properties(
+            unnormalised, examples=100, properties=["recovery_is_a_distribution"]
+        )
     said = str(caught.value)
     assert "perhaps   the recovery row is not divided by its sum" in said
     for part in ("recovery_is_a_distribution", "g(·|n) ≥ 0", "target q", "draft  p", "emitted"):
@@ -126,34 +122,36 @@ def test_the_message_tells_the_whole_story():
 def test_given_rows_are_checked_as_they_are():
     q, p = [0.6, 0.4], [0.2, 0.8]
     with pytest.raises(AssertionError, match="target q  .* 0.4"):
-        assert_policy_laws(no_ceiling, laws=["acceptance_is_a_probability"], rows=(q, p))
-    report = assert_policy_laws("speculative", rows=([q, p], [p, q]))
+        assert_policy_properties(
+            no_ceiling, properties=["acceptance_is_a_probability"], rows=(q, p)
+        )
+    report = assert_policy_properties("speculative", rows=([q, p], [p, q]))
     assert report.passed and report.laws[0].examples == 2
 
 
 def test_what_the_door_refuses():
     with pytest.raises(ValueError, match="laws: must be one of"):
-        assert_policy_laws("speculative", laws=["no_such_law"])
+        assert_policy_properties("speculative", properties=["no_such_law"])
     with pytest.raises(ValueError, match="target_probs: every row must sum to 1"):
-        assert_policy_laws("speculative", rows=([0.5, 0.6], [0.5, 0.5]))
+        assert_policy_properties("speculative", rows=([0.5, 0.6], [0.5, 0.5]))
     with pytest.raises(TypeError, match="policy: must be a spec string or a Policy"):
-        assert_policy_laws(3)
+        assert_policy_properties(3)
 
 
 @pytest.mark.parametrize(
     ("rule", "law"),
-    law_cases(["speculative", lenience], ["answers", "acceptance_follows_the_knob"]),
+    property_cases(["speculative", lenience], ["answers", "acceptance_follows_the_knob"]),
 )
 def test_one_test_per_law(rule, law):
-    assert_policy_laws(rule, laws=[law], examples=30)
+    assert_policy_properties(rule, properties=[law], examples=30)
 
 
-def test_law_cases_leave_out_what_is_not_declared():
-    assert [case.id for case in law_cases(["speculative"], ["answers", "stays_between"])] == [
+def test_property_cases_leave_out_what_is_not_declared():
+    assert [case.id for case in property_cases(["speculative"], ["answers", "stays_between"])] == [
         "speculative-answers",
         "speculative-stays_between",
     ]
-    names = {case.values[1] for case in law_cases(["typical"])}
+    names = {case.values[1] for case in property_cases(["typical"])}
     assert "stays_between" not in names and "budget_holds" not in names and "answers" in names
 
 

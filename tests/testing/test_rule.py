@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.base import terminal
 from cactus_theory.policies import FixedTarget, _base, _foreign_code, _function
-from cactus_theory.testing import _policies, assert_policy_laws
+from cactus_theory.testing import _policies, assert_policy_properties
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
 
@@ -260,7 +260,7 @@ def test_a_vectorised_target_and_recovery(arrays):
 
 def test_a_vectorised_rule_has_every_property():
     declared = {"budget": "max_divergence <= delta per proposal", "direction": 1, "strict": 0.0}
-    assert_policy_laws(ct.rule(kept_at_once, vectorised=True, **declared), examples=60)
+    assert_policy_properties(ct.rule(kept_at_once, vectorised=True, **declared), examples=60)
 
 
 def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
@@ -269,10 +269,10 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
         lenient.keep(*pair(2, 3))
     monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)
     rows = [tuple(row[None] for row in pair(4))]
-    assert "vectorised=True" in check_rule(lenient, rows, laws=["answers"]).advice
+    assert "vectorised=True" in check_rule(lenient, rows, properties=["answers"]).advice
     fast = ct.rule(kept_at_once, vectorised=True)
     assert "slow" not in check_rule(fast, rows).advice
-    assert check_rule(fast, rows, laws=["answers"]).advice == ""
+    assert check_rule(fast, rows, properties=["answers"]).advice == ""
 
 
 def test_a_rule_without_a_budget_is_told_its_worst_divergence():
@@ -280,7 +280,9 @@ def test_a_rule_without_a_budget_is_told_its_worst_divergence():
     p = torch.tensor([[0.3, 0.4, 0.3], [0.45, 0.45, 0.1], [0.4, 0.3, 0.3]], dtype=torch.float64)
     mostly = ct.rule(lambda q, p, n: 0.9)
     spent = float(ct.audit(mostly, q, p).divergences["kl"].max())
-    told = check_rule(mostly, [(q[:1], p[:1]), (q, p)], laws=["emitted_law_sums_to_one"]).advice
+    told = check_rule(
+        mostly, [(q[:1], p[:1]), (q, p)], properties=["emitted_law_sums_to_one"]
+    ).advice
     assert told == (
         f"no budget is declared; the most KL that it emits on these rows is {spent:.6g}\n"
         "  target q  [0.2, 0.2, 0.6]\n  draft  p  [0.45, 0.45, 0.1]"

@@ -2,7 +2,6 @@
 
 ``PROPERTIES`` maps names to properties in the order in which they are checked. A property of your
 own is a function under ``@policy_property()``: see :func:`cactus_theory.testing.policy_property`.
-The older names with ``law``, and :mod:`cactus_theory.testing.laws`, mean the same.
 
 Examples
 --------
@@ -17,21 +16,13 @@ from typing import Any  # noqa: I001  the order of properties
 from cactus_theory.testing._property import Bounds, Property
 from cactus_theory.testing.properties import always, declared  # noqa: F401
 from cactus_theory.testing.properties._behaviour import PROPERTIES, Behaviour, policy_property
-from cactus_theory.testing.properties._behaviour import at_knob, knob_ladder, other_knobs
 
-LAWS, Law, law = PROPERTIES, Property, policy_property
 
 __all__ = [
-    "LAWS",
     "PROPERTIES",
     "Behaviour",
     "Bounds",
-    "Law",
     "Property",
-    "at_knob",
-    "knob_ladder",
-    "law",
-    "other_knobs",
     "policy_property",
 ]
 

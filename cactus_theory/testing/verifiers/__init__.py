@@ -24,17 +24,14 @@ from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
     verifier_property,
 )
-from cactus_theory.testing.verifiers._trees import Trees, trees
+from cactus_theory.testing.verifiers._trees import trees
 from cactus_theory.verify import Verifier, find_verifier
 
 __all__ = [
-    "POLICIES",
     "VERIFIER_PROPERTIES",
     "Enumeration",
-    "Trees",
     "VerifierProperty",
     "assert_verifier_properties",
-    "trees",
     "verifier_property",
 ]
 
