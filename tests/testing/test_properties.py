@@ -130,7 +130,7 @@ def test_given_rows_are_checked_as_they_are():
 
 
 def test_what_the_door_refuses():
-    with pytest.raises(ValueError, match="laws: must be one of"):
+    with pytest.raises(ValueError, match="properties: must be one of"):
         assert_policy_properties("speculative", properties=["no_such_law"])
     with pytest.raises(ValueError, match="target_probs: every row must sum to 1"):
         assert_policy_properties("speculative", rows=([0.5, 0.6], [0.5, 0.5]))
