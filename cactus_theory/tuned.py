@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.files import beside, read_marked
+from cactus_theory.base.files import read_marked
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify.contract import find_verifier, registered_verifier
@@ -132,14 +132,13 @@ def follow(
 def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     """Return the setting that ``cactus-theory tune --out`` recommends.
 
-    A table of values that the policy reads lies beside the file. The file runs no code: it may
-    name a policy as ``FILE.py:NAME`` only with ``trust_code``, also if ``tune`` wrote it.
+    The file runs no code: it may name a policy as ``FILE.py:NAME`` only with ``trust_code``, also
+    if ``tune`` wrote it.
 
     Raises
     ------
     OSError, ValueError
-        A file that cannot be read, or of something else; one that names code, or a file of
-        another folder.
+        A file that cannot be read, or of something else; one that names code.
 
     Examples
     --------
@@ -182,9 +181,7 @@ def _amount(path: Path, name: str, value: Any) -> float:
 
 
 def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy, str, int]:
-    values = best.get("values")
-    knobs = {} if values is None else {"values": str(beside(path, values))}
-    policy = policy_of_data(best["policy"], path, trust_code=trust_code, **knobs)
+    policy = policy_of_data(best["policy"], path, trust_code=trust_code)
     try:
         verifier = (find_verifier if trust_code else registered_verifier)(best["verifier"])
         verifier.check(policy)

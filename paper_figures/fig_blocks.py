@@ -12,8 +12,7 @@ from ._style import Row
 # one standard error of a paired difference says little by eye; two are drawn
 ERRORS = 2
 CURVES = {
-    "soft_band:price,values": ("soft_band", "-", "D", "soft band with values, block"),
-    "soft_band:price, block": ("soft_band", "--", "D", "band of p/P, block"),
+    "soft_band:price, block": ("soft_band", "-", "D", "soft band, block"),
     "band:price, block": ("band_price", "-", "o", "band, constant price, block"),
     "band:price, chain": ("band_price", "--", "o", "band, constant price, token by token"),
     "cactus:delta, block": ("cactus", "-", "^", "Cactus, block (its emitted law)"),

@@ -15,7 +15,6 @@ FAMILIES = {
     "speculative": (style.COLOUR["speculative"], "s", "speculative (lossless)"),
     "band:price": (style.COLOUR["band_price"], "o", "band, constant price"),
     "soft_band:price": (style.COLOUR["soft_band"], "D", "soft band"),
-    "soft_band:price,values": (style.COLOUR["soft_band"], "*", "soft band with values"),
     "cactus:delta": (style.COLOUR["cactus"], "^", "Cactus"),
     "lenience:lenience": (style.COLOUR["cactus_exact"], "v", "lenience"),
     "mixture:alpha": (style.COLOUR["typical"], "P", "mixture"),

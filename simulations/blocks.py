@@ -1,9 +1,8 @@
 """Replay policies under the chain and the block verifier on a trace, at equal emitted KL.
 
-TRACE is a folder from ``python -m simulations trace``. --values are files from ``python -m
-simulations values``, learned from other texts. Every replay is kept in journal.jsonl under --out
-before the next one starts. Tokens per call at a level are interpolated between two knob values;
-errors count texts, and ratios to the token-wise band at a constant price are paired.
+TRACE is a folder from ``python -m simulations trace``. Every replay is kept in journal.jsonl under
+--out before the next one starts. Tokens per call at a level are interpolated between two knob
+values; errors count texts, and ratios to the token-wise band at a constant price are paired.
 """
 
 import argparse
@@ -15,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import fitted, width_of_terminal
-from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Replay, Trace, replay
 
 from .common.journal import Journal, add_journal_arguments, fill
@@ -28,8 +25,8 @@ from .replay import tokens_at_level, valued
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 BUDGETS = (0.005, 0.02, 0.06, 0.15, 0.4)
 PRICES = (8.0, 4.0, 2.5, 1.5, 1.0, 0.7, 0.45)
-# with value functions a token is worth more than one, so the same price spends more
-VALUED_PRICES = (20.0, 9.0, 5.0, 3.2, 2.2, 1.5, 1.0)
+# a soft band that looks ahead spends more at the same price
+PRICES_AHEAD = (20.0, 9.0, 5.0, *PRICES[1:])
 REFERENCE = "band:price, chain"
 
 
@@ -49,17 +46,16 @@ class Family:
 
 def certain_families() -> list[Family]:
     """Return what is compared on drafts of certain tokens, which a soft band knows to their end."""
-    prices = (*VALUED_PRICES[:3], *PRICES[1:])
     return [
         *(Family(f"speculative, {judge}", judge, ("speculative",)) for judge in ("chain", "block")),
         _family("band:price", "chain", PRICES),
         _family("soft_band:ahead=False,price", "block", PRICES),
-        _family("soft_band:price", "block", prices),
+        _family("soft_band:price", "block", PRICES_AHEAD),
     ]
 
 
-def families(values: Sequence[Path]) -> list[Family]:
-    """Return everything that is compared; ``values`` are files for the soft band."""
+def families() -> list[Family]:
+    """Return what is compared on sampled drafts."""
     compared = []
     for verifier in ("chain", "block"):
         compared += [
@@ -69,9 +65,6 @@ def families(values: Sequence[Path]) -> list[Family]:
             _family("band:price", verifier, PRICES),
         ]
     compared.append(_family("soft_band:price", "block", PRICES))
-    for file in values:
-        policies = tuple(f"soft_band:price={price:g},values={file}" for price in VALUED_PRICES)
-        compared.append(Family(f"soft_band:price,values={file.stem}, block", "block", policies))
     return compared
 
 
@@ -91,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
-    add("--values", type=Path, nargs="*", default=[], metavar="FILE", help="of the soft band")
     add("--num-draft-tokens", type=int, nargs="+", default=[4, 8, 16], metavar="K")
     add("--levels", type=float, nargs="+", default=[0.01, 0.03, 0.06, 0.1, 0.15],
         help="emitted KL in nats per token; lossless is added")  # fmt: skip
@@ -109,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
                 f"--num-draft-tokens: must be from 1 to the {trace.num_draft_tokens} logged; "
                 f"got {width}"
             )
-    compared = _checked(args.values, certain=not trace.manifest.total("draft_rows"))
+    certain = not trace.manifest.total("draft_rows")
+    compared = certain_families() if certain else families()
     rows = []
-    tables = {file.name: file.read_text(encoding="utf-8") for file in args.values}
-    path, settings = args.out / "journal.jsonl", {"trace": trace.fingerprint} | tables
+    path, settings = args.out / "journal.jsonl", {"trace": trace.fingerprint}
     jobs = {
         f"{policy}|{family.verifier}|K={width}": (width, family, policy)
         for width in args.num_draft_tokens for family in compared for policy in family.policies
@@ -134,32 +126,15 @@ def run(args: argparse.Namespace) -> int:
                 result = _from_journal(trace, job, results[key])
                 replays.setdefault(job[1].name, []).append(result)
         rows += _table(width, compared, replays, args.levels)
-    publish(args, rows, args.out / "blocks.csv", args.publish, **_sources(trace, args.values))
+    publish(args, rows, args.out / "blocks.csv", args.publish, **_sources(trace))
     print(_shown(rows))
     return 0
 
 
-def _sources(trace: Trace, values: list[Path]) -> dict[str, str]:
-    """Return what the trace and the values were made from, enough to make them again."""
+def _sources(trace: Trace) -> dict[str, str]:
+    """Return what the trace was made from, enough to make it again."""
     notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
-    notes |= {"trace_made": json.dumps(trace.header.flat())}
-    for file in values:
-        table = parsed_json(f"--values: {file} must be JSON", file.read_bytes())
-        notes[f"{file.stem}_made"] = json.dumps(table.get("made", {}))
-    return notes
-
-
-def _checked(values: list[Path], certain: bool) -> list[Family]:
-    """Return all families for drafts of a kind, or raise before anything is replayed."""
-    if certain and values:
-        raise ValueError("--values: certain drafts are known to their end; give no file")
-    if len({file.stem for file in values}) < len(values):
-        names = " ".join(file.name for file in values)
-        raise ValueError(f"--values: files must have different names; got {names}")
-    compared = certain_families() if certain else families(values)
-    for spec in (spec for family in compared for spec in family.policies):
-        find_policy(spec)
-    return compared
+    return notes | {"trace_made": json.dumps(trace.header.flat())}
 
 
 def _from_journal(trace: Trace, job: Job, sums: dict[str, Any]) -> Replay:

@@ -82,7 +82,6 @@ _PATHS = (
     "band:price=0.9 soft_band:price=0.9 band:price=0.6 soft_band:price=0.6 --verifier chain block "
     "--baselines plain --compare soft_band:price@block band:price --seed 7"
 )
-_STORED = "--values {root}/simulations/pair/values.json"
 _TUNED = "tune-check --out {made}/run --publish {csv}"
 _RULES = "--work {made}/run --out {csv}"
 _RULES_QUICK = (
@@ -127,14 +126,12 @@ ENTRIES = (
           took="3 min"),
     Entry("blocks",
           f"trace {_LONG} --cycles 1500 --out {{made}}/pair16; "
-          f"table blocks {{made}}/pair16 {_STORED} --out {{made}}",
-          f"table blocks {{root}}/simulations/data/trace {_STORED} --num-draft-tokens 2 "
+          f"table blocks {{made}}/pair16 --out {{made}}",
+          "table blocks {root}/simulations/data/trace --num-draft-tokens 2 "
           "--levels 0.06 --out {made}", took="5 min"),
     Entry("blocks_stories=blocks",
-          f"trace {_TALES} {_LONG} --cycles 600 --seed 1000 --out {{made}}/learn; "
-          "values {made}/learn --knots 0.4 1 --out {made}/values.json; "
           f"trace {_TALES} {_LONG} --cycles 1500 --eos-token-ids 1 --out {{made}}/stories16; "
-          "table blocks {made}/stories16 --values {made}/values.json --num-draft-tokens 4 8 "
+          "table blocks {made}/stories16 --num-draft-tokens 4 8 "
           "--out {made}",
           f"trace {_TALES} --num-draft-tokens 4 --max-new-tokens 16 --cycles 60 "
           "--out {made}/stories; "

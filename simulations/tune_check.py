@@ -54,9 +54,8 @@ def tune_all(
 
     with Progress("tuning, levels", len(args.kl_per_token)) as progress:
         for level in args.kl_per_token:
-            values = args.out / f"values-{level:g}.json"
             widths, policies = args.num_draft_tokens, args.policies
-            first = tune(trace, costs, level, widths=widths, policies=policies, values=values)
+            first = tune(trace, costs, level, widths=widths, policies=policies)
             for batch in args.batch:
                 tuned = first.at_costs(clock(batch))
                 if key(batch, level) not in journal.results:
@@ -97,10 +96,9 @@ def _name(choice: Choice) -> tuple[str, int]:
 
 def _line(choice: Choice) -> dict[str, Any]:
     meter, calls = choice.replay.divergence_per_token(), choice.replay.tokens_per_call
-    values = "" if choice.values is None else f",values={choice.values.name}"
     return {
         "family": choice.family.name,
-        "policy": choice.policy + values,
+        "policy": choice.policy,
         "verifier": choice.verifier,
         "num_draft_tokens": choice.num_draft_tokens,
         "speed": choice.speed.value,

@@ -190,13 +190,11 @@ def whole(folder: Path) -> dict[str, bytes]:
     save_trace(folder / "trace", [[cycle] * 2, [cycle]], **sizes)
     costs = Costs.ratios(0.1).as_json() | {"verify": {"speculative@chain": [0.0, 0.0],
                                                       "speculative@block": [0.0, 0.0]}}  # fmt: skip
-    best = {"policy": "soft_band:price=1", "values": "values.json", "verifier": "block",
+    best = {"policy": "soft_band:price=1", "verifier": "block",
             "num_draft_tokens": 2}  # fmt: skip
     tuned = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
              "source": {"temperature": 1.0, "target_weights": "a"},
              "recommended": best}  # fmt: skip
-    values = {"format": 1, "divergence": "kl", "knots": [0.5, 1.0], "prices": [0.5, 2.0],
-              "slopes": [[[1.0, 1.0], [1.5, 1.25]]] * 2}  # fmt: skip
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024,
               "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
               "intermediate_size": 8, "auto_map": {"AutoConfig": "spying.Config"}}  # fmt: skip
@@ -212,7 +210,6 @@ def whole(folder: Path) -> dict[str, bytes]:
         "prompts.jsonl": b'{"prompt": "a"}\n{"turns": ["b", "c"]}\n',
         "tuned.json": json.dumps(tuned).encode(),
         "costs.json": json.dumps(tuned | {"costs": costs}).encode(),
-        "values.json": json.dumps(values).encode(),
         "manifest.json": (folder / "trace" / "manifest.json").read_bytes(),
         "text-00000.safetensors": (folder / "trace" / "text-00000.safetensors").read_bytes(),
         "grid.json": json.dumps({"kind": "markov", "policies": ["speculative"], "length": 2,

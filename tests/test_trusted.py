@@ -19,7 +19,6 @@ from cactus_theory.base.files import beside
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.rows import load_rows
 from cactus_theory.cli import main
-from cactus_theory.policies._knobs import read_values
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
@@ -29,8 +28,6 @@ from solvers.__main__ import main as solvers
 
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
-VALUES = {"format": 1, "divergence": "kl", "knots": [0.5, 1.0], "prices": [1.0],
-          "slopes": [[[1.0, 1.0]]]}  # fmt: skip
 # a rule in a file that leaves a trace of having been run
 SPY = """
 from pathlib import Path
@@ -57,7 +54,7 @@ def ran(spec: str) -> bool:
 
 def tuned(folder: Path, policy: str = "soft_band:price=1", **more) -> Path:
     """Write what ``tune`` writes; ``more`` is of the recommended setting."""
-    best = {"policy": policy, "values": None, "verifier": "block", "num_draft_tokens": 2} | more
+    best = {"policy": policy, "verifier": "block", "num_draft_tokens": 2} | more
     content = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
                "source": {}, "recommended": best}  # fmt: skip
     path = folder / "tuned.json"
@@ -86,34 +83,23 @@ def test_a_tuned_file_runs_no_code(tmp_path: Path, spy: str, capsys) -> None:
     assert ct.load_tuned(path, trust_code=True).verifier == "chain" and ran(spy)
 
 
-@pytest.mark.parametrize("name", ["../values.json", "/etc/passwd", "sub/values.json", "..", "link"])
-@pytest.mark.parametrize("place", ["field", "spec", "blank"])
-def test_a_data_file_names_files_of_its_own_folder(tmp_path: Path, name: str, place: str) -> None:
+@pytest.mark.parametrize("name", ["../rows.npy", "/etc/passwd", "sub/rows.npy", "..", "link"])
+def test_a_data_file_names_files_of_its_own_folder(tmp_path: Path, name: str) -> None:
     own = tmp_path / "own"
     (own / "sub").mkdir(parents=True)
     for folder in (tmp_path, own, own / "sub"):
-        (folder / "values.json").write_text(json.dumps(VALUES))
-    os.symlink(tmp_path / "values.json", own / "link")
-    spec = {
-        "spec": f"soft_band:price=1,values={name}",
-        "blank": f"soft_band:price=1, values ={name}",
-    }
-    path = tuned(
-        own, spec.get(place, "soft_band:price=1"), values=None if place != "field" else name
-    )
+        (folder / "rows.npy").touch()
+    os.symlink(tmp_path / "rows.npy", own / "link")
     with pytest.raises(ValueError, match="must name files of its own folder"):
-        ct.load_tuned(path)
-    fine = tuned(own, values="values.json")
-    assert ct.load_tuned(fine).policy.values.file == str(own / "values.json")  # type: ignore[union-attr]
-    fine = tuned(own, "soft_band:price=1,values=values.json")
-    assert ct.load_tuned(fine).policy.values.file == str(own / "values.json")  # type: ignore[union-attr]
+        beside(own / "manifest.json", name)
+    assert beside(own / "manifest.json", "rows.npy") == own / "rows.npy"
 
 
 def test_a_folder_that_is_a_link_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "values.json").touch()
+    (tmp_path / "real" / "rows.npy").touch()
     os.symlink(tmp_path / "real", tmp_path / "link")
-    assert beside(tmp_path / "link" / "tuned.json", "values.json").is_file()
+    assert beside(tmp_path / "link" / "tuned.json", "rows.npy").is_file()
     for name in ("a\0b", "a\nb", "a\\b", "", None, 3):
         with pytest.raises(ValueError, match="must name files of its own folder"):
             beside(tmp_path / "tuned.json", name)
@@ -143,7 +129,7 @@ def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
 
 
 def test_registered_rules_of_data_are_those_of_code() -> None:
-    for spec in ("band:price=1", "soft_band:price=2,depth=1", "speculative"):
+    for spec in ("band:price=1", "soft_band:price=2,ahead=false", "speculative"):
         assert policy_of_data(spec, "tuned.json") == ct.policy(spec)
     for wrong in (None, 3, ["band"], "band:price=x", "nix", "band:price=1,price=2"):
         with pytest.raises(ValueError, match=r"^\w+: "):
@@ -241,26 +227,6 @@ def test_numbers_that_do_not_fit_are_one_line(tmp_path: Path, capsys) -> None:
     path.write_text(path.read_text().replace('"level": 0.1', f'"level": {10**4000}'))
     with pytest.raises(ValueError, match=r"tuned\.json: level: must be a number"):
         ct.load_tuned(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"slopes": [[]]},
-        {"slopes": [[[float("inf"), 1.0]]]},
-        {"slopes": [[[float("nan"), 1.0]]]},
-        {"slopes": [[[10**400, 1.0]]]},
-        {"slopes": []},
-        {"prices": [1e-300, 1e300], "slopes": [[[1.0, 1.0]], [[1.0, 1.0]]]},
-        {"prices": []},
-        {"knots": [float("nan"), 1.0]},
-    ],
-)
-def test_a_table_of_values_is_whole_and_finite(tmp_path: Path, change: dict) -> None:
-    path = tmp_path / "values.json"
-    path.write_text(json.dumps(VALUES | change))
-    with pytest.raises(ValueError, match=r"values: .*values\.json"):
-        read_values(str(path))
 
 
 @pytest.mark.parametrize(

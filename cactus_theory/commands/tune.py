@@ -236,7 +236,6 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
             widths=args.num_draft_tokens,
             policies=args.policies,
             siblings=args.siblings,
-            values=args.work / "values.json",
             capped=True,
             on_step=on_step,
         )

@@ -93,7 +93,6 @@ class Mathematics(ABC):
 
     name: ClassVar[str]
     knob: ClassVar[str | None] = None
-    file_knobs: ClassVar[tuple[str, ...]] = ()
     shared_recovery: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -214,7 +213,6 @@ class Policy(Mathematics):
 
     Attributes
     ----------
-    file_knobs : class fact. Knobs that name files, which a data file may do in its own folder only.
     entrywise : class fact. φ(n) and the scale of the residual depend on q_n and p_n alone,
         so a verifier reads whole rows only after a refusal; see :class:`Entrywise`.
     keeps_what_lossless_keeps : class fact. φ(n) ≥ min(1, q_n/p_n), so a verifier calls the

@@ -1,125 +1,13 @@
-"""Knobs of a policy: which there are, their values in the type they are annotated with.
-
-One of them names a file: the table of what a drafted token is worth by how many follow it.
-"""
+"""Knobs of a policy: which there are, their values in the type they are annotated with."""
 
 import dataclasses
 import inspect
-import math
 import types
-from bisect import bisect
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.files import read_marked
-from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies._base import Policy
-
-FORMAT = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueTable:
-    """Slopes of φ by price and by the number of drafted tokens that follow."""
-
-    divergence: str  # spec of the divergence that the prices are of
-    knots: tuple[float, ...]  # where slopes change, rising, the last one 1
-    prices: tuple[float, ...]  # tokens per unit of divergence, rising
-    # for each price, for 0, 1, … tokens that follow, the slopes up to each knot
-    slopes: tuple[tuple[tuple[float, ...], ...], ...]
-    # where it was read from, as specs name it; tables of equal numbers are equal
-    file: str = dataclasses.field(default="(learned)", compare=False)
-
-    def __str__(self) -> str:
-        return self.file
-
-    @classmethod
-    def of(
-        cls,
-        divergence: str,
-        knots: Sequence[float],
-        prices: Sequence[float],
-        worths: Sequence[Sequence[Worth]],
-    ) -> "ValueTable":
-        """Return the table of worths by price and tokens that follow; ValueError if it is none."""
-        slopes = tuple(tuple(worth.slopes for worth in table) for table in worths)
-        table = cls(divergence, tuple(map(float, knots)), tuple(prices), slopes)
-        _check(table)
-        return table
-
-    def worths(self, price: float) -> tuple[Worth, ...]:
-        """Return φ for 0, 1, … tokens that follow, interpolated between prices in their logarithm.
-
-        Beyond the least and the largest price of the table, theirs is taken.
-        """
-        place = bisect(self.prices, price)
-        if place in (0, len(self.prices)):
-            return tuple(Worth(self.knots, line) for line in self.slopes[max(place - 1, 0)])
-        below, above = self.prices[place - 1], self.prices[place]
-        weight = math.log(price / below) / math.log(above / below)
-        pairs = zip(self.slopes[place - 1], self.slopes[place], strict=True)
-        return tuple(Worth(self.knots, _mixed(low, high, weight)) for low, high in pairs)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what :func:`read_values` reads."""
-        return {
-            "format": FORMAT,
-            "divergence": self.divergence,
-            "knots": list(self.knots),
-            "prices": list(self.prices),
-            "slopes": [[list(line) for line in table] for table in self.slopes],
-        }
-
-
-# φ of one token now and nothing later, whatever the price
-NO_VALUES = (ONE_TOKEN,)
-
-
-def read_values(file: str) -> ValueTable:
-    """Return the table in a JSON file, as it is now; ValueError where there is none."""
-    try:
-        content = read_marked(Path(file), FORMAT)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"values: {error}") from None
-    try:
-        slopes = tuple(
-            tuple(tuple(map(float, line)) for line in rows) for rows in content["slopes"]
-        )
-        knots, prices = (tuple(map(float, content[name])) for name in ("knots", "prices"))
-        table = ValueTable(str(content["divergence"]), knots, prices, slopes, str(file))
-        _check(table)
-        if not table.slopes[0]:
-            raise ValueError("slopes of no token")
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"values: {file!r} must hold a table of values; got {error}") from None
-    return table
-
-
-def _check(table: ValueTable) -> None:
-    knots, prices = table.knots, table.prices
-    if not _rising((0.0, *knots)) or knots[-1:] != (1.0,):
-        raise ValueError(f"knots that do not rise from above 0 to 1: {knots}")
-    if not prices or not _rising((0.0, *prices)) or not math.isfinite(prices[-1] / prices[0]):
-        raise ValueError(f"prices that do not rise from above 0: {prices}")
-    if len(table.slopes) != len(prices) or len({len(rows) for rows in table.slopes}) != 1:
-        raise ValueError("slopes that do not have as many tables as prices, all as long")
-    for line in (line for rows in table.slopes for line in rows):
-        if len(line) != len(knots) or not _rising((0.0, *line[::-1]), ties=True):
-            raise ValueError(f"slopes that do not fall, one up to each knot: {line}")
-        if not math.isfinite(line[0]):
-            raise ValueError(f"slopes that are not finite: {line}")
-
-
-def _rising(values: Sequence[float], ties: bool = False) -> bool:
-    pairs = list(zip(values, values[1:], strict=False))
-    return all(low < high or (ties and low == high) for low, high in pairs)
-
-
-def _mixed(low: Sequence[float], high: Sequence[float], weight: float) -> tuple[float, ...]:
-    return tuple((1 - weight) * a + weight * b for a, b in zip(low, high, strict=True))
-
 
 MISSING = dataclasses.MISSING
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -183,9 +71,8 @@ def type_of(default: Any) -> Any:
 def converted(name: str, value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
 
-    Numbers become the float or int that is asked for, the name of a file the table in it. Values
-    of other kinds (Any, a class of your own) are returned as they are. Raises ValueError for a
-    value that ``kind`` cannot hold.
+    Numbers become the float or int that is asked for. Values of other kinds (Any, a class of your
+    own) are returned as they are. Raises ValueError for a value that ``kind`` cannot hold.
     """
     if get_origin(kind) in (Union, types.UnionType):
         return _one_of(name, value, get_args(kind))
@@ -246,16 +133,11 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _table(name: str, value: Any) -> ValueTable:
-    return value if isinstance(value, ValueTable) else read_values(_text(name, value))
-
-
 READERS: dict[type, Callable[[str, Any], Any]] = {
     bool: _yes_or_no,
     float: _number,
     int: check.as_whole_number,
     str: _text,
-    ValueTable: _table,
 }
 
 

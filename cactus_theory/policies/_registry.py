@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cactus_theory.base.files import beside
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 from cactus_theory.divergences import divergence as read_divergence
 from cactus_theory.policies import _knobs
@@ -117,9 +116,8 @@ def policy_of_data(
 ) -> Policy:
     """Return the policy that the data file ``path`` names, without running or reading more.
 
-    It is a registered one, and its knobs name files of the data file's own folder only.
-    ``trust_code`` reads the spec as :func:`policy` does. Raises ValueError for what is no spec,
-    ``FILE.py:NAME``, a file in another folder, and as :func:`policy`.
+    It is a registered one. ``trust_code`` reads the spec as :func:`policy` does. Raises ValueError
+    for what is no spec, ``FILE.py:NAME``, and as :func:`policy`.
     """
     if trust_code:
         return policy(spec, **knobs)
@@ -133,8 +131,6 @@ def policy_of_data(
         values = merged_knobs(spec, knobs)
         if code := next(filter(names_a_file, written.values()), None):
             raise ValueError(f"policy: must name no code in a data file; got {code!r:.200}")
-        for knob in written.keys() & set(POLICIES.find(name).file_knobs):
-            values[knob] = str(beside(path, written[knob]))
         return _at_knobs(POLICIES.find(name), name, spec, values)
     except ValueError as error:
         raise ValueError(f"{error}; in {path}") from None

@@ -12,11 +12,10 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
-from cactus_theory.optimum.soft import Pieces, Worth, soft_rows
+from cactus_theory.optimum.soft import ONE_TOKEN, Pieces, soft_rows
 from cactus_theory.optimum.soft_row import SoftRow
 from cactus_theory.policies._base import Entries, Rows
 from cactus_theory.policies._forms import FixedTarget
-from cactus_theory.policies._knobs import NO_VALUES, ValueTable
 from cactus_theory.policies._records import Declaration, Node, Path
 from cactus_theory.policies._registry import register
 
@@ -29,58 +28,37 @@ TOGETHER = 2**18
 class SoftBand(FixedTarget):
     r"""Verify a block against the best row at each node, given how the node was reached.
 
-    :math:`h = \max\{aq, \max_j \min(u_j q, r_j p/P)\}` for the alive ratio P, see
-    :mod:`cactus_theory.optimum.soft`: to accept a token is worth one token and what may follow
-    it. ``price`` is in tokens per unit of divergence. ``values`` is a table that
-    :func:`cactus_theory.traces.learn_values` learns from a trace, or in a spec the file that
-    ``python -m simulations values`` writes it to; without it a token is worth 1 and h is the
-    band of p/P at a constant price. A certain draft (greedy, n-gram) is known to its end, so
-    that what follows a token is worth is known exactly: with ``ahead`` its law under KL is the
-    best of all laws of blocks, h(block) ∝ q(block) e^{N/ν} for N accepted tokens (THEORY.md,
-    Theorem 14).
+    :math:`h = \max\{aq, \min(uq, p/P)\}` for the alive ratio P, see
+    :mod:`cactus_theory.optimum.soft`: to accept a token is worth 1, and h is the band of p/P at a
+    constant price. ``price`` is in tokens per unit of divergence. A certain draft (greedy, n-gram)
+    is known to its end, so that what follows a token is worth is known exactly: with ``ahead``
+    its law under KL is the best of all laws of blocks, h(block) ∝ q(block) e^{N/ν} for N accepted
+    tokens (THEORY.md, Theorem 14).
 
     Needs ``verifier="block"``. On a single row the policy is what it is at the first token of a
-    block (P = 1) with ``depth`` drafted tokens after it.
+    block (P = 1).
     """
 
     price: float
-    values: ValueTable | None = None
     divergence: str = "kl"
-    depth: int = 0
     ahead: bool = True
     knob = "price"
-    file_knobs = ("values",)
     needs_path = True
 
     def __post_init__(self) -> None:
         price = check.number("price", self.price, 0, open_low=True)
         object.__setattr__(self, "price", price)
-        if self.depth < 0:
-            raise ValueError(f"depth: must be at least 0; got {self.depth}")
         kind = find_divergence(self.divergence)
         if not (kind.priced and isinstance(kind, FDivergence) and kind.smooth):
             raise ValueError(
                 f"divergence: must be an f-divergence with a smooth generator; got {kind.spec}"
             )
         object.__setattr__(self, "divergence", kind.spec)
-        if self.values is not None and self.values.divergence != kind.spec:
-            raise ValueError(
-                f"values: must be learned for {kind.spec}; {self.values.file!r} is for "
-                f"{self.values.divergence}"
-            )
 
     @property
     def declares(self) -> Declaration:
-        """Return: lossless at an infinite price; without values also between q and p."""
-        plain = self.values is None
-        return Declaration(-1, math.inf, None, between=plain, at_least_speculative=plain)
-
-    @cached_property
-    def worths(self) -> tuple[Worth, ...]:
-        """Return φ for 0, 1, … drafted tokens that follow; the last one stands for more."""
-        if self.values is None or self.price == math.inf:
-            return NO_VALUES
-        return self.values.worths(self.price)
+        """Return: lossless at an infinite price, between q and p, never below speculative."""
+        return Declaration(-1, math.inf, None, between=True, at_least_speculative=True)
 
     @cached_property
     def kind(self) -> FDivergence:
@@ -90,19 +68,14 @@ class SoftBand(FixedTarget):
         return kind
 
     @cached_property
-    def pieces(self) -> list[Pieces]:
-        """Return what rows with 0, 1, … drafted tokens to follow have in common."""
-        return [Pieces(worth, self.kind, self.price) for worth in self.worths]
-
-    def worth(self, left: Sequence[int]) -> list[Worth]:
-        """Return φ for each number of drafted tokens that follow."""
-        last = len(self.worths) - 1
-        return [self.worths[min(count, last)] for count in left]
+    def pieces(self) -> Pieces:
+        """Return what all rows have in common."""
+        return Pieces(ONE_TOKEN, self.kind, self.price)
 
     def target(self, q: Rows, p: Rows) -> Rows:
-        """Return h at the first token of a block with ``depth`` drafted tokens after it."""
+        """Return h at the first token of a block."""
         alive = torch.ones(q.shape[:-1], dtype=torch.float64, device=q.device)
-        return self.target_in_block(q, p, Path(alive, torch.full_like(alive, self.depth).long()))
+        return self.target_in_block(q, p, Path(alive, torch.zeros_like(alive).long()))
 
     def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
         """Return h at each node, float64."""
@@ -111,12 +84,12 @@ class SoftBand(FixedTarget):
         if path.raised is not None:
             return _raised(q.double(), p.double(), path.raised[..., None])
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
-        alive, left = path.alive.reshape(-1), path.left.reshape(-1)
+        alive = path.alive.reshape(-1)
         size = max(1, TOGETHER // q.shape[-1])
-        chunks = zip(*(part.split(size) for part in (*flat, alive, left)), strict=True)
+        chunks = zip(*(part.split(size) for part in (*flat, alive)), strict=True)
         rows = [
-            soft_rows(q_rows, p_rows, ratios, self.worth(after.tolist()), self.kind, self.price)
-            for q_rows, p_rows, ratios, after in chunks
+            soft_rows(q_rows, p_rows, ratios, [ONE_TOKEN] * len(ratios), self.kind, self.price)
+            for q_rows, p_rows, ratios in chunks
         ]
         return torch.cat(rows).reshape(q.shape)
 
@@ -176,8 +149,8 @@ class SoftBand(FixedTarget):
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """Return bounds on h_n/q_n under any piece: the least U_M/P of r < 1, the largest U_1/P."""
-        return min(part.low for part in self.pieces), max(part.top for part in self.pieces)
+        """Return bounds on U/P."""
+        return self.pieces.low, self.pieces.top
 
     @property
     def answers_rows(self) -> bool:
@@ -186,15 +159,14 @@ class SoftBand(FixedTarget):
 
     @property
     def highest(self) -> float:
-        """Return the largest U_1/P."""
+        """Return the largest U/P."""
         return self.bounds[1]
 
     def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, P a and P h/q of certain tokens, in the precision of the rows."""
         if self.price == math.inf:
             return node.lossless_ratio, node.alive, node.alive
-        pieces = self.pieces[min(node.left, len(self.pieces) - 1)]
-        row = SoftRow(node.q, node.p, node.alive, pieces, certain=node.certain)
+        row = SoftRow(node.q, node.p, node.alive, self.pieces, certain=node.certain)
         if row.passes(math.inf if node.ends or node.draft_ratio >= row.cap else node.draft_ratio):
             return 1.0, None, None
         return row.ratio_of(node.draft_ratio, node.joint), row.scale, row.raised

@@ -8,7 +8,6 @@ from cactus_theory.traces.log import log_trace, save_trace
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.rows import SavedRows, pooled_audit
 from cactus_theory.traces.trace import Trace
-from cactus_theory.traces.values import learn_values
 
 __all__ = [
     "Cycle",
@@ -21,7 +20,6 @@ __all__ = [
     "compare",
     "compare_observed",
     "expect",
-    "learn_values",
     "log_trace",
     "pooled_audit",
     "replay",

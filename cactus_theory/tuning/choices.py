@@ -7,7 +7,6 @@ by more than BEYOND standard errors of the paired ratio on both halves.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ class Answers:
 
 def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answers | None:
     """Return how the fastest lossy setting that a ledger can follow spends on texts, and capped."""
-    able = [choice for choice in choices if choice.values is None and not choice.family.siblings]
+    able = [choice for choice in choices if not choice.family.siblings]
     able = [choice for choice in able if not find_policy(choice.policy).needs_path]
     bands = [choice for choice in able if choice.family.name == "band:price"]
     choice = fastest([choice for choice in bands or able if not choice.family.lossless])
@@ -114,7 +113,6 @@ class Choice:
     policy, verifier, num_draft_tokens : what to decode with.
     replay : over all texts that knobs are solved on.
     chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
-    values : file of a table of values that the policy reads, which ``policy`` leaves out.
     """
 
     family: Family
@@ -124,7 +122,6 @@ class Choice:
     replay: Replay
     chosen_by: Estimate
     speed: Estimate
-    values: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +176,7 @@ class Tuned:
             return None
         width, costs = tree.num_draft_tokens, self.costs
         with_siblings, family = costs.beside(tree.family.siblings), tree.family
-        call = with_siblings.call(width, family.costs, family.times)
+        call = with_siblings.call(width, family.key)
         tree_pass, path_pass = with_siblings.part("target", width), costs.part("target", width)
         texts = 1.0 if costs.new_tokens is None else costs.new_tokens
         start = 0.0 if costs.new_tokens is None else with_siblings.start
@@ -199,7 +196,7 @@ class Tuned:
             A family whose verification was not measured.
         """
         choices = [
-            priced(choice.family, choice.replay, costs, self.halves, choice.policy, choice.values)
+            priced(choice.family, choice.replay, costs, self.halves, choice.policy)
             for choice in self.choices
         ]
         choices.sort(key=lambda choice: -choice.chosen_by.value)
@@ -248,11 +245,10 @@ def priced(
     costs: Costs,
     halves: tuple[Sequence[int], Sequence[int]],
     policy: str | None = None,
-    values: Path | None = None,
 ) -> Choice:
-    """Return a setting with its speeds at these costs; ``policy`` is a spec without its values."""
-    settings = costs.beside(family.siblings), family.costs, family.times
+    """Return a setting with its speeds at these costs; ``policy`` is its spec."""
+    settings = costs.beside(family.siblings), family.key
     first, second = (speed(replay.part(half), *settings) for half in halves)
     width = replay.num_draft_tokens
     spec = replay.policy if policy is None else policy
-    return Choice(family, spec, replay.verifier, width, replay, first, second, values)
+    return Choice(family, spec, replay.verifier, width, replay, first, second)

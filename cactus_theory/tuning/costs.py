@@ -160,8 +160,8 @@ class Costs:
             raise ValueError(f"siblings: must be as many as were timed, {counts}; got {siblings}")
         return self.siblings[siblings]
 
-    def call(self, width: int, family: str, times: float = 1.0) -> float:
-        """Return the time of a call with K drafted tokens, ``times`` the family's verification.
+    def call(self, width: int, family: str) -> float:
+        """Return the time of a call with K drafted tokens.
 
         Raises
         ------
@@ -172,20 +172,7 @@ class Costs:
         if not self.verify:
             return spent
         verify = self.verify[check.one_of("family", family, tuple(self.verify))]
-        return spent + self._read([times * seconds for seconds in verify], width)
-
-    def times(self, family: str, like: str) -> float | None:
-        """Return how many times one family's verification takes another's, None if not known."""
-        if not self.verify:
-            return 1.0
-        return self.verify[family][-1] / self.verify[like][-1] if family in self.verify else None
-
-    def with_times(self, family: str, like: str, times: float) -> "Costs":
-        """Return the same with a family whose verification takes ``times`` another one's."""
-        if not self.verify or family in self.verify:
-            return self
-        seconds = tuple(times * part for part in self.verify[like])
-        return replace(self, verify={**self.verify, family: seconds})
+        return spent + self._read(verify, width)
 
     def as_ratios(self) -> dict[str, float]:
         """Return what :meth:`ratios` takes: slopes and the rest, between the least and largest K.
@@ -260,17 +247,15 @@ def plain_speed(costs: Costs) -> float:
     return costs.new_tokens / (costs.plain_start + costs.new_tokens * costs.plain)
 
 
-def speed(own: Replay, costs: Costs, family: str, times: float = 1.0) -> Estimate:
+def speed(own: Replay, costs: Costs, family: str) -> Estimate:
     """Return the tokens per unit of time of a batch; its standard error is that of the trace.
-
-    ``times`` as in :meth:`Costs.call`.
 
     Raises
     ------
     ValueError
         A family whose verification was not measured.
     """
-    call = costs.call(own.num_draft_tokens, family, times)
+    call = costs.call(own.num_draft_tokens, family)
     return combined(partial(_speed, costs, call), own.tokens_per_call, _squares(own))
 
 

@@ -13,7 +13,6 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
 from cactus_theory.traces.trace import Trace
@@ -35,9 +34,6 @@ class Family:
     template : spec with ``{}`` where the knob's value goes; without, there is nothing to tune.
     knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
     least, first, most : x nearest to lossless, to begin with, and loosest.
-    like, times : key of the family whose verification was timed for it, None for its own, and
-        how many times that its own takes.
-    values : the table that the policy reads, which the template leaves out.
     siblings : likeliest tokens beside each drafted one; the verifier is a ``tree`` then, whose
         runs are judged by ``verifier``.
     """
@@ -49,20 +45,12 @@ class Family:
     least: float = 1.0
     first: float = 1.0
     most: float = 1.0
-    like: str | None = None
-    times: float = 1.0
-    values: ValueTable | None = None
     siblings: int = 0
 
     @property
     def key(self) -> str:
         """Return name, verifier and siblings as one word."""
         return f"{self.name}@{self.verifier}" + f"+{self.siblings}" * (self.siblings > 0)
-
-    @property
-    def costs(self) -> str:
-        """Return the key under which its verification was timed."""
-        return self.like or self.key
 
     @property
     def lossless(self) -> bool:
@@ -74,9 +62,8 @@ class Family:
         return self.template.format(f"{self.knob(looseness):.6g}")
 
     def policy(self, looseness: float) -> Policy:
-        """Return the policy of that spec, with its table of values."""
-        table = {} if self.values is None else {"values": self.values}
-        return find_policy(self.spec(looseness), **table)
+        """Return the policy of that spec."""
+        return find_policy(self.spec(looseness))
 
 
 # knob, least, first and most looseness; beyond them nothing changes in any digit that is shown
@@ -248,11 +235,6 @@ class Knobs:
             self._replay(x, width)
         below = [replay for replay in replays.values() if self._spent(replay) <= level]
         return max(below, key=self._spent, default=None)
-
-    def spec(self, own: Replay) -> str:
-        """Return the family's spec at the knob of a replay; it names no table of values."""
-        replays = self.replays[own.num_draft_tokens]
-        return self.family.spec(next(x for x, replay in replays.items() if replay is own))
 
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]

@@ -2,25 +2,16 @@
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import Siblings, as_drafter
 from cactus_theory.decoding.result import Round
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
-from cactus_theory.verify.contract import Verifier, find_verifier
-from cactus_theory.verify.draft import Assignment, Draft
-from cactus_theory.verify.draw import toss
 
 VERIFY = "verify"
 # decodes of every setting; medians over them stand
@@ -138,29 +129,6 @@ def measure_costs(
         decodes = {kind: timed for kind, timed in times.items() if kind and kind.siblings == count}
         by_siblings[count] = _costs(plain, decodes, widths, prompts.batch)
     return replace(by_siblings.pop(0), siblings=by_siblings)
-
-
-def verification_times(
-    trace: Trace, policies: tuple[str | Policy, str | Policy], verifier: str | Verifier, width: int
-) -> float:
-    """Return how many times one policy's verification of logged cycles takes another's.
-
-    One cycle at a time, by both in turn, as in a decode of one text.
-    """
-    source, verifier = torch.Generator().manual_seed(0), find_verifier(verifier)
-    assigned = [Assignment((find_policy(policy),)) for policy in policies]
-    seconds = [0.0, 0.0]
-    drafted = (batch for batch in trace.batches(1, width) if batch.draft_token_ids.shape[1])
-    for number, batch in zip(range(UNTIMED + TIMED), drafted, strict=False):
-        accept, draw = toss(torch.tensor([width]), batch.draft_token_ids.shape[1], source)
-        q = batch.target_probs.float()
-        p = None if batch.draft_probs is None else batch.draft_probs.float()
-        draft = Draft(batch.draft_token_ids, [batch.draft_token_ids.shape[1]], p)
-        for place in sorted((0, 1), reverse=bool(number % 2)):
-            started = time.perf_counter()
-            verifier.verify(assigned[place], q, draft, accept, draw)
-            seconds[place] += (number >= UNTIMED) * (time.perf_counter() - started)
-    return seconds[0] / seconds[1] if min(seconds) > 0 else 1.0
 
 
 def _costs(

@@ -1,7 +1,6 @@
 """What tuning found: a sentence, a table, and the file that ``generate --tuned`` reads."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,7 @@ def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
 
 
 def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
-    """Return all of it for JSON, without the folder that a table of values lies in.
+    """Return all of it for JSON.
 
     ``others`` as in :func:`notes`.
     """
@@ -181,7 +180,7 @@ def _chosen(tuned: Tuned) -> dict[str, Any]:
 
 
 def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> None:
-    """Write the file, all of it or nothing, and beside it the table of values that it names.
+    """Write the file, all of it or nothing.
 
     ``others`` as in :func:`notes`.
 
@@ -204,14 +203,6 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
     if path.suffix != ".json":
         raise ValueError(f"--out: must end in .json; got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".values.json")
-    for file in {choice.values for choice in tuned.choices if choice.values is not None}:
-        if file.resolve() != beside.resolve():
-            shutil.copyfile(file, beside)
-    chosen = [part["recommended"] for part in (content, *content["batches"])]
-    for line in (*chosen, *content["table"]):
-        if line is not None and line["values"] is not None:
-            line["values"] = beside.name
     write_whole(path, (json.dumps(plain_json(content), indent=1) + "\n").encode())
 
 
@@ -221,7 +212,6 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
     return {
         "family": choice.family.name,
         "policy": choice.policy,
-        "values": None if choice.values is None else choice.values.name,
         "verifier": choice.verifier,
         "num_draft_tokens": choice.num_draft_tokens,
         **({"siblings": choice.family.siblings} if choice.family.siblings else {}),
@@ -241,7 +231,7 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
     calls = choice.replay.tokens_per_call
     lossless = choice.family.lossless
     return [
-        choice.policy + ", values" * (choice.values is not None),
+        choice.policy,
         choice.verifier + f" +{choice.family.siblings}" * (choice.family.siblings > 0),
         str(choice.num_draft_tokens),
         _both(choice.speed),
@@ -252,11 +242,10 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
 
 
 def _named(choice: Choice) -> str:
-    values = " with values" if choice.values is not None else ""
     count = choice.family.siblings
     beside = f", {count} sibling{'s' * (count > 1)} a place" if count else ""
     width = choice.num_draft_tokens
-    return f"{choice.policy}{values}, verifier {choice.verifier}, K = {width}{beside}"
+    return f"{choice.policy}, verifier {choice.verifier}, K = {width}{beside}"
 
 
 def _unit(tuned: Tuned) -> str:

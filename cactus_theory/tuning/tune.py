@@ -1,71 +1,45 @@
 """Which policy, knob, verifier and K are fastest for a divergence per emitted token, on a trace.
 
-For every family and K the knob is solved so that the meter reads the level over all texts but
-those that values are learned from. The fastest setting is chosen by the predicted speed on one
-half of these texts, and every speed that is reported is from the other half: the best of many
-noisy numbers is too good, a number that was not chosen by is not.
+For every family and K the knob is solved so that the meter reads the level over all texts. The
+fastest setting is chosen by the predicted speed on one half of these texts, and every speed that is
+reported is from the other half: the best of many noisy numbers is too good, a number that was not
+chosen by is not.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.base.files import write_whole
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
-from cactus_theory.traces.values import PRICES, learn_values
-from cactus_theory.tuning.choices import Choice, Tuned, answers_of, fastest, priced
+from cactus_theory.tuning.choices import Tuned, answers_of, priced
 from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
-from cactus_theory.tuning.measure import Setting, verification_times
+from cactus_theory.tuning.measure import Setting
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # at so many K, the least, a middle and the largest one, costs are measured
 TIMED_WIDTHS = 3
 # fewer cycles are all needed for choosing and reporting
 ENOUGH_CYCLES = 200
-# one text of so many is learned from
-EVERY = 4
 # what a file of the result says about the trace, where it is known
 OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights")
 Measure = Callable[[Sequence[Setting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Numbers of texts."""
+def halves_of(texts: int) -> tuple[list[int], list[int]]:
+    """Return texts to choose by and texts to report, early and late in both.
 
-    judged: list[int]  # knobs and speeds are from these
-    learned: list[int]  # and values from these
-    halves: tuple[list[int], list[int]]  # of the judged ones: to choose by, and to report
-
-
-def shares(texts: int, learning: bool) -> Shares:
-    """Return a fair share of early and late texts for everything; ValueError for too few."""
-    learned = list(range(EVERY - 1, texts, EVERY)) if learning else []
-    judged = [text for text in range(texts) if text not in learned]
-    if len(judged) < 2:
+    Raises ValueError for too few.
+    """
+    if texts < 2:
         raise ValueError(
-            f"trace: must hold two texts, one to choose by and one to report; got {len(judged)}"
+            f"trace: must hold two texts, one to choose by and one to report; got {texts}"
         )
-    count = range(len(judged))
-    return Shares(judged, learned, (list(count[::2]), list(count[1::2])))
-
-
-def learn_for(trace: Trace, width: int, file: Path) -> ValueTable:
-    """Write what an accepted token is worth in drafts of K tokens; return the table."""
-    table = learn_values(trace, num_draft_tokens=width, prices=PRICES[::2])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, (json.dumps(table.as_json()) + "\n").encode())
-    return replace(table, file=str(file))
+    return list(range(0, texts, 2)), list(range(1, texts, 2))
 
 
 def tune(
@@ -77,7 +51,6 @@ def tune(
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
     siblings: Sequence[int] = (),
-    values: str | Path | None = None,
     capped: bool = False,
     on_step: OnStep | None = None,
 ) -> Tuned:
@@ -93,8 +66,6 @@ def tune(
     policies : as :func:`cactus_theory.tuning.families.families`.
     siblings : how many of the draft's likeliest tokens to try beside each drafted one, with every
         family; none by default.
-    values : where to write what an accepted token is worth, learned from a quarter of the texts,
-        for the soft band at its fastest K; None, or too few cycles, and it does without.
     capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
     on_step : called with what is done, how many steps of it are, and of how many.
 
@@ -125,34 +96,20 @@ def tune(
         raise ValueError("siblings: must be tried on a trace whose drafts have rows; got none")
     for count in siblings if isinstance(costs, Costs) else ():
         costs.beside(count)
-    learning = values is not None and kind.spec == "kl" and _can_learn(source, candidates)
-    texts = shares(source.texts, learning)
-    judged = source.part(texts.judged) if isinstance(source, Trace) else source
-    solved = _solved(judged, candidates, widths, level, kind.spec, on_step)
+    halves = halves_of(source.texts)
+    solved = _solved(source, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
-    choices = [priced(family, replay, costs, texts.halves) for family, replay in solved]
-    soft = fastest([choice for choice in choices if choice.family.name == "soft_band:price"])
-    soft = soft if learning else None
-    if soft is not None and soft.num_draft_tokens > 1:
-        assert values is not None and isinstance(source, Trace) and isinstance(judged, Trace)
-        table = learn_for(source.part(texts.learned), soft.num_draft_tokens, Path(values))
-        on_step("learning values", 1, 1)
-        valued = _with_values(judged, soft, table, level, kind.spec, costs)
-        if valued is not None:
-            family, spec, replay = valued
-            file = Path(table.file)
-            choices.append(priced(family, replay, costs, texts.halves, spec, file))
-            costs = costs.with_times(family.key, soft.family.key, family.times)
+    choices = [priced(family, replay, costs, halves) for family, replay in solved]
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     paths = [family.key for family in candidates if not family.siblings]
     tried = {"families": paths, "widths": widths}
     about = _about(source) | {"tried": tried | ({"siblings": list(siblings)} if siblings else {})}
     answers = None
-    if capped and kind.spec == "kl" and isinstance(judged, Trace):
+    if capped and kind.spec == "kl" and isinstance(source, Trace):
         on_step("replaying a cap on every answer", 0, 1)
-        answers = answers_of(judged, choices, level)
+        answers = answers_of(source, choices, level)
     plain = plain_speed(costs)
-    return Tuned(level, kind.spec, costs, plain, tuple(choices), texts.halves, about, answers)
+    return Tuned(level, kind.spec, costs, plain, tuple(choices), halves, about, answers)
 
 
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
@@ -165,11 +122,6 @@ def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
     if not widths:
         raise ValueError("num-draft-tokens: must hold at least one K; got none")
     return sorted(set(widths))
-
-
-def _can_learn(source: Source, candidates: Sequence[Family]) -> bool:
-    enough = len(source) >= ENOUGH_CYCLES and _has_rows(source)
-    return enough and any(family.name == "soft_band:price" for family in candidates)
 
 
 def _has_rows(source: Source) -> bool:
@@ -211,32 +163,6 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Setting]:
             near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
             settings.append(Setting(key, near.policy, near.verifier, width, counts[key]))
     return settings
-
-
-def _with_values(
-    trace: Trace,
-    soft: Choice,
-    values: ValueTable,
-    level: float,
-    divergence: str,
-    costs: Costs,
-) -> tuple[Family, str, Replay] | None:
-    """Return the soft band with values at the K that is fastest without, its knob solved.
-
-    Its spec leaves the values out. Its verification takes several passes for one: it is timed
-    beside the other's, on the rows.
-    """
-    name, width, like = f"{soft.family.name},values", soft.num_draft_tokens, soft.family.key
-    family = replace(soft.family, name=name, values=values, like=like)
-    knobs = Knobs(trace, family, [width], divergence)
-    replay = knobs.at(width, level)
-    if replay is None:
-        return None
-    spec, times = knobs.spec(replay), costs.times(family.key, like)
-    if times is None:
-        policies = find_policy(spec, values=values), soft.policy
-        times = verification_times(trace, policies, soft.verifier, width)
-    return replace(family, times=times), spec, replay
 
 
 def _about(source: Source) -> dict[str, object]:

@@ -139,29 +139,20 @@ def name_and_knobs(value: Any) -> NamedKnobs:
 
 
 def requested_policy(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
-    """Return the policy of a name (None: the server's) and knobs, with what its files held."""
+    """Return the policy of a name (None: the server's) and knobs."""
     kind: Any = server if name is None else _registry.POLICIES.find(name)
     label = family(server) if name is None else name
-    for knob in kind.file_knobs:
-        if knob in knobs:
-            raise ValueError(f"{knob}: is set by the server alone")
     values = _knobs.readable(kind, label, knobs)
     for knob, value in values.items():
         is_number = isinstance(value, int | float | None)
         if not is_number and (knob not in TEXTS or names_a_file(value)):
             raise ValueError(f"{knob}: is set by the server alone")
-    files = {knob: path for knob, path in values_of(server).items() if knob in server.file_knobs}
-    server_files = {knob: path for knob, path in files.items() if path is not None}
     try:
         if not isinstance(kind, type):
             return _knobs.with_knobs(kind, label, values)
-        file_values = server_files if name == server.name else {}
-        return _knobs.built(kind, label, label, file_values | values)
+        return _knobs.built(kind, label, label, values)
     except Exception as error:  # a rule of the server's own may raise anything
-        message = str(error)
-        for path in server_files.values():
-            message = message.replace(repr(str(path)), "the server's file")
-        raise ValueError(message) from None
+        raise ValueError(str(error)) from None
 
 
 def check_stricter(requested: Policy, server: Policy) -> None:

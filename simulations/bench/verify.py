@@ -1,9 +1,6 @@
 """Time one verification step at a large vocabulary, compared with the simple dense way."""
 
-import json
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +9,6 @@ from torch import Tensor
 import cactus_theory as ct
 
 from ..common.grid import label
-from ..common.inputs import PAIR
 from .theory import clocked
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
@@ -38,12 +34,8 @@ BLOCKS = {
     "speculative": "speculative",
     "band:price=1": "band:price=1",
     "soft_band:price=1": "band:price=1",
-    "soft_band:price=1,values={values}": "band:price=1",
     "cactus:delta=0.1": "cactus:delta=0.1",
 }
-# learned values if the pair ships some; without them a table like a learned one
-VALUES = PAIR / "values.json"
-KNOTS, SLOPES = (0.25, 0.6, 1.0), (1.4, 0.9, 0.6)
 SOFTMAX, DENSE = "softmax of the target rows", "dense, cactus:delta=0.1"
 # how far the draft's logits stray from the target's: usual acceptance, and almost none
 NOISES = {"usual draft": 1.0, "poor draft": 4.0}
@@ -85,24 +77,14 @@ def rows(noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Ten
 
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
     """Yield one dictionary per draft and job: median milliseconds, jobs interleaved."""
-    with tempfile.TemporaryDirectory() as folder:
-        values = VALUES if VALUES.exists() else _made_up(Path(folder) / VALUES.name)
-        for kind, noise in NOISES.items():
-            yield from _measured(kind, noise, repeats, values)
+    for kind, noise in NOISES.items():
+        yield from _measured(kind, noise, repeats)
 
 
-def _made_up(file: Path) -> Path:
-    """Write a table of values for one price: a token is worth more the more may follow it."""
-    rows = [[1 + slope * (1 - 0.5**left) for slope in SLOPES] for left in range(WIDTH)]
-    table = {"format": 1, "divergence": "kl", "knots": KNOTS, "prices": [1.0], "slopes": [rows]}
-    file.write_text(json.dumps(table), encoding="utf-8")
-    return file
-
-
-def _measured(kind: str, noise: float, repeats: int, values: Path) -> Iterator[dict[str, Any]]:
+def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]:
     drafts, rivals = rows(noise), {}
     jobs = _jobs(*drafts)
-    for name, (job, rival) in _block_jobs(*drafts, values).items():
+    for name, (job, rival) in _block_jobs(*drafts).items():
         jobs[name], rivals[name] = job, rival
     with torch.inference_mode():
         times, last = clocked(jobs, repeats)
@@ -141,12 +123,11 @@ def _jobs(
 
 
 def _block_jobs(
-    q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor], values: Path
+    q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor]
 ) -> dict[str, tuple[Callable[[], Any], str]]:
     """Return what is timed by whole paths, and the job that each is compared with."""
     jobs = {}
-    for template, rival in BLOCKS.items():
-        spec = template.format(values=values)
+    for spec, rival in BLOCKS.items():
         rule = ct.policy(spec)
         name = ":".join(filter(None, label(spec)))
         jobs[f"verify_block, {name}"] = (

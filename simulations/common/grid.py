@@ -25,7 +25,6 @@ BASELINES = (*UNDRAFTED, *SINGLE_ROW)
 # the verifier that names and results leave out
 USUAL = "chain"
 # the knob that names a file
-VALUES = "values="
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ def at(name: str, verifier: str | None) -> str:
 
 
 def files_of(method: str) -> list[Path]:
-    """Return the files that decide what a method does: of rule, divergence, table of values."""
+    """Return the files that decide what a method does: of rule and divergence."""
     files = [file_of(method), *map(_file_of_knob, _parts(method)[1])]
     return [file for file in files if file is not None]
 
@@ -269,8 +268,7 @@ def _parts(method: str) -> tuple[str, list[str]]:
 
 
 def _file_of_knob(knob: str) -> Path | None:
-    value = knob.partition("=")[2]
-    return Path(value) if knob.startswith(VALUES) else file_of(value)
+    return file_of(knob.partition("=")[2])
 
 
 def _without_folder(knob: str) -> str:

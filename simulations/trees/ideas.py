@@ -17,11 +17,10 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.decoding import Pair
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.optimum.soft import Worth
+from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.traces import Estimate
 
-from ..common.inputs import PAIR
 from ..replay import valued
 from .rounds import LOSSLESS, Round, alone, followed, summed
 
@@ -49,7 +48,7 @@ def _at(
     args: argparse.Namespace, pair: Pair, ids: Sequence[Tensor], temperature: float
 ) -> list[Row]:
     bands = [f"band:price={price:g}" for price in args.prices]
-    softs = [f"soft_band:price={price:g},values={PAIR / 'values.json'}" for price in args.prices]
+    softs = [f"soft_band:price={price:g}" for price in args.prices]
     cells: dict[str, list[Any]] = {spec: [] for spec in (LOSSLESS, *bands)}
     texts: list[int] = []
 
@@ -106,7 +105,7 @@ def _by_values(path: Round, spec: str) -> Iterator[tuple[tuple[str, str], Any]]:
     """Yield the same of soft bands, without and with what a caught token is worth."""
     rule = ct.policy(spec)
     assert isinstance(rule, SoftBand)
-    worths = rule.worth(range(len(path.ids) - 1, -1, -1))
+    worths = [ONE_TOKEN] * len(path.ids)
     likely = path.p.topk(CONTINUED)[1]
     nodes = len(path.ids) + float((1 - path.p.gather(1, likely)).sum())
     for name, fixed in ((SOFT, likely[:, :0]), ("soft band that counts catches", likely)):

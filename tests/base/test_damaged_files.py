@@ -19,11 +19,11 @@ from tests.test_trusted import PAIR, SPY
 
 KINDS = (
     "rows.npy", "rows.npz", "rows.safetensors", "rows.csv", "rows.json", "prompts.txt",
-    "prompts.jsonl", "tuned.json", "costs.json", "values.json", "manifest.json",
+    "prompts.jsonl", "tuned.json", "costs.json", "manifest.json",
     "text-00000.safetensors", "grid.json", "config.json",
 )  # fmt: skip
 # of each kind in the plain suite; models take a tenth of a second each
-PLAIN = dict.fromkeys(KINDS, 2) | {"config.json": 0, "grid.json": 1, "values.json": 1}
+PLAIN = dict.fromkeys(KINDS, 2) | {"config.json": 0, "grid.json": 1}
 # other numbers in these are other settings or costs, whose results are right
 FREE = ("grid.json", "costs.json")
 LONGEST = 1400  # characters of a line
@@ -77,8 +77,6 @@ class Desk:
             "tuned": (main, (*generate, *models, "--tuned", path)),
             "costs": (main, (*tune, "--rows", rows, rows, "--costs", path,
                              "--policies", "speculative")),
-            "values": (main, ("audit", rows, rows, "--json", "--policy",
-                              f"soft_band:price=1,values={path}")),
             "manifest": (simulations, trace),
             "text-00000": (simulations, trace),
             "grid": (simulations, ("sweep", "--in-process", "--grid", path,

@@ -1,7 +1,6 @@
 """Small models: random Llama pairs built here, and the stories pair where it is present."""
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
@@ -69,13 +68,3 @@ def stories():
     from cactus_theory.decoding import load_pair
 
     return load_pair(*folders)
-
-
-@pytest.fixture(scope="session")
-def values_file(tmp_path_factory):
-    """A table of values for ``soft_band``: up to five drafted tokens after one, two prices."""
-    rows = [[1 + slope * (1 - 0.5**left) for slope in (1.4, 0.9, 0.6)] for left in range(6)]
-    table = {"format": 1, "divergence": "kl", "knots": [0.25, 0.6, 1.0], "prices": [0.5, 2.0]}
-    file = tmp_path_factory.mktemp("values") / "values.json"
-    file.write_text(json.dumps(table | {"slopes": [rows, rows]}))
-    return file

@@ -17,15 +17,13 @@ OPTIONS = {"max_new_tokens": 20, "num_draft_tokens": 4, "eos_token_ids": (7, 13,
 BLOCK = {"verifier": "block"}
 
 
-EVERY = [*POLICIES, "valued"]
 # by this package's own forward pass and by the library's
-FORWARD = [("fast", policy) for policy in EVERY] + [("library", EVERY[-1])]
+FORWARD = [("fast", policy) for policy in POLICIES] + [("library", POLICIES[-1])]
 
 
 @pytest.mark.parametrize(("forward", "policy"), FORWARD)
-def test_greedy_texts_are_the_targets(tiny, forward, policy, values_file):
+def test_greedy_texts_are_the_targets(tiny, forward, policy):
     target, draft = tiny
-    policy = f"soft_band:price=1,values={values_file}" if policy == "valued" else policy
     ids, mask = padded(prompts(seed=9)[:4])
     given = {"attention_mask": mask, "max_new_tokens": 20, "temperature": 0.0}
     given["eos_token_ids"] = (7, 13)

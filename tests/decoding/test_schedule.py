@@ -74,14 +74,14 @@ BOTH = "band:price=0.5", "cactus:delta=1"
     [
         ("chain", BOTH, "sampled"),
         ("block", BOTH, "sampled"),
-        ("block", ("soft_band:price=0.4,values=V", "speculative"), "sampled"),
-        ("block", ("soft_band:price=0.4,values=V", "band:price=0.5"), "certain"),
+        ("block", ("soft_band:price=0.4", "speculative"), "sampled"),
+        ("block", ("soft_band:price=0.4", "band:price=0.5"), "certain"),
         ("tree", ("band:price=0.5", "band:price=2"), "siblings"),
         ("tree:runs=chain", BOTH, "siblings"),
     ],
 )
-def test_a_schedule_is_told_what_the_meter_charges(tiny, values_file, verifier, specs, drafts):
-    schedule = Taking(*(spec.replace("values=V", f"values={values_file}") for spec in specs))
+def test_a_schedule_is_told_what_the_meter_charges(tiny, verifier, specs, drafts):
+    schedule = Taking(*specs)
     drafter = ModelDrafter(tiny[1], greedy=drafts == "certain")
     if drafts == "siblings":
         drafter = Siblings(drafter, 2)

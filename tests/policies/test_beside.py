@@ -8,14 +8,12 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.optimum.selection import offered
-from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.policies._records import Node, Path
 from tests.amounts import amount
 
 # edges found by two searches, each settled to some roundings; bands of KL on float32 rows are
 # settled to a step of 2e-5 in their edges
 CLOSE = {np.float64: 1e-11, np.float32: 3e-5}
-TABLE = ValueTable("kl", (0.25, 0.6, 1.0), (1.0,), (((1.4, 0.9, 0.6), (2.0, 1.2, 0.7)),))
 RULES = {
     "speculative": ct.policy("speculative"),
     "band": ct.policy("band:price=1"),
@@ -25,7 +23,6 @@ RULES = {
     "hellinger": ct.policy("band:price=3,divergence=squared_hellinger"),
     "soft": ct.policy("soft_band:price=1"),
     "soft reverse": ct.policy("soft_band:price=1,divergence=reverse_kl"),
-    "soft with values": ct.policy("soft_band", price=1, values=TABLE),
     "lossless soft": ct.policy("soft_band:price=inf"),
 }
 # rows, certain tokens and the drafted one: certain or not, out of reach, tied in p°/q

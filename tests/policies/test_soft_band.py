@@ -1,9 +1,7 @@
-"""The soft band as a policy: knobs, tables of values, and certain drafts to their end."""
+"""The soft band as a policy: knobs, and certain drafts to their end."""
 
-import json
 import math
 from decimal import Decimal, localcontext
-from pathlib import Path as File
 
 import pytest
 import torch
@@ -11,27 +9,15 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import divergence
-from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._knobs import ValueTable, read_values
 from cactus_theory.policies._records import Path
 from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from tests.amounts import amount, some
 from tests.rows import pair, rows
 
-KNOTS = (0.3, 0.6, 1.0)
-CHEAP = ((1.0, 1.0, 1.0), (1.9, 1.5, 1.2), (2.5, 1.8, 1.3))
-DEAR = ((1.0, 1.0, 1.0), (1.3, 1.3, 1.1), (1.5, 1.4, 1.1))
-TABLE = ValueTable("kl", KNOTS, (1.0, 4.0), (CHEAP, DEAR))
 # a dozen float64 operations
 ROUNDING = 1e-12
-
-
-@pytest.fixture
-def table(tmp_path: File) -> str:
-    (tmp_path / "values.json").write_text(json.dumps(TABLE.as_json()))
-    return str(tmp_path / "values.json")
 
 
 def soft(spec: str) -> SoftBand:
@@ -46,12 +32,10 @@ def soft(spec: str) -> SoftBand:
         ({"price": 0}, r"price: must lie in \(0, inf\]; got 0"),
         ({"price": -1}, r"price: must lie in \(0, inf\]; got -1"),
         ({"price": math.nan}, "price: must lie in .*nan"),
-        ({"price": 1, "depth": -1}, "depth: must be at least 0; got -1"),
         ({"price": 1, "divergence": "total_variation"}, "divergence: must be .* smooth generator"),
         ({"price": 1, "divergence": "renyi:a=2"}, "divergence: must be an f-divergence"),
         ({"price": 1, "divergence": "max_divergence"}, "divergence: must be an f-divergence"),
         ({"price": 1, "divergence": "kll"}, "kll"),
-        ({"price": 1, "values": "nowhere.json"}, "values: .*nowhere.json: must be a readable file"),
     ],
 )
 def test_bad_knobs_are_named(knobs: dict, message: str) -> None:
@@ -59,105 +43,11 @@ def test_bad_knobs_are_named(knobs: dict, message: str) -> None:
         ct.policy("soft_band", **knobs)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": 2}, "must say format 1; got 2"),
-        ({"format": True}, "must say format 1; got True"),
-        ({"slopes": [[[1, 2, 3]] * 3] * 2}, r"slopes that do not fall.*\(1.0, 2.0, 3.0\)"),
-        ({"slopes": [[[1, 0, -1]] * 3] * 2}, "slopes that do not fall"),
-        ({"slopes": [[[1, 1]] * 3] * 2}, "one up to each knot"),
-        ({"slopes": [[[1, 1, 1]] * 3]}, "as many tables as prices"),
-        ({"slopes": [[[1, 1, 1]] * 3, [[1, 1, 1]] * 2]}, "all as long"),
-        ({"slopes": [[["x", 1, 1]] * 3] * 2}, "could not convert"),
-        ({"knots": [0.6, 0.3, 1.0]}, "knots that do not rise"),
-        ({"knots": [0.3, 0.6, 0.9]}, "knots that do not rise from above 0 to 1"),
-        ({"prices": [4.0, 1.0]}, "prices that do not rise"),
-        ({"prices": [0.0, 1.0]}, "prices that do not rise from above 0"),
-        ({"prices": [1.0, math.inf]}, "prices that do not rise"),
-        ({"prices": None}, "must hold a table of values"),
-    ],
-)
-def test_a_bad_file_is_one_line(tmp_path: File, change: dict, message: str) -> None:
-    file = tmp_path / "bad.json"
-    file.write_text(json.dumps(TABLE.as_json() | change))
-    with pytest.raises(ValueError, match=message) as refused:
-        ct.policy("soft_band", price=1, values=str(file))
-    assert str(refused.value).startswith("values: ") and str(file) in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_what_is_no_table_is_one_line(tmp_path: File) -> None:
-    for content in ("{", "{}", "[]", "3"):
-        file = tmp_path / f"{len(content)}{ord(content[0])}.json"
-        file.write_text(content)
-        with pytest.raises(ValueError, match="values: ") as refused:
-            ct.policy("soft_band", price=1, values=str(file))
-        assert "\n" not in str(refused.value)
-
-
-def test_values_are_of_one_divergence(table: str) -> None:
-    with pytest.raises(ValueError, match="values: must be learned for reverse_kl; .* is for kl"):
-        soft(f"price=1,values={table},divergence=reverse_kl")
-
-
-def test_a_table_is_read_as_it_was_written(table: str) -> None:
-    assert read_values(table) == TABLE
-
-
-def test_a_learned_table_needs_no_file(table: str) -> None:
-    rule, read = ct.policy("soft_band", price=2, values=TABLE), soft(f"price=2,values={table}")
-    assert rule == read and rule.spec != read.spec == f"soft_band:price=2.0,values={table}"
-    assert rule.worths == read.worths  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="values: .learned.: must be a readable file"):
-        ct.policy(rule.spec)
-
-
-def test_a_path_may_hold_what_specs_are_parted_by(table: str) -> None:
-    odd = File(table).rename(File(table).with_name("a,b={c}:d.json"))
-    rule = ct.policy("soft_band", price=2, values=str(odd))
-    assert ct.policy(rule, price=3).values.file == str(odd)  # type: ignore[attr-defined]
-
-
-def test_a_file_that_was_rewritten_gives_its_new_table(table: str) -> None:
-    old, new = TABLE.as_json(), TABLE.as_json()
-    new["prices"][-1] += 1  # as many characters, in the same moment
-    before = soft(f"price=1,values={table}")
-    File(table).write_text(json.dumps(old))
-    assert read_values(table) == TABLE
-    File(table).write_text(json.dumps(new))
-    assert read_values(table).prices == tuple(new["prices"])
-    assert before.values == TABLE  # a policy that was made keeps what it was made of
-
-
-def test_values_between_prices_and_beyond(table: str) -> None:
-    for price, slopes in ((1.0, CHEAP), (0.01, CHEAP), (4.0, DEAR), (100.0, DEAR)):
-        found = soft(f"price={price},values={table}").worths
-        for own, expected in zip(found, slopes, strict=True):
-            assert own.knots == KNOTS and own.slopes == pytest.approx(expected, abs=ROUNDING)
-    half = soft(f"price=2,values={table}").worths  # half way in the logarithm
-    for own, low, high in zip(half, CHEAP, DEAR, strict=True):
-        middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
-        assert own.slopes == pytest.approx(middle, abs=ROUNDING)
-
-
-def test_more_tokens_to_follow_than_the_table_has(table: str) -> None:
-    rule = soft(f"price=1,values={table}")
-    last = Worth(KNOTS, CHEAP[-1])
-    assert rule.worth([0, 2, 3, 99]) == [Worth(KNOTS, CHEAP[0]), last, last, last]
+def test_an_infinite_price_is_lossless() -> None:
     q, p = pair(3, 8, seed=2)
-    alive = torch.full((3,), 0.7, dtype=torch.float64)
-    found = rule.target_in_block(q, p, Path(alive, torch.tensor([2, 2, 2])))
-    assert found.equal(rule.target_in_block(q, p, Path(alive, torch.tensor([9, 9, 9]))))
-    other = rule.target_in_block(q, p, Path(alive, torch.tensor([1, 1, 1])))
-    assert float((found - other).abs().max()) > 1e-3
-
-
-def test_an_infinite_price_is_lossless(table: str) -> None:
-    q, p = pair(3, 8, seed=2)
-    for spec in ("price=inf", f"price=inf,values={table}", "price=inf,divergence=reverse_kl"):
+    for spec in ("price=inf", "price=inf,divergence=reverse_kl"):
         rule = soft(spec)
-        assert rule.target(q, p).equal(q) and rule.worths == (ONE_TOKEN,)
+        assert rule.target(q, p).equal(q)
         ids = torch.tensor([[0, 1]] * 3)
         law = find_verifier("block").law(
             Assignment((rule,)), q[None], Draft(ids[:1], [2], p[None, :2])
@@ -166,27 +56,9 @@ def test_an_infinite_price_is_lossless(table: str) -> None:
         assert rule.certain_path(q[:, :2], torch.tensor([2, 2, 2])) is None
 
 
-def test_a_single_row_stands_at_the_root_with_depth_tokens_to_follow(table: str) -> None:
-    q, p = pair(4, 8, seed=3)
-    root = torch.ones(4, dtype=torch.float64)
-    laws = []
-    for depth in (0, 1, 2):
-        rule = soft(f"price=1,values={table},depth={depth}")
-        laws.append(rule.target(q, p))
-        left = torch.full((4,), depth)
-        assert laws[-1].equal(rule.target_in_block(q, p, Path(root, left)))
-        assert torch.allclose(ct.emitted_law(rule, q, p), laws[-1], atol=ROUNDING)
-        found = ct.audit(rule, q, p)
-        kept = torch.minimum(p, laws[-1]).sum(-1)
-        assert torch.allclose(found.acceptance, kept, atol=ROUNDING)
-    assert torch.allclose(laws[0], ct.policy("band:price=1").target(q, p), atol=1e-9)  # type: ignore[attr-defined]
-    assert all(float((own - laws[0]).abs().max()) > 1e-3 for own in laws[1:])
-
-
-def test_it_is_rebuilt_from_its_spec(table: str) -> None:
+def test_it_is_rebuilt_from_its_spec() -> None:
     for spec in (
         "price=1.0",
-        f"price=0.7,values={table},depth=2",
         "price=0.25,divergence=alpha:a=0.5,ahead=False",
     ):
         rule = soft(spec)

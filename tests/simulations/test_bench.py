@@ -21,7 +21,7 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
     rows, notes = run("verify", tmp_path)
     assert notes["command"] == "python -m simulations bench verify --repeats 1"
     jobs = [verify.SOFTMAX, verify.DENSE, *(f"verify_chain, {s}" for s in verify.POLICIES)]
-    by_block = [spec.format(values="values.json") for spec in verify.BLOCKS]
+    by_block = list(verify.BLOCKS)
     jobs += [f"verify_block, {spec}" for spec in by_block]
     assert [row["job"] for row in rows] == jobs * len(verify.NOISES)
     for row in rows:

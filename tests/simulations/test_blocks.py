@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("safetensors")
 
-from cactus_theory.policies._knobs import read_values  # noqa: E402
-from cactus_theory.traces import Trace, learn_values, replay, save_trace  # noqa: E402
+from cactus_theory.traces import Trace, replay, save_trace  # noqa: E402
 from cactus_theory.traces.estimate import tokens_at  # noqa: E402
 from simulations import blocks  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
@@ -18,18 +17,9 @@ from simulations.common.results import read_csv  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace"
-LEARN = "--num-draft-tokens 2 --cycles 4 --prices 1 2 --knots 0.5 1".split()
 TABLE = ("table", "blocks")
 LEVEL = 0.03
 BLOCKS = f"--num-draft-tokens 2 --levels {LEVEL}".split()
-
-
-@pytest.fixture(scope="module")
-def values(tmp_path_factory) -> Path:
-    """Return a file that the command made."""
-    file = tmp_path_factory.mktemp("values") / "own.json"
-    assert main(["values", str(EXAMPLE), *LEARN, "--out", str(file)]) == 0
-    return file
 
 
 @pytest.fixture
@@ -38,45 +28,28 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "DELTAS", (1e-4, 0.03))
     monkeypatch.setattr(blocks, "BUDGETS", (0.005, 0.4))
     monkeypatch.setattr(blocks, "PRICES", (8.0, 0.45))
-    monkeypatch.setattr(blocks, "VALUED_PRICES", (20.0, 1.0))
+    monkeypatch.setattr(blocks, "PRICES_AHEAD", (20.0, 1.0, 0.45))
     monkeypatch.setattr(blocks, "families", taken)
 
 
-def taken(values: list[Path]) -> list[Family]:
+def taken() -> list[Family]:
     """Return all families, or those without a budget."""
-    return [family for family in families(values) if THOROUGH or "delta" not in family.name]
+    return [family for family in families() if THOROUGH or "delta" not in family.name]
 
 
-def test_values_are_written_with_what_made_them(values: Path, capsys) -> None:
-    expected = learn_values(
-        Trace.open(EXAMPLE), num_draft_tokens=2, cycles=4, prices=[1, 2], knots=[0.5, 1]
-    )
-    assert read_values(str(values)) == expected
-    origin = json.loads(values.read_text())["made"]
-    assert origin["command"] == (
-        "python -m simulations values trace --num-draft-tokens 2 --cycles 4 --prices 1 2 "
-        "--knots 0.5 1"
-    )
-    assert (origin["trace"], origin["cycles"]) == ("trace", 4)
-    assert str(Path.home()) not in values.read_text()
-    assert main(["values", str(EXAMPLE), *LEARN, "--out", str(values)]) == 0
-    assert "2 prices, up to 1 tokens to follow" in capsys.readouterr().out
-
-
-def test_blocks_are_compared_and_taken_up(values: Path, few, tmp_path, capsys, monkeypatch) -> None:
+def test_blocks_are_compared_and_taken_up(few, tmp_path, capsys, monkeypatch) -> None:
     out, published = tmp_path / "out", tmp_path / "blocks.csv"
-    arguments = [*TABLE, str(EXAMPLE), *BLOCKS, "--values", str(values)]
+    arguments = [*TABLE, str(EXAMPLE), *BLOCKS]
     flags = ["--out", str(out), "--publish", str(published)]
     assert main([*arguments, *flags]) == 0
     first = capsys.readouterr().out
     written, notes = read_csv(out / "blocks.csv")
     assert published.read_bytes() == (out / "blocks.csv").read_bytes()
     assert notes["command"] == (
-        "python -m simulations table blocks trace --values own.json --num-draft-tokens 2 "
-        f"--levels {LEVEL}"
+        f"python -m simulations table blocks trace --num-draft-tokens 2 --levels {LEVEL}"
     )
     assert (notes["trace"], notes["cycles"], notes["texts"]) == ("trace", "68", "11")
-    known = taken([values])
+    known = taken()
     names = {level: [r["family"] for r in written if float(r["kl_per_token"]) == level]
              for level in (0.0, LEVEL)}  # fmt: skip
     assert names[0.0] == [family.name for family in known if family.lossless]
@@ -136,34 +109,6 @@ def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_pa
     assert alone == pytest.approx(tokens[REFERENCE])
     assert ahead > alone
     assert json.loads(notes["trace_made"])["num_draft_tokens"] == 4
-    capsys.readouterr()
-    assert main([*arguments, "--values", "own.json", "--out", str(tmp_path)]) == 2
-    assert "--values: certain drafts are known to their end" in capsys.readouterr().err
-
-
-def test_other_values_do_not_go_into_the_same_journal(
-    values, few, tmp_path, capsys, monkeypatch
-) -> None:
-    lossless, file = replay(EXAMPLE, "speculative", num_draft_tokens=2), tmp_path / "own.json"
-    file.write_text(values.read_text())
-    arguments = [
-        "table",
-        "blocks",
-        str(EXAMPLE),
-        *BLOCKS,
-        "--out",
-        str(tmp_path / "out"),
-        "--values",
-    ]
-    monkeypatch.setattr(blocks, "replay", lambda *_, **__: lossless)
-    assert main([*arguments, str(file)]) == 0
-    capsys.readouterr()
-    file.write_text(file.read_text().replace('"format": 1', '"format":  1'))
-    assert main([*arguments, str(file)]) == 2
-    error = capsys.readouterr().err
-    assert "journal.jsonl belongs to a run with another own.json" in error
-    assert "name another folder or delete it" in error
-    assert len(error) < 400 and len(error.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,16 +123,6 @@ def test_other_values_do_not_go_into_the_same_journal(
             [*TABLE, str(EXAMPLE), "--num-draft-tokens", "0"],
             "from 1 to the 4 logged; got 0",
         ),
-        (
-            [*TABLE, str(EXAMPLE), "--num-draft-tokens", "2", "--values", "no.json"],
-            "no.json",
-        ),
-        (["values", "nowhere"], "must be the folder of a trace; no such folder"),
-        (["values", str(EXAMPLE), "--prices", "2", "1"], "prices that do not rise"),
-        (["values", str(EXAMPLE), "--prices", "0"], "prices: must lie in (0, inf]; got 0"),
-        (["values", str(EXAMPLE), "--knots", "0.5"], "knots that do not rise"),
-        (["values", str(EXAMPLE), "--num-draft-tokens", "0"], "num_draft_tokens: must be"),
-        (["values", str(EXAMPLE), "--divergence", "total_variation"], "smooth generator"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message) -> None:
@@ -196,27 +131,3 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message
     err = capsys.readouterr().err
     assert message in err and len(err.strip().splitlines()) == 1
     assert not list(tmp_path.glob("build/*.json"))
-
-
-def test_a_bad_file_of_values_is_told_before_anything_is_replayed(
-    few, tmp_path, capsys, monkeypatch
-) -> None:
-    bad, other = tmp_path / "bad.json", tmp_path / "other" / "bad.json"
-    bad.write_text('{"format": 7}')
-    monkeypatch.setattr(blocks, "replay", lambda *_, **__: pytest.fail("replayed"))
-    arguments = [
-        "table",
-        "blocks",
-        str(EXAMPLE),
-        *BLOCKS,
-        "--out",
-        str(tmp_path / "out"),
-        "--values",
-    ]
-    for files, message in (
-        ([bad], "must say format 1; got 7"),
-        ([bad, other], "--values: files must have different names; got bad.json bad.json"),
-    ):
-        assert main([*arguments, *map(str, files)]) == 2
-        error = capsys.readouterr().err
-        assert message in error and len(error.strip().splitlines()) == 1

@@ -9,7 +9,6 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Schedule, generate
-from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
 from cactus_theory.traces.estimate import ratio_of_sums
 from cactus_theory.traces.rows import start_of_block
@@ -254,8 +253,7 @@ class Told(Schedule):
     """Takes two policies in turns, and checks what it is told of them."""
 
     def __init__(self, verifier: str) -> None:
-        values = ValueTable("kl", (0.5, 1.0), (1.0,), (((1.0, 1.0), (2.0, 1.5), (2.5, 1.6)),))
-        soft = ct.policy("soft_band", price=0.7, values=values)
+        soft = ct.policy("soft_band:price=0.7")
         others = ct.policy("band:price=0.5"), ct.policy("cactus:delta=0.3")
         self.rules = (soft, others[0]) if verifier == "block" else others
         self.verifier, self.paid = find_verifier(verifier), 0

@@ -10,7 +10,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, ModelDrafter, generate
 from cactus_theory.decoding.drafters import LikeliestTree, NGram, Siblings
-from cactus_theory.traces import Cycle, Trace, expect, learn_values, log_trace, replay, save_trace
+from cactus_theory.traces import Cycle, Trace, expect, log_trace, replay, save_trace
 from cactus_theory.traces._folder import MANIFEST
 from cactus_theory.tuning import Costs, tune
 from cactus_theory.verify import Draft, Tree
@@ -198,7 +198,6 @@ def trees(tmp_path):
         (lambda t: replay(t, ByPosition([(0, "speculative")]), "tree"), "policy: the schedule"),
         (lambda t: replay(t, "speculative", "tree", num_draft_tokens=1), "num_draft_tokens: a sho"),
         (lambda t: expect(t), "expect cannot follow"),
-        (learn_values, "learn_values cannot follow"),
         (lambda t: tune(t, Costs.ratios(0.1), 0.05), "tune cannot follow"),
         (list, "what reads cycles as chains cannot follow"),
         (lambda t: next(t.batches(1)), "what reads cycles as chains cannot follow"),

@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from cactus_theory.decoding.result import Round
 from cactus_theory.traces import Replay
-from cactus_theory.tuning import Costs, Prompts, measure, measure_costs
+from cactus_theory.tuning import Costs, Prompts, measure_costs
 from cactus_theory.tuning.costs import plain_speed, speed
 from cactus_theory.tuning.measure import Setting, _split
 
@@ -51,18 +50,6 @@ def replay_of(tokens: list[float], reached: list[list[float]], cycles: list[floa
 )
 def test_a_call_is_the_sum_of_its_parts_read_off_lines(width, family, wanted) -> None:
     assert MEASURED.call(width, family) == pytest.approx(wanted, rel=ROUNDING)
-
-
-def test_a_family_may_take_a_multiple_of_another_ones_verification() -> None:
-    assert MEASURED.times("b", "a") == MEASURED.verify["b"][-1] / MEASURED.verify["a"][-1]
-    assert MEASURED.times("c", "a") is None
-    more = MEASURED.with_times("c", "a", 3.0)
-    for width in (1, 5, 12):
-        own, other = MEASURED.call(width, "a"), MEASURED.call(width, "a", times=3.0)
-        assert more.call(width, "c") == pytest.approx(other, rel=ROUNDING) and other > own
-        assert more.call(width, "a") == own
-    assert more.times("c", "a") == pytest.approx(3.0, rel=ROUNDING)
-    assert more.with_times("c", "a", 5.0) is more
 
 
 def test_ratios_are_a_line_in_k() -> None:
@@ -180,18 +167,3 @@ def test_costs_are_measured_in_short_decodes(tiny, batch: int) -> None:
 def test_bad_costs_are_named(call, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
-
-
-def test_verification_is_timed_against_another_policys(trace, monkeypatch) -> None:
-    """By a clock that the policies move: one's verification takes three ticks, the other's one."""
-    now, moves = [0.0], {"speculative": 1.0, "band": 3.0}
-
-    class Counted:
-        def verify(self, assigned, q, draft, accept, draw):
-            assert q.dtype == torch.float32 and draft.token_ids.shape[1] <= 3
-            now[0] += moves[assigned.policies[0].name]
-
-    monkeypatch.setattr(measure, "find_verifier", lambda name: Counted())
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
-    times = measure.verification_times(trace, ("band:price=1", "speculative"), "block", 3)
-    assert times == pytest.approx(3.0)

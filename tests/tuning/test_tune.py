@@ -9,13 +9,12 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, Ledger
-from cactus_theory.traces import SavedRows, Trace, replay
+from cactus_theory.traces import SavedRows, replay
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, tune
 from cactus_theory.tuning.choices import Tuned
-from cactus_theory.tuning.costs import speed
 from cactus_theory.tuning.report import notes, payload, sentence, table
-from cactus_theory.tuning.tune import learn_for, shares
+from cactus_theory.tuning.tune import halves_of
 from tests.amounts import amount, some
 from tests.traces.conftest import rows_of
 
@@ -32,7 +31,7 @@ def tuned(trace, cheap) -> Tuned:
 
 
 def test_the_fastest_of_one_half_is_reported_from_the_other(trace, cheap, tuned) -> None:
-    halves = shares(trace.texts, False).halves
+    halves = halves_of(trace.texts)
     assert sorted(halves[0] + halves[1]) == list(range(trace.texts))
     assert not set(halves[0]) & set(halves[1])
     by_hand = {}
@@ -67,10 +66,7 @@ def test_the_fastest_lossless_setting_is_beside_it(tuned) -> None:
 def test_plain_decoding_wins_where_drafting_does_not_pay(trace, factor, best, lossless) -> None:
     """A call costs ``factor`` times the least that a lossless one emits on a half of the texts."""
     lossless_calls = replay(trace, "speculative", num_draft_tokens=1)
-    least = min(
-        lossless_calls.part(half).tokens_per_call.value
-        for half in shares(trace.texts, False).halves
-    )
+    least = min(lossless_calls.part(half).tokens_per_call.value for half in halves_of(trace.texts))
     found = tune(
         trace, Costs.ratios(factor * least - 1), 0.2, policies=["mixture:alpha"], widths=[1]
     )
@@ -146,62 +142,6 @@ def _with(settings) -> Costs:
     return Costs(**costs)
 
 
-def test_values_are_learned_from_other_texts(tmp_path, trace, cheap, monkeypatch) -> None:
-    monkeypatch.setattr(tune_module, "ENOUGH_CYCLES", 10)
-    learned: list[Trace] = []
-
-    def learn(part: Trace, width: int, file):
-        learned.append(part)
-        return learn_for(part, width, file)
-
-    monkeypatch.setattr(tune_module, "learn_for", learn)
-    file = tmp_path / "a,b={c}" / "values.json"  # a path that no spec could hold
-    found = tune(trace, cheap, LEVEL, policies=["soft_band:price"], widths=[2, 4], values=file)
-    valued = next(own for own in found.choices if own.values is not None)
-    assert valued.values == file and "values" not in valued.policy
-    assert valued.replay.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
-    parts = shares(trace.texts, True)
-    own = [trace.manifest.shards[text].sha256 for text in parts.learned]
-    assert [entry.sha256 for entry in learned[0].manifest.shards] == own
-    assert not set(parts.learned) & set(parts.judged)
-    assert len(valued.replay.cycles) == len(parts.judged)
-
-
-def test_values_cost_what_their_verification_takes(tmp_path, trace, monkeypatch) -> None:
-    monkeypatch.setattr(tune_module, "ENOUGH_CYCLES", 10)
-    asked = []
-
-    def times(part, policies, verifier, width):
-        asked.append((policies, verifier, width))
-        return 3.0
-
-    monkeypatch.setattr(tune_module, "verification_times", times)
-
-    def measured(settings) -> Costs:
-        keys = {own.family for own in settings}
-        costs = vars(Costs.ratios(0.1)) | {"verify": dict.fromkeys(keys, (0.2, 0.4))}
-        return Costs(**costs)
-
-    given = {"policies": ["soft_band:price"], "widths": [2, 4], "values": tmp_path / "values.json"}
-    found = tune(trace, measured, LEVEL, **given)
-    valued = next(own for own in found.choices if own.values is not None)
-    (((slow, fast), verifier, width),) = asked
-    assert (verifier, width) == ("block", valued.num_draft_tokens)
-    assert "values=" in slow.spec and "values=" not in fast
-    key, like = "soft_band:price,values@block", "soft_band:price@block"
-    assert found.costs.verify[key] == pytest.approx([3 * own for own in found.costs.verify[like]])
-    assert found.costs.call(width, key) > found.costs.call(width, like)
-    half = valued.replay.part(found.halves[1])
-    assert valued.speed.value == pytest.approx(speed(half, found.costs, key).value, rel=ROUNDING)
-    # costs that were written with it are not timed again, and give the same
-    again = tune(trace, found.costs, LEVEL, **given)
-    assert len(asked) == 1 and again.costs == found.costs
-    assert [own.speed.value for own in again.choices] == [own.speed.value for own in found.choices]
-    without = {own: part for own, part in found.costs.verify.items() if own != key}
-    other = found.at_costs(replace(found.costs, verify=without))
-    assert [own.speed.value for own in other.choices] == [own.speed.value for own in found.choices]
-
-
 def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
     source = torch.Generator().manual_seed(0)
     q, p = rows_of(source, 30, 6), rows_of(source, 30, 6)
@@ -211,9 +151,8 @@ def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
 
 
 def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace, tmp_path) -> None:
-    valued = f"soft_band:price=2,values={learn_for(trace, 4, tmp_path / 'values.json')}"
     policies = [
-        (valued, "block"),
+        ("soft_band:price=2", "block"),
         ("band:price=1", "block"),
         ("cactus:delta=0.01", "chain"),
         ("typical", "chain"),

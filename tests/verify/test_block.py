@@ -1,9 +1,7 @@
 """A block on a CPU equals the dense formulas under the same coins, and its edges are right."""
 
 import itertools
-import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from hypothesis import strategies as some_of
 
 import cactus_theory as ct
 from cactus_theory.policies._base import Policy, one_hot
-from cactus_theory.policies._knobs import ValueTable
 from cactus_theory.policies._records import Path
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from cactus_theory.verify.block import _on_device
@@ -35,7 +32,6 @@ SPECS = (
     "soft_band:price=1",
     "soft_band:price=0.8,divergence=reverse_kl",
     "soft_band:price=inf",
-    "soft_band:price=1,values=TABLE",
 )
 # fewer of the wide ones in the plain suite
 WIDE = [(vocab, spec) for vocab in (40, 9000) for spec in SPECS]
@@ -44,16 +40,6 @@ BORDER = 1e-5
 # how near to a border coins are put, far above float64 rounding
 BESIDE = 1e-6
 ROUNDING = 1e-12
-SLOPES = ((1.0, 1.0, 1.0), (1.9, 1.5, 1.2), (2.5, 1.8, 1.3), (3.0, 2.0, 1.4))
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory) -> str:
-    """Return a file of values."""
-    file = tmp_path_factory.mktemp("values") / "values.json"
-    values = ValueTable("kl", (0.3, 0.6, 1.0), (1.0,), (SLOPES,))
-    file.write_text(json.dumps(values.as_json()))
-    return str(file)
 
 
 def seeds(vocab: int) -> range:
@@ -61,8 +47,8 @@ def seeds(vocab: int) -> range:
 
 
 @pytest.mark.parametrize(("vocab", "spec"), [*((3, spec) for spec in SPECS), *some(WIDE, 6)])
-def test_equals_the_dense_formulas(vocab: int, spec: str, table: str) -> None:
-    assigned = one(spec.replace("TABLE", table))
+def test_equals_the_dense_formulas(vocab: int, spec: str) -> None:
+    assigned = one(spec)
     ends = set()
     for seed in seeds(vocab):
         ends |= set(assert_equal(assigned, random_case(vocab, seed)).num_accepted.tolist())
@@ -72,8 +58,8 @@ def test_equals_the_dense_formulas(vocab: int, spec: str, table: str) -> None:
 @pytest.mark.parametrize(
     ("vocab", "spec"), [*((3, spec) for spec in some(SPECS, 5)), *some(WIDE, 4)]
 )
-def test_float32_differs_beside_borders_only(vocab: int, spec: str, table: str) -> None:
-    assigned = one(spec.replace("TABLE", table))
+def test_float32_differs_beside_borders_only(vocab: int, spec: str) -> None:
+    assigned = one(spec)
     compared = 0
     for seed in seeds(vocab):
         case = random_case(vocab, seed).to(torch.float32)
@@ -95,10 +81,8 @@ def test_float32_differs_beside_borders_only(vocab: int, spec: str, table: str) 
 
 
 @pytest.mark.parametrize("vocab", (3, 40))
-def test_every_token_may_have_its_own_policy(vocab: int, table: str) -> None:
-    rules = one(
-        "speculative", "band:price=1", "cactus:delta=0.1", f"soft_band:price=1,values={table}"
-    )
+def test_every_token_may_have_its_own_policy(vocab: int) -> None:
+    rules = one("speculative", "band:price=1", "cactus:delta=0.1", "soft_band:price=1")
     for seed in seeds(vocab):
         case = random_case(vocab, seed)
         source = torch.Generator().manual_seed(seed)
@@ -115,8 +99,8 @@ def coins(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("spec", some(SPECS, 6))
-def test_a_certain_draft_is_a_one_hot_row(spec: str, table: str) -> None:
-    spec = spec.replace("TABLE", table)
+def test_a_certain_draft_is_a_one_hot_row(spec: str) -> None:
+    spec = spec
     assigned = one(f"{spec},ahead=false" if spec.startswith("soft") else spec)
     for seed in seeds(3):
         case = random_case(3, seed)
@@ -135,28 +119,10 @@ def test_a_certain_draft_is_looked_ahead_on() -> None:
         assert assert_equal(one("soft_band:price=0.7"), certain).raised is not None
 
 
-def test_a_stopped_draft_is_verified_as_it_was_planned(table: str) -> None:
-    """Let drafts end early: each row h is that of the tokens that could have followed."""
-    assigned, most = one(f"soft_band:price=1,values={table}"), 6
-    for seed in seeds(3):
-        case = random_case(3, seed)
-        draft = replace(case.draft, limits=[most] * len(case.draft.lengths))
-        verdict = assert_equal(assigned, replace(case, draft=draft))
-        law = find_verifier("block").law(assigned, case.q, draft)
-        assert draft.probs is not None and verdict.alive is not None
-        for row, count in enumerate(draft.lengths):
-            alive = law.alive[row, :count]
-            path = Path(alive, most - 1 - torch.arange(count))
-            h = assigned.policies[0].target_in_block(
-                case.q[row, :count], draft.probs[row, :count], path
-            )
-            assert torch.allclose(law.emitted[row, :count], h, atol=ROUNDING)
-
-
 @pytest.mark.parametrize("spec", some(SPECS, 4))
-def test_the_verdict_on_a_device_is_the_dense_one(spec: str, table: str) -> None:
+def test_the_verdict_on_a_device_is_the_dense_one(spec: str) -> None:
     """Run what a device runs on the CPU; a coin that equals its value does not pass."""
-    assigned = one(spec.replace("TABLE", table))
+    assigned = one(spec)
     for seed in seeds(3):
         case = random_case(3, seed)
         walk, accepted, last = dense(assigned, case)
@@ -175,7 +141,7 @@ near_a_border = some_of.lists(
 
 @settings(max_examples=amount(8, 200))
 @given(
-    spec=some_of.sampled_from([spec for spec in SPECS if "TABLE" not in spec]),
+    spec=some_of.sampled_from(SPECS),
     seed=some_of.integers(0, 10**6),
     kinds=near_a_border,
     near=some_of.sampled_from([0.05, 0.7, 3.0]),
@@ -198,9 +164,9 @@ BOUNDED = [own for own in RULES if type(RULES[own]).ratio_bounds is not Policy.r
 
 
 @pytest.mark.parametrize("kinds", some([(a, b) for a in KINDS for b in KINDS], 4))
-@pytest.mark.parametrize("spec", [*some(BOUNDED, 12), "soft_band:price=1,values=TABLE"])
-def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str], table: str) -> None:
-    rule = ct.policy(spec.replace("TABLE", table))
+@pytest.mark.parametrize("spec", some(BOUNDED, 12))
+def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
+    rule = ct.policy(spec)
     count = amount(20, 200)
     q, p = pair(count, 4, seed=3, kinds=kinds)
     p[0] = one_hot(torch.tensor([2]), q)[0]
@@ -248,7 +214,7 @@ def verified(spec: str, q, p, ids, accept, draw=0.0, dtype=torch.float64):
     return int(verdict.num_accepted), int(verdict.last)
 
 
-EDGES = [spec for spec in SPECS if "TABLE" not in spec]
+EDGES = SPECS
 
 
 @pytest.mark.parametrize("spec", EDGES)
@@ -320,9 +286,9 @@ def test_tokens_the_draft_excludes(spec: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", [*some(EDGES, 4), "soft_band:price=1,values=TABLE"])
-def test_half_precision_is_read_as_it_is(spec: str, dtype: torch.dtype, table: str) -> None:
-    rule = ct.policy(spec.replace("TABLE", table))
+@pytest.mark.parametrize("spec", some(EDGES, 4))
+def test_half_precision_is_read_as_it_is(spec: str, dtype: torch.dtype) -> None:
+    rule = ct.policy(spec)
     case = random_case(3, 3, counts=(3,) * 8, near=2.0).to(dtype)
     ids = case.draft.token_ids
     for probs in (case.draft.probs, None):

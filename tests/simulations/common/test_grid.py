@@ -100,11 +100,11 @@ def test_a_policy_that_no_verifier_can_follow_is_refused(policy, verifiers, said
         configs([], [policy], [2], [1], verifiers)
 
 
-def test_a_table_of_values_is_labelled_without_its_folder_and_decides_the_results() -> None:
-    spec = "soft_band:price=1,values=some/where/values.json"
-    assert label(spec) == ("soft_band", "price=1,values=values.json")
-    assert series(spec) == "soft_band:price,values=values.json"
-    assert files_of(spec) == [Path("some/where/values.json")]
+def test_a_divergence_of_a_file_is_labelled_without_its_folder_and_decides_the_results() -> None:
+    spec = "soft_band:price=1,divergence=some/where/mine.py:far"
+    assert label(spec) == ("soft_band", "price=1,divergence=mine.py:far")
+    assert series(spec) == "soft_band:price,divergence=mine.py:far"
+    assert files_of(spec) == [Path("some/where/mine.py")]
     assert files_of("mine.py:careful:alpha=0.5") == [Path("mine.py")]
     assert files_of("speculative") == []
 

@@ -128,17 +128,17 @@ def test_a_task_is_the_same_on_every_machine(tmp_path: Path) -> None:
 
 
 def test_files_of_a_policy_count_by_their_content(tmp_path: Path) -> None:
-    values = (ROOT / "simulations" / "pair" / "values.json").read_text()
+    code = "import cactus_theory as ct\n"
     found = []
-    for folder, text in (("a", values), ("b", values), ("b", values + " ")):
+    for folder, text in (("a", code), ("b", code), ("b", code + " ")):
         (tmp_path / folder).mkdir(exist_ok=True)
-        file = tmp_path / folder / "values.json"
+        file = tmp_path / folder / "mine.py"
         file.write_text(text)
-        found.append(task_of("replay", f"soft_band:price=1,values={file}", {}))
+        found.append(task_of("replay", f"band:price=1,divergence={file}:far", {}))
     assert found[0].key == found[1].key != found[2].key
-    assert found[0].case["policy"] == "soft_band:price=1,values=values.json"
+    assert found[0].case["policy"] == "band:price=1,divergence=mine.py:far"
     assert str(tmp_path / "a") in found[0].policy
-    (tmp_path / "a" / "values.json").write_text("{}")
+    (tmp_path / "a" / "mine.py").write_text("")
     with pytest.raises(ValueError, match="policy_file_0"):
         found[0].path("policy_file_0")
 
