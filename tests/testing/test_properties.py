@@ -163,6 +163,18 @@ def test_ladders():
     assert knob_ladder(ct.policy("speculative")) == []
 
 
+def test_a_knob_of_zero_is_moved():
+    """Multiples of 0 are 0, and a rule that is wrong elsewhere would pass."""
+
+    @ct.rule(budget="kl <= delta emitted", strict=0.0)
+    def always(q, p, n, *, delta=0.0):
+        return 1.0 if delta > 0 else min(1.0, q[n] / p[n])
+
+    assert [value for value, _ in knob_ladder(always)] == [0.0, 0.1, 1.0]
+    with pytest.raises(AssertionError, match="kl of the emitted law at delta="):
+        assert_policy_properties(always, properties=["budget_holds"], examples=60)
+
+
 def test_laws_that_do_not_apply_are_not_declared():
     report = check_rule(ct.policy("typical"), examples(30))
     verdicts = {v.law: v.verdict for v in report.laws}

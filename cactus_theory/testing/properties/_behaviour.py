@@ -184,6 +184,8 @@ KNOB_VALUES = (0.0, 0.1, 0.3, 0.7, 1.0, 3.0, float("inf"))
 WHOLE_VALUES = (0, 1, 2, 3, 5, 8, 20)
 # the same for a knob of a plain function, in multiples of its own value
 FACTORS = (0.5, 1.0, 2.0)
+# and the values for one whose own is 0, as its multiples are
+FROM_ZERO = (0.0, 0.1, 1.0)
 # beyond the last finite value, drawn ones reach this many times as far
 BEYOND = 4.0
 # drawn values in each gap, one in each half of it
@@ -204,8 +206,9 @@ def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[flo
     """Return (value, rule) at rising values of the knob, its own among them.
 
     A registered policy raises outside its knob's range; a plain function is tried at ½, 1 and 2
-    times its own value, at its lossless one and at the ends of ``knob_range``. ``between`` values
-    are added between each two neighbours, one drawn from each part of the gap.
+    times its own value (at 0, .1 and 1 if that is 0 and has no range), at its lossless one and at
+    the ends of ``knob_range``. ``between`` values are added between each two neighbours, one drawn
+    from each part of the gap.
     """
     if rule.knob is None:
         return []
@@ -251,7 +254,9 @@ def _fixed(rule: Policy, value: float, whole: bool) -> set[float]:
     if source is None:
         return set(WHOLE_VALUES if whole else KNOB_VALUES)
     low, high = source.knob_range or (-math.inf, math.inf)
-    values = {value * factor for factor in FACTORS} | set(source.knob_range or ())
+    moved = value or source.knob_range
+    own = {value * factor for factor in FACTORS} if moved else set(FROM_ZERO)
+    values = own | set(source.knob_range or ())
     lossless = rule.declares.strict
     values |= set() if lossless is None else {lossless}
     return {value for value in values if low <= value <= high}
