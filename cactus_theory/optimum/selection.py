@@ -166,7 +166,8 @@ def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
             )
         if k > 1:
             law = partial(_of_prefixes, _two_different) if k == 2 else _of_all_sets
-    rows = [law(*row, k) for row in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
+    with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
+        rows = [law(*row, k) for row in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
     return torch.from_numpy(np.stack(rows)).to(q.device) if rows else p.clone()
 
 
@@ -195,7 +196,8 @@ def _pooled(mass: Row, weight: Row) -> Row:
             one, share, size = one + before, share + part, size + count
         pools.append((one, share, size))
     total, shared, sizes = (np.array(part) for part in zip(*pools, strict=True))
-    return np.repeat(total / shared, sizes.astype(np.int64)) * weight
+    total, shared = (np.repeat(part, sizes.astype(np.int64)) for part in (total, shared))
+    return total * (weight / shared)
 
 
 def _after(values: Row) -> Row:
@@ -216,9 +218,13 @@ def _two_different(p: Row, k: int) -> Row:
 
     Token i joins A: none of A was drawn before, but i was, first or second, with a later one.
     """
-    later = _after(p)
-    odds = p / (later + _after(p[::-1])[::-1])
-    return odds * later + p * _after(odds)
+    later, likeliest = _after(p), int(p.argmax())
+    others = later + _after(p[::-1])[::-1]
+    odds = p / others
+    odds[likeliest] = 0.0  # infinite where the others are denormal
+    found = p * (later / others) + p * _after(odds)
+    found[:likeliest] += p[:likeliest] / others[likeliest] * p[likeliest]
+    return found
 
 
 def _of_all_sets(q: Row, p: Row, k: int) -> Row:
@@ -231,15 +237,15 @@ def _of_all_sets(q: Row, p: Row, k: int) -> Row:
     law, done = np.zeros(vocab), 0
     while done != support:
         larger = sets[(sets & done == done) & (sets & ~support == 0) & (sets != done)]
-        slope = (meets[larger] - meets[done]) / (mass[larger] - mass[done])
+        slope = (meets[larger] - meets[done]) / mass[larger ^ done]  # no difference: it may vanish
         united = int(np.bitwise_or.reduce(larger[slope <= slope.min() + LEVEL]))
         gained = members[united] & ~members[done]
-        law[gained] = (meets[united] - meets[done]) / q[gained].sum() * q[gained]
+        law[gained] = (meets[united] - meets[done]) * (q[gained] / q[gained].sum())
         done = united
     for token in np.flatnonzero(q == 0):
         law[token] = meets[done | 1 << int(token)] - meets[done]
         done |= 1 << int(token)
-    return law
+    return np.maximum(law, 0.0)
 
 
 def _meeting_chances(
@@ -249,10 +255,10 @@ def _meeting_chances(
     drawn = np.zeros(len(members))
     drawn[0] = 1.0
     for _ in range(k):
-        following, left = np.zeros_like(drawn), 1 - members @ p
+        following, left = np.zeros_like(drawn), members[::-1] @ p
         for token, mass in enumerate(p):
             before = np.flatnonzero((drawn > 0) & ~members[:, token])
-            following[before | 1 << token] += drawn[before] * mass / left[before]
+            following[before | 1 << token] += drawn[before] * (mass / left[before])
         drawn = following
     missed = drawn.copy()  # mass of the sets inside each set
     for token in range(len(p)):
