@@ -21,7 +21,6 @@ OTHERWISE = {
     "cactus_theory/commands/plot.py": "into memory",
     "cactus_theory/testing/_check.py": "an example in a docstring",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
-    "simulations/bench/verify.py": "into a temporary folder",
     "simulations/common/journal.py": "appends lines; a half-written one is cut off",
     "simulations/common/results.py": "into memory",
     "simulations/gallery/__init__.py": "into memory",

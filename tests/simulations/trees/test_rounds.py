@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters.siblings import with_siblings
-from cactus_theory.optimum.soft import Worth
+from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from simulations.common.inputs import PAIR
 from simulations.trees import command, ideas, rounds
@@ -29,7 +29,7 @@ def paths(seed, width=3, vocab=5):
 
 
 def soft(path, rule):
-    worths = rule.worth(range(len(path.ids) - 1, -1, -1))
+    worths = [ONE_TOKEN] * len(path.ids)
     none = np.zeros(0, dtype=int)
     return lambda place, alive: torch.from_numpy(
         ideas.counting(
