@@ -8,9 +8,10 @@ r"""The decode program: the fewest target calls a token, over all ways to verify
 
 for two models whose rows depend on a state s of the text. μ is how often a round begins in each
 state, and each state has the block program (:mod:`solvers.block`) of K drafted tokens, scaled by
-μ. Every verifier of a long text keeps to these limits on average, whatever it knows and however
-it plans from round to round; verifying each block towards h = g/t reaches them. So the value is
-a ceiling on tokens per target call at κ of metered divergence per emitted token. The dual gives
+μ. Every verifier of a long text whose bonus tokens come from the target keeps to these limits on
+average, whatever it knows and however it plans from round to round; verifying each block towards
+h = g/t reaches them if rounds lead to one closed set of states. So the value is a ceiling on
+tokens per target call at κ of metered divergence per emitted token. The dual gives
 the proof: with the potential π_s of beginning a round in s, a round from s is worth at most what
 the block program's dual allows where ending it in s' earns π_{s'}. Source: THEORY.md, Theorem 20.
 """

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", nargs="+", default=list(POLICIES), help="specs, or FILE.py:NAME")
     add("--verifier", nargs="+", default=["chain", "block"], choices=verifiers())
     add("--rates", action="store_true", help="acceptance by place instead, in long texts")
-    add("--most", action="store_true", help="with --rates: the most that any verifier reaches")
+    add("--most", action="store_true", help="with --rates: the most of any free-bonus verifier")
     add("--out", type=Path, help=f"the CSV ({OUT}, {RATES_OUT})")
 
 
@@ -156,7 +156,8 @@ def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
 def rated(pair: TinyPair, setting: Setting, most: bool = False) -> dict[str, Any]:
     """Return acceptance by place in long texts; lists are JSON, 0 where none ever gets.
 
-    With ``most`` also the most tokens per call of any verifier at the same meter per token.
+    With ``most`` also the most tokens per call, at the same meter per token, of any verifier whose
+    bonus tokens are the target's.
     """
     rates = long_run_rates(pair, setting)
     lists = {"marginal_acceptance_rates": rates.marginal}
