@@ -224,13 +224,14 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
     values = [check.number("readings", nats, 0, cap * (1 + ROUNDING)) for nats in readings]
     if not values:
         raise ValueError("readings: must be at least one; got none")
-    count, mean = len(values), math.fsum(values) / len(values)
-    upper = cap * _most_mean(min(mean / cap, 1.0), math.log(2 / alpha) / count) if cap else 0.0
-    bernstein = math.inf
+    shares = [min(nats / cap, 1.0) if cap else 0.0 for nats in values]
+    count, mean = len(shares), math.fsum(shares) / len(shares)
+    hoeffding, bernstein = _most_mean(mean, math.log(2 / alpha) / count), math.inf
     if count > 1:
-        spread, log = statistics.stdev(values, mean), math.log(4 / alpha)
-        bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * cap * log / 3 / (count - 1)
-    return Certificate(count, mean, max(values), cap, alpha, upper, bernstein)
+        spread, log = statistics.stdev(shares, mean), math.log(4 / alpha)
+        bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * log / 3 / (count - 1)
+    bounds = (cap * max(bound, mean) for bound in (hoeffding, bernstein))
+    return Certificate(count, cap * mean, max(values), cap, alpha, *bounds)
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:
@@ -312,10 +313,12 @@ def _most_mean(mean: float, amount: float) -> float:
         return 1.0
     if mean == 0:
         return -math.expm1(-amount)
+
+    def spent(x: float) -> float:  # at m = 1 a mean below 1 has an infinite KL
+        return binary_kl(mean + x, rest - x, -x) if x < rest else math.inf
+
     most = min(math.sqrt(amount / 2), rest)
-    return mean + _root_of(
-        lambda x: binary_kl(mean + x, rest - x, -x), amount, EXACT * rest, most, most / 2
-    )
+    return min(mean + _root_of(spent, amount, EXACT * rest, most, most / 2), 1.0)
 
 
 def share(value: float) -> str:

@@ -267,9 +267,33 @@ def test_nats_of_a_token_are_not_those_of_an_answer():
         ({"cap": 1, "rate": 1.5}, "rate: must lie in"),
         ({"cap": 1, "burst": 1}, "burst: must lie in"),
         ({"per_token": 1, "tokens": 0}, "tokens: must be an integer of at least 1"),
+        ({"per_token": 1, "tokens": 10**400}, r"tokens: must be below 2\^63; got one of 1329 bits"),
         ({"cap": 1, "lossless": -1}, "lossless: must be an integer of at least 0"),
     ],
 )
 def test_bad_promises_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
         ct.Promise(**arguments)
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 1000])
+@pytest.mark.parametrize(
+    "mean", [0.0, 1e-300, *(10.0**-k for k in range(1, 16)), *(1 - 10.0**-k for k in range(1, 17))]
+)
+@pytest.mark.parametrize("cap", [1e-3, 0.5, 1e308])
+def test_readings_anywhere_up_to_the_cap_are_certified(count, mean, cap):
+    """A ledger that uses its cap up leaves readings beside it."""
+    proof = ct.certificate([mean * cap] * count, cap)
+    assert proof.mean == pytest.approx(mean * cap, rel=1e-15)
+    assert proof.mean <= proof.bound <= cap
+    share, most = proof.mean / cap, proof.hoeffding / cap
+    if most < 1 - 1e-12:  # there the KL of the bound is the amount that Hoeffding allows
+        allowed = math.log(2 / 0.05) / count
+        assert float(kl2(share, most)) == pytest.approx(allowed, rel=1e-6)
+
+
+def test_readings_that_scatter_beside_the_cap_are_certified():
+    source = np.random.default_rng(0)
+    for _ in range(amount(200, 2000)):
+        proof = ct.certificate(0.5 * source.uniform(0.999, 1, 32), 0.5)
+        assert proof.mean <= proof.bound <= 0.5

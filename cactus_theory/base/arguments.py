@@ -21,6 +21,8 @@ ROW_SUM_TOLERANCE = {
 }
 # rows this near 1 were probably rounded when they were written
 NEARLY_ONE = 1e-2
+# counts are multiplied with floats
+MOST_WHOLE = 2**63 - 1
 ROUNDED = "; rows that were rounded may be divided by their sums (on the command line --normalise)"
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
@@ -196,6 +198,8 @@ def whole_number(name: str, value: Any, low: int) -> int:
     """Return ``value`` if it is an integer of at least ``low``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{name}: must be an integer of at least {low}; got {value!r}")
+    if value > MOST_WHOLE:
+        raise ValueError(f"{name}: must be below 2^63; got one of {value.bit_length()} bits")
     return value
 
 
