@@ -10,7 +10,7 @@ import numpy as np
 from cactus_theory.base.arguments import as_tensor, check_pair
 from cactus_theory.base.rows import load_rows
 
-from . import block, decode, drafts, optimal, per_proposal, reference, sequence
+from . import block, decode, optimal, per_proposal, sequence
 from .design import Design, DesignedRow
 from .paths import PathTree
 
@@ -210,31 +210,6 @@ def _decode(args: argparse.Namespace) -> Jobs:
     yield partial(decode.solve, *rows, args.num_draft_tokens, **goal)
 
 
-def _drafts_arguments(parser: Parser) -> None:
-    _rows(parser)
-    add = parser.add_argument
-    add("--kind", choices=drafts.KINDS, default="iid", help="how tokens are drafted together")
-    add("--k", type=int, default=2, help="how many are drawn, of iid and without_replacement")
-    add("--certain", metavar="3,5,…", help="the tokens that are always drafted")
-    _common(parser)
-
-
-def _drafts(args: argparse.Namespace) -> Jobs:
-    certain = [] if args.certain is None else _numbers("--certain", args.certain)
-    settings = {"delta": args.delta, "k": args.k, "kind": args.kind, "certain": certain}
-    for q, p in zip(*_pairs(args), strict=True):
-        yield partial(drafts.solve, q, p, args.divergence, **settings)
-
-
-def _reference_arguments(parser: Parser) -> None:
-    parser.add_argument("--out", default=reference.OUT, help="the .npz to write")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _reference(args: argparse.Namespace) -> Jobs:
-    yield partial(reference.save, args.out)
-
-
 COMMANDS = {
     "per-proposal": Command(
         "raise one drafted token as far as a budget allows (the Cactus program)",
@@ -257,11 +232,5 @@ COMMANDS = {
         "verify a long text in as few calls as any verifier can, of two Markov models",
         _decode_arguments,
         _decode,
-    ),
-    "drafts": Command(
-        "use several drafts of one token as well as any rule can", _drafts_arguments, _drafts
-    ),
-    "reference": Command(
-        "store solved programs for machines without a solver", _reference_arguments, _reference
     ),
 }

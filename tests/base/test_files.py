@@ -30,7 +30,6 @@ OTHERWISE = {
     "simulations/train_pair/train.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",
     "solvers/paths.py": "into memory",
-    "solvers/reference.py": "into memory",
 }
 
 

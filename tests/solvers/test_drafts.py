@@ -1,14 +1,11 @@
 """The program of several drafts is proven, known where enumeration knows it, and met by p°."""
 
-import json
-
 import numpy as np
 import pytest
 
 import cactus_theory as ct
-from solvers import __main__ as command_line
-from solvers import drafts
 from tests.amounts import amount, some
+from tests.solvers import drafts
 
 # an answer is proven to 1e-6, and so is what is compared with it
 PROVEN = 1e-6
@@ -71,26 +68,14 @@ def test_sets_and_their_law():
     assert members.tolist() == [[True, False]] and law.tolist() == [1.0]
 
 
-def test_on_the_command_line(tmp_path, capsys):
+def test_drafts_that_cannot_be_are_named():
     q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    files = [str(tmp_path / f"{name}.npy") for name in ("target", "draft")]
-    for file, row in zip(files, (q, p), strict=True):
-        np.save(file, row)
-    flags = ["--delta", "0.1", "--kind", "certain+sampled", "--certain", "2", "--json"]
-    assert command_line.main(["drafts", *files, *flags]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    law = ct.selection_law(q, p, kind="certain+sampled", certain=[2])
-    best = ct.optimal_acceptance(q, law, delta=0.1)
-    assert row["acceptance"] == pytest.approx(float(best.acceptance), abs=PROVEN)
     bad = {
-        "certain: must hold token ids in": ["--kind", "certain", "--certain", "3"],
-        "certain: must hold no token with kind='iid'": ["--certain", "1"],
-        "k: must lie in": ["--k", "0"],
-        "divergence: must be an f-divergence": ["--divergence", "renyi:a=2"],
+        "certain: must hold token ids in": {"kind": "certain", "certain": [3]},
+        "certain: must hold no token with kind='iid'": {"certain": [1]},
+        "k: must lie in": {"k": 0},
+        "divergence: must be an f-divergence": {"divergence": "renyi:a=2"},
     }
     for message, wrong in bad.items():
-        assert command_line.main(["drafts", *files, "--delta", "0.1", *wrong]) == 2
-        assert message in capsys.readouterr().err
-    wide = np.full(11, 1 / 11)
-    with pytest.raises(ValueError, match="target_probs: must have at most 10 tokens; got 11"):
-        drafts.solve(wide, wide)
+        with pytest.raises(ValueError, match=message):
+            drafts.solve(q, p, delta=0.1, **wrong)

@@ -2,25 +2,22 @@ r"""Solved programs in one file, for machines without a solver: GPUs above all.
 
 Rows are seeded and cover hard cases: zeros in either row, spiky and nearly equal rows, one-hot
 drafts, both supports. Their nonzero entries are at least 1e-4, so that the sixth digit comes
-from the solver's answer and not from its tolerance.
+from the solver's answer and not from its tolerance. ``python -m tests.solvers.reference`` writes
+the file anew.
 """
 
 import importlib.metadata
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from cactus_theory.base.files import write_whole
 from cactus_theory.divergences import EXAMPLES
 from cactus_theory.divergences import registered_divergence as find_divergence
-
-from . import optimal, per_proposal
+from solvers import optimal, per_proposal
 
 OUT = Path("tests/data/reference.npz")
 # any number; it fixes the stored rows
@@ -166,34 +163,12 @@ def tables(specs: tuple[str, ...] = EXAMPLES) -> dict[str, np.ndarray]:
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     notes = {
-        "command": "python -m solvers reference",
+        "command": "python -m tests.solvers.reference",
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions,
     }
     return columns | {name: np.array(text) for name, text in notes.items()}
 
 
-def write(path: str | Path, arrays: dict[str, Any]) -> int:
-    """Write ``arrays`` as a compressed .npz, all of it or nothing; return its bytes."""
-    path, buffer = Path(path), io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, buffer.getvalue())
-    return path.stat().st_size
-
-
-@dataclass(frozen=True)
-class Written:
-    """What :func:`write` left: where, how many cases, of which versions, how large."""
-
-    file: str
-    cases: int
-    versions: str
-    bytes: int
-
-
-def save(path: str | Path = OUT) -> Written:
-    """Solve every case of every divergence and write them to ``path``."""
-    arrays = tables()
-    size = write(path, arrays)
-    return Written(str(path), len(arrays["delta"]), str(arrays["versions"]), size)
+if __name__ == "__main__":
+    np.savez_compressed(OUT, allow_pickle=False, **tables())

@@ -19,13 +19,12 @@ import numpy as np
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
-
-from . import _conic, _program
-from ._dual import worth
-from ._perspective import Scaled, cvxpy, times
-from ._program import Answer, Solver
-from .optimal import OptimalProgram
-from .per_proposal import raised_ceiling
+from solvers import _conic, _program
+from solvers._dual import worth
+from solvers._perspective import Scaled, cvxpy, times
+from solvers._program import Answer, Solver
+from solvers.optimal import OptimalProgram
+from solvers.per_proposal import raised_ceiling
 
 # all sets of tokens are looked at
 LARGEST_VOCABULARY = 10
