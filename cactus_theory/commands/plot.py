@@ -200,6 +200,7 @@ def save_findings(path: str, findings: Sequence[Any]) -> None:
     """Draw the rows of each :class:`~cactus_theory.testing.Finding` as bars, one group a token."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     with matplotlib.rc_context(settings()):
         figure = Figure(figsize=(6.4, 2.4 * len(findings)), layout="constrained")
@@ -214,8 +215,9 @@ def save_findings(path: str, findings: Sequence[Any]) -> None:
             width = 0.8 / len(shown)
             for place, (label, row, colour) in enumerate(shown):
                 at = np.arange(len(row)) + (place - (len(shown) - 1) / 2) * width
-                axes.bar(at, np.nan_to_num(row), width, color=colour, label=label)
+                axes.bar(at, row, width, color=colour, label=label)
             axes.set_title(found.law)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("token")
             axes.set_ylabel("probability")
             axes.legend(frameon=False, fontsize=8)

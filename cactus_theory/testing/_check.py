@@ -153,10 +153,10 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
             yield event
             if event["event"] in ("end", "refused"):
                 return
-        code = process.wait()
+        code = process.wait(silence)  # a rule may close what it says, and go on
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         yield {"event": "dead", "message": f"the process ended with {how}"}
-    except queue.Empty:
+    except (queue.Empty, subprocess.TimeoutExpired):
         yield {"event": "silent", "message": f"no answer within {silence:g} s"}
     finally:
         process.kill()

@@ -105,6 +105,16 @@ def starts(q, p, n):
 
 
 @ct.rule
+def closes(q, p, n):
+    os.closerange(3, 64)
+    while True:
+        try:
+            time.sleep(9)
+        except BaseException:
+            pass
+
+
+@ct.rule
 def fills(q, p, n):
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     bytearray(int(0.6 * most))
@@ -302,6 +312,14 @@ def test_without_hypothesis_the_extra_is_named(monkeypatch, capsys) -> None:
 def test_a_declaration_that_cannot_be_read_is_named(folder) -> None:
     with pytest.raises(ValueError, match="rules.py:Wrong: what it declares cannot be read: TypeE"):
         declaration(ct.policy("rules.py:Wrong"), "rules.py:Wrong")
+
+
+@slow
+def test_what_closes_its_streams_and_goes_on_is_ended_in_time(folder, capfd, monkeypatch) -> None:
+    monkeypatch.setattr("cactus_theory.testing._check.PATIENCE", 2.0)
+    arguments = ("--examples", "10", "--timeout", "1", "--properties", "answers")
+    assert check("rules.py:closes", *arguments) == 3
+    assert "did not answer in time" in capfd.readouterr().out
 
 
 @slow
