@@ -44,13 +44,12 @@ if TYPE_CHECKING:
     from cactus_theory.policies._rule import rule
     from cactus_theory.promises import Certificate, Promise, certificate
     from cactus_theory.tuned import TunedSetting, load_tuned
-    from cactus_theory.verify import ChainVerdict, verify_block, verify_chain, verify_tree
+    from cactus_theory.verify import Verdict, verify_block, verify_chain, verify_tree
 
 __all__ = [
     "Audit",
     "Budget",
     "Certificate",
-    "ChainVerdict",
     "Declaration",
     "FixedTarget",
     "Frontier",
@@ -61,6 +60,7 @@ __all__ = [
     "PooledFrontier",
     "Promise",
     "TunedSetting",
+    "Verdict",
     "audit",
     "certificate",
     "divergence",
@@ -111,7 +111,7 @@ _FROM = {
     "rule": "policies._rule",
     "TunedSetting": "tuned",
     "load_tuned": "tuned",
-    "ChainVerdict": "verify",
+    "Verdict": "verify",
     "verify_block": "verify",
     "verify_chain": "verify",
     "verify_tree": "verify",

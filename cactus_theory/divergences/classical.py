@@ -302,5 +302,3 @@ class Renyi(Divergence):
         h, q = emitted.double(), target.double()
         sums = (h**self.a * q ** (1 - self.a)).sum(-1)
         return torch.where(far, sums.log() / (self.a - 1), self.from_generator(generated))
-
-    to_alpha, from_alpha = to_generator, from_generator

@@ -97,9 +97,6 @@ class Mathematics(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name, same in (("reach", "ratio_bounds"), ("ratio_bounds", "reach")):
-            if name in vars(cls):
-                setattr(cls, same, vars(cls)[name])
         guard(cls)
         for name, explicit in (
             ("acceptance", _explicit_acceptance),
@@ -263,8 +260,6 @@ class Policy(Mathematics):
         A verifier of blocks reads whole rows only where the bounds leave a decision open.
         """
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
-
-    reach = ratio_bounds  # its older name
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return what the row h makes of nodes of a block and the tokens drafted there."""

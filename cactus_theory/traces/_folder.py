@@ -23,8 +23,7 @@ from cactus_theory.base.files import (
 )
 from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 
-# of chains, which are written as ever, and of trees
-FORMAT, VERSIONS = "cactus-theory trace", (1, 2)
+FORMAT, VERSION = "cactus-theory trace", 1
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 COUNTS = "cycles", "target_rows", "draft_rows"
 # more tokens a cycle are drafted by nobody, and replays have a column for each
@@ -51,7 +50,7 @@ class Header:
 
     @property
     def trees(self) -> bool:
-        """Return whether cycles drafted trees, which the first version cannot say."""
+        """Return whether cycles drafted trees."""
         return "nodes" in self.details
 
     @property
@@ -104,7 +103,7 @@ def read_manifest(path: Path) -> Manifest:
 
     Raises OSError or ValueError for a file that cannot be read, or of something else.
     """
-    content = read_marked(path, FORMAT, *VERSIONS)
+    content = read_marked(path, FORMAT, VERSION)
     header = _header(path, content)
     shards = content.get("shards")
     if not isinstance(shards, list) or not shards:
@@ -143,9 +142,8 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
         if value < 1:
             raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
     nodes = header.details.get("nodes", 1)
-    if content["version"] != VERSIONS[header.trees] or type(nodes) is not int or nodes < 1:
-        got = f"version {content['version']} and {header.details.get('nodes')!r:.60}"
-        raise ValueError(f"{path}: details must hold nodes in version 2 alone; got {got}")
+    if type(nodes) is not int or nodes < 1:
+        raise ValueError(f"{path}: nodes must be an integer of at least 1; got {nodes!r:.60}")
     if max(header.num_draft_tokens, nodes) > MOST_DRAFTED:
         raise ValueError(
             f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
@@ -229,7 +227,7 @@ class Folder(Resource):
         content = asdict(self.header) | {"texts": self.texts}
         content |= {name: manifest.total(name) for name in COUNTS}
         content["shards"] = [asdict(entry) for entry in self.entries]
-        write_marked(self.path / MANIFEST, FORMAT, VERSIONS[self.header.trees], content)
+        write_marked(self.path / MANIFEST, FORMAT, VERSION, content)
         (self.path / UNFINISHED).unlink(missing_ok=True)
         self.finished = True
 
@@ -243,8 +241,7 @@ class Folder(Resource):
                 raise ValueError(
                     f"folder: must be empty or hold a trace; {self.path} holds {names[0]}"
                 )
-            version, content = VERSIONS[self.header.trees], asdict(self.header)
-            write_marked(self.path / UNFINISHED, FORMAT, version, content)
+            write_marked(self.path / UNFINISHED, FORMAT, VERSION, asdict(self.header))
         if (self.path / MANIFEST).is_file():
             (self.path / UNFINISHED).unlink(missing_ok=True)
             self.finished = True
@@ -252,7 +249,7 @@ class Folder(Resource):
             self._take_up()
 
     def _compare(self, name: str) -> None:
-        content = read_marked(self.path / name, FORMAT, *VERSIONS)
+        content = read_marked(self.path / name, FORMAT, VERSION)
         stored, current = _header(self.path / name, content).flat(), self.header.flat()
         for key in current | stored:
             if stored.get(key) != current.get(key) and key.startswith("prompts"):

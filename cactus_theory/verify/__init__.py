@@ -1,7 +1,7 @@
 """One verification step on tensors: drafted tokens in, accepted, recovered and bonus out."""
 
 from cactus_theory.verify.block import Block, verify_block
-from cactus_theory.verify.chain import Chain, ChainVerdict, verify_chain
+from cactus_theory.verify.chain import Chain, verify_chain
 from cactus_theory.verify.contract import (
     VerdictLaw,
     Verifier,
@@ -17,7 +17,6 @@ __all__ = [
     "Assignment",
     "Block",
     "Chain",
-    "ChainVerdict",
     "Draft",
     "Fly",
     "Tree",

@@ -51,13 +51,12 @@ class Block(Verifier):
 
     Examples
     --------
-    >>> Block().needs_fixed_target, Block(bonus="policy").spec
-    (True, 'block:bonus=policy')
+    >>> Block().spec, Block(bonus="policy").spec
+    ('block', 'block:bonus=policy')
     """
 
     bonus: str = "target"
 
-    needs_fixed_target = True
     reaches_all_it_can = True
 
     def __post_init__(self) -> None:

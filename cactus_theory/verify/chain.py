@@ -26,8 +26,6 @@ from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifie
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
-ChainVerdict = Verdict
-
 
 @register_verifier("chain")
 class Chain(Verifier):

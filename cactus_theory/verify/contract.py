@@ -79,8 +79,6 @@ class Verifier(ABC):
 
     Attributes
     ----------
-    needs_fixed_target : class fact that is documented, and relied on nowhere: whether policies
-        must have a row h of their own (``FixedTarget``); :meth:`check` refuses those without.
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
@@ -98,7 +96,6 @@ class Verifier(ABC):
     """
 
     name: ClassVar[str]
-    needs_fixed_target: ClassVar[bool] = False
     reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
     looks_ahead: ClassVar[bool] = False

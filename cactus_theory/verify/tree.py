@@ -54,7 +54,6 @@ class Tree(Verifier):
 
     runs: str = "block"
 
-    needs_fixed_target = True
     drafts = ("chain", "tree")
 
     def __post_init__(self) -> None:

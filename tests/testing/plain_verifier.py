@@ -14,7 +14,6 @@ class Plain(Verifier):
     """Block verification of a path, step by step."""
 
     name = "plain"
-    needs_fixed_target = True
     reaches_all_it_can = True
 
     def check(self, policy):
