@@ -2,7 +2,7 @@
 
 A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
 upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
-(aq − p)₊ (THEORY.md, Theorem 15). At a price the band is a soft band of one piece.
+(aq − p)₊ (THEORY.md, Theorem 15). At a price the band is the soft band of P = 1.
 
 A decision takes 5 to 30 passes over the row. On 2,048 tokens a pass takes a third of a
 microsecond and a call of torch two or more, of numpy about one half. One call that clips takes
@@ -21,7 +21,7 @@ import torch
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import FDivergence
 from cactus_theory.optimum.roots import RisingRoot
-from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Pieces, Precision
+from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Precision, PricedBand
 
 Row = np.ndarray
 # longer rows are worked on in parts: they stay near the core, and sums of so many products are
@@ -48,7 +48,7 @@ class SoftRow:
 
     ``unit`` and ``total`` are P in the row's units and Σ g in those of p; ``cap`` is c, ∞ where no
     certain token has q > 0 or the band does not depend on it; once solved, ``upper`` and ``scale``
-    are U_1, …, U_M and A = P a, the scale of the residual.
+    are U and A = P a, the scale of the residual.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class SoftRow:
         q: Row,
         p: Row,
         alive: float,
-        pieces: Pieces,
+        band: PricedBand,
         exact: bool = False,
         certain: Sequence[int] = (),
     ) -> None:
-        self.pieces, self.precision = pieces, _PRECISIONS[q.dtype]
+        self.band, self.precision = band, _PRECISIONS[q.dtype]
         self.target, self.unit, self.total = q, alive, alive
         safe = q
         if q.min() < self.precision.least:
@@ -69,33 +69,33 @@ class SoftRow:
         memory = _memory_for(self, len(q), self.precision)
         self.short = len(memory) == 1
         if self.short:
-            ratio, clipped, spare = memory[0]
-            self.parts = [(np.divide(p, safe, out=ratio), safe, clipped, spare)]
+            ratio, clipped = memory[0]
+            self.parts = [(np.divide(p, safe, out=ratio), safe, clipped)]
         else:
             self._divide(p, safe, memory)
-        if exact or pieces.flat or not self.short:
+        if exact or band.flat or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
             self.unit, self.total = alive * drafted / mass, alive * drafted
-        self.upper, self.scale, self.cap = [math.inf], self.unit, math.inf
+        self.upper, self.scale, self.cap = math.inf, self.unit, math.inf
         reached = [token for token in certain if q[token] > 0]
-        capped = bool(reached) and pieces.drop is None
-        if capped or pieces.top * self.unit >= SMALL * self.precision.most:
+        capped = bool(reached) and band.drop is None
+        if capped or band.high * self.unit >= SMALL * self.precision.most:
             self._exclude()
-        if reached:  # of one piece of KL the band is the same for p = ∞ as for cq, as U_1 ≤ c
+        if reached:  # under KL the band is the same for p = ∞ as for cq, as U ≤ c
             self._offer(reached, self.precision.most)
         if capped:
             self.cap = self._level(alive)
             for ratio, *_ in self.parts:
                 np.minimum(ratio, self.cap, out=ratio)
 
-    def _divide(self, p: Row, safe: Row, memory: list[tuple[Row, Row, Row]]) -> None:
+    def _divide(self, p: Row, safe: Row, memory: list[tuple[Row, Row]]) -> None:
         """Set p/q part by part."""
         self.parts, first = [], 0
-        for ratio, clipped, spare in memory:
+        for ratio, clipped in memory:
             part = slice(first, first := first + len(ratio))
             np.divide(p[part], safe[part], out=ratio)
-            self.parts.append((ratio, safe[part], clipped, spare))
+            self.parts.append((ratio, safe[part], clipped))
 
     def _exclude(self) -> None:
         """Give p/q = 0 to tokens with q = 0: q counts as little, which a large edge undoes."""
@@ -116,33 +116,28 @@ class SoftRow:
             above = sum(float(q.dot(ratio > level)) for ratio, q, *_ in self.parts)
             if not above < before:  # NaN is not
                 return min(level, self.precision.most)
-            lacking = whole - self.total - self.beyond([level], 0.0)
+            lacking = whole - self.total - self.beyond(level, 0.0)
             level, before = level + max(lacking, 0.0) / above, above
 
     def _largest(self) -> float:
         """Return the largest p/q."""
         return max(float(ratio.max()) for ratio, *_ in self.parts)
 
-    def beyond(self, upper: list[float], lower: float) -> float:
+    def beyond(self, upper: float, lower: float) -> float:
         """Return Σ g − P at these edges, which rises with them."""
-        bends, most = self.pieces.bends, self.precision.most
-        top, total = max(min(upper[-1], most), lower), 0.0
-        for ratio, q, clipped, spare in self.parts:
+        top, total = max(min(upper, self.precision.most), lower), 0.0
+        for ratio, q, clipped in self.parts:
             ratio.clip(lower, top, clipped)
-            for knot, edge in zip(bends, upper, strict=False):
-                np.minimum(ratio, min(edge, most) / knot, out=spare)
-                np.multiply(spare, knot, out=spare)
-                np.maximum(clipped, spare, out=clipped)
             total += float(clipped.dot(q))
         return total - self.total
 
     def passes(self, threshold: float) -> bool:
-        """Return whether U_M > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
-        if self.short and self.pieces.drop is not None:
-            return self._passes_shortly(threshold, self.pieces.drop)
+        """Return whether U > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
+        if self.short and self.band.drop is not None:
+            return self._passes_shortly(threshold, self.band.drop)
         close = self.precision.rounding * self.total
-        steepness = STEEP if self.pieces.factors is None else STRAIGHT
-        search = self.pieces.search(
+        steepness = STEEP if self.band.drop is None else STRAIGHT
+        search = self.band.search(
             self.unit, self.precision, self._largest, threshold, steepness=steepness, close=close
         )
         beyond, value = self.beyond, None
@@ -156,11 +151,11 @@ class SoftRow:
             return False
 
     def _passes_shortly(self, threshold: float, drop: float) -> bool:
-        """Return the same for one piece of KL, most decisions: the search in fewer steps."""
-        (ratio, q, clipped, _), precision = self.parts[0], self.precision
+        """Return the same under KL, most decisions: the search in fewer steps."""
+        (ratio, q, clipped), precision = self.parts[0], self.precision
         most, slack = precision.most, precision.slack
-        low = max(self.pieces.low * self.unit * (1 - slack), LOWEST)
-        high = self.pieces.high * self.unit * (1 + slack)
+        low = max(self.unit * (1 - slack), LOWEST)
+        high = self.band.high * self.unit * (1 + slack)
         if threshold <= low:
             return True
         start = threshold if threshold < high else math.sqrt(low * high)
@@ -173,16 +168,16 @@ class SoftRow:
             if value < 0 and level == threshold:
                 return True
             root.tell(value)
-        self.upper, self.scale = [root.x], root.x * drop
+        self.upper, self.scale = root.x, root.x * drop
         return False
 
     def recovers(self, threshold: float) -> bool:
         """Return whether A > ``threshold`` (then it is solved) of a token that :meth:`passes`.
 
-        If not, and φ has one piece, the token is emitted as often as it is drafted.
+        If not, the token is emitted as often as it is drafted.
         """
-        drop = self.pieces.drop
-        if threshold >= self.unit or (drop and self.beyond([threshold / drop], threshold) >= 0):
+        drop = self.band.drop
+        if threshold >= self.unit or (drop and self.beyond(threshold / drop, threshold) >= 0):
             return False
         self.passes(math.inf)
         return self.scale > threshold
@@ -202,8 +197,7 @@ class SoftRow:
 
     def _raised(self, ratio: float) -> float:
         """Return g/q at this p/q."""
-        pairs = zip(self.upper, self.pieces.knots, strict=True)
-        return max(self.scale, *(min(edge, knot * ratio) for edge, knot in pairs))
+        return max(self.scale, min(self.upper, ratio))
 
 
 class BudgetRow:
@@ -227,7 +221,7 @@ class BudgetRow:
         self.f, self.root_delta = f, math.sqrt(delta)
         # a and the steepness there, where the last search ended
         self.last_search = self.unit / 2, RISE
-        self.upper, self.scale = [math.inf], self.unit
+        self.upper, self.scale = math.inf, self.unit
 
     def passes(self, threshold: float) -> bool:
         """Return whether b > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
@@ -243,7 +237,7 @@ class BudgetRow:
             if root.x == threshold and value < 0:
                 return True
             root.tell(value)
-        self.upper, self.scale = [root.x], self._lower_of(root.x)
+        self.upper, self.scale = root.x, self._lower_of(root.x)
         return False
 
     def _excess(self, upper: float) -> float:
@@ -278,7 +272,7 @@ def _log_ratio(one: float, other: float) -> float:
 
 
 class _RowMemory:
-    """Memory for p/q, a clipped and a spare row of ``count``, part by part, for one row at a time.
+    """Memory for p/q and a clipped row of ``count``, part by part, for one row at a time.
 
     Results of one part are written over those of the part before, so that they stay near the
     core.
@@ -287,13 +281,12 @@ class _RowMemory:
     def __init__(self, count: int, precision: Precision) -> None:
         self.key = count, precision.dtype
         ratio = scratch("soft_row", (count,), precision.dtype).numpy()
-        shape = 2, min(count, PART)
-        clipped, spare = scratch("soft_row.part", shape, precision.dtype).numpy()
+        clipped = scratch("soft_row.part", (min(count, PART),), precision.dtype).numpy()
         rows = (ratio[i : i + PART] for i in range(0, count, PART))
-        self.parts = [(row, clipped[: len(row)], spare[: len(row)]) for row in rows]
+        self.parts = [(row, clipped[: len(row)]) for row in rows]
 
 
-def _memory_for(user: SoftRow, count: int, precision: Precision) -> list[tuple[Row, Row, Row]]:
+def _memory_for(user: SoftRow, count: int, precision: Precision) -> list[tuple[Row, Row]]:
     """Return this thread's memory, or another if a row that is still there uses it."""
     memory, last_user = getattr(_thread, "last", _NOBODY)
     if memory is None or memory.key != (count, precision.dtype) or last_user() is not None:

@@ -14,7 +14,7 @@ from cactus_theory import optimum
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import registered_divergence as find_divergence
-from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces
+from cactus_theory.optimum.soft import PRECISIONS, PricedBand
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from cactus_theory.policies._base import (
     Entries,
@@ -164,7 +164,7 @@ class Band(FixedTarget):
     def row(self, q: np.ndarray, p: np.ndarray) -> SoftRow | BudgetRow:
         """Return what finds the band of one row, (V,) on the CPU, or decides without it."""
         shared = self._shared
-        if isinstance(shared, Pieces):
+        if isinstance(shared, PricedBand):
             return SoftRow(q, p, 1.0, shared)
         return BudgetRow(q, p, *shared)
 
@@ -190,15 +190,15 @@ class Band(FixedTarget):
         """Return (a, b) of one row at a price."""
         row = SoftRow(q, p, 1.0, self._shared, exact=True)
         row.passes(math.inf)
-        return row.scale, row.upper[-1]
+        return row.scale, row.upper
 
     @cached_property
     def _shared(self) -> Any:
-        """Return what the bands of all rows share: their pieces, or a generator and its budget."""
+        """Return what all bands share: what a price says, or a generator and its budget."""
         generator = self.kind.generator
         assert generator is not None
         if self.price is not None:
-            return Pieces(ONE_TOKEN, generator, self.price)
+            return PricedBand(generator, self.price)
         delta = torch.tensor(self.delta, dtype=torch.float64)
         return generator, float(self.kind.to_generator(delta))
 

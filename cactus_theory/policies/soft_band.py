@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import registered_divergence as find_divergence
-from cactus_theory.optimum.soft import ONE_TOKEN, Pieces, soft_rows
+from cactus_theory.optimum.soft import PricedBand, soft_rows
 from cactus_theory.optimum.soft_row import SoftRow
 from cactus_theory.policies._base import Entries, Rows
 from cactus_theory.policies._forms import FixedTarget
@@ -68,9 +68,9 @@ class SoftBand(FixedTarget):
         return kind
 
     @cached_property
-    def pieces(self) -> Pieces:
+    def band(self) -> PricedBand:
         """Return what all rows have in common."""
-        return Pieces(ONE_TOKEN, self.kind, self.price)
+        return PricedBand(self.kind, self.price)
 
     def target(self, q: Rows, p: Rows) -> Rows:
         """Return h at the first token of a block."""
@@ -87,10 +87,7 @@ class SoftBand(FixedTarget):
         alive = path.alive.reshape(-1)
         size = max(1, TOGETHER // q.shape[-1])
         chunks = zip(*(part.split(size) for part in (*flat, alive)), strict=True)
-        rows = [
-            soft_rows(q_rows, p_rows, ratios, [ONE_TOKEN] * len(ratios), self.kind, self.price)
-            for q_rows, p_rows, ratios in chunks
-        ]
+        rows = [soft_rows(q_rows, p_rows, ratios, self.band) for q_rows, p_rows, ratios in chunks]
         return torch.cat(rows).reshape(q.shape)
 
     def certain_path(
@@ -144,13 +141,7 @@ class SoftBand(FixedTarget):
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         if self.price == math.inf:
             return ratio, ratio
-        least, most = self.bounds
-        return least * ratio, torch.where(q_n > 0, most * ratio, 0.0)
-
-    @cached_property
-    def bounds(self) -> tuple[float, float]:
-        """Return bounds on U/P."""
-        return self.pieces.low, self.pieces.top
+        return ratio, torch.where(q_n > 0, self.highest * ratio, 0.0)
 
     @property
     def answers_rows(self) -> bool:
@@ -160,13 +151,13 @@ class SoftBand(FixedTarget):
     @property
     def highest(self) -> float:
         """Return the largest U/P."""
-        return self.bounds[1]
+        return self.band.high
 
     def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, P a and P h/q of certain tokens, in the precision of the rows."""
         if self.price == math.inf:
             return node.lossless_ratio, node.alive, node.alive
-        row = SoftRow(node.q, node.p, node.alive, self.pieces, certain=node.certain)
+        row = SoftRow(node.q, node.p, node.alive, self.band, certain=node.certain)
         if row.passes(math.inf if node.ends or node.draft_ratio >= row.cap else node.draft_ratio):
             return 1.0, None, None
         return row.ratio_of(node.draft_ratio, node.joint), row.scale, row.raised

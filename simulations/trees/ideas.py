@@ -17,7 +17,6 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.decoding import Pair
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.traces import Estimate
 
@@ -105,14 +104,13 @@ def _by_values(path: Round, spec: str) -> Iterator[tuple[tuple[str, str], Any]]:
     """Yield the same of soft bands, without and with what a caught token is worth."""
     rule = ct.policy(spec)
     assert isinstance(rule, SoftBand)
-    worths = [ONE_TOKEN] * len(path.ids)
     likely = path.p.topk(CONTINUED)[1]
     nodes = len(path.ids) + float((1 - path.p.gather(1, likely)).sum())
     for name, fixed in ((SOFT, likely[:, :0]), ("soft band that counts catches", likely)):
 
         def row(place: int, alive: float, fixed: Tensor = fixed) -> Tensor:
             rows = path.q[place].numpy(), path.p[place].numpy()
-            law = counting(*rows, alive, worths[place], rule.price, fixed[place].numpy())
+            law = counting(*rows, alive, rule.price, fixed[place].numpy())
             return torch.from_numpy(law)
 
         course = followed(path, row)
@@ -120,25 +118,21 @@ def _by_values(path: Round, spec: str) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def counting(
-    q: np.ndarray, p: np.ndarray, alive: float, worth: Worth, price: float, fixed: np.ndarray
+    q: np.ndarray, p: np.ndarray, alive: float, price: float, fixed: np.ndarray
 ) -> np.ndarray:
     """Return the row h that is best if a fixed token yields one token more where it is caught.
 
-    In KL, ln(h/q) is (slope of the worth)/price and a constant: the soft band's, and at fixed
-    tokens the slope is 1 beyond what is kept.
+    In KL, ln(h/q) is 1/price and a constant: the soft band's, and at fixed tokens beyond what is
+    kept, too.
     """
     least = q.copy()
     least[fixed] *= np.exp(1 / price)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.nan_to_num(p / alive, nan=0.0)
-    steps = [(np.exp(slope / price) * q, knot * kept)
-             for knot, slope in zip(worth.knots, worth.slopes, strict=True)]  # fmt: skip
-    low, high = -worth.slopes[0] / price, 0.0
+    edge, low, high = np.exp(1 / price) * q, -1 / price, 0.0
     for _ in range(HALVINGS):
         scale = np.exp((low + high) / 2)
-        law = scale * least
-        for edge, most in steps:
-            np.maximum(law, np.minimum(scale * edge, most), out=law)
+        law = np.maximum(scale * least, np.minimum(scale * edge, kept))
         low, high = (low, (low + high) / 2) if law.sum() > 1 else ((low + high) / 2, high)
     return law / law.sum()
 

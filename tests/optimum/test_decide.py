@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.optimum.roots import RisingRoot
-from cactus_theory.optimum.soft import ONE_TOKEN, PRECISIONS, Pieces
+from cactus_theory.optimum.soft import PRECISIONS, PricedBand
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from tests.amounts import amount, some
 
@@ -46,13 +46,13 @@ def thresholds(q, p, kept):
 
 def solved(row):
     """Return whether a token that is never kept is, and the edges a and b."""
-    return row.passes(math.inf), row.scale, row.upper[-1]
+    return row.passes(math.inf), row.scale, row.upper
 
 
 def at_price(q, p, f, price):
     """Return the solved band of every row at a price."""
-    pieces = Pieces(ONE_TOKEN, f, price)
-    return [SoftRow(*row, 1.0, pieces) for row in zip(q.numpy(), p.numpy(), strict=True)]
+    band = PricedBand(f, price)
+    return [SoftRow(*row, 1.0, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
 
 
 def at_budget(q, p, f, delta):
@@ -245,4 +245,4 @@ def test_a_coin_at_the_upper_edge_itself_refuses():
     p = torch.tensor([[0.75, 0.25]], dtype=torch.float64)
     (row,) = at_price(q, p, ct.divergence("pearson_chi2"), 1.0)
     assert not row.passes(1.25)
-    assert (row.scale, row.upper[-1]) == pytest.approx((0.75, 1.25), rel=1e-12)
+    assert (row.scale, row.upper) == pytest.approx((0.75, 1.25), rel=1e-12)

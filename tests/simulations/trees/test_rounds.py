@@ -9,7 +9,6 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters.siblings import with_siblings
-from cactus_theory.optimum.soft import ONE_TOKEN, Worth
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from simulations.common.inputs import PAIR
 from simulations.trees import command, ideas, rounds
@@ -29,12 +28,9 @@ def paths(seed, width=3, vocab=5):
 
 
 def soft(path, rule):
-    worths = [ONE_TOKEN] * len(path.ids)
     none = np.zeros(0, dtype=int)
     return lambda place, alive: torch.from_numpy(
-        ideas.counting(
-            path.q[place].numpy(), path.p[place].numpy(), alive, worths[place], rule.price, none
-        )
+        ideas.counting(path.q[place].numpy(), path.p[place].numpy(), alive, rule.price, none)
     )
 
 
@@ -130,18 +126,18 @@ def test_sums_are_by_text_and_between_two_lengths_a_coins():
 
 def test_the_row_that_counts_catches_is_the_best_one():
     """Against rows around it: kept tokens, one more for each that is caught, less the nats."""
-    worth, price, fixed = Worth((0.4, 1.0), (2.2, 1.7)), 1.3, np.array([0, 3])
+    price, fixed = 1.3, np.array([0, 3])
     for seed in range(amount(5, 50)):
         rng = np.random.default_rng(seed)
         q, p = rng.dirichlet(np.ones(6), 2)
         alive = rng.uniform(0.3, 1)
 
         def yields(h, q=q, p=p, alive=alive):
-            kept = (p * worth.of(torch.from_numpy(alive * h / p)).numpy()).sum()
+            kept = np.minimum(p, alive * h).sum()
             caught = np.maximum(alive * h - p, 0)[fixed].sum()
             return kept + caught - price * alive * (h * np.log(h / q)).sum()
 
-        best = ideas.counting(q, p, alive, worth, price, fixed)
+        best = ideas.counting(q, p, alive, price, fixed)
         assert best.sum() == pytest.approx(1)
         for _ in range(50):
             near = best * np.exp(rng.normal(scale=0.02, size=6))
