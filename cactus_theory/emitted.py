@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence, examples
+from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum import geometry_of, solve_band
+from cactus_theory.divergences.definition import examples
+from cactus_theory.optimum.geometry import geometry_of
+from cactus_theory.optimum.solve import solve_band
 from cactus_theory.policies import Declaration, Policy
 
 # A budget counts as held if exceeded by no more than rounding of a sum over the vocabulary.

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.divergences import Divergence, FDivergence, MaxDivergence, Renyi, TotalVariation
+from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences.classical import MaxDivergence, Renyi, TotalVariation
 
 from ._perspective import Scaled, Terms, cvxpy, entered_in, perspective, power
 

@@ -42,7 +42,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.divergences import KL, Divergence, FDivergence
+from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences.classical import KL
 
 from ._conic import generator_budget, most_of
 from .paths import PathTree

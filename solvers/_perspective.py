@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import (
+from cactus_theory.divergences import FDivergence
+from cactus_theory.divergences.classical import (
     KL,
     Alpha,
-    FDivergence,
     JensenShannon,
     NeymanChi2,
     PearsonChi2,

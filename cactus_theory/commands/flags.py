@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.base.rows import load_rows
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
-from cactus_theory.divergences import NAMES as DIVERGENCES
+from cactus_theory.divergences import divergences
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
@@ -89,7 +89,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("draft", nargs="?", help="draft rows p, same shape; a trace has its own")
     parser.add_argument(
-        "--divergence", default="kl", help=f"one of {', '.join(DIVERGENCES)} (alpha:a=0.5)"
+        "--divergence", default="kl", help=f"one of {', '.join(divergences())} (alpha:a=0.5)"
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
     parser.add_argument(

@@ -237,7 +237,7 @@ def register_divergence(kind: Kind) -> Kind:
     Examples
     --------
     >>> from dataclasses import dataclass
-    >>> from cactus_theory.divergences import KL
+    >>> from cactus_theory.divergences.classical import KL
     >>> @ct.register_divergence
     ... @dataclass(frozen=True)
     ... class Information(KL):

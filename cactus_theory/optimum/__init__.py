@@ -19,7 +19,6 @@ from cactus_theory.optimum.acceptance import (
     frontier,
     optimal_acceptance,
 )
-from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.pooled import (
     PooledAcceptance,
     PooledFrontier,
@@ -27,20 +26,15 @@ from cactus_theory.optimum.pooled import (
     pooled_frontier,
 )
 from cactus_theory.optimum.selection import selection_law
-from cactus_theory.optimum.solve import chosen_knob, edges, solve_band
 
 __all__ = [
     "Frontier",
     "OptimalAcceptance",
     "PooledAcceptance",
     "PooledFrontier",
-    "chosen_knob",
-    "edges",
     "frontier",
-    "geometry_of",
     "optimal_acceptance",
     "pooled_acceptance",
     "pooled_frontier",
     "selection_law",
-    "solve_band",
 ]

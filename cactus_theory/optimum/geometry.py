@@ -15,7 +15,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base.scratch import scratch
-from cactus_theory.divergences import SAFE_RATIO, Divergence, FDivergence, TotalVariation
+from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences.classical import TotalVariation
+from cactus_theory.divergences.definition import SAFE_RATIO
 from cactus_theory.optimum.path import Path, PerRow, Rows
 from cactus_theory.optimum.roots import convex_root, halved
 

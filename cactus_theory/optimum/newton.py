@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.scratch import scratch
-from cactus_theory.divergences import SAFE_RATIO, FDivergence
+from cactus_theory.divergences import FDivergence
+from cactus_theory.divergences.definition import SAFE_RATIO
 from cactus_theory.optimum.geometry import Edges, Flags, PerRow, Rows
 
 Pairs = Float[Tensor, "rows 2"]

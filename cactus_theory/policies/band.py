@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory import optimum
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import registered_divergence as find_divergence
+from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.optimum import solve
 from cactus_theory.optimum.soft import PRECISIONS, PricedBand
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from cactus_theory.policies._base import (
@@ -61,7 +61,7 @@ class Band(FixedTarget):
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
-        name, amount, _ = optimum.chosen_knob(kind, delta=self.delta, price=self.price)
+        name, amount, _ = solve.chosen_knob(kind, delta=self.delta, price=self.price)
         object.__setattr__(self, name, check.number(name, amount, 0))
         object.__setattr__(self, "divergence", kind.spec)
 
@@ -94,7 +94,7 @@ class Band(FixedTarget):
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
-        lower, upper = optimum.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
+        lower, upper = solve.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
         return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows) -> Rows:

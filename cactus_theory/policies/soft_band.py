@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
-from cactus_theory.divergences import registered_divergence as find_divergence
+from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum.soft import PricedBand, soft_rows
 from cactus_theory.optimum.soft_row import SoftRow
 from cactus_theory.policies._base import Entries, Rows

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.decoding import Pair
-from cactus_theory.divergences import KL
+from cactus_theory.divergences.classical import KL
 from solvers.paths import PathTree, follow, random_tree
 
 from ..replay import valued

@@ -10,7 +10,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import find_rule
 from cactus_theory.divergences import definition as divergences
-from cactus_theory.divergences import registered_divergence
+from cactus_theory.divergences.definition import registered_divergence
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import contract as verifiers
 from simulations.common.grid import checked_policy, files_of, followers, label
@@ -22,7 +22,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Schedule
-from cactus_theory.divergences import KL
+from cactus_theory.divergences.classical import KL
 from cactus_theory.verify import Chain, register_verifier
 
 RAN = True

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.divergences import Alpha, Divergence, FDivergence, definition
+from cactus_theory.divergences import Divergence, FDivergence, definition
+from cactus_theory.divergences.classical import Alpha
 from solvers import _conic, _perspective, block, optimal
 from solvers.paths import random_tree
 from tests.rows import pair

@@ -5,7 +5,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum import geometry_of, solve
+from cactus_theory.optimum import solve
+from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.newton import newton_edges
 from tests.amounts import some
 from tests.formulas import ALL

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum import geometry_of, solve
+from cactus_theory.optimum import solve
+from cactus_theory.optimum.geometry import geometry_of
 from tests.amounts import some
 from tests.formulas import ALL
 from tests.rows import pair

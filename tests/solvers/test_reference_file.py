@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.divergences import EXAMPLES
+from cactus_theory.divergences.definition import examples
 from tests.amounts import some
 from tests.solvers import reference
 from tests.test_reference import FILE
@@ -12,7 +12,7 @@ from tests.test_reference import FILE
 AGAIN = 1e-7
 
 
-@pytest.mark.parametrize("spec", some(EXAMPLES, 3))
+@pytest.mark.parametrize("spec", some(examples(), 3))
 def test_the_stored_cases_are_reproduced(spec):
     fresh = list(reference.cases(spec))
     with np.load(FILE) as stored:

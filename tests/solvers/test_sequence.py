@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 import cactus_theory as ct
-from cactus_theory.divergences import KL
+from cactus_theory.divergences.classical import KL
 from cactus_theory.traces import Trace
 from solvers import _perspective, _program, optimal, sequence
 from tests.amounts import THOROUGH, amount, some

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from cactus_theory.divergences import (
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences.classical import (
     KL,
-    Divergence,
     JensenShannon,
     MaxDivergence,
     PearsonChi2,
