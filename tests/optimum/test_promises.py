@@ -66,15 +66,6 @@ def test_ordinary_rows(spec, delta):
 
 
 @pytest.mark.parametrize("spec", some(ALL, 9))
-def test_spiky_rows_and_entries_of_1e_30(spec):
-    for seed, kinds in enumerate([("tiny", "tiny"), ("spiky", "tiny"), ("zeros", "spiky")]):
-        q, p = pair(20, 60, seed=seed, kinds=kinds)
-        for delta in (1e-3, 0.5):
-            s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-            check_promises(s, q, p, delta, spec, CERTIFIED_KL if spec == "kl" else CERTIFIED)
-
-
-@pytest.mark.parametrize("spec", some(ALL, 9))
 def test_an_edge_between_tokens_that_are_all_but_impossible(spec):
     # p7/q7 = 1e25: the edge above it cannot be read off ε, and must not fall below p0/q0
     q = tensor(3e-13, 1e-4, 1 - 1e-4 - 3e-13, 6.6e-26)
@@ -137,15 +128,6 @@ def test_any_price_stays_on_the_path(rows, price):
     check_promises(s, q, p, math.inf, "kl")
     lossless = torch.minimum(p, q).sum()
     assert lossless - 1e-12 <= s.acceptance <= p[q > 0].sum() + 1e-12
-
-
-@pytest.mark.parametrize("spec", some(ALL, 9))
-def test_acceptance_rises_with_the_budget(spec):
-    q, p = pair(20, 15, seed=4, kinds=("zeros", "smooth"))
-    ladder = torch.logspace(-8, 2, 60, dtype=torch.float64)[:, None]
-    s = ct.optimal_acceptance(q.expand(60, 20, 15), p, divergence=spec, delta=ladder)
-    assert (s.acceptance.diff(dim=0) >= -1e-12).all()
-    assert (s.divergence.diff(dim=0) >= -1e-9).all()
 
 
 @pytest.mark.parametrize("spec", some(ALL, 9))
