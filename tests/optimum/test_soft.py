@@ -29,8 +29,9 @@ SINGLE, FLAT = 3e-6, 1e-4
 ROW, RATIO = 1e-5, 1e-3
 # edges near 500 (price 0.001) leave this of the lower edge beside them, and of the best gain
 FAR, FAR_GAIN, FLAT_GAIN = 1e-8, 1e-5, 1e-9
-# of the interior-point solver
+# of the interior-point solver, whose rows are as near as the root of its gap
 PROGRAM = 1e-5
+TIGHT = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-11)
 # masses moved from token to token; a slope that is off by gain/moved is seen
 MOVED = (1e-2, 1e-4, 1e-6)
 # the objective is of order one (times the price)
@@ -144,7 +145,7 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
     The program sees φ as masses that each slope pays for, and no edges.
     """
     cp = pytest.importorskip("cvxpy")
-    slopes, price = [(0.3, 2.5), (0.6, 1.8), (1.0, 1.3)], 0.7
+    slopes, price, apart = [(0.3, 2.5), (0.6, 1.8), (1.0, 1.3)], 0.7, []
     for q, p in zip(*(each.numpy() for each in pair(amount(2, 20), 4, seed=5)), strict=True):
         for alive in (0.4, 1.0):
             g, paid = cp.Variable(4, nonneg=True), cp.Variable((3, 4), nonneg=True)
@@ -153,11 +154,12 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
             gain = np.array([s for _, s in slopes]) @ cp.sum(paid, axis=1) - price * spent
             widths = np.diff([0.0, *(r for r, _ in slopes)])[:, None]
             limits = [cp.sum(g) == alive, cp.sum(paid, axis=0) <= g, paid <= widths * p]
-            cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL)
+            cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL, **TIGHT)
             expected, _ = by_formula(q, p, alive, slopes, spec, price)
             np.testing.assert_allclose(g.value / alive, expected, rtol=0, atol=PROGRAM)
             one, _ = by_formula(q, p, alive, [(1.0, 1.0)], spec, price)
-            assert abs(one - expected).max() > 100 * PROGRAM
+            apart.append(abs(one - expected).max())
+    assert max(apart) > 100 * PROGRAM  # what later tokens are worth moves rows
 
 
 def test_another_row_would_be_improved() -> None:
