@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         grid = Grid(lines, len(prompts), args.repeats, seed=args.seed)
         tables["drafters"] = drafters.rows(grid, drafters.decodes(harness, grid, draft_models))
         best = [row for row in tables["drafters"] if row["fastest"]]
-        title = "\nthe draft beside the head, lossless, at its fastest K"
+        title = "\nthe draft beside the head, lossless, at its fastest K on these texts"
         print(columns(best, drafters.HEADS, title))
     _write(tables, args)
     return 0
@@ -114,8 +114,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _speed_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     title = (
-        f"each at its fastest K of {args.num_draft_tokens}; temperature 1, {args.num_prompts} "
-        f"prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} interleaved runs\n"
+        f"each at its fastest K of {args.num_draft_tokens} on these texts; temperature 1, "
+        f"{args.num_prompts} prompts, {args.max_new_tokens} new tokens, medians of {args.repeats} "
+        "interleaved runs\n"
         "AL: drafted tokens that are accepted per target call"
     )
     return columns([row for row in rows if row["tuned"]], SPEED_HEADS, title)

@@ -93,7 +93,11 @@ def run(args: argparse.Namespace) -> int:
     with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
         table = rows(grid, decodes(harness, grid, drafters, journal), args.level)
     publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
-    print(columns([row for row in table if row["fastest"]], HEADS, "each at its fastest K"))
+    print(
+        columns(
+            [row for row in table if row["fastest"]], HEADS, "each at its fastest K on these texts"
+        )
+    )
     return 0
 
 

@@ -158,7 +158,8 @@ def tables(
     cost = f"{_head(spec)}/token"
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
     heads = ("policy", "verifier", "K", "tokens/call", cost, "tokens − first", "accepted")
-    texts = [fitted(heads, [_cells(row, spec) for row in rows], width, title)]
+    needed = heads.index(cost) + 1
+    texts = [fitted(heads, [_cells(row, spec) for row in rows], width, title, needed)]
     if at:
         heads = ("policy", cost, "tokens/call", "tokens − first")
         cells = [

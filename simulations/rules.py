@@ -232,7 +232,8 @@ def _tables(rows: Sequence[Row]) -> str:
         ]  # fmt: skip
         title = f"temperature {temperature}, {drafts} drafts"
         heads = ("rule", "K", *columns.values())
-        tables.append(fitted(heads, cells, width_of_terminal(WIDEST), title))
+        needed = 2 + list(columns).index("kl_per_token" if temperature else "tv_per_token") + 1
+        tables.append(fitted(heads, cells, width_of_terminal(WIDEST), title, needed))
     return "\n\n".join([*tables, "* tokens per call at the rule's nats, ** nats at its tokens"])
 
 

@@ -265,7 +265,8 @@ def verdict(rows: Sequence[Row]) -> str:
     off = [row["measured_speed"] / row["predicted_speed"] - 1 for row in rows]
     kl_off = [row["measured_kl"] / row["predicted_kl"] - 1 for row in lossy]
     return "\n".join([
-        fitted(heads, cells, width_of_terminal(WIDEST), "choices against the measured grid"),
+        fitted(heads, cells, width_of_terminal(WIDEST), "choices against the measured grid",
+               heads.index("metered") + 1),
         f"measured over predicted tokens/s: {_spread(off)}",
         f"measured over predicted KL per token: {_spread(kl_off)}",
         f"best: among settings that metered at most {WITHIN:g} times the level; other repeats: "

@@ -94,8 +94,8 @@ GAP = "  "
 
 
 def width_of_terminal(most: int) -> int:
-    """Return the columns the terminal has (``COLUMNS`` counts), 80 if unknown, at most ``most``."""
-    return min(most, shutil.get_terminal_size(fallback=(80, 24)).columns)
+    """Return the columns the terminal has (``COLUMNS`` counts), at most ``most``; that without."""
+    return min(most, shutil.get_terminal_size(fallback=(most, 24)).columns)
 
 
 def rule(title: str, width: int = 80) -> str:
@@ -125,13 +125,22 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str =
     return "\n".join(map(str.rstrip, parts))
 
 
-def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str = "") -> str:
-    """Return the table without the last columns that would make it wider than ``width``."""
-    for count in range(len(heads), 1, -1):
+def fitted(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    title: str = "",
+    needed: int = 1,
+) -> str:
+    """Return the table without the last columns that would make it wider than ``width``.
+
+    The first ``needed`` stay, however narrow that is: what something costs is never left out.
+    """
+    for count in range(len(heads), needed, -1):
         table = text_table(heads[:count], [row[:count] for row in rows], title)
         if max(map(len, table.split("\n"))) <= width:
             return table
-    return text_table(heads[:1], [row[:1] for row in rows], title)
+    return text_table(heads[:needed], [row[:needed] for row in rows], title)
 
 
 def shown(value: Any) -> str:

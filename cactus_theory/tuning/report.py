@@ -71,7 +71,8 @@ def table(tuned: Tuned) -> str:
     lines.append((tuned.plain, ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1"]))
     lines.sort(key=lambda line: -line[0])
     title = "each policy at its fastest K; ± one standard error over texts"
-    text = fitted(heads, [cells for _, cells in lines], width_of_terminal(WIDEST), title)
+    cells, needed = [cells for _, cells in lines], heads.index(f"{unit}/token") + 1
+    text = fitted(heads, cells, width_of_terminal(WIDEST), title, needed)
     return f"{text}\nspeeds are predicted, from texts that were not chosen by"
 
 

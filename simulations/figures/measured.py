@@ -86,7 +86,10 @@ def drafters(data: Path) -> str:
     ]  # fmt: skip
     head = ("may spend, nats a token", "drafter", "K", "tokens a call", "× plain",
             "ms a round", "of it drafting")  # fmt: skip
-    title = "Drafters beside each other, each at its fastest K; ± by text, seconds of the processor"
+    title = (
+        "Drafters beside each other, each at its fastest K, picked on these texts; ± by text, "
+        "seconds of the processor"
+    )
     return _table(title, notes, head, lines, medians=False)
 
 
@@ -123,7 +126,8 @@ def throughput(data: Path) -> str:
         "largest row KL",
     )  # fmt: skip
     lines = [_throughput_line(row) for row in kinds.values()]
-    return _table("Decoding one text, every method at its fastest K", notes, head, lines)
+    title = "Decoding one text, every method at its fastest K, picked on these texts"
+    return _table(title, notes, head, lines)
 
 
 def equal_kl(data: Path, name: str = "throughput_equal_kl.csv") -> str:

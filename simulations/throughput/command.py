@@ -240,9 +240,10 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
     heads = (HEADS[0], "verifier", *HEADS[1:]) if several else HEADS
     texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
-        title = f"\nbatch {batch}, each method at its fastest K (every K is in throughput.csv)"
+        title = f"\nbatch {batch}, every method at its fastest K on these texts"
         tuned = _tuned([row for row in rows if row["batch"] == batch])
-        texts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title))
+        needed = heads.index("KL/token") + 1
+        texts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title, needed))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     equal, sentences = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
