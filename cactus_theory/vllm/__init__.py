@@ -1,8 +1,8 @@
 """Serve with a policy of this package on vLLM.
 
 ``register`` is the entry point ``cactus_theory`` of the group ``vllm.general_plugins``: vLLM calls
-it in every process, before engines are made. It does nothing, and loads neither torch nor vLLM,
-unless ``CACTUS_POLICY`` is set::
+it in every process, before engines are made. Unless ``CACTUS_POLICY`` is set it loads neither torch
+nor vLLM, and does nothing but look for misspelt settings::
 
     CACTUS_POLICY=band:price=2.0 vllm serve TARGET --speculative-config '{"method": "draft_model",
         "model": "DRAFT", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
@@ -23,11 +23,10 @@ def register() -> None:
     SystemExit, in one line, for a bad setting or an unknown version: vLLM logs what a plugin cannot
     import and goes on, and shows other errors below a traceback.
     """
-    if not settings.is_set():
-        return
     try:
         server_settings = settings.read()
-        assert server_settings is not None
+        if server_settings is None:
+            return
         from cactus_theory.vllm import v2
         from cactus_theory.vllm.install import install
 

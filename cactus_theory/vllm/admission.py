@@ -18,7 +18,7 @@ remembered by a digest.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cactus_theory.base.specs import names_a_file, parse_knobs, parse_spec
@@ -38,22 +38,31 @@ HOTTEST = 1e6
 # knobs that hold text a request may choose: names that are looked up in the package's own lists
 TEXTS = ("divergence", "form", "recover")
 NamedKnobs = tuple[str | None, dict[str, Any]]
+KEYS = (ARGUMENT, CAP_ARGUMENT)
+# what the logits processor reads besides
+PROCESSOR_KEYS = (*KEYS, "cactus_margin", "cactus_top_p", "cactus_top_k", "cactus_min_p")
 
 
 class Admission:
     """Decides what requests get.
 
     ``trial`` calls what the sampler calls: what it raises refuses a policy. ``policies`` are kept
-    by the digest of what asked for them.
+    by the digest of what asked for them; ``keys`` are those of ``extra_args`` that are read here.
     """
 
-    def __init__(self, settings: Settings, trial: Callable[[Policy, Settings], None]) -> None:
-        self.settings, self.trial = settings, trial
+    def __init__(
+        self,
+        settings: Settings,
+        trial: Callable[[Policy, Settings], None],
+        keys: Sequence[str] = KEYS,
+    ) -> None:
+        self.settings, self.trial, self.keys = settings, trial, keys
         self.policies: dict[bytes, Policy] = {}
 
     def check(self, sampling_params: Any) -> None:
         """Raise ValueError for a request that is not served as it asks."""
         extra = sampling_params.extra_args
+        check_keys(extra, self.keys)
         self.policy_of(extra)
         self.cap_of(extra)
         check_temperature(getattr(sampling_params, "temperature", None))
@@ -115,6 +124,18 @@ def extra_arg(extra_args: Mapping[str, Any] | None, key: str) -> Any:
     if not isinstance(extra_args, Mapping):
         raise ValueError(f"extra_args: must be a mapping; got {shown(extra_args)}")
     return extra_args.get(key)
+
+
+def check_keys(extra_args: Mapping[str, Any] | None, keys: Sequence[str]) -> None:
+    """Raise ValueError for a key that begins as this package's do and is not read."""
+    if not isinstance(extra_args, Mapping):
+        return
+    for key in extra_args:
+        if not isinstance(key, str) or key in keys or not key.lower().startswith(ARGUMENT):
+            continue
+        if key in PROCESSOR_KEYS:
+            raise ValueError(f"{key}: is read by the logits processor of model runner V2 alone")
+        raise ValueError(f"extra_args: must be one of {', '.join(keys)}; got {shown(key)}")
 
 
 def name_and_knobs(value: Any) -> NamedKnobs:

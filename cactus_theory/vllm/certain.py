@@ -12,12 +12,12 @@ from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.vllm import settings
-from cactus_theory.vllm.admission import HOTTEST, Admission, number
+from cactus_theory.vllm.admission import HOTTEST, PROCESSOR_KEYS, Admission, number
 from cactus_theory.vllm.bias import check_policy, drafted_bias, is_lossless, lifts_of
 from cactus_theory.vllm.settings import require_names
 
 TESTED = ("0.32.0", "0.33.0")  # their interface and rejection function; no engine was run
-MARGIN, MARGIN_ARGUMENT = "CACTUS_MARGIN", "cactus_margin"
+MARGIN, MARGIN_ARGUMENT = settings.MARGIN, "cactus_margin"
 MOST_MARGIN, MARGINS = 1e6, "must be a number of at least 0, in logits, at most 1e6"
 SERVER_SETTINGS = (settings.POLICY, settings.REQUESTS, settings.CAP, settings.READINGS)
 CUTS = {
@@ -82,7 +82,7 @@ def admission_of(spec: str, requests: str, cap: str, readings: str) -> Admission
     settings.named(settings.POLICY, check_policy, policy)
     mode = settings.requests_of({settings.REQUESTS: requests})
     server_settings = settings.Settings(policy, engine, divergence("kl"), requests=mode)
-    return Admission(server_settings, try_bias)
+    return Admission(server_settings, try_bias, PROCESSOR_KEYS)
 
 
 def try_bias(policy: Policy, _: settings.Settings) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.admission import KEYS, PROCESSOR_KEYS, Admission
 from cactus_theory.vllm.metrics import Prometheus, Reporter
 from cactus_theory.vllm.settings import (
     CAP,
@@ -47,8 +47,7 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
         for name, is_set in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
             if is_set:
                 stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
-        loaded = getattr(config.model_config, "logits_processors", None) or ()
-        if any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded):
+        if loads_processor(config):
             return check_processor(config)
         require_hook(warn)
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
@@ -62,6 +61,13 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
             "this CPU build of vllm scales logits with memory that it has not written "
             "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
         )
+
+
+def loads_processor(config: Any) -> bool:
+    """Return whether the logits processor decides this server's drafts."""
+    loaded = getattr(config.model_config, "logits_processors", None) or ()
+    named = any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
+    return named and bool(getattr(config, "use_v2_model_runner", False))
 
 
 def check_processor(config: Any) -> None:
@@ -142,7 +148,7 @@ def install(settings: Settings) -> Hook:
     _wrap_runner(worker.GPUModelRunner, hook, logger.info)
     _wrap_ends(worker.GPUModelRunner, hook)
     _wrap_requests(hook.admission)
-    _wrap_config(settings, logger.warning)
+    _wrap_config(hook.admission, logger.warning)
     return hook
 
 
@@ -245,8 +251,8 @@ def _wrap_requests(admission: Admission) -> None:
     SamplingParams.verify = verify
 
 
-def _wrap_config(settings: Settings, warn: Callable[[str], None]) -> None:
-    """Refuse, before processes start, what would bypass the hook."""
+def _wrap_config(admission: Admission, warn: Callable[[str], None]) -> None:
+    """Refuse, before processes start, what would bypass the hook; learn what requests may say."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
 
     original = EngineArgs.create_engine_config
@@ -254,7 +260,8 @@ def _wrap_config(settings: Settings, warn: Callable[[str], None]) -> None:
     @functools.wraps(original)
     def create_engine_config(engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
-        check_config(config, warn, settings)
+        check_config(config, warn, admission.settings)
+        admission.keys = PROCESSOR_KEYS if loads_processor(config) else KEYS
         return config
 
     EngineArgs.create_engine_config = create_engine_config

@@ -44,7 +44,12 @@ from torch import Tensor
 
 from cactus_theory.vllm.bias import drafted_bias, lifts_of, truncate_
 from cactus_theory.vllm.certain import TESTED, Cut, PlainRequest, drafts_of, wish_of
-from cactus_theory.vllm.settings import require_names, require_parameters, unknown_version
+from cactus_theory.vllm.settings import (
+    check_names,
+    require_names,
+    require_parameters,
+    unknown_version,
+)
 
 INTERFACE = "vllm.v1.worker.gpu.sample.logits_processor.interface"
 METHODS = {
@@ -86,6 +91,7 @@ class CactusLogitsProcessor(LogitsProcessor):
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         from cactus_theory.vllm import v2
 
+        check_names()
         self.width = drafts_of(vllm_config)
         v2.remove()  # else the policy would act twice
         server_wish = wish_of(PlainRequest())  # a bad setting of the server stops the start-up here

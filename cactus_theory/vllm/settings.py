@@ -11,7 +11,12 @@
 ``CACTUS_CAP``          nats of KL that an answer may spend per token, at every length it may
                         end at; ``inf``: only where its request sets one
 ``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
+``CACTUS_MARGIN``       of the logits processor alone: see :mod:`cactus_theory.vllm.certain`
 ======================  ===================================================================
+
+Another variable that begins with ``CACTUS_`` stops the start, whether a policy is set or not: it is
+a setting that nobody would read. Those of the project's tests (``CACTUS_THEORY_…``) and the ones
+that Kubernetes makes of a service named cactus are left alone.
 
 A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``):
 ``{"cactus": "band:price=4"}``, ``{"cactus": {"policy": "band", "price": 4}}``, or knobs of the
@@ -25,6 +30,7 @@ there is; :func:`stop` ends the start of a server with one line.
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -38,6 +44,10 @@ if TYPE_CHECKING:
 POLICY, VERIFIER = "CACTUS_POLICY", "CACTUS_VERIFIER"
 DIVERGENCE, METER = "CACTUS_DIVERGENCE", "CACTUS_METER"
 REQUESTS, CAP, READINGS = "CACTUS_REQUESTS", "CACTUS_CAP", "CACTUS_READINGS"
+MARGIN = "CACTUS_MARGIN"
+NAMES = (POLICY, VERIFIER, DIVERGENCE, METER, REQUESTS, CAP, READINGS, MARGIN)
+PREFIX = "CACTUS_"
+OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
 MODES = ("stricter", "any", "off")
 LOG = "log"
@@ -65,11 +75,20 @@ def is_set(environ: Mapping[str, str] = os.environ) -> bool:
     return bool(environ.get(POLICY, "").strip())
 
 
+def check_names(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError for a variable whose name nobody reads, such as ``CACTUS_VERIFER``."""
+    for name in environ:
+        begins = name.upper().startswith(PREFIX)
+        if begins and name not in NAMES and not OF_OTHERS.fullmatch(name):
+            raise ValueError(f"{name}: must be one of {', '.join(NAMES)}")
+
+
 def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     """Return what the environment asks for, None if it does not ask for a policy.
 
     ValueError, in one line: the variable, what it must be (every valid name), and its value.
     """
+    check_names(environ)
     if not is_set(environ):
         return None
     from cactus_theory.divergences import divergence

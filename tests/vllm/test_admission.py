@@ -34,6 +34,10 @@ def asked(given, **more):
     return admission(**more).policy_of({"cactus": given, "other": 1})
 
 
+def request(extra):
+    return SimpleNamespace(extra_args=extra, temperature=1.0)
+
+
 def refusal(given, **more):
     with pytest.raises(ValueError) as caught:
         asked(given, **more)
@@ -121,6 +125,26 @@ def test_a_rule_of_the_servers_own_is_compared_by_its_declaration(tmp_path):
         assert str(tmp_path) not in refusal(given, policy=spec)
     for given in (spec, {"policy": spec}):
         assert "not a file" in refusal(given, policy=spec, **EVERY)
+
+
+@pytest.mark.parametrize("key", ["cactus_polcy", "cactus-cap", "Cactus", "cactus_" + "x" * 10**5])
+def test_a_key_that_nobody_reads_is_refused_by_name(key):
+    for mode in settings.MODES:
+        door = admission(CACTUS_REQUESTS=mode, CACTUS_CAP="1")
+        with pytest.raises(ValueError) as caught:
+            door.check(request({key: "price=4", "other": 1}))
+        said = str(caught.value)
+        assert key[:20] in said and "cactus, cactus_cap" in said and len(said) < 200
+        door.check(request({"other": 1, 3: 2}))
+
+
+@pytest.mark.parametrize("key", ["cactus_top_p", "cactus_top_k", "cactus_min_p", "cactus_margin"])
+def test_a_hook_refuses_by_name_what_only_the_logits_processor_reads(key):
+    door = admission()
+    with pytest.raises(ValueError, match=f"{key}: .*logits processor"):
+        door.check(request({key: 0.5}))
+    door.keys = own.PROCESSOR_KEYS
+    door.check(request({key: 0.5}))
 
 
 def test_off_admits_nothing():

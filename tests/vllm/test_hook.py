@@ -195,8 +195,12 @@ def test_register_does_nothing_without_a_policy(monkeypatch):
 
 def test_register_stops_with_one_line(monkeypatch):
     fake.install(monkeypatch, fake.REJECTION_SAMPLER.replace("max_spec_len", "longest"))
-    for value, said in (("bnad", "CACTUS_POLICY"), (BAND, "longest")):
-        monkeypatch.setenv("CACTUS_POLICY", value)
+    for name, value, said in (
+        ("CACTUS_POLICY", "bnad", "CACTUS_POLICY"),
+        ("CACTUS_POLICY", BAND, "longest"),
+        ("CACTUS_POLICIY", "", "CACTUS_POLICIY"),
+    ):
+        monkeypatch.setenv(name, value)
         with pytest.raises(SystemExit) as caught:
             plugin.register()
         line = str(caught.value)
@@ -240,13 +244,19 @@ def test_other_methods_are_refused(served, method):
 def test_runner_v2_is_let_through_with_its_logits_processor(served):
     loaded = SimpleNamespace(logits_processors=[install.PROCESSOR])
     own = {"rejection_sample_method": "block", "num_speculative_tokens": 2}
+    arguments = sys.modules["vllm.engine.arg_utils"].EngineArgs()
+    margin = sys.modules["vllm.sampling_params"].SamplingParams({"cactus_margin": 1.0})
+    with pytest.raises(ValueError, match="logits processor"):
+        margin.verify(None)  # no server with it has been made yet
     for sampled in ("greedy", "probabilistic"):
         drafts = SimpleNamespace(draft_sample_method=sampled, **own)
         given = config(
             use_v2_model_runner=True, model_config=loaded, speculative_config=drafts
         )  # fmt: skip
         if sampled == "greedy":
-            install.check_config(given, print, PLAIN)
+            arguments.config = given
+            arguments.create_engine_config()
+            margin.verify(None)
         else:
             with pytest.raises(SystemExit, match="draft_sample_method: must be greedy"):
                 install.check_config(given, print, PLAIN)

@@ -13,6 +13,23 @@ def test_nothing_is_asked_for_without_a_policy(environ):
     assert settings.read(environ) is None
 
 
+@pytest.mark.parametrize("more", [{}, BAND])
+@pytest.mark.parametrize("name", ["CACTUS_VERIFER", "CACTUS_POLICIY", "CACTUS_cap", "CACTUS_"])
+def test_a_setting_with_an_unknown_name_is_refused(name, more):
+    with pytest.raises(ValueError) as caught:
+        settings.read(more | {name: "block"})
+    said = str(caught.value)
+    assert said.startswith(f"{name}: ") and "CACTUS_VERIFIER" in said and "\n" not in said
+
+
+def test_names_of_others_are_left_alone():
+    """The package's own tests, and what Kubernetes tells every container of a service "cactus"."""
+    links = ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR", "2_SERVICE_PORT")
+    others = {f"CACTUS_{name}": "1" for name in ("THEORY_THOROUGH", *links)}
+    assert settings.read(others | {"CACTUSES": "1"}) is None
+    assert settings.read(others | {"CACTUS_MARGIN": "1"} | BAND) is not None
+
+
 def test_what_is_not_said_has_its_default():
     found = settings.read(BAND)
     assert found.policy == ct.policy("band", price=2.0)
