@@ -19,7 +19,12 @@ BUDGET_TOLERANCE = 1e-9
 
 
 def emitted_law(
-    rule: Policy, target_probs: Any, draft_probs: Any, *, draft_token_ids: Any = None
+    rule: Policy,
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    draft_token_ids: Any = None,
+    normalise: bool = False,
 ) -> Any:
     """Return the emitted law: the exact law of the next token under a policy.
 
@@ -30,6 +35,7 @@ def emitted_law(
 
     A draft that was certain of its token (greedy, n-gram) has no rows: with ``draft_probs=None``
     and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
+    ``normalise`` divides rows of any positive sum, such as an upcast float32 softmax, by it.
 
     Raises
     ------
@@ -46,7 +52,7 @@ def emitted_law(
     array([0.0268, 0.0268, 0.9464])
     """
     _check_policy(rule)
-    q, p = _rows(target_probs, draft_probs, draft_token_ids)
+    q, p = _rows(target_probs, draft_probs, draft_token_ids, normalise)
     return check.like(rule.emitted(q, p), target_probs)
 
 
@@ -100,12 +106,13 @@ def audit(
     *,
     draft_token_ids: Any = None,
     divergence: str | Divergence = "kl",
+    normalise: bool = False,
 ) -> Audit:
     """Check a policy's claims on given rows (..., V); everything is exact, nothing is sampled.
 
     ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
     For drafts that are certain of their tokens: ``draft_probs=None`` and ``draft_token_ids``
-    (...), as for :func:`emitted_law`.
+    (...), as for :func:`emitted_law`, and so is ``normalise``.
 
     Raises
     ------
@@ -123,7 +130,7 @@ def audit(
     """
     _check_policy(rule)
     reference = find_divergence(divergence)
-    q, p = _rows(target_probs, draft_probs, draft_token_ids)
+    q, p = _rows(target_probs, draft_probs, draft_token_ids, normalise)
     batch = q.shape[:-1]
     q, p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
     law = rule.emitted(q, p)
@@ -182,7 +189,9 @@ def _optima(
     return torch.minimum(p, equal_spend.rows()).sum(-1), torch.where(beyond, torch.nan, least)
 
 
-def _rows(target_probs: Any, draft_probs: Any, draft_token_ids: Any) -> tuple[Tensor, Tensor]:
+def _rows(
+    target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
+) -> tuple[Tensor, Tensor]:
     """Return checked float64 rows of target and draft, the draft's one-hot where it was certain."""
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
@@ -190,9 +199,9 @@ def _rows(target_probs: Any, draft_probs: Any, draft_token_ids: Any) -> tuple[Te
             f"draft_probs, draft_token_ids: exactly one must be given; got {number} of them"
         )
     if draft_token_ids is None:
-        return check.probability_rows(target_probs, draft_probs)
+        return check.probability_rows(target_probs, draft_probs, normalise)
     target = check.as_tensor("target_probs", target_probs)
-    q, _ = check.probability_rows(target, target)
+    q, _ = check.probability_rows(target, target, normalise)
     ids = torch.as_tensor(draft_token_ids, device=q.device)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"draft_token_ids: must hold whole numbers; got dtype {ids.dtype}")

@@ -23,7 +23,10 @@ ROW_SUM_TOLERANCE = {
 NEARLY_ONE = 1e-2
 # counts are multiplied with floats
 MOST_WHOLE = 2**63 - 1
-ROUNDED = "; rows that were rounded may be divided by their sums (on the command line --normalise)"
+ROUNDED = (
+    "; rows that were rounded may be divided by their sums (normalise=True; on the command line "
+    "--normalise)"
+)
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
 
@@ -67,10 +70,11 @@ def place(at: Sequence[int], shape: Sequence[int]) -> str:
     return f"row {', '.join(str(i + 1) for i in at)} of {' x '.join(map(str, shape))}"
 
 
-def check_probabilities(name: str, probs: Tensor) -> None:
+def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> None:
     """Raise ValueError unless every row of ``probs`` (..., V) is a distribution.
 
-    On CUDA only the shape is looked at: reading values back would stall the device.
+    With ``normalise`` any positive sum will do, as rows are divided by their sums. On CUDA only
+    the shape is looked at: reading values back would stall the device.
     """
     if probs.ndim == 0 or probs.shape[-1] == 0:
         raise ValueError(f"{name}: needs a last axis of at least one token; got {describe(probs)}")
@@ -83,8 +87,15 @@ def check_probabilities(name: str, probs: Tensor) -> None:
         at = _first(bad if bad.any() else probs < 0)
         where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
         raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
-    tolerance = ROW_SUM_TOLERANCE[probs.dtype]
     sums = probs.sum(-1, dtype=torch.float64)
+    if normalise:
+        if not (sums > 0).all():
+            at = place(_first(~(sums > 0)), sums.shape)
+            raise ValueError(
+                f"{name}: every row must have a positive sum to be divided by; {at} sums to 0"
+            )
+        return
+    tolerance = ROW_SUM_TOLERANCE[probs.dtype]
     bad = (sums - 1).abs() > tolerance
     if bad.any():
         at = _first(bad)
@@ -125,13 +136,18 @@ def normalised(probs: Tensor) -> Tensor:
     return rows / rows.sum(-1, keepdim=True)
 
 
-def probability_rows(target_probs: ArrayLike, draft_probs: ArrayLike) -> tuple[Tensor, Tensor]:
-    """Return checked float64 rows (..., V) of target and draft, broadcast to one shape."""
+def probability_rows(
+    target_probs: ArrayLike, draft_probs: ArrayLike, normalise: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return checked float64 rows (..., V) of target and draft, broadcast to one shape.
+
+    With ``normalise`` rows may have any positive sum, and are divided by it.
+    """
     names = ("target_probs", "draft_probs")
     target, draft = as_tensor(names[0], target_probs), as_tensor(names[1], draft_probs)
     check_pair(target, draft, names)
-    check_probabilities(names[0], target)
-    check_probabilities(names[1], draft)
+    check_probabilities(names[0], target, normalise)
+    check_probabilities(names[1], draft, normalise)
     if target.shape == draft.shape:
         return normalised(target), normalised(draft)
     try:

@@ -64,6 +64,7 @@ def optimal_acceptance(
     price: Any = None,
     acceptance: Any = None,
     support: str = "target",
+    normalise: bool = False,
 ) -> OptimalAcceptance:
     r"""Maximise acceptance under a bound on the divergence of the emitted law.
 
@@ -84,6 +85,8 @@ def optimal_acceptance(
     acceptance : instead of delta, the acceptance to reach at the least divergence; rows
         that reach it losslessly keep h = q.
     support : ``target`` never emits a token with q = 0; ``free`` solves the program as posed.
+    normalise : rows may have any positive sum, such as an upcast float32 softmax, and are divided
+        by it.
 
     Raises
     ------
@@ -104,7 +107,7 @@ def optimal_acceptance(
     kind = find_divergence(divergence)
     name, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
     check.one_of("support", support, SUPPORTS)
-    q, p = check.probability_rows(target_probs, draft_probs)
+    q, p = check.probability_rows(target_probs, draft_probs, normalise)
     batch = q.shape[:-1]
     amounts = check.row_numbers(name, amount, batch, q.device, 0.0, most)
     flat_q, flat_p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
@@ -149,12 +152,14 @@ def frontier(
     divergence: str | Divergence = "kl",
     points: int = 64,
     support: str = "target",
+    normalise: bool = False,
 ) -> Frontier:
     """Return the whole optimal trade-off of each row from one sort.
 
     Points are equally spaced in acceptance, from h = q (δ = 0) to the end of the path.
     Shapes (..., points); δ and acceptance rise along the last axis, the price falls where the
-    trade-off is concave (f-divergences, Rényi of order below 1).
+    trade-off is concave (f-divergences, Rényi of order below 1). ``normalise`` as for
+    :func:`optimal_acceptance`.
 
     Raises
     ------
@@ -173,7 +178,7 @@ def frontier(
     count = int(check.number("points", points, 2))
     if count != points:
         raise ValueError(f"points: must be a whole number; got {points!r}")
-    q, p = check.probability_rows(target_probs, draft_probs)
+    q, p = check.probability_rows(target_probs, draft_probs, normalise)
     flat_q, flat_p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
     with torch.no_grad():
         curves = _curves(geometry_of(flat_q, flat_p, kind, support), count)

@@ -111,6 +111,7 @@ def pooled_acceptance(
     delta: float | None = None,
     price: float | None = None,
     acceptance: float | None = None,
+    normalise: bool = False,
 ) -> PooledAcceptance:
     """Maximise the mean acceptance of rows (..., V) under a bound on their mean divergence.
 
@@ -124,6 +125,7 @@ def pooled_acceptance(
         Hellinger, Jensen-Shannon, alpha.
     delta : mean divergence to spend, ≥ 0 (nats a row for KL). Or ``price``, the price itself; or
         ``acceptance``, the mean acceptance to reach at the least mean divergence.
+    normalise : as for :func:`optimal_acceptance`.
 
     Raises
     ------
@@ -139,7 +141,7 @@ def pooled_acceptance(
     >>> print(f"{both.mean_acceptance:.4f}; with 0.05 for each row {alone:.4f}")
     0.7366; with 0.05 for each row 0.7176
     """
-    kind, geometry, batch = _pool(target_probs, draft_probs, divergence)
+    kind, geometry, batch = _pool(target_probs, draft_probs, divergence, normalise)
     knob, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
     amount = check.number(knob, amount, 0.0, most)
     point = _point(geometry, amount) if knob == "price" else _point_at(geometry, knob, amount)
@@ -162,11 +164,13 @@ def pooled_frontier(
     *,
     divergence: str | Divergence = "kl",
     points: int = 33,
+    normalise: bool = False,
 ) -> PooledFrontier:
     """Return the best mean acceptance of rows (..., V) for each mean divergence, with its proof.
 
     The ends are h = q and the largest acceptance; the next price is tried in the widest gap in
-    acceptance, so that the points are spread over it. Each is exact.
+    acceptance, so that the points are spread over it. Each is exact. ``normalise`` as for
+    :func:`optimal_acceptance`.
 
     Raises
     ------
@@ -181,7 +185,7 @@ def pooled_frontier(
     >>> bool((curve.bound - curve.acceptance < 1e-9).all()), curve.acceptance.round(3)
     (True, array([0.6  , 0.752, 1.   ]))
     """
-    _, geometry, _ = _pool(target_probs, draft_probs, divergence)
+    _, geometry, _ = _pool(target_probs, draft_probs, divergence, normalise)
     count = int(check.number("points", points, 2))
     if count != points:
         raise ValueError(f"points: must be a whole number; got {points!r}")
@@ -196,7 +200,7 @@ def pooled_frontier(
 
 
 def _pool(
-    target_probs: Any, draft_probs: Any, divergence: str | Divergence
+    target_probs: Any, draft_probs: Any, divergence: str | Divergence, normalise: bool
 ) -> tuple[Divergence, Geometry, torch.Size]:
     kind = find_divergence(divergence)
     if not kind.pools:
@@ -204,7 +208,7 @@ def _pool(
             f"divergence: must be an f-divergence with a one-to-one price to be pooled; "
             f"got {kind.spec!r}"
         )
-    q, p = check.probability_rows(target_probs, draft_probs)
+    q, p = check.probability_rows(target_probs, draft_probs, normalise)
     if not q.numel():
         raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
     flat_q, flat_p = (row.reshape(-1, q.shape[-1]) for row in (q, p))

@@ -39,6 +39,8 @@ def selection_law(
     k: int = 4,
     kind: str = "iid",
     certain: Any = None,
+    *,
+    normalise: bool = False,
 ) -> Any:
     r"""Return p°, the row that stands for all drafts of a node wherever one draft row does.
 
@@ -59,6 +61,7 @@ def selection_law(
         ``certain+sampled``: those and one of the draft, which may fall on them;
         ``certain+off``: those and one of the draft off them, if it has any.
     certain : (m,) or (..., m) token ids of each row, −1 for none.
+    normalise : as for :func:`optimal_acceptance`.
 
     Raises
     ------
@@ -81,7 +84,8 @@ def selection_law(
     """
     check.one_of("kind", kind, KINDS)
     undrafted = kind == "certain" and draft_probs is None
-    q, p = check.probability_rows(target_probs, target_probs if undrafted else draft_probs)
+    draft = target_probs if undrafted else draft_probs
+    q, p = check.probability_rows(target_probs, draft, normalise)
     flat_q, flat_p = (rows.reshape(-1, rows.shape[-1]) for rows in (q, p))
     with torch.no_grad():
         if kind in ("iid", "without_replacement"):
