@@ -13,10 +13,7 @@ from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify.contract import find_verifier, registered_verifier
 
 FORMAT = "cactus-theory tuned"
-# of drafted paths, and with siblings, which earlier releases would leave out
-VERSIONS = 1, 2
-# a file decides how much memory a pass takes: this many beside each token, and no more
-MOST_SIBLINGS = 256
+VERSION = 1
 WEIGHTS = ("target_weights", "draft_weights")
 
 
@@ -32,7 +29,6 @@ class TunedSetting:
     weights : what tells the two models from others, where it is known.
     dtype : of the models that were timed, where it is known.
     noise_floor : KL per token between the target's wide and single passes, where it was measured.
-    siblings : likeliest tokens beside each drafted one (:meth:`drafter`).
 
     Examples
     --------
@@ -50,7 +46,6 @@ class TunedSetting:
     weights: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None
     noise_floor: float | None = None
-    siblings: int = 0
 
     @property
     def below_floor(self) -> str | None:
@@ -79,12 +74,6 @@ class TunedSetting:
             )
         names = "policy", "verifier", "num_draft_tokens", "temperature"
         return {name: getattr(self, name) for name in names}
-
-    def drafter(self, draft_model: Any) -> Any:
-        """Return what to draft with: a model or drafter, with siblings beside its tokens if any."""
-        from cactus_theory.decoding.drafters import Siblings, as_drafter
-
-        return Siblings(as_drafter(draft_model), self.siblings) if self.siblings else draft_model
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
         """Raise unless these are the models that it was tuned for, as far as that is known.
@@ -151,7 +140,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     (1, 'chain')
     """
     path = Path(path)
-    content = read_marked(path, FORMAT, *VERSIONS)
+    content = read_marked(path, FORMAT, VERSION)
     try:
         best, about = content["recommended"], content["source"]
         temperature = _amount(path, "temperature", about.get("temperature", 1.0))
@@ -169,8 +158,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
             raise ValueError(
                 f"{path}: noise_floor must have kl_per_token; got {floor!r:.60}"
             ) from None
-    siblings = 0 if best is None else _siblings(path, best)
-    return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor, siblings)
+    return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor)
 
 
 def _amount(path: Path, name: str, value: Any) -> float:
@@ -191,12 +179,3 @@ def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy,
     if type(width) is not int or width < 1:
         raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r:.60}")
     return policy, verifier.spec, width
-
-
-def _siblings(path: Path, best: dict[str, Any]) -> int:
-    count = best.get("siblings", 0)
-    if type(count) is not int or not 0 <= count <= MOST_SIBLINGS:
-        raise ValueError(
-            f"{path}: siblings must be a whole number up to {MOST_SIBLINGS}; got {count!r:.60}"
-        )
-    return count

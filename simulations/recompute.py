@@ -61,10 +61,6 @@ CSV, RUN = "--out {csv}", "--out {made}/run --publish {made}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 RULES = "--work {made}/run --out {csv}"
 FEW_RULES = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
-FEW_TREES = (
-    "--num-prompts 2 --max-new-tokens 12 --num-draft-tokens 4 2 --siblings 2 --path-lengths 8 "
-    "--prices 4 0.5 --temperature 1"
-)
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 TALES = f"{MODELS} {{root}}/simulations/data/stories.jsonl"
 LONG = "--num-draft-tokens 16 --max-new-tokens 128 --cycles 1500"
@@ -94,10 +90,6 @@ ENTRIES = (
           before="trace --drafter ngram --cycles 1300 --out {made}/ngram", before_quick=SHORT),
     Entry("rules", FEW_RULES, RULES),
     Entry("rules_stories", FEW_RULES, RULES, TALES),
-    Entry("trees_walk"),
-    Entry("trees_left", "--num-prompts 2 --max-new-tokens 4 --temperature 1"),
-    Entry("trees trees_passes trees_ideas", FEW_TREES, "--parts shapes ideas --out {made}"),
-    Entry("trees_stories=trees trees_stories_passes=trees_passes", FEW_TREES, inputs=TALES),
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),
     Entry("sequence_kl", "--length 4 --num-draft-tokens 2", CSV),
     Entry("solver_error", "--vocab 10 100 --seeds 0", CSV),

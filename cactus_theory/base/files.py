@@ -66,11 +66,10 @@ def parsed_json(rule: str, text: str | bytes) -> Any:
         raise ValueError(f"{rule}; {first_line(error)}") from None
 
 
-def read_marked(path: Path, kind: str | int, *versions: int) -> dict[str, Any]:
-    """Return the content of a file of this format and one of these versions.
+def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the content of a file of this format and version.
 
-    A format that is a number is its own version, and no versions are given. OSError for a file
-    that cannot be read; ValueError for no JSON, another format or another version.
+    OSError for a file that cannot be read; ValueError for no JSON, another format or version.
     """
     try:
         text = path.read_bytes()
@@ -78,12 +77,11 @@ def read_marked(path: Path, kind: str | int, *versions: int) -> dict[str, Any]:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
     content = parsed_json(f"{path}: must be a JSON file", text)
     format_name = content.get("format") if isinstance(content, dict) else None
-    if format_name != kind or isinstance(format_name, bool):
+    if format_name != kind:
         other = "this is something else" if format_name is None else f"got {format_name!r:.60}"
         raise ValueError(f"{path}: must say format {kind!r}; {other}")
-    if versions and content.get("version") not in versions:
-        readable = " or ".join(map(str, versions))
-        raise ValueError(f"{path}: version must be {readable}; got {content.get('version')!r:.60}")
+    if content.get("version") != version:
+        raise ValueError(f"{path}: version must be {version}; got {content.get('version')!r:.60}")
     return content
 
 

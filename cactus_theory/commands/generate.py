@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _tuned_setting(args)
     from cactus_theory.decoding import DecodeOptions, decode, load_pair
-    from cactus_theory.decoding.drafters import as_drafter
+    from cactus_theory.decoding.drafters import Siblings, as_drafter
     from cactus_theory.decoding.stream import TextPieces
 
     keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
@@ -124,7 +124,8 @@ def run(args: argparse.Namespace) -> int:
         if not hasattr(drafter, "stop"):
             raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
         drafter = replace(drafter, stop=args.draft_stop)
-    drafter = tuned.drafter(drafter)
+    if args.siblings:
+        drafter = Siblings(drafter, args.siblings)
     result = decode(pair.target, drafter, ids, options)
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
@@ -172,7 +173,7 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
         temperature = 1.0 if args.temperature is None else args.temperature
         policy = chosen_policy(args, find_rule)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
-        return TunedSetting(policy, verifier, width, temperature, siblings=args.siblings or 0)
+        return TunedSetting(policy, verifier, width, temperature)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings", "delta", "price"):
         if (value := getattr(args, name)) is not None:
             flag = name.replace("_", "-")

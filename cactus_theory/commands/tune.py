@@ -57,14 +57,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--policies", nargs="+", metavar="NAME",
         help=f"families ({', '.join((*USUAL, *OTHERS))}) or whole specs; lossless is among them "
         "anyway")  # fmt: skip
-    add(
-        "--siblings",
-        type=int,
-        nargs="+",
-        default=[],
-        metavar="M",
-        help="also try trees: so many of the draft's likeliest tokens beside each drafted one",
-    )
     add("--cost-ratio", type=float, metavar="C",
         help="without models: a drafted token, in steps of plain decoding")  # fmt: skip
     add(
@@ -114,7 +106,7 @@ def run(args: Namespace) -> int:
 def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
     checked_level(args.kl_per_token)
-    families(find_divergence(args.divergence), args.policies, args.siblings)
+    families(find_divergence(args.divergence), args.policies)
     if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
         got = " ".join(map(str, args.batch))
         raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
@@ -134,9 +126,6 @@ def _check(args: Namespace) -> None:
     if len(rows) > 1 or not (models or rows):
         got = " and ".join(f"--{name}" for name in rows) or "neither"
         raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
-    if args.siblings and (args.rows is not None or (args.target and args.temperature == 0)):
-        got = "--rows" if args.rows is not None else "--temperature 0"
-        raise ValueError(f"--siblings: must be tried on a trace whose drafts have rows; got {got}")
     for name in OF_RATIOS if args.cost_ratio is None else ():
         if getattr(args, name) is not None:
             got = _flag(costs[0])
@@ -197,7 +186,7 @@ def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
         options = DecodeOptions(max_new_tokens=4, num_draft_tokens=max(widths), meter=False)
         result = decode(pair.target, draft, ids, options)
         seconds.append(result.seconds.total / result.target_calls)
-    kinds = len(families(find_divergence(args.divergence), args.policies, args.siblings))
+    kinds = len(families(find_divergence(args.divergence), args.policies))
     decodes = (REPEATS + 1) * (1 + kinds * min(TIMED_WIDTHS, len(set(widths))))
     rounds = args.cycles if args.trace is None else 0
     most = rounds * seconds[3] + decodes * args.max_new_tokens * sum(args.batch) * seconds[1]
@@ -235,7 +224,6 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
             divergence=args.divergence,
             widths=args.num_draft_tokens,
             policies=args.policies,
-            siblings=args.siblings,
             capped=True,
             on_step=on_step,
         )

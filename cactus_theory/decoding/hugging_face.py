@@ -118,7 +118,7 @@ def speculative_generate(
         setting = follow(tuned, model, draft_model, settings)
         _check_temperature(generation_config, setting.temperature)
         policy, verifier = setting.policy or policy, setting.verifier or verifier
-        num_draft_tokens, draft_model = setting.num_draft_tokens, setting.drafter(draft_model)
+        num_draft_tokens = setting.num_draft_tokens
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]

@@ -100,8 +100,7 @@ def generate(
     on_round : called after every round with its counts and seconds (``result.Round``); what
         passes between two rounds is in neither.
     tuned : instead of policy, verifier, num_draft_tokens and temperature: a file that
-        ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read; one
-        that names siblings drafts them beside ``draft_model``.
+        ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read.
 
     Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
     but rules may change them. Weights are read when a decode begins: whoever changes them
@@ -144,7 +143,6 @@ def generate(
         setting = follow(tuned, target_model, draft_model, settings)
         policy, verifier = setting.policy, setting.verifier or "chain"
         num_draft_tokens, temperature = setting.num_draft_tokens, setting.temperature
-        draft_model = setting.drafter(draft_model)
     if policy is None:
         raise ValueError("policy, tuned: exactly one must be given; got neither")
     options = DecodeOptions.of(locals())

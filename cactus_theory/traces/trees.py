@@ -1,22 +1,14 @@
-r"""Drafted trees: what walks down one do on average, and siblings beside a path on its trace.
+r"""Drafted trees: what walks down one do on average.
 
 A walk that comes to a node with probability m is judged along the run of sampled tokens below
 it: with the chances :math:`s_i` to stop after i of them the token after those has the law
 :math:`g_i`, and where it is a child c the walk comes there with probability :math:`m s_i g_i(c)`.
-
-A caught token ends the round with one token from the target (THEORY.md, Theorem 22), so that no
-row below a sibling is needed: the siblings of a place are the m likeliest tokens of the draft's
-row there, and a round that comes to it with probability :math:`P_i` replaces the drafted token by
-sibling t with probability :math:`(P_i h(t) − p(t))_+` in a block, :math:`P_i (h(t) − p(t) φ(t))`
-token by token, averaged over what is drafted from that place on.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,17 +16,15 @@ from torch import Tensor
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
-from cactus_theory.policies import FixedTarget, Policy
+from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability
 from cactus_theory.policies._records import Path
 from cactus_theory.traces._shard import Cycle
-from cactus_theory.traces.estimate import Replay
-from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify._tree_host import Descent
 from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
-from cactus_theory.verify.tree import RUNS, Tree
+from cactus_theory.verify.draft import Assignment, Verdict, Verified
+from cactus_theory.verify.tree import Tree
 
 
 class Place(NamedTuple):
@@ -166,65 +156,3 @@ def replay_trees(
         TreeWalk(policy, verifier, cycle, kinds, ends, sums[-1])
         if on_cycles is not None:
             on_cycles(number)
-
-
-@dataclass(frozen=True, eq=False)
-class TreeReplay(Replay):
-    """What a policy does on drafted paths with siblings; ``kept`` counts caught tokens, too."""
-
-    followed: Float[np.ndarray, "K texts"]  # how often a token follows one caught at a place
-
-
-def with_caught(
-    paths: dict[int, Replay], trace: Trace, policy: Policy, runs: str, siblings: int, shared: bool
-) -> dict[int, Replay]:
-    """Return the replays of drafted paths at several K, with so many siblings at each place.
-
-    ``shared``: what happens at a place is the same at every K (``shares_rows``).
-    """
-    replays: dict[int, Replay] = {}
-    counts = None
-    for width in sorted(paths, reverse=True):
-        replay = paths[width]
-        if counts is None or not shared:
-            counts = _caught(trace, policy, runs, siblings, width)
-        caught, followed = counts[:, :width]
-        sums = {
-            "verifier": Tree(runs).spec,
-            "tokens": replay.tokens + followed.sum(0),
-            "accepted": replay.accepted + caught.sum(0),
-            "kept": replay.kept + caught,
-        }
-        path = {field.name: getattr(replay, field.name) for field in fields(Replay)}
-        replays[width] = TreeReplay(**path | sums, followed=followed)
-    return replays
-
-
-def _caught(
-    trace: Trace, policy: Policy, runs: str, siblings: int, width: int
-) -> Float[np.ndarray, "2 K texts"]:
-    """Return how often siblings are caught, and how often a token follows them."""
-    counts = np.zeros((2, width, trace.texts))
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
-    for batch in trace.batches(ENTRIES, width):
-        q, p, ids = batch.target_probs, batch.draft_probs, batch.draft_token_ids
-        if p is None:
-            continue
-        law = RUNS[runs].law(Assignment((policy,)), q, Draft(ids, [ids.shape[1]] * len(ids), p))
-        assert law.emitted is not None
-        h, alive = law.emitted, law.alive[:, :-1, None]
-        if runs == "block":
-            replaced = (alive * h - p).clamp(min=0)
-        elif isinstance(policy, FixedTarget):
-            replaced = alive * (h - p).clamp(min=0)
-        else:
-            replaced = alive * (h - p * policy.keep(q[:, :-1], p))
-        likely = p.topk(min(siblings, p.shape[-1]))
-        caught = torch.where(likely.values > 0, replaced.gather(-1, likely.indices), 0.0)
-        ended = torch.isin(ids, ends)
-        caught[ended.cumsum(-1) - ended.long() > 0] = 0.0  # places after the end of a text
-        goes_on = ~torch.isin(likely.indices, ends)
-        for place in range(ids.shape[1]):
-            for sums, mass in zip(counts, (caught, caught * goes_on), strict=True):
-                np.add.at(sums[place], batch.text.numpy(), mass[:, place].sum(-1).numpy())
-    return counts

@@ -1,8 +1,7 @@
 """Settings with their predicted speeds, which of them is recommended, and single answers.
 
 The chosen setting is recommended if it is faster than decoding without a draft on both halves of
-the texts. Siblings are recommended only where they are faster than the fastest setting without,
-by more than BEYOND standard errors of the paired ratio on both halves.
+the texts.
 """
 
 from collections.abc import Sequence
@@ -75,8 +74,7 @@ class Answers:
 
 def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answers | None:
     """Return how the fastest lossy setting that a ledger can follow spends on texts, and capped."""
-    able = [choice for choice in choices if not choice.family.siblings]
-    able = [choice for choice in able if not find_policy(choice.policy).needs_path]
+    able = [choice for choice in choices if not find_policy(choice.policy).needs_path]
     bands = [choice for choice in able if choice.family.name == "band:price"]
     choice = fastest([choice for choice in bands or able if not choice.family.lossless])
     if choice is None:
@@ -97,10 +95,6 @@ def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answe
         width,
         capped.tokens_per_call / free.tokens_per_call,
     )
-
-
-# standard errors of a paired ratio that siblings must be ahead by
-BEYOND = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +144,7 @@ class Tuned:
 
     @property
     def best(self) -> Choice | None:
-        """Return the fastest setting; None if it beats plain decoding on one half or none.
-
-        With siblings only if these pay.
-        """
+        """Return the fastest setting; None if it beats plain decoding on one half or none."""
         return self._ahead(self.choices)
 
     @property
@@ -162,30 +153,10 @@ class Tuned:
         return self._ahead([choice for choice in self.choices if choice.family.lossless])
 
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
-        path, tree = (fastest(choices, siblings) for siblings in (False, True))
-        first = tree if path is None or (tree is not None and _pays(tree, path)) else path
+        first = fastest(choices)
         if first is None or min(first.chosen_by.value, first.speed.value) <= self.plain:
             return None
         return first
-
-    @property
-    def trees(self) -> "Trees | None":
-        """Return what siblings do at best, None where none were tried or fit."""
-        path, tree = (fastest(self.choices, siblings) for siblings in (False, True))
-        if path is None or tree is None:
-            return None
-        width, costs = tree.num_draft_tokens, self.costs
-        with_siblings, family = costs.beside(tree.family.siblings), tree.family
-        call = with_siblings.call(width, family.key)
-        tree_pass, path_pass = with_siblings.part("target", width), costs.part("target", width)
-        texts = 1.0 if costs.new_tokens is None else costs.new_tokens
-        start = 0.0 if costs.new_tokens is None else with_siblings.start
-        limits = []
-        for of_tree, of_path in ((tree.chosen_by, path.chosen_by), (tree.speed, path.speed)):
-            time = texts / max(of_path.value, self.plain) - start
-            limits.append(call * time / (texts / of_tree.value - start))
-        pays_below = (tree_pass - call + min(limits)) / path_pass
-        return Trees(tree, path, tree.speed / path.speed, tree_pass / path_pass, pays_below)
 
     def at_costs(self, costs: Costs) -> "Tuned":
         """Return the same settings at other costs: of another batch or machine.
@@ -210,33 +181,9 @@ class Tuned:
         return list(best.values())
 
 
-def fastest(choices: Sequence[Choice], siblings: bool = False) -> Choice | None:
-    """Return the fastest setting without siblings, or with some, on the half to choose by."""
-    candidates = [choice for choice in choices if (choice.family.siblings > 0) == siblings]
-    return max(candidates, key=lambda choice: choice.chosen_by.value, default=None)
-
-
-@dataclass(frozen=True)
-class Trees:
-    """The fastest setting with siblings beside the fastest one without."""
-
-    tree: Choice
-    path: Choice
-    ratio: Estimate  # of their tokens per unit of time
-    pass_ratio: float  # the target's pass over the tree's tokens over that of as many places
-    # the ratio of passes from which the tree is faster than path and plain decoding on both halves
-    pays_below: float
-
-    @property
-    def nodes(self) -> int:
-        """Return the tokens of the tree's pass."""
-        return self.tree.num_draft_tokens * (self.tree.family.siblings + 1) + 1
-
-
-def _pays(tree: Choice, path: Choice) -> bool:
-    """Return whether a tree is faster on both halves, beyond its interval; one text has none."""
-    ratios = tree.chosen_by / path.chosen_by, tree.speed / path.speed
-    return all(ratio.value - BEYOND * ratio.standard_error > 1 for ratio in ratios)
+def fastest(choices: Sequence[Choice]) -> Choice | None:
+    """Return the fastest setting on the half to choose by."""
+    return max(choices, key=lambda choice: choice.chosen_by.value, default=None)
 
 
 def priced(
@@ -247,8 +194,7 @@ def priced(
     policy: str | None = None,
 ) -> Choice:
     """Return a setting with its speeds at these costs; ``policy`` is its spec."""
-    settings = costs.beside(family.siblings), family.key
-    first, second = (speed(replay.part(half), *settings) for half in halves)
+    first, second = (speed(replay.part(half), costs, family.key) for half in halves)
     width = replay.num_draft_tokens
     spec = replay.policy if policy is None else policy
     return Choice(family, spec, replay.verifier, width, replay, first, second)

@@ -15,7 +15,7 @@ that were timed: rounds in which some have ended already cost what they cost the
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
 from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
-from cactus_theory.traces.trees import TreeReplay
-from cactus_theory.tuned import FORMAT, VERSIONS
+from cactus_theory.tuned import FORMAT, VERSION
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
@@ -50,7 +49,6 @@ class Costs:
         not there, if none is.
     start, plain_start : prompt and set-up, a text, beyond a usual round.
     new_tokens : length of a text that ``start`` is spread over; None for one without end.
-    siblings : how many a place → the same of drafts with these, where it was measured.
 
     Examples
     --------
@@ -70,7 +68,6 @@ class Costs:
     start: float = 0.0
     plain_start: float = 0.0
     new_tokens: float | None = None
-    siblings: Mapping[int, "Costs"] = field(default_factory=dict)
 
     @classmethod
     def ratios(
@@ -115,7 +112,7 @@ class Costs:
         """
         message = f"--costs: must be a file that tune --out wrote; got {path}"
         try:
-            content = read_marked(Path(path), FORMAT, *VERSIONS)
+            content = read_marked(Path(path), FORMAT, VERSION)
         except ValueError as error:
             raise ValueError(f"{message}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
@@ -132,33 +129,10 @@ class Costs:
 
     @classmethod
     def _of_json(cls, content: dict[str, Any]) -> "Costs":
-        names = {field.name for field in fields(cls)} - {"siblings"}
-        values = {name: content[name] for name in names}
+        values = {field.name: content[field.name] for field in fields(cls)}
         parts = {name: tuple(values[name]) for name in ("widths", *PARTS)}
         verify = {family: tuple(part) for family, part in values["verify"].items()}
-        siblings = content.get("siblings", {}).items()
-        trees = {int(count): cls._of_json(costs) for count, costs in siblings}
-        return cls(**{**values, **parts, "verify": verify, "siblings": trees})
-
-    def beside(self, siblings: int) -> "Costs":
-        """Return the costs of drafts with so many siblings at each place.
-
-        In plain steps every token of the draft adds the same to the target's pass.
-
-        Raises
-        ------
-        ValueError
-            A number that was not measured.
-        """
-        if not siblings:
-            return self
-        if self.unit == PLAIN_STEPS:
-            nodes = [self._read(self.target, width * (siblings + 1)) for width in self.widths]
-            return replace(self, target=tuple(nodes))
-        if siblings not in self.siblings:
-            counts = ", ".join(map(str, self.siblings)) or "none"
-            raise ValueError(f"siblings: must be as many as were timed, {counts}; got {siblings}")
-        return self.siblings[siblings]
+        return cls(**{**values, **parts, "verify": verify})
 
     def call(self, width: int, family: str) -> float:
         """Return the time of a call with K drafted tokens.
@@ -196,11 +170,8 @@ class Costs:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for JSON; nothing of siblings where none were timed."""
-        content = asdict(replace(self, siblings={}))
-        del content["siblings"]
-        trees = {str(count): costs.as_json() for count, costs in self.siblings.items()}
-        return content | ({"siblings": trees} if trees else {})
+        """Return all of it for JSON."""
+        return asdict(self)
 
     def _sound(self) -> bool:
         """Return whether all of it has the types and ranges of a measurement."""
@@ -216,7 +187,6 @@ class Costs:
             and all(len(part) == len(widths) for part in parts)
             and all(type(amount) in (int, float) and 0 <= amount <= MOST for amount in amounts)
             and min(self.plain, ends) > 0
-            and all(costs.unit == self.unit and costs._sound() for costs in self.siblings.values())
         )
 
     def part(self, name: str, width: int) -> float:
@@ -271,8 +241,5 @@ def _squares(replay: Replay) -> Estimate:
     """Return the mean square of the tokens of a call: Σ (2 i + 1) Pr(more than i tokens)."""
     last = replay.tokens - replay.reached.sum(0)  # the bonus
     probable = np.concatenate([replay.reached, last[None]])
-    if isinstance(replay, TreeReplay):  # the token after one that is caught is no bonus
-        probable[-1] -= replay.followed.sum(0)
-        probable[1:] += replay.followed
     weights = 2 * np.arange(len(probable)) + 1
     return ratio_of_sums((weights[:, None] * probable).sum(0), replay.cycles, replay.source)

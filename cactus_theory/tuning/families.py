@@ -7,7 +7,7 @@ straight line in logarithms between the nearest two known ones on either side.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
@@ -15,11 +15,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
-from cactus_theory.traces.trace import Trace
-from cactus_theory.traces.trees import with_caught
-from cactus_theory.tuned import MOST_SIBLINGS
 from cactus_theory.verify.contract import find_verifier, verifiers
-from cactus_theory.verify.tree import RUNS
 
 LOSSLESS = "speculative"
 
@@ -34,8 +30,6 @@ class Family:
     template : spec with ``{}`` where the knob's value goes; without, there is nothing to tune.
     knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
     least, first, most : x nearest to lossless, to begin with, and loosest.
-    siblings : likeliest tokens beside each drafted one; the verifier is a ``tree`` then, whose
-        runs are judged by ``verifier``.
     """
 
     name: str
@@ -45,12 +39,11 @@ class Family:
     least: float = 1.0
     first: float = 1.0
     most: float = 1.0
-    siblings: int = 0
 
     @property
     def key(self) -> str:
-        """Return name, verifier and siblings as one word."""
-        return f"{self.name}@{self.verifier}" + f"+{self.siblings}" * (self.siblings > 0)
+        """Return name and verifier as one word."""
+        return f"{self.name}@{self.verifier}"
 
     @property
     def lossless(self) -> bool:
@@ -87,33 +80,24 @@ OTHERS = ("band:delta", "cactus_exact:delta")
 FOR_DIVERGENCE = ("band:price", "band:delta", "soft_band:price")
 
 
-def families(
-    kind: Divergence, names: Sequence[str] | None = None, siblings: Sequence[int] = ()
-) -> list[Family]:
+def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Family]:
     """Return the families to tune for a divergence.
 
     Parameters
     ----------
     names : of families (``band:price``), or whole specs (``typical:epsilon=0.3``), which are
         taken as they are; lossless ones are always among them. None for the usual ones.
-    siblings : numbers of siblings a place that every one is tried with, too.
 
     Raises
     ------
     ValueError, TypeError
-        A name that is neither, a policy that no verifier can follow, siblings below 1, above 256 or
-        twice.
+        A name that is neither, a policy that no verifier can follow.
     """
     specs = list(USUAL) if names is None else [LOSSLESS, *names]
     paths = [family for name in dict.fromkeys(specs) for family in _named(name, kind)]
     if names is None and not kind.priced:  # the band has no price then, but a budget
         paths += _named("band:delta", kind)
-    within = all(1 <= count <= MOST_SIBLINGS for count in siblings)
-    if not within or len(set(siblings)) < len(siblings):
-        got = " ".join(map(str, siblings))
-        raise ValueError(f"siblings: must be 1 to {MOST_SIBLINGS}, each number once; got {got}")
-    able = [family for family in paths if family.verifier in RUNS]
-    return paths + [replace(family, siblings=count) for count in siblings for family in able]
+    return paths
 
 
 def _named(name: str, kind: Divergence) -> list[Family]:
@@ -241,10 +225,6 @@ class Knobs:
         policy, verifier = self.family.policy(looseness), self.family.verifier
         self.passes += 1
         replays = replay_widths(self.source, policy, verifier, widths, (self.divergence,))
-        if self.family.siblings:
-            assert isinstance(self.source, Trace)
-            tree = policy, verifier, self.family.siblings, self.shared
-            replays = with_caught(replays, self.source, *tree)
         for other, replay in replays.items():
             self.replays[other][looseness] = replay
         return replays[width]

@@ -3,13 +3,12 @@
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
-from cactus_theory.decoding.drafters import Siblings, as_drafter
 from cactus_theory.decoding.result import Round
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
@@ -22,13 +21,12 @@ TIMED, UNTIMED = 150, 10
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode: a family at a value of its knob, K, and siblings a place."""
+    """One way to decode: a family at a value of its knob, and K."""
 
     family: str
     policy: str
     verifier: str
     width: int
-    siblings: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def measure_costs(
 
     Parameters
     ----------
-    settings : each family at the same K, at least one without siblings.
+    settings : each family at the same K.
     on_decode : called with the decodes done and their number.
 
     Raises
@@ -124,11 +122,8 @@ def measure_costs(
                 times[kind].append(timed)
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
-    plain, by_siblings = times.pop(None), {}
-    for count in sorted({setting.siblings for setting in settings}):
-        decodes = {kind: timed for kind, timed in times.items() if kind and kind.siblings == count}
-        by_siblings[count] = _costs(plain, decodes, widths, prompts.batch)
-    return replace(by_siblings.pop(0), siblings=by_siblings)
+    drafted = {kind: timed for kind, timed in times.items() if kind is not None}
+    return _costs(times[None], drafted, widths, prompts.batch)
 
 
 def _costs(
@@ -165,8 +160,6 @@ def _widths(settings: Sequence[Setting]) -> tuple[int, ...]:
     """Return the K that every family is timed at."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
-    if all(setting.siblings for setting in settings):
-        raise ValueError("settings: must hold one without siblings; got none")
     by_family: dict[str, set[int]] = {}
     for setting in settings:
         by_family.setdefault(setting.family, set()).add(setting.width)
@@ -184,7 +177,6 @@ def _timed(
     ids, mask = left_padded(prompts.group(repeat), target)
     choice: dict[str, Any] = {}
     if setting is not None:
-        draft = Siblings(as_drafter(draft), setting.siblings) if setting.siblings else draft
         choice = {"policy": setting.policy, "verifier": setting.verifier}
         choice["num_draft_tokens"] = setting.width
     options = DecodeOptions(

@@ -9,17 +9,16 @@ from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.policies import list_policies
 from cactus_theory.promises import USUAL_TOKENS
-from cactus_theory.tuned import FORMAT, VERSIONS
+from cactus_theory.tuned import FORMAT, VERSION
 from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 WIDEST = 100
-NO_TREE = "trees (Siblings, LikeliestTree: passes over their nodes are not timed)"
 ALWAYS = (
     "other schedules than that ledger (Between, ByPosition)",
     "greedy and n-gram drafts",
-    NO_TREE,
+    "trees (Siblings)",
     "drafts that stop early (--draft-stop)",
     "other temperatures and cuts than those of the rows",
 )
@@ -85,36 +84,13 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         lines += [answers.sentence, answers.promised(int(str(tokens)))]
-    lines += _of_trees(tuned)
-    for other in others:
-        lines += [f"Batch {other.costs.batch}: {sentence(other)}", *_of_trees(other)]
+    lines += [f"Batch {other.costs.batch}: {sentence(other)}" for other in others]
     return [*lines, f"Not tried: {'; '.join(_not_tried(tuned, others))}."]
-
-
-def _of_trees(tuned: Tuned) -> list[str]:
-    """Return what the fastest setting with siblings gives, and from which pass it would pay."""
-    trees = tuned.trees
-    if trees is None:
-        return []
-    tree, ratio = trees.tree, trees.ratio
-    pays = "would not pay if it took as long."
-    if trees.pays_below > 1:
-        pays = f"pays below {trees.pays_below:.2f} times."
-    return [
-        f"Trees: the fastest, {_named(tree)}, makes {_both(tree.speed)} {_unit(tuned)}, "
-        f"{ratio.value:.3f} ± {_error(ratio.standard_error, 3)} times the fastest without "
-        f"siblings ({_named(trees.path)}). Its pass over {trees.nodes} tokens takes "
-        f"{trees.pass_ratio:.2f} times that over {tree.num_draft_tokens + 1}; it {pays}"
-    ]
 
 
 def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
     """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
     source: Any = tuned.source["tried"]
-    trees = NO_TREE
-    if source.get("siblings"):
-        counts = ", ".join(map(str, source["siblings"]))
-        trees = f"trees but {counts} siblings a place, which the row knows nothing of"
     tried: dict[str, set[str]] = {}
     for name, verifier in (key.rsplit("@", 1) for key in source["families"]):
         tried.setdefault(name, set()).add(verifier)
@@ -132,7 +108,7 @@ def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
         *([f"verifiers {', '.join(missing)}"] if missing else []),
         f"K other than {', '.join(map(str, source['widths']))}",
         f"batch sizes other than {', '.join(map(str, batches))}",
-        *(trees if part == NO_TREE else part for part in ALWAYS),
+        *ALWAYS,
     ]
 
 
@@ -142,11 +118,9 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
     ``others`` as in :func:`notes`.
     """
     answers = tuned.answers
-    bests = [one.best for one in (tuned, *others)]
-    tree = any(best is not None and best.family.siblings for best in bests)
     return {
         "format": FORMAT,
-        "version": VERSIONS[tree],
+        "version": VERSION,
         "level": tuned.level,
         "divergence": tuned.divergence,
         **_chosen(tuned),
@@ -161,23 +135,14 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
 
 def _chosen(tuned: Tuned) -> dict[str, Any]:
     """Return what depends on the costs of calls, the table apart."""
-    best, lossless, trees = tuned.best, tuned.lossless, tuned.trees
-    content = {
+    best, lossless = tuned.best, tuned.lossless
+    return {
         "sentence": sentence(tuned),
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
         "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
     }
-    if trees is not None:
-        content["trees"] = {
-            "sentence": _of_trees(tuned)[0],
-            "speed_ratio": trees.ratio.value,
-            "speed_ratio_se": trees.ratio.standard_error,
-            "pass_ratio": trees.pass_ratio,
-            "pays_below": trees.pays_below,
-        }
-    return content
 
 
 def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> None:
@@ -215,7 +180,6 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
         "policy": choice.policy,
         "verifier": choice.verifier,
         "num_draft_tokens": choice.num_draft_tokens,
-        **({"siblings": choice.family.siblings} if choice.family.siblings else {}),
         "speed": choice.speed.value,
         "speed_se": choice.speed.standard_error,
         "speed_chosen_by": choice.chosen_by.value,
@@ -233,7 +197,7 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
     lossless = choice.family.lossless
     return [
         choice.policy,
-        choice.verifier + f" +{choice.family.siblings}" * (choice.family.siblings > 0),
+        choice.verifier,
         str(choice.num_draft_tokens),
         _both(choice.speed),
         f"{_shown(choice.speed.value) / _shown(tuned.plain):.2f}",
@@ -243,10 +207,7 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
 
 
 def _named(choice: Choice) -> str:
-    count = choice.family.siblings
-    beside = f", {count} sibling{'s' * (count > 1)} a place" if count else ""
-    width = choice.num_draft_tokens
-    return f"{choice.policy}, verifier {choice.verifier}, K = {width}{beside}"
+    return f"{choice.policy}, verifier {choice.verifier}, K = {choice.num_draft_tokens}"
 
 
 def _unit(tuned: Tuned) -> str:

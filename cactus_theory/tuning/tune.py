@@ -50,7 +50,6 @@ def tune(
     divergence: str | Divergence = "kl",
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
-    siblings: Sequence[int] = (),
     capped: bool = False,
     on_step: OnStep | None = None,
 ) -> Tuned:
@@ -64,8 +63,6 @@ def tune(
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
     policies : as :func:`cactus_theory.tuning.families.families`.
-    siblings : how many of the draft's likeliest tokens to try beside each drafted one, with every
-        family; none by default.
     capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
     on_step : called with what is done, how many steps of it are, and of how many.
 
@@ -73,8 +70,7 @@ def tune(
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
-        an unknown divergence or policy, drafted trees, siblings of drafts without rows or whose
-        costs are not known.
+        an unknown divergence or policy, drafted trees.
 
     Examples
     --------
@@ -91,19 +87,14 @@ def tune(
         source.check_chains("tune")
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
-    candidates = families(kind, policies, siblings)
-    if siblings and not _has_rows(source):
-        raise ValueError("siblings: must be tried on a trace whose drafts have rows; got none")
-    for count in siblings if isinstance(costs, Costs) else ():
-        costs.beside(count)
+    candidates = families(kind, policies)
     halves = halves_of(source.texts)
     solved = _solved(source, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = [priced(family, replay, costs, halves) for family, replay in solved]
     choices.sort(key=lambda choice: -choice.chosen_by.value)
-    paths = [family.key for family in candidates if not family.siblings]
-    tried = {"families": paths, "widths": widths}
-    about = _about(source) | {"tried": tried | ({"siblings": list(siblings)} if siblings else {})}
+    tried = {"families": [family.key for family in candidates], "widths": widths}
+    about = _about(source) | {"tried": tried}
     answers = None
     if capped and kind.spec == "kl" and isinstance(source, Trace):
         on_step("replaying a cap on every answer", 0, 1)
@@ -122,10 +113,6 @@ def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
     if not widths:
         raise ValueError("num-draft-tokens: must hold at least one K; got none")
     return sorted(set(widths))
-
-
-def _has_rows(source: Source) -> bool:
-    return isinstance(source, Trace) and source.manifest.total("draft_rows") > 0
 
 
 def _solved(
@@ -156,12 +143,11 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Setting]:
     by_width: dict[str, dict[int, Replay]] = {}
     for family, replay in solved:
         by_width.setdefault(family.key, {})[replay.num_draft_tokens] = replay
-    counts = {family.key: family.siblings for family, _ in solved}
     settings = []
     for key, replays in by_width.items():
         for width in timed:
             near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
-            settings.append(Setting(key, near.policy, near.verifier, width, counts[key]))
+            settings.append(Setting(key, near.policy, near.verifier, width))
     return settings
 
 

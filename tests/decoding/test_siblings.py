@@ -14,7 +14,6 @@ from cactus_theory.decoding import (
     Cascade,
     DecodeOptions,
     Ledger,
-    LikeliestTree,
     ModelDrafter,
     NGram,
     Siblings,
@@ -335,53 +334,6 @@ def test_a_cap_holds_beside_siblings(tiny, certain):
     allowed = cap * torch.arange(1, spent.shape[1] + 1)
     assert bool((spent <= allowed * (1 + 1e-9)).all())
     assert float(spent[:, -1].mean()) > cap * spent.shape[1] / 2
-
-
-@pytest.mark.parametrize("n", some((1, 7, 12), 2))
-def test_a_certain_tree_has_the_likeliest_nodes(tiny, n):
-    """Exactly the n texts of largest probability among all, whatever the batch."""
-    seen, depth = [], 3
-    options = TREE | {"policy": "speculative", "max_new_tokens": depth + 1, "temperature": 0.8}
-    options |= {"num_draft_tokens": depth, "meter": False}
-    options["on_rows"] = lambda q, draft, *place: seen.append(draft)
-    generate(tiny[0], LikeliestTree(tiny[1], n), TEXTS, attention_mask=MASK, **options)
-    prompts = [ids[on.bool()].tolist() for ids, on in zip(TEXTS, MASK, strict=True)]
-    for row, prompt in enumerate(prompts):
-        logs, every = {(): 0.0}, {}
-        for _ in range(depth):
-            ids = torch.tensor([[*prompt, *text] for text in logs])
-            with torch.inference_mode():
-                rows = (tiny[1](input_ids=ids).logits[:, -1] / 0.8).log_softmax(-1)
-            logs = {
-                (*text, token): log + float(own[token])
-                for (text, log), own in zip(logs.items(), rows, strict=True)
-                for token in range(len(own))
-            }
-            every |= logs
-            logs = dict(sorted(logs.items(), key=lambda own: -own[1])[: 24 * n])  # all that may be
-        draft = seen[0]
-        ids = draft.token_ids[row].tolist()
-        paths = [draft.path(row, place) for place in range(draft.lengths[row])]
-        texts = {tuple(ids[own] for own in path) for path in paths}
-        assert texts == set(sorted(every, key=lambda text: -every[text])[:n])
-
-
-@pytest.mark.parametrize("n", some([16, 2], 1))
-def test_a_certain_tree_decodes_the_greedy_text(tiny, n):
-    options = {"temperature": 0.0, "max_new_tokens": 16, "eos_token_ids": 3}
-    plain = generate_plain(tiny[0], TEXTS, attention_mask=MASK, **options)
-    options |= TREE | {"policy": "soft_band:price=1", "attention_mask": MASK}
-    found = generate(tiny[0], LikeliestTree(tiny[1], n), TEXTS, **options)
-    assert found.output_token_ids.equal(plain.output_token_ids)
-    options |= {"temperature": 1.0, "seed": 5}
-    both = generate(tiny[0], LikeliestTree(tiny[1], n), TEXTS, **options)
-    for row, on in enumerate(MASK.bool()):
-        own = {"attention_mask": None, "seed": 5 + row}
-        alone = generate(
-            tiny[0], LikeliestTree(tiny[1], n), TEXTS[row : row + 1, on], **options | own
-        )
-        length = alone.row_lengths[0]
-        assert both.output_token_ids[row, :length].equal(alone.output_token_ids[0, :length])
 
 
 def test_generate_of_the_library_and_the_command_line_take_siblings(tiny, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, ModelDrafter, generate
-from cactus_theory.decoding.drafters import LikeliestTree, NGram, Siblings
+from cactus_theory.decoding.drafters import NGram, Siblings
 from cactus_theory.traces import Cycle, Trace, expect, log_trace, replay, save_trace
 from cactus_theory.traces._folder import MANIFEST
 from cactus_theory.tuning import Costs, tune
@@ -146,14 +146,13 @@ def test_every_tree_comes_back(tmp_path, dtype):
         assert cycle.sampled.tolist() == [drawn] and cycle.certain.tolist() == [not drawn]
 
 
-@pytest.mark.parametrize("kind", some(["siblings", "certain", "ngram", "likeliest"], 1))
+@pytest.mark.parametrize("kind", some(["siblings", "certain", "ngram"], 1))
 def test_a_decode_of_trees_is_logged_and_replayed(tiny, tmp_path, kind):
     target, draft = tiny
     drafter = {
         "siblings": Siblings(ModelDrafter(draft), m=2),
         "certain": Siblings(ModelDrafter(draft), m=2, certain=True),
         "ngram": Siblings(NGram(), m=2),
-        "likeliest": LikeliestTree(draft, n=4),
     }[kind]
     prompts, sizes = [[1, 5, 1, 5], [2, 2, 2]], {"num_draft_tokens": 2, "max_new_tokens": 5}
     trace = log_trace(
@@ -241,8 +240,8 @@ def test_what_is_no_tree_is_not_written(tmp_path, tree, rule):
 def test_trees_that_cannot_be_logged_are_named(tiny, tmp_path):
     target, draft = tiny
     sizes = {"num_draft_tokens": 2, "max_new_tokens": 3}
-    with pytest.raises(ValueError, match="LikeliestTree drafts trees, and chain verifies one"):
-        log_trace(target, LikeliestTree(draft, n=1), [[1]], tmp_path / "t", **sizes)
+    with pytest.raises(ValueError, match="Siblings drafts trees, and chain verifies one"):
+        log_trace(target, Siblings(ModelDrafter(draft)), [[1]], tmp_path / "t", **sizes)
     assert not (tmp_path / "t").exists()
     ids = torch.tensor([[1]])
     with pytest.raises(ValueError, match="must declare which tokens were sampled"):

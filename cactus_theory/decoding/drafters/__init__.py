@@ -8,7 +8,6 @@ from cactus_theory.decoding.drafters._heads import described, is_head
 from cactus_theory.decoding.drafters.block import BlockDrafter
 from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
-from cactus_theory.decoding.drafters.likeliest import LikeliestTree
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter
@@ -20,7 +19,6 @@ __all__ = [
     "Drafter",
     "Drafting",
     "EarlyExit",
-    "LikeliestTree",
     "ModelDrafter",
     "NGram",
     "RecurrentDrafter",

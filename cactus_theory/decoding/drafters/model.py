@@ -57,14 +57,17 @@ class ModelDrafter(Drafter):
 class ModelDrafting(SampledDrafting):
     """A draft model with its cache, which lacks the tokens it has not been fed yet."""
 
-    slack = 1  # tokens of a pass that the text does not keep
-
     def __init__(
         self, setting: Setting, model: Any, greedy: bool, stop: float | None = None
     ) -> None:
         super().__init__(setting, greedy)
-        options = {"slack": self.slack, "fast_forward": setting.fast_forward}
-        self.model = CachedModel(model, self.texts.capacity, self.texts.batch, **options)
+        self.model = CachedModel(
+            model,
+            self.texts.capacity,
+            self.texts.batch,
+            slack=1,  # tokens of a pass that the text does not keep
+            fast_forward=setting.fast_forward,
+        )
         self.stop = None if self.certain else stop
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:

@@ -1,16 +1,12 @@
 """Published verifiers of several drafts are lossless as written, and what breaks them is seen."""
 
-import itertools
-
 import numpy as np
 import pytest
-import torch
 
 import cactus_theory as ct
-from simulations.trees import references
-from simulations.trees.rounds import Round, Sums, alone, followed
-from solvers.paths import follow, random_tree
+from solvers.paths import random_tree
 from tests.amounts import amount
+from tests.reference import several_drafts as references
 
 # sums of a few hundred float64 terms
 EXACT = 1e-12
@@ -33,8 +29,8 @@ def without_replacement(q, p, k):
     kept = np.minimum(p, q)
     law, accepted, refused = kept.copy(), kept.sum(), p - kept
     for token in np.flatnonzero(refused):
-        rest = references._without(p, [token])
-        after, more = without_replacement(references._recovered(q, p), rest, k - 1)
+        rest = references.without(p, [token])
+        after, more = without_replacement(references.recovered(q, p), rest, k - 1)
         law, accepted = law + refused[token] * after, accepted + refused[token] * more
     return law, accepted
 
@@ -101,47 +97,3 @@ def test_traversal_with_the_update_of_public_code_is_not():
 def test_traversal_of_nodes_numbered_path_by_path_is_not():
     assert max(distance(SHAPES["three paths"], seed, (1, 2, 4, 5, 3)) for seed in range(4)) > 5e-3
     assert distance(SHAPES["2,1"], 0, (1, 2, 3, 4)) <= EXACT  # two paths are depth first
-
-
-def test_the_table_says_what_is_left_to_gain(monkeypatch):
-    """No rule for independent drafts is better than the best one; no block than its program."""
-    rng = np.random.default_rng(1)
-    q, p = (torch.from_numpy(rng.dirichlet(np.ones(9), size)) for size in (2, 1))
-    sums = Sums(1)
-    sums.cycles[:] = 1
-    for key, amounts in references._of_contexts(0, q, [Round(q, p, [0])]):
-        sums.add(0, key, amounts)
-    table = references._rows("one context", sums)
-    by_rule = {(row["drafts"], row["rule"], row["policy"]): row for row in table}
-    assert len(by_rule) == len(table) == 12 and table[0]["count"] == 1
-    for policy in ("speculative", "band:price=1"):
-        of_four = [by_rule["4 sampled", rule, policy] for rule in
-                   ("best", *references.RULES)]  # fmt: skip
-        accepted = [row["accepted_per_call"] for row in of_four]
-        assert accepted[0] >= max(accepted[1:])
-        assert accepted[0] > by_rule["1 sampled", "best", policy]["accepted_per_call"]
-        assert len({row["kl_per_call"] for row in of_four}) == 1  # towards the same row
-    relaxed = ct.optimal_acceptance(q[0].numpy(), p[0].numpy(), price=1.0)
-    single = by_rule["1 sampled", "best", "band:price=1"]
-    assert single["accepted_per_call"] == pytest.approx(relaxed.acceptance)
-    assert single["kl_per_call"] == pytest.approx(relaxed.divergence)
-
-
-def test_trees_of_the_table_are_those_of_the_verifiers(monkeypatch):
-    """The walk's accepted tokens from the course of every path; the block's; traversal's."""
-    monkeypatch.setattr(references, "PAIRS", 2)
-    sums = references._of_pairs()
-    accepted = {rule: path[0] for ((_, rule), _), path in sums.by_key.items()}
-    for seed in range(2):
-        tree, expected = random_tree(4, 4, seed=seed), 0.0
-        block = follow(tree, tree.target, ct.divergence("kl"))
-        assert accepted["block"][seed] == pytest.approx(block.tokens - 1)
-        for first, second in itertools.product(range(4), repeat=2):
-            nodes = [0, 1 + first, 1 + 4 * (1 + first) + second]
-            q, p = (torch.from_numpy(rows[nodes]) for rows in (tree.target, tree.draft))
-            path = Round(q, p[:2], [first, second])
-            course = followed(path, alone(path, ct.policy("speculative")))
-            caught = course.caught(path.p.topk(1)[1])
-            expected += float(p[0, first] * p[1, second]) * (course.sums(caught)[0, -1] - 1)
-        assert accepted["walk"][seed] == pytest.approx(expected, abs=EXACT)
-        assert 0 < accepted["traversal"][seed] < 2

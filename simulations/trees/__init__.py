@@ -1,1 +1,0 @@
-"""Several drafts and trees of them: what other verifiers do, and what trees gain."""
