@@ -53,22 +53,6 @@ class Shape:
     vocab: int
     tied: bool = False
 
-    @property
-    def layer_weights(self) -> int:
-        """Return the weights of one decoder layer."""
-        turned = (2 * self.heads + 2 * self.kv_heads) * self.head * self.hidden
-        return turned + 3 * self.inner * self.hidden + 2 * self.hidden
-
-    @property
-    def read_weights(self) -> int:
-        """Return the weights that a forward pass reads whole: all but a separate embedding."""
-        return self.layers * self.layer_weights + (self.vocab + 1) * self.hidden
-
-    @property
-    def cached(self) -> int:
-        """Return the numbers that the cache holds for one position."""
-        return 2 * self.layers * self.kv_heads * self.head
-
 
 # as the models of these names have them; every vocabulary is Qwen's, so that any two are a pair
 SHAPES = {
@@ -78,22 +62,6 @@ SHAPES = {
     "tiny": Shape(216, 12, 6, 3, 128, 528, 2176),
     "tiny-draft": Shape(160, 2, 8, 4, 64, 384, 2176, tied=True),
 }
-
-
-def step_bytes(shape: Shape, context: int, *, batch: int = 1, width: int = 2) -> float:
-    """Return the least bytes that a forward pass of one new token a row after ``context`` moves.
-
-    Every weight is read once, an embedding row and the cached keys and values of each position
-    are read once a row, new ones are written. Activations are left out: under 1 % of the bytes at
-    the named large shapes for few rows.
-
-    Parameters
-    ----------
-    width : bytes a number, 2 in bfloat16.
-    """
-    numbers = shape.read_weights + batch * shape.hidden + batch * (context + 1) * shape.cached
-    return float(numbers * width)
-
 
 # the constant channel; its square must be lost in any sum of squares of the stream
 CONSTANT = 2.0**-32

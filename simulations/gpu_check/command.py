@@ -2,30 +2,46 @@
 
 ``gpu_check.json`` holds everything. The tables go by the names that the figure knows: copied into
 ``paper_figures/data``, they are what ``make figures`` draws. Whether the machine is right is for
-``pytest -m gpu`` to say. ``--device cpu --tiny`` rehearses all of it.
+``pytest -m gpu`` to say. ``--device cpu`` rehearses all of it at the smallest sizes.
+
+The device's own clock counts, from the first kernel of a call to its last, with data out of its
+caches; what never waits for the device is a CUDA graph. What is compared is timed in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import shutil
+import statistics
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import cactus_theory as ct
 from cactus_theory.base.files import first_line
+from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.device.round import Repeated, never_waits
+from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
-from ..common.inputs import code_digest, command_line
-from ..common.results import filled, package_version, provenance, write_csv, write_json
-from . import decode, forms, verify
-from .timing import Bench, Job, Row, copy_bandwidth
+from ..common.grid import PLAIN, Config, configs, followers, label
+from ..common.inputs import PAIR, PROMPTS, code_digest, command_line, load_model, load_prompts
+from ..common.results import package_version, provenance, write_csv, write_json
+from ..inflate import SHAPES as MODEL_SHAPES
+from ..inflate import inflate
 
-# what is timed: decodes say what a verification took, and so come after it
-PARTS = {"forms": forms.jobs, "verify": verify.jobs, "decode": decode.jobs}
+Row = dict[str, Any]
+Work = Callable[[], Any]
+# what is measured in one go: its name, and the rows it gives
+Job = tuple[str, Callable[[], list[Row]]]
 # the code that is timed
 SOURCE = ("cactus_theory/**/*.py", "simulations/gpu_check/*.py")
 DRIVER = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
@@ -35,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without")
     add("--device", default="cuda", help="cuda (default), or cpu for a rehearsal at tiny sizes")
-    add("--tiny", action="store_true", help="the smallest sizes of everything")
     add("--minutes", type=float, default=4.0, help="for each part; what does not fit is named")
     add("--out", type=Path, default=Path("gpu_check"))
     add("--seed", type=int, default=0)
@@ -47,20 +62,20 @@ def run(args: argparse.Namespace) -> int:
         if name not in PARTS:
             raise ValueError(f"PART: must be among {', '.join(PARTS)}; got {name!r}")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("gpu-check: no GPU here, nothing was timed (--device cpu --tiny rehearses it)")
+        print("gpu-check: no GPU here, nothing was timed (--device cpu rehearses it)")
         return 0
     device = torch.device(args.device)
-    tiny = args.tiny or device.type == "cpu"
-    bench = Bench(device, tiny, args.seed, copy_bandwidth(device, tiny))
+    bench = Bench(device, args.seed)
     origin = provenance(command_line("gpu-check", add_arguments, args)) | facts(bench)
     problems: list[str] = []
+    tables: dict[str, list[Row]] = {}
     failed = False
     for name in [name for name in PARTS if not args.parts or name in args.parts]:
-        bench.tables[name] = []
-        failed |= fill(bench.tables[name], PARTS[name](bench), 60 * args.minutes, problems)
-        if bench.tables[name]:
-            write_csv(args.out / f"gpu_{name}.csv", filled(bench.tables[name]), origin)
-        content = {"provenance": origin, "tables": bench.tables, "problems": problems}
+        tables[name] = []
+        failed |= fill(tables[name], PARTS[name](bench), 60 * args.minutes, problems)
+        if tables[name]:
+            write_csv(args.out / f"gpu_{name}.csv", tables[name], origin)
+        content = {"provenance": origin, "tables": tables, "problems": problems}
         write_json(args.out / "gpu_check.json", content)
     print(f"written to {args.out}/: gpu_check.json and a CSV a part")
     return 1 if failed else 0
@@ -73,28 +88,30 @@ def fill(rows: list[Row], jobs: Iterable[Job], seconds: float, problems: list[st
     """
     until, failed = time.monotonic() + seconds, False
     for name, job in jobs:
-        if time.monotonic() > until:
-            problems.append(f"{name}: out of time")
-            continue
+        problem = None if time.monotonic() <= until else "out of time"
         try:
-            done = job()
+            rows += [] if problem else job()
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            problems.append(f"{name}: {first_line(error)}")
-            continue
+            problem = first_line(error)
         except Exception as error:  # whatever a first run on a new machine meets
-            failed = True
-            problems.append(f"{name}: {type(error).__name__}: {first_line(error)}")
-            print(f"failed: {problems[-1]}", flush=True)
-            continue
-        rows += done
-        for row in done:
-            print("  ".join(map(_shown, filter(None, row.values()))), flush=True)
+            failed, problem = True, f"{type(error).__name__}: {first_line(error)}"
+        problems += [f"{name}: {problem}"] if problem else []
+        print(f"{name}: {problem or 'done'}", flush=True)
     return failed
 
 
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+@dataclass(frozen=True)
+class Bench:
+    """What a part works with: the device, and the seed of its numbers."""
+
+    device: torch.device
+    seed: int = 0
+
+    @property
+    def tiny(self) -> bool:
+        """Return whether this is a rehearsal, at the smallest sizes."""
+        return self.device.type == "cpu"
 
 
 def facts(bench: Bench) -> dict[str, str]:
@@ -105,8 +122,7 @@ def facts(bench: Bench) -> dict[str, str]:
         about |= {"cuda": str(torch.version.cuda), "driver": _driver(bench.device.index or 0)}
     for package in ("triton", "transformers"):
         about[package] = package_version(package) or "not there"
-    about["copy_bandwidth"] = f"{bench.bandwidth:.0f} GB/s"
-    return about | ({"tiny": "yes"} if bench.tiny else {})
+    return about
 
 
 def _driver(index: int) -> str:
@@ -117,3 +133,322 @@ def _driver(index: int) -> str:
     query = [tool, f"--id={index}", f"--query-gpu={DRIVER}", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
     return answer.stdout.strip() or "unknown"
+
+
+# seconds of measuring a call, after warming up
+SECONDS = 0.25
+FEWEST, MOST, WARM_UPS = 3, 50, 3
+# a buffer larger than any cache of the device is read before every timed call: what a write
+# leaves behind would have to be written back while the call is timed
+FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of calls: their median, tenths from both ends; how many, and if by a graph."""
+
+    us: float
+    low: float
+    high: float
+    repeats: int
+    graph: bool = False
+
+
+def interleaved(
+    works: Mapping[str, Work], device: torch.device, between: Work | None = None
+) -> dict[str, Timing]:
+    """Time calls in turn: ``FEWEST`` rounds at least, at most ``MOST`` in ``SECONDS`` a call.
+
+    On a CPU one round, as a kernel that is interpreted takes a second. The first calls pay for
+    memory and compilation untimed. ``between`` runs after every round, and changes what the time
+    depends on: random numbers.
+    """
+    cuda = device.type == "cuda"
+    with torch.inference_mode():
+        for work in works.values():
+            for _ in range(WARM_UPS if cuda else 1):
+                work()
+        graphs = {name: captured(work, device) if cuda else None for name, work in works.items()}
+        clock = _by_events if cuda else _by_clock
+        clocks = {name: clock(graphs[name] or work, device) for name, work in works.items()}
+        rounds, until = 0, time.monotonic() + SECONDS * len(works)
+        times: dict[str, list[float]] = {name: [] for name in works}
+        while rounds < (FEWEST if cuda else 1) or (
+            cuda and rounds < MOST and time.monotonic() < until
+        ):
+            for name, timed in clocks.items():
+                times[name].append(timed())
+            rounds += 1
+            if between is not None:
+                between()
+    return {name: _timing(samples, graphs[name] is not None) for name, samples in times.items()}
+
+
+def _timing(times: list[float], graph: bool) -> Timing:
+    tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
+    return Timing(statistics.median(times), tenths[0], tenths[-1], len(times), graph)
+
+
+def _by_clock(work: Work, device: torch.device) -> Callable[[], float]:
+    def once() -> float:
+        start = time.perf_counter()
+        work()
+        return 1e6 * (time.perf_counter() - start)
+
+    return once
+
+
+def _by_events(work: Work, device: torch.device) -> Callable[[], float]:
+    flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def once() -> float:
+        torch.amax(flush)  # also keeps the device busy while the call is being launched
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return 1e3 * start.elapsed_time(end)
+
+    return once
+
+
+def captured(work: Work, device: torch.device) -> Work | None:
+    """Return the replay of a CUDA graph of a call, None for one that waits for the device.
+
+    Such a call is not captured to see it fail: what a failed capture holds is never freed.
+    """
+    if not never_waits(work, device):
+        return None
+    graph = Repeated(lambda end: work(), device)
+    graph.prepare(0)
+    return lambda: graph(0)
+
+
+# the closed forms, on rows of real vocabularies, beside one softmax of them
+ROWS, VOCABULARIES, TINY_VOCABULARIES = 8, (32_000, 151_936), (64,)
+LAWS = ("speculative", "cactus:delta=0.1", "cactus_exact:delta=0.1", "band:price=2")
+
+
+def forms(bench: Bench) -> Iterator[Job]:
+    """Yield what gives one row a form, for each vocabulary."""
+    for vocab in TINY_VOCABULARIES if bench.tiny else VOCABULARIES:
+        yield f"closed forms at V = {vocab:,}", lambda vocab=vocab: _forms(bench, vocab)
+
+
+def _forms(bench: Bench, vocab: int) -> list[Row]:
+    source = torch.Generator(bench.device).manual_seed(bench.seed)
+    shape = {"generator": source, "device": bench.device, "dtype": torch.float64}
+    logits = 3 * torch.randn(ROWS, vocab, **shape)
+    q, p = logits.softmax(-1), (logits + torch.randn(ROWS, vocab, **shape)).softmax(-1)
+    works: dict[str, Work] = {
+        "softmax": lambda: logits.softmax(-1),
+        "optimal acceptance at a budget": lambda: ct.optimal_acceptance(q, p, delta=0.1),
+        "optimal acceptance at a price": lambda: ct.optimal_acceptance(q, p, price=2.0),
+    }
+    for spec in LAWS:
+        rule = ct.policy(spec)
+        works[f"emitted law, {spec}"] = lambda rule=rule: ct.emitted_law(rule, q, p)
+    timings = interleaved(works, bench.device)
+    return [
+        {"form": name, "rows": ROWS, "vocabulary": vocab} | vars(timing)
+        for name, timing in timings.items()
+    ]
+
+
+# one verification: the fused kernel, the torch path, and a copy of as many bytes, which is the
+# floor: every logit must be read once, and next to nothing is written
+LOSSLESS = "speculative"
+POLICIES, VERIFIERS = (LOSSLESS, "cactus:delta=0.1", "band:price=1", "typical"), ("chain", "block")
+# batch, drafted tokens, vocabulary: those that matter most come first
+Shape = tuple[int, int, int]
+LARGE = 151_936
+SHAPES: list[Shape] = [(64, 8, LARGE), (1, 8, LARGE), (64, 4, LARGE), (64, 16, LARGE)]
+SHAPES += [
+    (batch, width, vocab)
+    for vocab in (LARGE, 32_000)
+    for width in (8, 4, 16)
+    for batch in (1, 8, 64)
+    if (batch, width, vocab) not in SHAPES
+]
+TINY_SHAPES: list[Shape] = [(1, 2, 64), (2, 2, 64)]
+# standard deviations of the target's logits, and of what the draft adds to them
+SPREAD, STRAY = 3.0, 1.0
+# a text's place in its stream of random numbers, from which a timed step goes on
+POSITION = 100
+
+
+def verifications(bench: Bench) -> Iterator[Job]:
+    """Yield what gives one row, a shape, policy and verifier."""
+    make = lru_cache(maxsize=1)(lambda shape: Inputs(shape, bench.device, bench.seed))
+    for shape in TINY_SHAPES if bench.tiny else SHAPES:
+        for spec in POLICIES:
+            for verifier in followers(spec, VERIFIERS):
+
+                def job(shape=shape, spec=spec, verifier=verifier) -> list[Row]:
+                    return [_verification(bench, make(shape), spec, verifier)]
+
+                batch, width, vocab = shape
+                yield f"{spec} by {verifier} at B = {batch}, K = {width}, V = {vocab:,}", job
+
+
+class Inputs:
+    """Logits (B, K + 1, V) and (B, K, V), bfloat16 as models give them, and drafted tokens (B, K).
+
+    Drafts are accepted about as often as usual ones are.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device, seed: int) -> None:
+        batch, width, vocab = self.shape = shape
+        self.source = torch.Generator(device).manual_seed(seed)
+        kind: dict[str, Any] = {"generator": self.source, "device": device}
+        noise = [torch.randn(batch, width + more, vocab, dtype=torch.bfloat16, **kind)
+                 for more in (1, 0)]  # fmt: skip
+        self.target = SPREAD * noise[0]
+        self.draft = self.target[:, :-1] + STRAY * noise[1]
+        probs = self.draft.float().softmax(-1).flatten(0, 1)
+        self.ids = torch.multinomial(probs, 1, generator=self.source).view(batch, width)
+        # coins of the torch path, the last one of the token that follows; the kernels' places
+        self.coins = torch.rand(batch, width + 1, dtype=torch.float64, **kind)
+        self.positions = torch.full((batch,), POSITION, device=device)
+
+    def advance(self) -> None:
+        """Draw other random numbers in place: how much is read depends on what is accepted."""
+        self.coins.uniform_(generator=self.source)
+        self.positions.add_(self.ids.shape[1] + 1)
+
+    @property
+    def copy(self) -> Work:
+        """Return a copy that moves as many bytes, read and written, as are read at the least."""
+        count = sum(rows.numel() * rows.element_size() for rows in (self.target, self.draft))
+        source = torch.zeros(count // 2, dtype=torch.int8, device=self.ids.device)
+        sink = torch.empty_like(source)
+        return lambda: sink.copy_(source)
+
+
+def torch_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Work:
+    """Return the path of one torch call after another: two softmaxes, then the verifier."""
+    verify = ct.verify_block if verifier == "block" else ct.verify_chain
+    coins = inputs.coins[:, :-1], inputs.coins[:, -1]
+
+    def step() -> Any:
+        q, p = inputs.target.float().softmax(-1), inputs.draft.float().softmax(-1)
+        return verify(rule, q, p, inputs.ids, coins=coins, validate=False)
+
+    return step
+
+
+def fused_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
+    """Return one call of the fused kernel, in memory of its own; None where there is none.
+
+    On a CPU kernels are there only while Triton interprets them.
+    """
+    ids = inputs.ids
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not has_kernel(rule, verifier) or not (ids.is_cuda or interpreted):
+        return None
+    batch, width, vocab = inputs.shape
+    fixed = {
+        "seeds": torch.arange(batch, device=ids.device),
+        "positions": inputs.positions,
+        "workspace": Workspace(batch, width, vocab, ids.device),
+        "out": LogitsVerdict(ids.new_empty(batch, width + 1), ids.new_empty(batch)),
+        "verifier": verifier,
+    }
+    return lambda: verify_logits(rule, inputs.target, inputs.draft, ids, **fixed)
+
+
+def _verification(bench: Bench, inputs: Inputs, spec: str, verifier: str) -> Row:
+    rule = ct.policy(spec)
+    works = {"floor": inputs.copy, "torch": torch_step(rule, verifier, inputs)}
+    kernel = fused_step(rule, verifier, inputs)
+    works |= {} if kernel is None else {"kernel": kernel}
+    timings = interleaved(works, bench.device, inputs.advance)
+    names = dict(zip(("batch", "drafted", "vocabulary"), inputs.shape, strict=True))
+    row: Row = {"policy": spec, "verifier": verifier, **names}
+    for name in ("floor", "torch", "kernel"):
+        timing = vars(timings[name]) if name in works else dict.fromkeys(vars(timings["torch"]))
+        row |= {f"{name}_{part}": value for part, value in timing.items()}
+    return row
+
+
+# whole decodes: the shipped pair, inflated to real sizes, in the device's loop
+# knob values that spend about .03, .07 and .14 nats a token on the shipped pair
+PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
+BANDS = [f"{name}:price={price}" for name in ("band", "soft_band") for price in PRICES]
+DECODED = [LOSSLESS, *(f"cactus:delta={delta}" for delta in DELTAS), *BANDS, "typical"]
+TINY_DECODED = [LOSSLESS, "cactus:delta=0.01", BANDS[-1]]
+WIDTHS, NEW_TOKENS = [4, 8], 128
+TINY_WIDTHS, TINY_NEW_TOKENS = [2], 4
+# target, draft, batch size
+SETUPS = (("8b", "0.6b", 1), ("8b", "0.6b", 8), ("14b", "0.6b", 1))
+TINY_SETUPS = (("tiny", "tiny-draft", 2),)
+
+
+def decodes(bench: Bench) -> Iterator[Job]:
+    """Yield what gives one row, a pair, batch size, method and K; plain decoding comes first."""
+    widths, specs = (TINY_WIDTHS, TINY_DECODED) if bench.tiny else (WIDTHS, DECODED)
+    for target, draft, batch in TINY_SETUPS if bench.tiny else SETUPS:
+        for line in configs([PLAIN], specs, widths, [batch], VERIFIERS):
+
+            def job(names=(target, draft), line=line) -> list[Row]:
+                return [_decode(bench, names, line)]
+
+            yield f"{line.key} at {target} + {draft}", job
+
+
+@lru_cache(maxsize=1)  # setups ask for a pair in turn, and a device may hold only one
+def inflated(device: torch.device, target: str, draft: str) -> tuple[Any, Any]:
+    """Return the shipped pair in two named shapes: bfloat16 on a GPU, float32 on a CPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    parts = {"target": target, "draft": draft}
+    large, small = (
+        inflate(load_model(PAIR / part), MODEL_SHAPES[shape], device=device, dtype=dtype)
+        for part, shape in parts.items()
+    )
+    return large, small
+
+
+def _decode(bench: Bench, names: tuple[str, str], line: Config) -> Row:
+    """Return what a line measured.
+
+    Speed is of a decode without the meter, after one with it on the same seed, which so emitted the
+    same tokens; loading and captures are not timed.
+    """
+    pair = inflated(bench.device, *names)
+    texts = itertools.cycle(load_prompts(PROMPTS, PAIR / "target"))
+    ids, mask = left_padded(list(itertools.islice(texts, line.batch)), pair[0])
+    shared: Row = {"attention_mask": mask, "seed": bench.seed, "device_loop": True}
+    shared["max_new_tokens"] = TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
+    drafted: Row = {"policy": line.method, "verifier": line.verifier}
+    drafted["num_draft_tokens"] = line.width
+    if line.method == PLAIN:
+        metered, timed = (generate_plain(pair[0], ids, **shared) for _ in range(2))
+    else:
+        metered, timed = (
+            generate(pair[0], pair[1], ids, meter=meter, **shared, **drafted)
+            for meter in (True, False)
+        )
+    policy, knob = label(line.method)
+    reading, tokens, seconds = metered.reading, timed.num_tokens, timed.seconds.total
+    return {
+        "target": names[0],
+        "draft": names[1],
+        "batch": line.batch,
+        "policy": policy,
+        "knob": knob,
+        "verifier": line.verifier,
+        "num_draft_tokens": line.width,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "round_ms": 1e3 * seconds / timed.target_calls,
+        "tokens_per_call": timed.tokens_per_call,
+        "accepted_per_call": timed.accepted_per_call,
+        "emitted_kl_per_token": (reading.emitted_divergence or 0.0) / tokens,
+        "largest_row_kl": reading.largest_row_divergence,
+        "loop": timed.loop,
+    }
+
+
+PARTS = {"forms": forms, "verify": verifications, "decode": decodes}

@@ -29,9 +29,9 @@ from cactus_theory.kernels import draft_from_logits, has_kernel, logits
 from ..common.grid import followers
 from ..common.inputs import DATA, command_line
 from ..common.results import provenance, write_csv
-from . import verify
-from .timing import Row
+from . import command
 
+Row = dict[str, Any]
 TABLE = "gpu_kernels"
 COMPUTE_CAPABILITY, WARP = 90, 32
 # what compiles in a second: sums by parts, float64, random numbers
@@ -128,9 +128,9 @@ def agreement_steps() -> Iterator[StepShape]:
 
 def verify_steps() -> Iterator[StepShape]:
     """Yield what the timings of a verification launch."""
-    for batch, width, vocab in verify.SHAPES:
-        for spec in verify.POLICIES:
-            for verifier in followers(spec, verify.VERIFIERS):
+    for batch, width, vocab in command.SHAPES:
+        for spec in command.POLICIES:
+            for verifier in followers(spec, command.VERIFIERS):
                 if has_kernel(ct.policy(spec), verifier):
                     yield StepShape(spec, verifier, batch, width, vocab, torch.bfloat16)
 

@@ -9,7 +9,7 @@ import torch
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.models import CachedModel
 from simulations.common.inputs import PAIR
-from simulations.inflate import SHAPES, Shape, inflate, step_bytes
+from simulations.inflate import SHAPES, Shape, inflate
 from tests.amounts import some
 
 transformers = pytest.importorskip("transformers")
@@ -153,39 +153,3 @@ def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="rotary"):
         inflate(random_llama(rope_parameters=scaled), SMALL)
-
-
-MINI = Shape(32, 2, 4, 2, 16, 48, 40)
-
-
-def model_of(shape):
-    config = transformers.LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head,
-        tie_word_embeddings=shape.tied,
-    )
-    config._attn_implementation = "eager"
-    return transformers.LlamaForCausalLM(config)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_weights_that_are_read_are_those_of_the_model(name):
-    """All but a separate embedding."""
-    shape = SHAPES[name]
-    with torch.device("meta"):
-        count = sum(weight.numel() for weight in model_of(shape).parameters())
-    assert shape.read_weights == count - (0 if shape.tied else shape.vocab * shape.hidden)
-
-
-def test_the_cache_and_the_weights_are_what_is_read():
-    read = MINI.read_weights
-    none, some = step_bytes(MINI, 0), step_bytes(MINI, 10)
-    assert none == 2 * (read + 32 + 2 * 2 * 2 * 16)
-    assert some - none == 2 * 10 * 2 * 2 * 2 * 16
-    rows = step_bytes(MINI, 10, batch=3, width=4)
-    assert rows == 4 * (read + 3 * 32 + 3 * 11 * 2 * 2 * 2 * 16)
