@@ -17,7 +17,6 @@ COMMANDS = {
     "tune-check": ("tune_check", "the tuner's choice against its whole grid, measured"),
     "table": ("figures.command", "one table of a figure or a page (CSV); some resume"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
-    "markov": ("markov.command", "whole texts of tiny models, enumerated: their KL, the meter"),
     "rules": ("rules", "what engines' lossy rules cost, what the bands do for that (CSV)"),
     "block-gap": ("block_gap", "policies against the best verification of a path, exactly"),
     "bench": ("bench", "time the closed forms against named alternatives"),

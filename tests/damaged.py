@@ -212,9 +212,6 @@ def whole(folder: Path) -> dict[str, bytes]:
         "costs.json": json.dumps(tuned | {"costs": costs}).encode(),
         "manifest.json": (folder / "trace" / "manifest.json").read_bytes(),
         "text-00000.safetensors": (folder / "trace" / "text-00000.safetensors").read_bytes(),
-        "grid.json": json.dumps({"kind": "markov", "policies": ["speculative"], "length": 2,
-                                 "vocab": 2, "num_draft_tokens": [1], "seeds": [0],
-                                 "verifiers": ["chain"]}).encode(),
         "config.json": json.dumps(config).encode(),
     }  # fmt: skip
 

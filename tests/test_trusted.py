@@ -23,7 +23,6 @@ from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations
-from simulations.sweep.command import _usual, from_file, planned
 from solvers.__main__ import main as solvers
 
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"
@@ -103,18 +102,6 @@ def test_a_folder_that_is_a_link_is_a_folder(tmp_path: Path) -> None:
     for name in ("a\0b", "a\nb", "a\\b", "", None, 3):
         with pytest.raises(ValueError, match="must name files of its own folder"):
             beside(tmp_path / "tuned.json", name)
-
-
-def test_a_grid_file_runs_no_code(tmp_path: Path, spy: str, capsys) -> None:
-    file, out = tmp_path / "grid.json", str(tmp_path / "out")
-    file.write_text(json.dumps({"kind": "markov", "policies": [spy], "length": 2, "seeds": [0],
-                                "num_draft_tokens": [1], "verifiers": ["chain"]}))  # fmt: skip
-    asked = ["sweep", "--in-process", "--grid", str(file), "--out", out]
-    assert simulations(asked) == 2
-    one_line(capsys, str(file), "--trust-code")
-    assert not ran(spy)
-    args = from_file(file, Namespace(**vars(_usual()), grid=file, trust_code=True))
-    assert [task.case["policy"] for task in planned(args)] and ran(spy)
 
 
 def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:

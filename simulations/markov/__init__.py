@@ -8,7 +8,7 @@ meter that bounds it.
 
 from .pair import Setting, markov_pair
 from .rounds import every_round, long_run_rates
-from .texts import enumerate_texts, follow_places
+from .texts import enumerate_texts, follow_places, measured
 
 __all__ = [
     "Setting",
@@ -17,4 +17,5 @@ __all__ = [
     "follow_places",
     "long_run_rates",
     "markov_pair",
+    "measured",
 ]

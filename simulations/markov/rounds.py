@@ -5,12 +5,7 @@ begin in one of the S states of the models; where one ends the next begins, a Ma
 transition matrix R, whose stationary law π weighs the rounds of a long text without an end. With
 α_i(s) the probability that a round begun in s accepts at least i tokens,
 
-.. math:: \mathrm{marginal}_i = Σ_s π_s α_i(s), \qquad
-          \mathrm{conditional}_i = \mathrm{marginal}_i/\mathrm{marginal}_{i-1}, \quad α_0 = 1.
-
-The conditional rates are what an engine's synthetic acceptance takes to load-test as if it ran
-this pair (vLLM: ``synthetic_conditional_rates``): the number of accepted tokens of a round then
-has the same law, though rounds follow each other independently.
+.. math:: \mathrm{marginal}_i = Σ_s π_s α_i(s).
 """
 
 from dataclasses import dataclass
@@ -162,7 +157,6 @@ class Rates:
     """Acceptance by place in a draft, in the long run."""
 
     marginal: list[float]  # (K,), Pr(token i is accepted) per draft
-    conditional: list[float]  # given that all before it are; NaN where none ever gets there
     metered: float  # what the meter charges per emitted token, nats
 
     @property
@@ -186,11 +180,7 @@ def long_run_rates(pair: TinyPair, setting: Setting) -> Rates:
         float(weight @ torch.where(mass > 0, mass * charge, 0.0).sum(1))
         for mass, charge in zip(rounds.alive, rounds.charges, strict=False)
     ]
-    conditional = [
-        rate / before if before > 0 else float("nan")
-        for before, rate in zip(rates, rates[1:], strict=False)
-    ]
-    return Rates(rates[1:], conditional, sum(nats) / sum(rates))
+    return Rates(rates[1:], sum(nats) / sum(rates))
 
 
 def transitions(pair: TinyPair, rounds: Rounds) -> Float[Tensor, "states states"]:

@@ -13,7 +13,7 @@ with S_t where the loop stands and X_t the token (THEORY.md, Theorem 11).
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -265,3 +265,39 @@ def follow_places(
 
 def _total(mass: Tensor, value: Tensor) -> float:
     return float(torch.where(mass > 0, mass * value, 0.0).sum())
+
+
+# nats by which the two ways to the KL may differ: bands are roots, found to about 1e-14
+AGREEMENT = 1e-9
+
+
+def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
+    """Return the figures of one case; None where a number is not finite but for KL and meter.
+
+    RuntimeError if two ways to one KL, or to one expected meter, do not agree.
+    """
+    starts = every_round(pair, setting)
+    texts, places = enumerate_texts(pair, setting, starts), follow_places(pair, setting, starts)
+    for name, total, by_token in (
+        ("kl", texts.kl, sum(places.kl)),
+        ("meter", texts.meter.mean, sum(places.metered)),
+    ):
+        if total != by_token and not abs(total - by_token) <= AGREEMENT:
+            raise RuntimeError(f"{name}: must be the sum over tokens {by_token!r}; got {total!r}")
+    return {
+        "verifier": setting.judge.name,
+        "num_draft_tokens": setting.num_draft_tokens,
+        "tokens_per_call": texts.tokens_per_call,
+        "kl": texts.kl,
+        "meter": texts.meter.mean,
+        "slack": _finite(texts.slack),
+        "total_variation": texts.total_variation,
+        "tokens": texts.tokens,
+        "calls": texts.calls.mean,
+        "calls_deviation": texts.calls.deviation,
+        "meter_deviation": _finite(texts.meter.deviation),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,6 +1,6 @@
-"""Grids of policies, verifiers and knobs on one machine or many, with the same bytes as a result.
+"""Grids of policies, verifiers and knobs, in this process or on a Dask cluster.
 
 A *task* is plain data that says all that decides its rows (:mod:`.tasks`), so that it does not
-matter on which executor it runs (:mod:`.drive`), in which order, or how often it was begun.
-Finished tasks are on the disk before more are handed out.
+matter where it runs (:mod:`.executors`), in which order, or how often it was begun. Its rows are
+in the journal before the next ones are taken.
 """

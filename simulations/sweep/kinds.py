@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +20,9 @@ from ..common.decode import Harness
 from ..common.grid import Config
 from ..common.inputs import code_digest, prompts_of
 from ..common.results import package_version
-from ..markov import Setting, markov_pair
-from ..markov.command import measured
+from ..markov import Setting, markov_pair, measured
 from ..replay import replay_figures
-from .tasks import MANIFEST, Row, Task, failure, file_digests, local, record, task_of
+from .tasks import MANIFEST, Row, Task, file_digests, task_of
 
 Cells = Sequence[tuple[str, str]]
 
@@ -64,7 +62,7 @@ def _replayed(task: Task) -> list[Row]:
     """Return tokens and emitted KL per call and per token, with errors over texts."""
     trace = _trace(str(task.path("trace")), task.files["trace"][1])
     width = task.case["num_draft_tokens"]
-    result = replay(trace, local(task.policy), task.case["verifier"], num_draft_tokens=width)
+    result = replay(trace, task.policy, task.case["verifier"], num_draft_tokens=width)
     return [dict(task.case) | replay_figures(result, "kl")]
 
 
@@ -91,8 +89,8 @@ def _enumerated(task: Task) -> list[Row]:
     """Return the KL of the text, the meter that bounds it, and tokens per call."""
     case = dict(task.case)
     pair = markov_pair(case["vocab"], seed=case["seed"], distance=case["distance"])
-    policy, width = local(task.policy), case["num_draft_tokens"]
-    return [case | measured(pair, Setting(policy, width, case["length"], case["verifier"]))]
+    setting = Setting(task.policy, case["num_draft_tokens"], case["length"], case["verifier"])
+    return [case | measured(pair, setting)]
 
 
 def _decodes(args: argparse.Namespace, cells: Cells) -> Iterator[Task]:
@@ -124,7 +122,7 @@ def _decoded(task: Task) -> list[Row]:
     texts = prompts_of(task.path("prompts"))[: settings["num_prompts"]]
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, settings["max_new_tokens"], seed=0)
-    config = Config(local(task.policy), case["num_draft_tokens"], 1, case["verifier"])
+    config = Config(task.policy, case["num_draft_tokens"], 1, case["verifier"])
     results = []
     for group in range(len(ids)):
         result = harness.decode(config, group, repeat=case["seed"], meter=True).result
@@ -173,37 +171,33 @@ CODE = (
 )
 # threads of one worker share models and their buffers
 _turn = threading.Lock()
-# key of a task, its line of a shard, seconds it took
-Done = tuple[str, str, float]
+# rows of a task, or in one line how it failed
+Outcome = dict[str, Any]
 
 
-def perform(tasks: Sequence[Task], planned: dict[str, str | None]) -> list[Done]:
-    """Return what became of each task: a line of JSON with its rows, or with its error.
+def perform(task: Task, planned: Mapping[str, str | None]) -> Outcome:
+    """Return ``rows`` of a task, or its ``error``; on one thread of torch.
 
-    Raises RuntimeError where code or versions differ from those that the sweep was planned with.
+    It fails where code or versions are not those that the sweep was planned with.
     """
-    versions = release()
-    for name in planned | versions:
-        if planned.get(name) != versions.get(name):
+    try:
+        with _turn:
+            torch.set_num_threads(1)  # of this thread: OpenMP counts them by thread
+            _check_release(planned)
+            for name in task.files:
+                task.path(name)
+            return {"rows": KINDS[task.kind].measure(task)}
+    except Exception as error:  # whatever it is: the other tasks go on
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+
+
+def _check_release(planned: Mapping[str, str | None]) -> None:
+    for name, here in release().items():
+        if planned[name] != here:
             raise RuntimeError(
                 f"every worker must have the same {name} as the command; the command has "
-                f"{planned.get(name)}, a worker {versions.get(name)} (restart workers after a "
-                "change)"
+                f"{planned[name]}, a worker {here} (restart workers after a change)"
             )
-    with _turn:
-        torch.set_num_threads(1)  # of this thread: OpenMP counts them by thread
-        return [_one(task) for task in tasks]
-
-
-def _one(task: Task) -> Done:
-    start = time.perf_counter()
-    try:
-        for name in task.files:
-            task.path(name)
-        line = record(task.key, rows=KINDS[task.kind].measure(task))
-    except Exception as error:  # whatever it is: the other tasks go on
-        line = failure(task, f"{type(error).__name__}: {error}")
-    return task.key, line, time.perf_counter() - start
 
 
 @lru_cache(maxsize=1)

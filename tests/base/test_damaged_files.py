@@ -20,17 +20,16 @@ from tests.test_trusted import PAIR, SPY
 KINDS = (
     "rows.npy", "rows.npz", "rows.safetensors", "rows.csv", "rows.json", "prompts.txt",
     "prompts.jsonl", "tuned.json", "costs.json", "manifest.json",
-    "text-00000.safetensors", "grid.json", "config.json",
+    "text-00000.safetensors", "config.json",
 )  # fmt: skip
 # of each kind in the plain suite; models take a tenth of a second each
-PLAIN = dict.fromkeys(KINDS, 2) | {"config.json": 0, "grid.json": 1}
+PLAIN = dict.fromkeys(KINDS, 2) | {"config.json": 0}
 # other numbers in these are other settings or costs, whose results are right
-FREE = ("grid.json", "costs.json")
+FREE = ("costs.json",)
 LONGEST = 1400  # characters of a line
 # what a line may name instead of the file: the argument that it was given for
 ARGUMENTS = dict.fromkeys(KINDS, ("target_probs: ", "--prompts: ")) | {
     "costs.json": ("family: ",),
-    "grid.json": ("--", "length: "),
     "config.json": ("target_dir: ",),
 }
 ROUNDING = 1e-9  # of a row's sum
@@ -79,8 +78,6 @@ class Desk:
                              "--policies", "speculative")),
             "manifest": (simulations, trace),
             "text-00000": (simulations, trace),
-            "grid": (simulations, ("sweep", "--in-process", "--grid", path,
-                                   "--out", str(self.folder / "sweep"))),
             "config": (main, (*generate, "--policy", "speculative", "--target",
                               str(self.folder / "model"), "--draft", str(PAIR / "draft"))),
             "rows": (main, ("solve", path, path, "--delta", "0.1", "--json")),
@@ -88,7 +85,6 @@ class Desk:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = command(list(arguments))
-        shutil.rmtree(self.folder / "sweep", ignore_errors=True)
         return status, out.getvalue(), err.getvalue()
 
 

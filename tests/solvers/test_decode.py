@@ -7,8 +7,6 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.__main__ import main as simulations
-from simulations.common.results import read_csv
 from simulations.markov import Setting, long_run_rates, markov_pair
 from solvers import block, decode
 from solvers.__main__ import main
@@ -202,10 +200,3 @@ def test_the_commands(tmp_path, capsys):
     assert main(words) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["tokens"] == pytest.approx(most(pair, 2, 0.02).tokens, abs=PROOF)
-    out = tmp_path / "rates.csv"
-    words = "markov --rates --most --num-draft-tokens 2 --policy speculative band:price=1 --out"
-    assert simulations([*words.split(), str(out)]) == 0
-    for row in read_csv(out)[0]:
-        most_of_all = float(row["most_tokens_per_call"])
-        assert float(row["mean_acceptance_length"]) <= most_of_all + ROUNDING
-    assert simulations(["markov", "--most", "--out", str(out)]) == 2

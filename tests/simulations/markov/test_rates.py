@@ -1,13 +1,9 @@
 """Acceptance by place in long texts, against rounds spelled out and texts that get longer."""
 
-import json
-
 import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.__main__ import main
-from simulations.common.results import read_csv
 from simulations.markov import Setting, enumerate_texts, long_run_rates, markov_pair
 from simulations.markov.rounds import stationary
 from tests.amounts import some
@@ -56,8 +52,6 @@ def test_rates_are_those_of_rounds_spelled_out(spec, width, options):
     found = long_run_rates(pair, Setting(spec, width, 2))
     expected = spelled_out(pair, spec, width)
     assert found.marginal == pytest.approx(expected, abs=CLOSE)
-    product = torch.tensor(found.conditional, dtype=torch.float64).cumprod(0).tolist()
-    assert product == pytest.approx(expected, abs=CLOSE)
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
@@ -87,16 +81,3 @@ def test_states_that_part_for_good_have_no_one_law():
     with pytest.raises(RuntimeError, match="more than one stationary law"):
         stationary(split, 0)
     assert stationary(split, 1).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_the_table_of_rates(tmp_path, capsys):
-    path = tmp_path / "rates.csv"
-    given = ["--policy", "cactus:delta=0.1", "--num-draft-tokens", "3", "--verifier", "chain"]
-    assert main(["markov", "--rates", *given, "--out", str(path)]) == 0
-    ((row,), notes) = read_csv(path)
-    assert "--rates" in notes["command"]
-    found = long_run_rates(markov_pair(3), Setting("cactus:delta=0.1", 3, 6))
-    for name in ("marginal", "conditional"):
-        rates = json.loads(row[f"{name}_acceptance_rates"])
-        assert rates == pytest.approx(getattr(found, name), abs=1e-6)
-    assert "given all before it" in capsys.readouterr().out

@@ -7,8 +7,16 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.markov import Setting, enumerate_texts, every_round, follow_places, markov_pair
+from simulations.markov import (
+    Setting,
+    enumerate_texts,
+    every_round,
+    follow_places,
+    markov_pair,
+    texts,
+)
 from simulations.markov.pair import TinyPair
+from simulations.markov.texts import Places
 from tests.amounts import amount, some
 from tests.simulations.markov.by_hand import walk
 
@@ -238,3 +246,9 @@ def test_tokens_without_target_mass_cost_infinitely_much(verifier):
     places = follow_places(pair, Setting("mixture:alpha=0.5,support=free", 2, LENGTH, verifier))
     assert sum(places.kl) == sum(places.metered) == math.inf
     assert texts_of(pair, "lenience:lenience=0.5", 2, verifier).kl < math.inf
+
+
+def test_two_ways_that_disagree_are_an_error(monkeypatch):
+    monkeypatch.setattr(texts, "follow_places", lambda *_: Places([0.1], [0.2], [0.1]))
+    with pytest.raises(RuntimeError, match="kl: must be the sum over tokens 0.1; got"):
+        texts.measured(markov_pair(3), Setting("cactus:delta=0.1", 1, 3))
