@@ -2,17 +2,11 @@
 
 import json
 import os
-import socket
-import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
-try:
-    import fcntl
-except ImportError:  # Windows: no such locks
-    fcntl = None
+from cactus_theory.base import arguments as check
 
 NAME = "lock"
 
@@ -113,64 +107,31 @@ class Resource:
 class FolderLock(Resource):
     """The right to write to a folder, until it is closed or its process ends in any way.
 
-    The file ``lock`` in the folder says who holds it; it is gone once the lock is closed, and
-    what a killed process left of it counts for nothing. Where the file system has no locks, a
-    line on stderr says so. ValueError if another process holds it, OSError for a folder that
-    cannot be written to.
+    The file ``lock`` stays in the folder and counts for nothing once no process holds it.
+    ValueError if another process does, OSError for a folder in which no file can be locked,
+    ModuleNotFoundError without filelock (extra llm).
     """
 
     def __init__(self, folder: Path) -> None:
+        library = check.optional_module("filelock", "llm")
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / NAME
-        self._file = self._opened()
-        while self._taken() and not self._is_there():  # its last holder took the file away
-            self._file.close()
-            self._file = self._opened()
-        self._file.truncate(0)
-        self._file.write(
-            f"process {os.getpid()} on {socket.gethostname()} "
-            f"since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        )
-        self._file.flush()
+        self._lock = library.FileLock(folder / NAME, thread_local=False)
+        try:
+            self._lock.acquire(blocking=False)
+        except library.Timeout:
+            raise ValueError(
+                f"{folder}: another run is writing to it; wait for it to end, or name another "
+                "folder"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise OSError(
+                f"{folder}: must be a folder with a file {NAME!r} that can be locked; "
+                f"{getattr(error, 'strerror', None) or error}"
+            ) from None
 
     def close(self) -> None:
         """Let others write to the folder."""
-        if not self._file.closed:
-            self.path.unlink(missing_ok=True)
-            self._file.close()
-
-    def _opened(self) -> IO[str]:
-        return self.path.open("a+", encoding="utf-8")
-
-    def _taken(self) -> bool:
-        """Take the lock; return whether this file system has any."""
-        folder = self.path.parent
-        try:
-            if fcntl is None:
-                raise OSError("none on this system")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self._file.close()
-            raise ValueError(
-                f"{folder}: another run is writing to it ({holder}); wait for it to end, or name "
-                "another folder"
-            ) from None
-        except OSError as error:
-            print(
-                f"{folder}: no locks here ({error.strerror or error}); start no other run on it",
-                file=sys.stderr,
-            )
-            return False
-        return True
-
-    def _is_there(self) -> bool:
-        """Return whether the open file still is the one in the folder."""
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
+        self._lock.release()
 
 
 def _umask() -> int:

@@ -7,12 +7,14 @@ import csv
 import io
 import lzma
 import math
+import shutil
+import tempfile
 import tokenize
 import warnings
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +30,6 @@ UNPACKED = 2**32
 # what numpy, zipfile and their codecs raise for broken content
 BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
           tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
-HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 # Between these a score is divided as it is. Colder, float32 has not the digits for quotients that
 # differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below 1e-37;
 # hotter, the temperature itself does.
@@ -138,8 +136,7 @@ def _read(path: str, file: Path, suffix: str, key: str) -> Any:
 
 def _read_npy(path: str, file: Path, key: str) -> Any:
     try:
-        with file.open("rb") as stream:
-            return _array(stream, file.stat().st_size)
+        return np.lib.format.open_memmap(file, mode="r")
     except BROKEN as error:
         raise ValueError(f"{path}: must be a .npy file of numbers; {first_line(error)}") from None
 
@@ -154,30 +151,22 @@ def _read_npz(path: str, file: Path, key: str) -> Any:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         name = _pick(path, list(members), key)
         try:
-            with archive.open(members[name]) as stream:
-                return _array(stream, _unpacked(members[name]))
+            return _unpacked(archive, members[name])
         except BROKEN as error:
             raise ValueError(f"{broken}; {name}: {first_line(error)}") from None
 
 
-def _unpacked(member: zipfile.ZipInfo) -> int:
-    """Return how many bytes a member unpacks to, if compression does not hide too many."""
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """Return the array of a member, if compression does not hide too many bytes.
+
+    It is unpacked into a file, which its header cannot ask more memory for than there is.
+    """
     if member.file_size > max(UNPACKED, member.compress_size):
         raise ValueError(f"must unpack to at most {UNPACKED} bytes; got {member.file_size}")
-    return member.file_size
-
-
-def _array(stream: IO[bytes], size: int) -> np.ndarray:
-    """Return the array of a .npy stream of ``size`` bytes, none of it unpickled."""
-    version = np.lib.format.read_magic(stream)
-    if version not in HEADERS:
-        raise ValueError(f"version must be 1.0 or 2.0; got {version}")
-    shape, _, dtype = HEADERS[version](stream)
-    room = size - stream.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > room:
-        raise ValueError(f"{room} bytes must hold shape {shape} of dtype {dtype}")
-    stream.seek(0)
-    return np.lib.format.read_array(stream, allow_pickle=False)
+    with archive.open(member) as packed, tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        shutil.copyfileobj(packed, file)
+        file.flush()
+        return np.array(np.lib.format.open_memmap(file.name, mode="r"))
 
 
 def _read_safetensors(path: str, file: Path, key: str) -> Any:

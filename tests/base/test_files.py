@@ -17,7 +17,7 @@ WRITES = re.compile(
 OTHERWISE = {
     "cactus_theory/base/rows.py": "np.save into memory, for write_whole",
     "cactus_theory/vllm/v1.py": "appends one line a request",
-    "cactus_theory/base/files.py": "who holds a folder: no result",
+    "cactus_theory/base/files.py": "write_whole itself",
     "cactus_theory/commands/plot.py": "into memory",
     "cactus_theory/testing/_check.py": "an example in a docstring",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",

@@ -181,4 +181,3 @@ def test_a_stopped_run_ends_as_one_that_was_not(name: str, tmp_path: Path) -> No
         said = process.communicate()[1]
         assert process.returncode == 0, said
         assert RUNS[name][1](out) == wanted, stop
-        assert not (out / "lock").exists()
