@@ -17,7 +17,7 @@ import numpy as np
 from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.traces import Replay, Trace, replay
 
-from .common.journal import Journal, add_journal_arguments, fill
+from .common.journal import Journal, fill
 from .common.results import publish
 from .replay import tokens_at_level, valued
 
@@ -89,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="emitted KL in nats per token; lossless is added")  # fmt: skip
     add("--out", type=Path, default=Path("build/blocks"), metavar="DIR")
     add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
-    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         sums = {name: getattr(result, name).tolist() for name in SUMS}
         return sums | {"kl": result.spent["kl"].tolist()}
 
-    with Journal(path, settings, args.set_aside_damaged) as journal:
+    with Journal(path, settings) as journal:
         label = "K={0} {1.name}".format
         results = fill(jobs, replayed, journal, "replaying", lambda job: label(*job))
     for width in args.num_draft_tokens:

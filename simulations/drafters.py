@@ -22,7 +22,7 @@ from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from .common.decode import Harness
 from .common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
 from .common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
-from .common.journal import Journal, add_journal_arguments
+from .common.journal import Journal
 from .common.results import columns, publish
 from .throughput.table import read, rising
 
@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("drafters"))
     add("--publish", type=Path, help="also write the CSV here")
-    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
 
-    with Journal(args.out / "journal.jsonl", settings, args.set_aside_damaged) as journal:
+    with Journal(args.out / "journal.jsonl", settings) as journal:
         table = rows(grid, decodes(harness, grid, drafters, journal), args.level)
     publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
     print(

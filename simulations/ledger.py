@@ -21,7 +21,7 @@ from cactus_theory.traces import Estimate
 from .common.decode import Harness
 from .common.grid import Config
 from .common.inputs import DATA, add_pair_arguments, at_least, load_prompts
-from .common.journal import Journal, add_journal_arguments, fill
+from .common.journal import Journal, fill
 from .common.results import columns, publish
 
 # groups of prompts that are left out in turn
@@ -168,7 +168,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=int, default=4, help="passes over the prompts, with other seeds")
     add("--work", type=Path, default=Path("build/ledger"), help="folder of the journal")
     add("--out", type=Path, default=DATA, help="folder of the two CSV")
-    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -185,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
     }
     todo = {f"{line.key}|{repeat}": (line, repeat)
             for repeat in range(args.repeats) for line in plan}  # fmt: skip
-    with Journal(args.work / "journal.jsonl", settings, args.set_aside_damaged) as journal:
+    with Journal(args.work / "journal.jsonl", settings) as journal:
         if todo.keys() - journal.results:
             pair = load_pair(args.target, args.draft)
             harness = Harness(pair, prompts, args.max_new_tokens, seed=0)

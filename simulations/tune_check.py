@@ -30,7 +30,7 @@ from cactus_theory.verify.contract import registered_verifier
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Runs, label
 from .common.inputs import add_pair_arguments, prompts_of
-from .common.journal import Journal, add_journal_arguments
+from .common.journal import Journal
 from .common.results import publish
 from .common.statistics import Draws, resamples, spread
 
@@ -130,7 +130,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
     add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
-    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
     path = args.out / JOURNAL
-    with Journal(path, _settings(args, texts), args.set_aside_damaged) as journal:
+    with Journal(path, _settings(args, texts)) as journal:
         pair = load_pair(args.target, args.draft, device=args.device)
         tuning_ids, ids = (
             [pair.tokenizer(text)["input_ids"] for text in part] for part in (tuning, unseen)

@@ -125,7 +125,7 @@ def _field(value: Any) -> Any:
 
 
 # flags that say where results go and how they are shown: none of them decides a result
-PLACES = ("out", "publish", "work", "set_aside_damaged", "json", "shared")
+PLACES = ("out", "publish", "work", "json", "shared")
 
 
 def provenance_of(args: argparse.Namespace, /, **notes: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ from ..common.grid import (
     files_of,
 )
 from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
-from ..common.journal import Journal, add_journal_arguments
+from ..common.journal import Journal
 from ..common.results import provenance_of, publish, write_json
 from . import table
 from .table import record
@@ -80,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("throughput"))
     add("--publish", type=Path, help="also write the CSV here")
-    add_journal_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     texts = prompts_of(args.prompts)[: args.num_prompts]
     grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
     path, settings = args.out / "journal.jsonl", _settings(args, lines, texts)
-    with Journal(path, settings, args.set_aside_damaged) as journal:
+    with Journal(path, settings) as journal:
         _fill(args, journal, grid, texts)
         runs = grid.runs(journal.results)
     rows = table.rows(runs, args.seed)

@@ -48,7 +48,7 @@ def test_a_half_written_line_is_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b'{"job":"b","sec\n', b"\xff\xfe\n", b"[1]\n", b"{}\n", b"\n", b"[" * 9999 + b"\n"]
 )
-def test_a_damaged_line_is_named_and_set_aside_when_asked(tmp_path: Path, capsys, damage) -> None:
+def test_a_damaged_line_is_named(tmp_path: Path, damage) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path, {"seed": 0}) as journal:
         for key in "abc":
@@ -56,23 +56,12 @@ def test_a_damaged_line_is_named_and_set_aside_when_asked(tmp_path: Path, capsys
     lines = path.read_bytes().splitlines(keepends=True)
     torn = b"".join([*lines[:2], damage, lines[3]])
     path.write_bytes(torn)
-    with pytest.raises(ValueError, match=r"journal.jsonl, line 3: damaged; --set-aside-damaged"):
+    with pytest.raises(ValueError, match=r"journal.jsonl, line 3: damaged; delete it and its"):
         Journal(path, {"seed": 0})
     assert path.read_bytes() == torn and names(tmp_path) == {path.name, "lock"}
-    with Journal(path, {"seed": 0}, set_aside=True) as journal:
-        assert journal.results == {"a": {"tokens": 97}, "c": {"tokens": 99}}
-        journal.add("b", {"tokens": 98})
-    assert "1 damaged lines are now in" in capsys.readouterr().err
-    assert path.read_bytes() == b"".join([*lines[:2], lines[3], lines[2]])
-    assert (tmp_path / "journal.jsonl.damaged").read_bytes() == damage
-
-
-def test_damaged_settings_are_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'{"seed":\n{"job":"a"}\n')
-    for set_aside in (False, True):
-        with pytest.raises(ValueError, match=r"line 1: damaged, and it holds the settings"):
-            Journal(path, {"seed": 0}, set_aside)
+    path.write_bytes(b'{"seed":\n' + lines[1])
+    with pytest.raises(ValueError, match=r"line 1: damaged; it holds the settings of the run"):
+        Journal(path, {"seed": 0})
 
 
 def names(folder: Path) -> set[str]:
