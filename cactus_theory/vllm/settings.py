@@ -11,6 +11,7 @@
 ``CACTUS_CAP``          nats of KL that an answer may spend per token, at every length it may
                         end at; ``inf``: only where its request sets one
 ``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
+                        (see :mod:`cactus_theory.vllm.requests`); every row is measured
 ``CACTUS_MARGIN``       of the logits processor alone: see :mod:`cactus_theory.vllm.certain`
 ======================  ===================================================================
 
@@ -98,9 +99,10 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     verifier = named(VERIFIER, _chain_or_block, environ.get(VERIFIER, "").strip() or "chain")
     named(VERIFIER, verifier.check, rule)
     divergence_spec = environ.get(DIVERGENCE, "").strip() or "kl"
+    readings = _readings(environ)
     return Settings(
-        rule, verifier, named(DIVERGENCE, divergence, divergence_spec), _meter(environ),
-        requests_of(environ), _cap(environ, rule), _readings(environ),
+        rule, verifier, named(DIVERGENCE, divergence, divergence_spec), _meter(environ, readings),
+        requests_of(environ), _cap(environ, rule), readings,
     )  # fmt: skip
 
 
@@ -118,8 +120,12 @@ def _chain_or_block(name: str) -> "Verifier":
     return find_verifier(one_of("verifier", name, ("chain", "block")))
 
 
-def _meter(environ: Mapping[str, str]) -> int:
+def _meter(environ: Mapping[str, str], readings: str) -> int:
     text = environ.get(METER, "").strip()
+    if readings:
+        if text not in ("", "1"):
+            raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")
+        return 1
     if text.lower() in ("off", "0"):
         return 0
     if text and not (text.isascii() and text.isdigit()):

@@ -7,21 +7,19 @@ What is replaced, once names of parameters and fields have been compared:
   that are all greedy;
 * ``GPUModelRunner._sample``, wrapped: tells the function above which requests it serves
   (``SamplingMetadata`` does not), and stops the engine if that function was not called;
-* ``EngineArgs.create_engine_config``, wrapped: refuses what would bypass or contradict the hook
-  before any process starts: model runner V2, ``rejection_sample_method`` other than ``standard``
-  (``block`` is accepted and ignored by this runner, and turns draft probabilities off; ``fly``
-  and ``synthetic`` are lossy rules of their own), a CPU build with vLLM issue 55005;
+* ``EngineArgs.create_engine_config``, wrapped: says once what the server was asked for, and refuses
+  what would bypass or contradict the hook before any process starts: model runner V2,
+  ``rejection_sample_method`` other than ``standard`` (``block`` is accepted and ignored by this
+  runner, and turns draft probabilities off; ``fly`` and ``synthetic`` are lossy rules of their
+  own), a CPU build with vLLM issue 55005;
 * ``GPUModelRunner._update_states``, wrapped: tells which requests have ended or were aborted;
+* with readings ``Scheduler._free_request`` and ``schedule``, wrapped: tell why;
 * ``SamplingParams.verify``, wrapped: a request whose ``extra_args`` are not admitted is refused
   when it is submitted.
 
-A :class:`Request` is kept by its id, not by its place in a batch, from its first step with drafts
-to its end: its policy, built and tried once, and under a cap its account, which a preemption leaves
-as it is; tokens that are computed again are not emitted again, and cost nothing. Its tokens are
-those of rounds with a draft, at most what the answer has, so that the cap of
-:class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer. If the policy of
-a request raises in a step all the same, drafts of that step are judged without loss, and a warning
-says so.
+A :class:`~cactus_theory.vllm.requests.Request` is kept by its id, not by its place in a batch, from
+its first step with drafts to its end. If its policy raises in a step all the same, drafts of that
+step are judged without loss, and a warning says so.
 
 The bonus token is the one that the engine has drawn before; acceptance and recovery take numbers
 of the default generator of the device, or of the request's own (``seed``). Those of a request do
@@ -34,104 +32,22 @@ not numbers goes to the original function. On CUDA the torch path runs (no engin
 flags of mixed batches with greedy requests, and the counters, wait for the device at every step.
 """
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._meter import Meter
-from cactus_theory.decoding._verification import rows_of, verified_rows
-from cactus_theory.decoding.ledger import Ledger
+from cactus_theory.decoding._verification import rows_of
 from cactus_theory.policies import Policy, policy
 from cactus_theory.verify import Assignment
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.batch import FlatBatch, try_rows, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
-from cactus_theory.vllm.settings import LOG, LONGEST_LINE, Settings
-
-LONGEST_NAME = 200  # characters of a request's id, which a client may choose
-
-
-class Request:
-    """One request: what it was admitted with, has been granted, has spent and has got.
-
-    ``rules`` are the policies that may judge its tokens, one without a cap; ``account`` the
-    ledger's books. The meter measures every row, where readings are asked for.
-    """
-
-    def __init__(self, params: Any, policy: Policy, cap: float | None, settings: Settings) -> None:
-        self.params, self.policy, self.cap = params, policy, cap
-        self.ledger = None if cap is None else Ledger(policy, cap)
-        self.rules = (policy,) if self.ledger is None else self.ledger.rules
-        self.judge = settings.verifier
-        self.account = None if self.ledger is None else self.ledger.begin(())
-        measured = bool(settings.readings)
-        self.meter = Meter(self.rules, settings.divergence, settings.verifier) if measured else None
-        self.drafted = self.accepted = self.emitted = 0
-
-    def choice(
-        self,
-        drafted: Int[Tensor, "K"],
-        target_probs: Float[Tensor, "K vocab"],
-        draft_probs: Float[Tensor, "K vocab"],
-    ) -> Int[Tensor, "K"]:
-        """Return which of ``rules`` judges each token."""
-        if self.ledger is None or self.account is None:
-            return torch.zeros_like(drafted)
-        return self.ledger.choose_by_rows(self.account, drafted, target_probs, draft_probs)
-
-    def book(self, verified: Verified, place: int, choice: Int[Tensor, "K"]) -> None:
-        """Enter what a round has emitted, at row ``place`` of what was verified."""
-        count, accepted = verified.draft.lengths[place], int(verified.verdict.num_accepted[place])
-        if not count:
-            return
-        charged = slice(0, min(accepted + 1, count))
-        self.drafted, self.accepted = self.drafted + count, self.accepted + accepted
-        self.emitted += accepted + 1
-        rows = verified_rows(place, charged, verified, self.judge)
-        if self.ledger is not None and self.account is not None:
-            account = self.ledger.observe(self.account, rows)
-            self.account = self.ledger.advance(account, [0] * (accepted + 1))
-        if self.meter is not None:
-            self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], rows.path)
-            self.meter.sums()  # rows of a step are not kept
-
-    def reading(self, name: str) -> dict[str, Any]:
-        """Return the request's own numbers."""
-        assert self.meter is not None
-        return {
-            "request": name[:LONGEST_NAME],
-            "policy": self.policy.spec,
-            "cap": self.cap,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "emitted": self.emitted,
-            "emitted_divergence": self.meter.sums()[1],
-            "divergence": self.meter.divergence.spec,
-        }
-
-
-def reporter_of(where: str, log: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
-    """Return what writes a reading as a line of JSON: to the log, or to the end of a file."""
-
-    def write(reading: dict[str, Any]) -> None:
-        line = json.dumps(reading)
-        if where == LOG:
-            return log(f"Cactus reading: {line}")
-        try:
-            with Path(where).open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:  # a full disk must not end the engine
-            log(f"cactus-theory: a reading was not written: {error}")
-
-    return write
-
+from cactus_theory.vllm.requests import Request
+from cactus_theory.vllm.settings import LONGEST_LINE, Settings
 
 LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
@@ -158,6 +74,7 @@ class Hook:
         self.warned: set[str] = set()
         self.requests: dict[str, Request] = {}
         self.write: Callable[[dict[str, Any]], None] | None = None
+        self.model = ""  # the name that it is served by
 
     def rejection_sample(
         self,
@@ -178,7 +95,11 @@ class Hook:
         arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
         refuse_other_rules(kwargs)
         if sampling_metadata.all_greedy:
-            return self.original(*arguments, *args, **kwargs)
+            output = self.original(*arguments, *args, **kwargs)
+            if self.settings.readings:
+                requests = self._running(len(num_draft_tokens))
+                _count_greedy(requests, num_draft_tokens, output, range(len(requests)))
+            return output
         # before the batch has rows: a policy is tried in the memory that they will be in
         requests = self._running(len(num_draft_tokens))
         rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
@@ -197,18 +118,36 @@ class Hook:
             self._warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
         output, verified = self._decide(batch, requests)
+        if batch.greedy is not None and self.settings.readings:
+            rows = [row for row in batch.drafted if batch.greedy[row]]
+            _count_greedy(requests, num_draft_tokens, output, rows if requests else ())
         if verified is not None and self.counts_here:
-            self.tally.add(verified)
+            self.tally.add(verified, [requests[row].policy for row in batch.drafted if requests])
             if self.reporter is not None:
                 self.reporter.step()
         return output
 
-    def end(self, names: Iterable[str]) -> None:
-        """Forget requests that have ended or were aborted, and report what they got."""
-        for name in names:
-            request = self.requests.pop(name, None)
-            if request is not None and request.meter is not None and self.write is not None:
-                self.write(request.reading(name))
+    def meet(self, runner: Any) -> None:
+        """Take note of requests in a step without drafts: each is to have its reading."""
+        self.runner = runner
+        if self.settings.readings:
+            self._running(len(runner.input_batch.req_ids))
+        self.runner = None
+
+    def end(self, names: Iterable[str], reasons: Mapping[str, str] | None = None) -> None:
+        """Forget requests that have ended or were aborted, and report what they got.
+
+        ``reasons`` says why, where that is known. Once no request is left, all counts are sent.
+        """
+        known = [name for name in names if name in self.requests]
+        for name in known:
+            request = self.requests.pop(name)
+            if request.meter is not None and self.write is not None:
+                self.write(request.reading(name, (reasons or {}).get(name), self.model))
+                if not request.greedy:
+                    self.tally.end(request.policy, request.meter.sums()[1])
+        if known and not self.requests and self.reporter is not None and self.counts_here:
+            self.reporter.flush()
 
     def _running(self, count: int) -> list[Request]:
         """Return the requests of the running step; none for a dummy batch."""
@@ -257,7 +196,9 @@ class Hook:
             return verify_flat(self.settings.verifier, [self.lossless], replace(batch))
         for place, choice in enumerate(choices):
             assert verified is not None
-            requests[batch.drafted[place]].book(verified, place, choice)
+            request = requests[batch.drafted[place]]
+            rows, spent = request.book(verified, place, choice)
+            self.tally.take(request.policy, rows, spent)
         return output, verified
 
     def _draft_rows(
@@ -319,6 +260,15 @@ def _assigned(batch: FlatBatch, requests: list[Request], choices: list[Tensor]) 
         policies += [policy for policy in request.rules if policy not in policies]
         rows.append(choice.new_tensor([policies.index(policy) for policy in request.rules])[choice])
     return Assignment(tuple(policies), torch.stack(rows))
+
+
+def _count_greedy(
+    requests: Sequence[Request], counts: Sequence[int], output: Tensor, rows: Iterable[int]
+) -> None:
+    """Enter the rounds of greedy requests, which no policy decides."""
+    for row in rows:
+        if counts[row]:
+            requests[row].count_greedy(counts[row], int((output[row] >= 0).sum()))
 
 
 def _greedy(metadata: Any) -> list[bool] | None:

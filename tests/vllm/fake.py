@@ -64,18 +64,58 @@ class SchedulerOutput:
     finished_req_ids: set
 
 
-class Counter:
-    """As prometheus_client's, without a registry."""
+@dataclass
+class Request:
+    request_id: str
+    reason: str
+
+    def get_finished_reason(self):
+        return self.reason
+
+
+class Scheduler:
+    def __init__(self):
+        self.finished = set()
+
+    def _free_request(self, request, delay_free_blocks=False):
+        self.finished.add(request.request_id)
+
+    def schedule(self, throttle_prefills=False):
+        output, self.finished = SchedulerOutput(self.finished), set()
+        return output
+
+
+class Metric:
+    """As prometheus_client's, without a registry: a child has the sum of what it was given."""
+
+    made = []
 
     def __init__(self, name, words, labels, **where):
-        self.name, self.children = name, {}
+        self.name, self.label_names, self.children = name, set(labels), {}
+        self.made.append(self)
 
     def labels(self, **labels):
-        child = self.children.setdefault(
-            tuple(sorted(labels.items())), types.SimpleNamespace(value=0)
-        )
-        child.inc = lambda more: setattr(child, "value", child.value + more)
+        assert labels.keys() == self.label_names
+        key = tuple(sorted(labels.items()))
+        child = self.children.setdefault(key, types.SimpleNamespace(value=0, count=0))
+
+        def add(more):
+            child.value, child.count = child.value + more, child.count + 1
+
+        child.inc = child.observe = child.set = add
         return child
+
+
+def shown(name):
+    """Return the value of each child of the newest metric of a name, by its labels as a dict."""
+    metric = next(own for own in reversed(Metric.made) if own.name == name)
+    return [(dict(labels), child.value) for labels, child in metric.children.items()]
+
+
+MODEL = types.SimpleNamespace(served_model_name="served", logits_processors=None)
+CONFIG = types.SimpleNamespace(
+    model_config=MODEL, parallel_config=types.SimpleNamespace(data_parallel_index=1)
+)
 
 
 def module(name, **own):
@@ -92,6 +132,8 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
     exec(source, vars(sampler))
 
     class GPUModelRunner:
+        vllm_config = CONFIG
+
         def __init__(self, **requests):
             self.requests = requests
             self.input_batch = InputBatch(list(requests))
@@ -126,6 +168,8 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
         module("vllm.v1.core"),
         module("vllm.v1.core.sched"),
         module("vllm.v1.core.sched.output", SchedulerOutput=SchedulerOutput),
+        module("vllm.v1.core.sched.scheduler", Scheduler=type("Scheduler", (Scheduler,), {})),
+        module("vllm.v1.request", Request=Request),
         module("vllm.v1.sample", rejection_sampler=sampler),
         sampler,
         module("vllm.v1.sample.metadata", SamplingMetadata=Metadata),
@@ -136,7 +180,7 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
             InputBatch=InputBatch,
             CachedRequestState=CachedRequestState,
         ),
-        module("prometheus_client", Counter=Counter),
+        module("prometheus_client", Counter=Metric, Histogram=Metric, Gauge=Metric),
     ]
     for own in modules:
         monkeypatch.setitem(sys.modules, own.__name__, own)

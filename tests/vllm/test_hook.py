@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import cactus_theory as ct
 from cactus_theory import vllm as plugin
 from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.batch import verify_flat
+from cactus_theory.vllm.configuration import check_config
 from cactus_theory.vllm.settings import UnknownVersion
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, emitted, random_batch
@@ -218,14 +220,20 @@ def test_register_stops_where_vllm_lacks_a_part(monkeypatch):
 
 def config(**more):
     own = {"speculative_config": SimpleNamespace(rejection_sample_method="standard")}
-    own |= {"use_v2_model_runner": False, "model_config": SimpleNamespace(logits_processors=None)}
+    own |= {"use_v2_model_runner": False, "model_config": fake.MODEL}
     return SimpleNamespace(**(own | more))
 
 
 def test_a_configuration_is_checked_before_processes_start(served, logged):
     arguments = sys.modules["vllm.engine.arg_utils"].EngineArgs()
     arguments.config = config()
-    assert arguments.create_engine_config() is arguments.config
+    for _ in range(2):
+        assert arguments.create_engine_config() is arguments.config
+    asked = {"policy": BAND, "verifier": "chain", "cap": "none", "meter": "16", "requests": "any"}
+    asked["version"] = version("cactus-theory")
+    assert fake.shown("cactus:info") == [(asked | {"model_name": "served"}, 1)]
+    (line,) = logged
+    assert all(f"{name} {value}" in line for name, value in asked.items())
     arguments.config = config(speculative_config=None)
     assert arguments.create_engine_config() is arguments.config
     assert any("drafts nothing" in line for line in logged)
@@ -238,11 +246,12 @@ def test_a_configuration_is_checked_before_processes_start(served, logged):
 def test_other_methods_are_refused(served, method):
     speculative = SimpleNamespace(rejection_sample_method=method)
     with pytest.raises(SystemExit, match=method):
-        install.check_config(config(speculative_config=speculative), print, PLAIN)
+        check_config(config(speculative_config=speculative), print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_logits_processor(served):
-    loaded = SimpleNamespace(logits_processors=[install.PROCESSOR])
+    processor = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
+    loaded = SimpleNamespace(logits_processors=[processor], served_model_name="served")
     own = {"rejection_sample_method": "block", "num_speculative_tokens": 2}
     arguments = sys.modules["vllm.engine.arg_utils"].EngineArgs()
     margin = sys.modules["vllm.sampling_params"].SamplingParams({"cactus_margin": 1.0})
@@ -259,7 +268,7 @@ def test_runner_v2_is_let_through_with_its_logits_processor(served):
             margin.verify(None)
         else:
             with pytest.raises(SystemExit, match="draft_sample_method: must be greedy"):
-                install.check_config(given, print, PLAIN)
+                check_config(given, print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
@@ -272,19 +281,19 @@ def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
     assert v2.installed() is None
     plugin.register()
     assert v2.installed() is not None
-    install.check_config(config(use_v2_model_runner=True), logged.append, PLAIN)
+    check_config(config(use_v2_model_runner=True), logged.append, PLAIN)
     assert any("nothing is counted" in line for line in logged)
     published.put(monkeypatch, around=False, rejection_sample=lambda logits: None)
     plugin.register()
     with pytest.raises(SystemExit, match=r"no hook for model runner V2 .* takes \(logits\)"):
-        install.check_config(config(use_v2_model_runner=True), print, PLAIN)
+        check_config(config(use_v2_model_runner=True), print, PLAIN)
 
 
 def test_a_build_that_loses_the_temperature_is_refused(served):
     sampler, _, _ = served
     sampler.expand_batch_to_tokens = lambda x, ends, count: torch.zeros(count)
     with pytest.raises(SystemExit, match="55005"):
-        install.check_config(config(), print, PLAIN)
+        check_config(config(), print, PLAIN)
 
 
 def test_the_entry_point_loads_neither_torch_nor_vllm_without_a_policy():

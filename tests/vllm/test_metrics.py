@@ -51,6 +51,16 @@ def test_counts_and_divergence_are_those_of_the_rows_up_to_each_refusal(verifier
     assert total["emitted_tokens"] == sum(len(tokens) for *_, tokens, _ in charged)
     assert total["accepted_tokens"] == total["emitted_tokens"] - len(charged)
     assert total["measured_rows"] == total["verified_rows"]
+    # a draft of two tokens is no refusal at the third place
+    expected = [[0, 0] for _ in range(3)]
+    for *_, tokens, count in charged:
+        for place in range(count):
+            expected[place][0] += 1
+            expected[place][1] += place < len(tokens) - 1
+    assert [list(both) for both in own.positions["cactus:delta=0.5"]] == expected
+    assert expected[0][0] > expected[2][0] > expected[2][1] > 0
+    rates = " ".join(f"{accepted / drafted:.2f}" for drafted, accepted in expected)
+    assert f"by position {rates}" in own.line()
     kl = ct.divergence("kl")
     spent = sum(
         float(kl.value(ct.emitted_law(rule, one, other), one.double()).sum())
@@ -114,22 +124,29 @@ def test_what_requests_ask_for_makes_no_label():
 def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     fake.install(monkeypatch)
     own, logged = tally(), []
-    reporter = Reporter(Prometheus(own), logged.append, interval=0.0, send=0.0)
+    reporter = Reporter(Prometheus(own, "served", 3), logged.append, interval=0.0, send=0.0)
     serve(own, 10)
     reporter.step()
     serve(own, 10)
     reporter.step()
+    labels = {"policy": BAND, "model_name": "served", "engine": "3"}
     for name, value in own.totals(BAND).items():
-        assert _shown(reporter, name) == pytest.approx(value)
-    labels = reporter.prometheus.counters["emitted_divergence_nats"].children
-    assert list(labels) == [(("divergence", "kl"), ("policy", BAND))]
+        further = {"divergence": "kl"} if name.endswith("nats") else {}
+        assert fake.shown(f"cactus:{name}") == [(labels | further, pytest.approx(value))]
+    for part, name in enumerate(("drafted_tokens_per_pos", "accepted_tokens_per_pos")):
+        assert fake.shown(f"cactus:{name}") == [
+            (labels | {"position": str(place)}, both[part])
+            for place, both in enumerate(own.positions[BAND])
+        ]
     assert len(logged) == 2 and logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
     reporter.interval = reporter.send_interval = 1e9
-    before = _shown(reporter, "measured_rows")
+    ((_, before),) = fake.shown("cactus:measured_rows")
     serve(own, 10)
     reporter.step()  # counts are current, the meter waits
-    assert _shown(reporter, "verified_rows") == own.counts[BAND]["verified_rows"]
-    assert _shown(reporter, "measured_rows") == before and len(logged) == 2
+    assert fake.shown("cactus:verified_rows") == [(labels, own.counts[BAND]["verified_rows"])]
+    assert fake.shown("cactus:measured_rows") == [(labels, before)] and len(logged) == 2
+    reporter.flush()
+    assert fake.shown("cactus:measured_rows") == [(labels, own.totals(BAND)["measured_rows"])]
 
 
 def test_nothing_is_counted_where_no_policy_decides():
@@ -137,8 +154,3 @@ def test_nothing_is_counted_where_no_policy_decides():
     batch = random_batch(0, [2, 2], greedy=[True, True])
     own.add(verify_flat(CHAIN, [own.settings.policy], batch)[1])
     assert own.totals(BAND)["verified_rows"] == 0
-
-
-def _shown(reporter, name):
-    (child,) = reporter.prometheus.counters[name].children.values()
-    return child.value

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import cactus_theory as ct
 from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.v1 import reporter_of
+from cactus_theory.vllm.configuration import check_config
+from cactus_theory.vllm.requests import reporter_of
 from tests.amounts import amount
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, random_batch
@@ -27,7 +29,8 @@ def server(monkeypatch, tmp_path):
     def start(**environ):
         logged = []
         _, runner = fake.install(monkeypatch, logged=logged)
-        read = settings.read({"CACTUS_POLICY": LOOSE, "CACTUS_METER": "off"} | environ)
+        meter = {} if "CACTUS_READINGS" in environ else {"CACTUS_METER": "off"}
+        read = settings.read({"CACTUS_POLICY": LOOSE} | meter | environ)
         hook = install.install(read)
         hook.logged = logged
         return runner, hook
@@ -96,6 +99,67 @@ def test_an_account_ends_with_its_request_or_its_abort(server, tmp_path):
     assert hook.requests["r0"].emitted <= 4 and hook.requests["r1"].emitted > 4
 
 
+def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server, tmp_path):
+    """Under a cap, whose rows other prices judge: they count as the request's own policy."""
+    file = tmp_path / "readings"
+    kind, hook = server(CACTUS_CAP=str(CAP), CACTUS_READINGS=str(file))
+    runner = kind(**requests(None, None, "speculative"))
+    names = list(runner.requests)
+    step(runner, 0, names, [3, 2, 1])
+    hook.reporter.send_interval = 1e9  # as if a second never passed
+    for seed in range(1, amount(6, 30)):
+        step(runner, seed, names, [3, 2, 1])
+    runner._update_states(fake.SchedulerOutput({"r0", "r2"}))
+    runner._update_states(fake.SchedulerOutput({"r1"}))
+    readings = [json.loads(line) for line in file.read_text().splitlines()]
+    spent = {LOOSE: 0.0, "speculative": 0.0}
+    for own in readings:
+        spent[own["policy"]] += own["emitted_divergence"]
+    assert spent[LOOSE] > 0 == spent["speculative"]
+    # a float32 row is summed in another order
+    shown = {labels["policy"]: own for labels, own in fake.shown("cactus:emitted_divergence_nats")}
+    assert shown == {LOOSE: pytest.approx(spent[LOOSE], abs=ROUNDING)}
+    answers = {labels["policy"]: own for labels, own in fake.shown("cactus:answer_divergence_nats")}
+    assert answers == {label: pytest.approx(own, abs=ROUNDING) for label, own in spent.items()}
+    verified = fake.shown("cactus:verified_rows")
+    assert verified == fake.shown("cactus:measured_rows") and len(verified) == 2
+    for name in ("drafted", "accepted", "emitted"):
+        counted = sum(own for _, own in fake.shown(f"cactus:{name}_tokens"))
+        assert counted == sum(own[name] for own in readings)
+
+
+def test_a_reading_says_when_what_and_why(server, tmp_path):
+    """A request that vLLM decides (greedy), and one that never had a draft, have theirs, too."""
+    file = tmp_path / "readings"
+    kind, _ = server(CACTUS_READINGS=str(file))
+    runner = kind(**requests(None, None, None))
+    runner._sample(None, None)
+    greedy = fake.Metadata(None, all_greedy=True, all_random=False)
+    runner.input_batch = fake.InputBatch(["r0"])
+    runner._sample(None, call(random_batch(0, [3]), greedy))  # the fake one emits no token
+    mixed = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
+    runner.input_batch = fake.InputBatch(["r0", "r1"])
+    first = int((runner._sample(None, call(random_batch(0, [3, 3]), mixed))[0] >= 0).sum())
+    scheduler = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler()
+    for name, reason in (("r0", "length"), ("r1", "stop")):
+        scheduler._free_request(fake.Request(name, reason))
+    runner._update_states(scheduler.schedule())
+    assert scheduler.schedule().cactus_finish_reasons == {}  # said once
+    runner._update_states(fake.SchedulerOutput({"r2"}))  # by a scheduler that is not vLLM's own
+    found = {own["request"]: own for own in map(json.loads, file.read_text().splitlines())}
+    assert {name: own["finish_reason"] for name, own in found.items()} == {
+        "r0": "length", "r1": "stop", "r2": None,
+    }  # fmt: skip
+    assert [found[name]["policy"] for name in ("r0", "r1", "r2")] == [None, LOOSE, LOOSE]
+    assert (found["r0"]["drafted"], found["r0"]["emitted"]) == (6, first)
+    assert found["r0"]["emitted_divergence"] == 0 < found["r1"]["emitted"]
+    assert found["r2"]["emitted"] == 0 and {own["model"] for own in found.values()} == {"served"}
+    ended = datetime.fromisoformat(found["r1"]["time"])
+    assert abs((datetime.now(UTC) - ended).total_seconds()) < 60
+    ((labels, spent),) = fake.shown("cactus:answer_divergence_nats")  # the greedy one costs nothing
+    assert (labels["policy"], spent) == (LOOSE, found["r1"]["emitted_divergence"])
+
+
 def test_the_same_id_with_other_parameters_is_another_request(server):
     kind, hook = server(CACTUS_CAP=str(CAP))
     runner = kind(**requests(None))
@@ -137,7 +201,7 @@ def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
     runner = kind(**requests(None, None))
     heat = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
     runner._sample(None, call(random_batch(0, [3, 3]), heat))
-    assert (hook.requests["r0"].emitted, hook.requests["r0"].account.spent) == (0, 0.0)
+    assert (hook.requests["r0"].greedy, hook.requests["r0"].account.spent) == (True, 0.0)
     assert hook.requests["r1"].emitted > 0
 
 
@@ -165,7 +229,7 @@ def test_runner_v2_is_refused_by_name_where_accounts_are_asked_for(own):
     config = SimpleNamespace(speculative_config=SimpleNamespace(), use_v2_model_runner=True)
     (name,) = own
     with pytest.raises(SystemExit, match=f"{name}: is kept by model runner V1 alone"):
-        install.check_config(config, print, asked)
+        check_config(config, print, asked)
 
 
 def test_requests_with_a_bad_cap_are_refused_when_they_are_submitted(server):

@@ -67,6 +67,13 @@ def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, v
     assert said.startswith(f"{name}: ") and valid in said and "\n" not in said
 
 
+def test_readings_measure_every_row():
+    for meter in ("", "1"):
+        assert settings.read(BAND | {"CACTUS_READINGS": "log", "CACTUS_METER": meter}).meter == 1
+    with pytest.raises(ValueError, match="CACTUS_METER: must be 1 or unset beside CACTUS_READ"):
+        settings.read(BAND | {"CACTUS_READINGS": "log", "CACTUS_METER": "off"})
+
+
 def test_a_policy_that_a_ledger_cannot_follow_is_refused_beside_a_cap():
     environ = {"CACTUS_POLICY": "soft_band:price=2", "CACTUS_VERIFIER": "block"}
     with pytest.raises(ValueError, match="CACTUS_CAP: policy: a ledger needs"):

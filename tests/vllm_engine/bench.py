@@ -58,7 +58,7 @@ def kinds():
         asked = {"POLICY": policy, "VERIFIER": verifier, "METER": meter}
         own = settings.read({f"CACTUS_{name}": value for name, value in asked.items()})
         hook = Hook(own, stock, print)
-        hook.reporter = Reporter(Prometheus(hook.tally, CollectorRegistry()), print, NEVER)
+        hook.reporter = Reporter(Prometheus(hook.tally, registry=CollectorRegistry()), print, NEVER)
         found[f"{policy}, {verifier}, meter {meter}"] = hook.rejection_sample
     return found
 

@@ -13,19 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm_engine import plugin
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-SECONDS = 300
-# of the tests' own plugin; the package's is the one that is installed
-ENTRY_POINTS = """[vllm.general_plugins]
-tests_repair = tests.vllm_engine.plugin:repair
-"""
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "1",
-}
+SECONDS = 900  # of one engine, on a machine that others use as well
 CLEARED = ("CACTUS_", "VLLM_PLUGINS", "PROMETHEUS_MULTIPROC_DIR")
 
 
@@ -41,13 +32,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def plugins(tmp_path_factory):
     """Return a folder that makes the tests' plugin known to every process."""
-    folder = tmp_path_factory.mktemp("plugins")
-    info = folder / "tests_of_cactus_theory-0.dist-info"
-    info.mkdir()
-    name = "Metadata-Version: 2.1\nName: tests-of-cactus-theory\nVersion: 0\n"
-    (info / "METADATA").write_text(name)
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    return folder
+    return plugin.known_in(tmp_path_factory.mktemp("plugins"))
 
 
 class Ended:
@@ -85,6 +70,5 @@ def run(plugins, tmp_path_factory):
 
 def _environment(plugins, processes):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
-    path = os.pathsep.join([str(ROOT), str(plugins)])
     several = {} if processes > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    return kept | ENVIRONMENT | several | {"PYTHONPATH": path}
+    return kept | plugin.environment(plugins) | several

@@ -3,10 +3,43 @@
 On a CPU ``expand_batch_to_tokens`` hands back memory that it has not written for temperature,
 top-k and top-p of every sampled speculative step (vLLM issue 55005), so that the target law is
 not defined. ``repair`` replaces it by what it should compute, here and nowhere in the package,
-which refuses to serve on such a build.
+which refuses to serve on such a build. So on a CPU a server is rehearsed with it::
+
+    CACTUS_POLICY=band:price=2 .venv-vllm/bin/python -m tests.vllm_engine.plugin vllm serve …
 """
 
 import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# of the tests' own plugin; the package's is the one that is installed
+ENTRY_POINTS = """[vllm.general_plugins]
+tests_repair = tests.vllm_engine.plugin:repair
+"""
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def known_in(folder: Path) -> Path:
+    """Make this plugin known to every process that has a folder on its path; return that."""
+    info = folder / "tests_of_cactus_theory-0.dist-info"
+    info.mkdir()
+    name = "Metadata-Version: 2.1\nName: tests-of-cactus-theory\nVersion: 0\n"
+    (info / "METADATA").write_text(name)
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return what processes of an engine with this plugin have in their environment."""
+    return ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
 
 
 def repaired(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
@@ -41,3 +74,9 @@ def age() -> None:
         raise AssertionError
 
     module.rejection_sample = rejection_sample
+
+
+if __name__ == "__main__":
+    command = Path(sys.executable).with_name(sys.argv[1])
+    folder = known_in(Path(tempfile.mkdtemp()))
+    os.execve(command, [str(command), *sys.argv[2:]], os.environ | environment(folder))

@@ -4,7 +4,8 @@ A job has ``engine`` (arguments of ``LLM``) and ``requests`` (each: prompt, how 
 arguments of ``SamplingParams``, perhaps the first of as many seeds). It may also ask for
 ``starts`` that must be refused, for ``bad`` extra arguments of requests, to answer ``alone``,
 one by one, to ``age`` vLLM before anything is loaded, to set an environment ``late``, after this
-process has read its own, and to ``take`` the hook away at the end. The answer has the tokens of
+process has read its own, to ``take`` the hook away at the end, and to wait until the counters of
+other processes have ``settled``. The answer has the tokens of
 every request, the counters of this process, and all that was refused.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from tests.vllm_engine import plugin
@@ -41,7 +43,7 @@ def main() -> None:
         "tokens": [list(one.outputs[0].token_ids) for one in done],
         "stopped": stopped,
         "refused": refused,
-        "counters": counters(),
+        "counters": settled() if job.get("settled") else counters(),
         "preemptions": preemptions(),
         "taken": taken(engine, prompts[0], params[0]) if job.get("take") else None,
     }
@@ -90,8 +92,8 @@ def taken(engine, prompt, params):
     return refusal(engine, prompt, params)
 
 
-def counters() -> dict[str, float]:
-    """Return the counters that /metrics would show in this process."""
+def counters() -> dict[str, dict[str, float]]:
+    """Return what /metrics would show in this process: each name's sums by policy."""
     from vllm.v1.metrics.prometheus import get_prometheus_registry
     from vllm.v1.sample import rejection_sampler
 
@@ -102,7 +104,22 @@ def counters() -> dict[str, float]:
     for metric in get_prometheus_registry().collect():
         for sample in metric.samples:
             if sample.name.startswith(("cactus:", "vllm:spec_decode")):
-                found[f"{sample.name}{sorted(sample.labels.items())}"] = sample.value
+                sums = found.setdefault(sample.name, {})
+                policy = sample.labels.get("policy", "")
+                sums[policy] = sums.get(policy, 0.0) + sample.value
+    return found
+
+
+def settled() -> dict[str, dict[str, float]]:
+    """Return the same once an engine of another process has sent all that it has measured."""
+    for _ in range(100):
+        found = counters()
+        measured, verified = (
+            found.get(f"cactus:{name}_rows_total", {}) for name in ("measured", "verified")
+        )
+        if measured and measured == verified:
+            break
+        time.sleep(0.1)
     return found
 
 

@@ -5,6 +5,9 @@ among TESTS of them (Bonferroni): a new version, or other kernels, draw other to
 chance with probability 1e-4. A run that must fail its comparison has p below CERTAIN.
 """
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.vllm_engine.jobs import engine, request, texts_of
@@ -76,20 +79,18 @@ def test_knobs_of_a_request_alone_change_the_servers_policy(mixed):
 
 def test_counters_are_beside_those_of_the_engine(mixed):
     counters = mixed[1].answer["counters"]
-
-    def total(name):
-        return sum(value for key, value in counters.items() if key.startswith(name))
-
-    judged = total("cactus:drafted_tokens_total")
-    greedy = total("vllm:spec_decode_num_draft_tokens_total") - judged
+    totals = {name: sum(own.values()) for name, own in counters.items()}
+    judged = totals["cactus:drafted_tokens_total"]
+    greedy = totals["vllm:spec_decode_num_draft_tokens_total"] - judged
     assert judged > 10 * TIMES and 0 < greedy <= 50 * 9
-    assert total("cactus:emitted_divergence_nats_total") > 0
-    assert total("cactus:measured_rows_total") == total("cactus:verified_rows_total")
-    lossless = (
-        "cactus:emitted_divergence_nats_total[('divergence', 'kl'), ('policy', 'speculative')]"
-    )
-    assert counters.get(lossless, 0) == 0
-    assert "Cactus metrics: " in mixed[1].text and "emitted kl per token" in mixed[1].text
+    assert totals["cactus:drafted_tokens_per_pos_total"] == judged
+    assert totals["cactus:measured_rows_total"] == totals["cactus:verified_rows_total"]
+    spent = counters["cactus:emitted_divergence_nats_total"]
+    assert spent["band:price=1.0"] > 0 and spent.get("speculative", 0) == 0
+    assert counters["cactus:info"] == {"band:price=1.0": 1}
+    text = mixed[1].text
+    assert "Cactus metrics: " in text and "emitted kl per token" in text
+    assert text.count("cactus-theory decides drafts: ") == 1
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +132,30 @@ def test_a_seeded_request_emits_the_same_alone_and_in_a_batch(certain, run):
     assert len({tuple(text) for text in alone[0]}) > 10
 
 
-def test_processes_of_their_own_emit_the_law_and_count(run, tmp_path):
-    job = {"engine": engine(processes=3), "requests": [request(PROMPT, TIMES)]}
-    where = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    ended = run(job, processes=3, CACTUS_POLICY="mixture:alpha=0.5", **where)
-    (texts,) = texts_of(ended.answer, job)
-    assert_lawful(texts, chain_law("mixture:alpha=0.5"))
+def test_processes_of_their_own_emit_the_law_and_count_it(run, tmp_path):
+    """What /metrics shows once no request is left, and what each request's reading says."""
+    file, policy = tmp_path / "readings", "mixture:alpha=0.5"
+    (tmp_path / "metrics").mkdir()
+    requests = [request(PROMPT, TIMES), request(PROMPT, 20, temperature=0.0)]
+    job = {"engine": engine(processes=3), "requests": requests, "settled": True}
+    where = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"), "CACTUS_READINGS": str(file)}
+    ended = run(job, processes=3, CACTUS_POLICY=policy, **where)
+    texts, _ = texts_of(ended.answer, job)
+    assert_lawful(texts, chain_law(policy))
     assert_other(texts, target_law())
-    shown = ended.answer["counters"]
-    assert any(key.startswith("cactus:emitted_tokens_total") for key in shown)
+    readings = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len({own["request"] for own in readings}) == len(readings) == TIMES + 20
+    assert {own["finish_reason"] for own in readings} == {"length"}
+    assert {Path(own["model"]).name for own in readings} == {"target"}
+    greedy = [own for own in readings if own["policy"] is None]
+    assert len(greedy) == 20 and not any(own["emitted_divergence"] for own in greedy)
+    counters = ended.answer["counters"]
+    assert counters["cactus:measured_rows_total"] == counters["cactus:verified_rows_total"]
+    # the counter adds up what the requests' meters have read, in another order
+    spent = sum(own["emitted_divergence"] for own in readings)
+    assert counters["cactus:emitted_divergence_nats_total"] == {policy: pytest.approx(spent)}
+    assert counters["cactus:answer_divergence_nats_sum"] == {policy: pytest.approx(spent)}
+    assert counters["cactus:answer_divergence_nats_count"] == {policy: TIMES}
+    for name in ("drafted", "accepted", "emitted"):
+        judged = sum(own[name] for own in readings if own["policy"] is not None)
+        assert counters[f"cactus:{name}_tokens_total"] == {policy: judged}

@@ -19,6 +19,7 @@ def job(**speculative):
 # name: job, processes, environment
 STOPPED = {
     "setting": (job(), 1, {"CACTUS_POLICY": "bnad:price=2"}),
+    "name": (job(), 1, {"CACTUS_POLICIY": POLICY}),
     "setting of another process": (
         job(processes=3) | {"late": {"CACTUS_POLICY": "bnad:price=2"}},
         3,
@@ -54,6 +55,7 @@ def assert_stopped_with_one_line(ended, *words):
 
 def test_a_bad_setting_stops_with_one_line_of_the_valid_ones(stopped):
     assert_stopped_with_one_line(stopped["setting"], "CACTUS_POLICY", "bnad", *ct.list_policies())
+    assert_stopped_with_one_line(stopped["name"], "CACTUS_POLICIY", "CACTUS_POLICY")
 
 
 def test_a_bad_setting_stops_an_engine_in_a_process_of_its_own(stopped):
@@ -119,7 +121,7 @@ def capped(run, tmp_path_factory):
     job = {"engine": engine(), "requests": requests}
     job["engine"] |= {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
     job["bad"] = [{"cactus_cap": 2 * CAP}, {"cactus": "price=0.01"}]
-    asked = {"CACTUS_CAP": str(CAP), "CACTUS_READINGS": str(file), "CACTUS_METER": "off"}
+    asked = {"CACTUS_CAP": str(CAP), "CACTUS_READINGS": str(file)}
     ended = run(job, CACTUS_POLICY="band:price=0.1", **asked)
     return ended, [json.loads(line) for line in file.read_text().splitlines()]
 

@@ -1,0 +1,124 @@
+"""Look at what a server is to be before its processes start, and say what was asked for."""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from cactus_theory.vllm.settings import CAP, READINGS, Settings, UnknownVersion, stop
+
+LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
+# decides certain drafts of model runner V2
+PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
+
+
+def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
+    """Stop the start-up with one line where the hook would be bypassed or contradicted.
+
+    That is: another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
+    processor beside sampled drafts, a cap or readings of single requests that this runner does not
+    keep, a CPU build that scales logits with memory it has not written (vLLM issue 55005). A server
+    without drafts is let through with a warning: it emits the target's own law.
+    """
+    speculative = config.speculative_config
+    if speculative is None:
+        return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
+    if getattr(config, "use_v2_model_runner", False):
+        for name, is_set in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
+            if is_set:
+                stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
+        if loads_processor(config):
+            return check_processor(config)
+        require_hook(warn)
+    method = getattr(speculative, "rejection_sample_method", LAWFUL)
+    if method != LAWFUL:
+        stop(
+            f"rejection_sample_method must be {LAWFUL} with CACTUS_POLICY; got {method} "
+            "(for blocks: CACTUS_VERIFIER=block)"
+        )
+    if not temperature_arrives():
+        stop(
+            "this CPU build of vllm scales logits with memory that it has not written "
+            "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
+        )
+
+
+def loads_processor(config: Any) -> bool:
+    """Return whether the logits processor decides this server's drafts."""
+    loaded = getattr(config.model_config, "logits_processors", None) or ()
+    named = any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
+    return named and bool(getattr(config, "use_v2_model_runner", False))
+
+
+def check_processor(config: Any) -> None:
+    """Stop the start-up where a bias on logits would be another law."""
+    from cactus_theory.vllm.certain import drafts_of
+
+    try:
+        drafts_of(config)
+    except (ValueError, UnknownVersion) as error:
+        stop(str(error))
+
+
+def require_hook(warn: Callable[[str], None]) -> None:
+    """Stop the start-up unless the hook of model runner V2 is in place."""
+    from cactus_theory.vllm import v2
+
+    if v2.installed() is not None:
+        return warn("cactus-theory: drafts are decided on model runner V2; nothing is counted")
+    why = "it is not installed"
+    try:
+        v2.known_functions()
+    except (ImportError, UnknownVersion) as error:
+        why = str(error)
+    stop(
+        f"no hook for model runner V2 ({why}); set VLLM_USE_V2_MODEL_RUNNER=0, or load "
+        f"--logits-processors {PROCESSOR}"
+    )
+
+
+def temperature_arrives() -> bool:
+    """Return whether a request's temperature reaches its rows, which is tried on a CPU only."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+    from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
+
+    if not current_platform.is_cpu():
+        return True
+    heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
+    try:
+        expanded = module.expand_batch_to_tokens(heat, ends, 5)
+    except Exception:  # its kernels are put in place when a worker starts; not here yet
+        current_platform.register_triton_kernel_overrides()
+        expanded = module.expand_batch_to_tokens(heat, ends, 5)
+    return bool(torch.equal(expanded, heat.repeat_interleave(torch.tensor([2, 1, 2]))))
+
+
+def info_of(settings: Settings) -> dict[str, str]:
+    """Return what a server was asked for, as labels of ``cactus:info``."""
+    return {
+        "version": version("cactus-theory"),
+        "policy": settings.policy.spec,
+        "verifier": settings.verifier.spec,
+        "cap": "none" if settings.cap is None else f"{settings.cap:g}",
+        "meter": str(settings.meter or "off"),
+        "requests": settings.requests,
+    }
+
+
+def show_info(settings: Settings, model: str, log: Callable[[str], None]) -> None:
+    """Set the gauge ``cactus:info`` of this process, and say the same in one line of the log."""
+    import prometheus_client as client  # pyright: ignore[reportMissingImports]
+
+    labels = info_of(settings)
+    gauge = client.Gauge(
+        "cactus:info", "What cactus-theory was asked for", [*labels, "model_name"],
+        multiprocess_mode="mostrecent",
+    )  # fmt: skip
+    gauge.labels(**labels, model_name=model).set(1)
+    log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in labels.items()))
+
+
+def served_name(config: Any) -> str:
+    """Return the name that vLLM serves a model by, its label ``model_name``."""
+    return str(config.model_config.served_model_name)

@@ -1,0 +1,140 @@
+"""What is kept of one request on model runner V1: its policy, its account, its own numbers.
+
+From its first step with drafts to its end, through preemption: tokens that are computed again are
+not emitted again, and cost nothing. Tokens of an account are those of rounds with a draft, at
+most what the answer has, so that the cap of :class:`~cactus_theory.decoding.ledger.Ledger` holds at
+every length of the answer.
+
+With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends:
+
+======================  ===================================================================
+``time``                of its end, ISO 8601 in UTC
+``model``, ``request``  the name that the model is served by, and vLLM's id of the request
+``finish_reason``       vLLM's: ``stop``, ``length``, ``abort``, …; null where its scheduler did
+                        not say. A stop string is found by the front end, which then aborts the
+                        request here: ``abort``
+``policy``, ``cap``     what it was admitted with; the policy is null for a greedy request, which
+                        vLLM decides by the largest logit
+``drafted``             tokens that were drafted for it
+``accepted``            accepted ones among them
+``emitted``             these, and one recovered or bonus token a round
+``emitted_divergence``  D(out‖q) summed over its verified rows, every one of them measured
+``divergence``          what was measured
+======================  ===================================================================
+
+The engine may end a text inside a round: tokens of that round that come after the end are in these
+numbers, as they are in the counters, and not in the answer: at most K of them, with asynchronous
+scheduling, which has the next round under way by then, at most 2K + 1.
+"""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding._verification import verified_rows
+from cactus_theory.decoding.ledger import Ledger
+from cactus_theory.policies import Policy
+from cactus_theory.verify.draft import Verified
+from cactus_theory.vllm.settings import LOG, Settings
+
+LONGEST_NAME = 200  # characters of a request's id, which a client may choose
+
+
+class Request:
+    """One request: what it was admitted with, has been granted, has spent and has got.
+
+    ``rules`` are the policies that may judge its tokens, one without a cap; ``account`` the
+    ledger's books. The meter measures every row, where readings are asked for.
+    """
+
+    def __init__(self, params: Any, policy: Policy, cap: float | None, settings: Settings) -> None:
+        self.params, self.policy, self.cap = params, policy, cap
+        self.ledger = None if cap is None else Ledger(policy, cap)
+        self.rules = (policy,) if self.ledger is None else self.ledger.rules
+        self.judge = settings.verifier
+        self.account = None if self.ledger is None else self.ledger.begin(())
+        measured = bool(settings.readings)
+        self.meter = Meter(self.rules, settings.divergence, settings.verifier) if measured else None
+        self.drafted = self.accepted = self.emitted = 0
+        self.greedy = getattr(params, "temperature", None) == 0
+
+    def choice(
+        self,
+        drafted: Int[Tensor, "K"],
+        target_probs: Float[Tensor, "K vocab"],
+        draft_probs: Float[Tensor, "K vocab"],
+    ) -> Int[Tensor, "K"]:
+        """Return which of ``rules`` judges each token."""
+        if self.ledger is None or self.account is None:
+            return torch.zeros_like(drafted)
+        return self.ledger.choose_by_rows(self.account, drafted, target_probs, draft_probs)
+
+    def book(self, verified: Verified, place: int, choice: Int[Tensor, "K"]) -> tuple[int, float]:
+        """Enter what a round has emitted, at row ``place`` of what was verified.
+
+        Return the rows that were measured and what they add up to.
+        """
+        count, accepted = verified.draft.lengths[place], int(verified.verdict.num_accepted[place])
+        if not count:
+            return 0, 0.0
+        charged = slice(0, min(accepted + 1, count))
+        self._count(count, accepted)
+        rows = verified_rows(place, charged, verified, self.judge)
+        if self.ledger is not None and self.account is not None:
+            account = self.ledger.observe(self.account, rows)
+            self.account = self.ledger.advance(account, [0] * (accepted + 1))
+        if self.meter is None:
+            return 0, 0.0
+        before = self.meter.sums()
+        self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], rows.path)
+        after = self.meter.sums()  # rows of a step are not kept
+        return after[0] - before[0], after[1] - before[1]
+
+    def count_greedy(self, drafted: int, emitted: int) -> None:
+        """Enter a round that the largest logits have decided."""
+        self.greedy = True
+        self._count(drafted, emitted - 1)
+
+    def reading(self, name: str, reason: str | None, model: str) -> dict[str, Any]:
+        """Return the request's own numbers."""
+        assert self.meter is not None
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "model": model,
+            "request": name[:LONGEST_NAME],
+            "finish_reason": reason,
+            "policy": None if self.greedy else self.policy.spec,
+            "cap": self.cap,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+            "emitted_divergence": self.meter.sums()[1],
+            "divergence": self.meter.divergence.spec,
+        }
+
+    def _count(self, drafted: int, accepted: int) -> None:
+        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        self.emitted += accepted + 1
+
+
+def reporter_of(where: str, log: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
+    """Return what writes a reading as a line of JSON: to the log, or to the end of a file."""
+
+    def write(reading: dict[str, Any]) -> None:
+        line = json.dumps(reading)
+        if where == LOG:
+            return log(f"Cactus reading: {line}")
+        try:
+            with Path(where).open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:  # a full disk must not end the engine
+            log(f"cactus-theory: a reading was not written: {error}")
+
+    return write
