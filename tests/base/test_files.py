@@ -16,7 +16,7 @@ WRITES = re.compile(
 # what writes otherwise than by write_whole, and why a kill cannot leave half of a result there
 OTHERWISE = {
     "cactus_theory/base/rows.py": "np.save into memory, for write_whole",
-    "cactus_theory/vllm/v1.py": "appends one line a request",
+    "cactus_theory/vllm/requests.py": "appends one line a request",
     "cactus_theory/base/files.py": "write_whole itself",
     "cactus_theory/commands/plot.py": "into memory",
     "cactus_theory/testing/_check.py": "an example in a docstring",
