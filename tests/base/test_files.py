@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cactus_theory.base.files import write_whole
 from cactus_theory.base.rows import load_rows, save_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +45,26 @@ def test_results_are_there_whole_or_not_at_all():
         if WRITES.search(path.read_text(encoding="utf-8"))
     }
     assert found == OTHERWISE.keys()
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    """A name that is given before the content is written down may be of nothing after a crash."""
+    steps, fsync, replace = [], os.fsync, os.replace
+
+    def spied_fsync(handle):
+        steps.append(("on the disk", os.fstat(handle).st_size))
+        fsync(handle)
+
+    def spied_replace(old, new):
+        steps.append(("named", Path(new)))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", spied_fsync)
+    monkeypatch.setattr(os, "replace", spied_replace)
+    path = tmp_path / "rows.bin"
+    write_whole(path, b"0123456789")
+    assert steps == [("on the disk", 10), ("named", path)]
+    assert path.read_bytes() == b"0123456789" and list(tmp_path.iterdir()) == [path]
 
 
 ROWS = np.array([[0.25, 0.75, 0.0], [0.5, 0.125, 0.375]])

@@ -9,7 +9,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.traces import Replay, replay
-from cactus_theory.tuning.families import KNOBS, TOLERANCE, Knobs, families
+from cactus_theory.tuning.families import TOLERANCE, Knobs, families
 from tests.amounts import some
 
 # of the trace, for two widths; a pass takes seconds
@@ -95,19 +95,3 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
             curve(0.0999) * 1.01 < level < curve(0.1) * 0.99
         )  # over the level: the last one below it
         assert spent == pytest.approx(1e-3 if jumps else level, rel=TOLERANCE)
-
-
-def test_looseness_goes_from_nearly_lossless_to_all_that_is_drafted() -> None:
-    for knob, least, first, most in KNOBS.values():
-        assert least < first < most
-        values = [knob(x) for x in (least, first, most)]
-        assert values == sorted(values) or values == sorted(values, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("band:prize", "must be a policy with its knobs, or one of"), ("bant", "'bant'")],
-)
-def test_unknown_families_are_named(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        families(ct.divergence("kl"), [name])

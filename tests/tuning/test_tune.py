@@ -185,6 +185,7 @@ def test_parts_of_a_replay_are_replays_of_parts(trace) -> None:
         ({"level": 0.1, "widths": [0]}, "num-draft-tokens: must be an integer of at least 1"),
         ({"level": 0.1, "widths": []}, "num-draft-tokens: must hold at least one"),
         ({"level": 0.1, "policies": ["soft"]}, "'soft'"),
+        ({"level": 0.1, "policies": ["band:prize"]}, "must be a policy with its knobs, or one of"),
     ],
 )
 def test_bad_requests_are_named(trace, cheap, options, said: str) -> None:

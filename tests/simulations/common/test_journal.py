@@ -1,5 +1,6 @@
 """Finished decodes survive a kill, damage is named, and two runs are never mixed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,21 @@ def test_another_run_is_not_mixed_in(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another seed"):
         Journal(path, {"seed": 1, "room": 5})
     Journal(path, {"room": 5, "seed": 0}).close()  # a refusal leaves it unlocked
+
+
+def test_a_line_is_on_the_disk_when_it_is_added(tmp_path: Path, monkeypatch) -> None:
+    """Read by another while the file is open, and asked of the disk with all of the line in it."""
+    path, sizes, fsync = tmp_path / "journal.jsonl", list[int](), os.fsync
+
+    def spied(handle: int) -> None:
+        sizes.append(os.fstat(handle).st_size)
+        fsync(handle)
+
+    with Journal(path, {"seed": 0}) as journal:
+        monkeypatch.setattr(os, "fsync", spied)
+        journal.add("a", {"seconds": 1.5})
+        assert path.read_bytes() == b'{"seed":0}\n{"job":"a","seconds":1.5}\n'
+        assert sizes == [path.stat().st_size]
 
 
 def test_a_half_written_line_is_cut_off(tmp_path: Path) -> None:
