@@ -27,6 +27,10 @@ FORM = re.compile(
 )
 
 
+# files that run at the moment: one that names itself would run without end
+_BEING_READ: set[Path] = set()
+
+
 class BrokenRule(ValueError):
     """A policy's file raised while it was read."""
 
@@ -201,6 +205,10 @@ def _written(path: Path) -> list[str]:
 @lru_cache(maxsize=16)
 def _module(path: Path, changed: int) -> ModuleType:
     """Run a file; run it again only if it has changed on disk."""
+    if path in _BEING_READ:
+        raise ValueError(
+            f"{path.name}: must not be named while it is read; what it registers has a name"
+        )
     if str(path.parent) not in sys.path:  # at the end: nothing there may replace a library
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -209,12 +217,15 @@ def _module(path: Path, changed: int) -> ModuleType:
     installed = PathFinder.find_spec(path.stem)
     if installed is None or installed.origin == str(path):
         sys.modules.setdefault(path.stem, module)
+    _BEING_READ.add(path)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         if sys.modules.get(path.stem) is module:
             del sys.modules[path.stem]
         raise BrokenRule(_blame(path, error)) from error
+    finally:
+        _BEING_READ.discard(path)
     return module
 
 

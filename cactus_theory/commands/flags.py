@@ -89,7 +89,9 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("draft", nargs="?", help="draft rows p, same shape; a trace has its own")
     parser.add_argument(
-        "--divergence", default="kl", help=f"one of {', '.join(divergences())} (alpha:a=0.5)"
+        "--divergence",
+        default="kl",
+        help=f"one of {', '.join(divergences())} (alpha:a=0.5), or FILE.py:NAME",
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
     parser.add_argument(

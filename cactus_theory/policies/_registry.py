@@ -91,8 +91,7 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
     if names_a_file(spec):
         return policy_in_file(spec, knobs)
-    values = merged_knobs(spec, knobs)
-    _read_divergence(values)
+    values = _with_divergence(merged_knobs(spec, knobs))
     name = parse_spec(spec)[0]
     return _at_knobs(POLICIES.find(name), name, spec, values)
 
@@ -100,15 +99,15 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
     """Return the policy of ``FILE.py:NAME``, or an object of ``others``, at the knobs given."""
     entry, source = POLICIES.read(spec, *others)
-    values = merged_knobs(spec, knobs)
-    _read_divergence(values)
+    values = _with_divergence(merged_knobs(spec, knobs))
     return _at_knobs(entry, Path(source).name, source, values)
 
 
-def _read_divergence(values: dict[str, Any]) -> None:
-    """Read the file of a divergence, which a policy's knob looks up among those that are known."""
-    if names_a_file(str(values.get("divergence"))):
-        read_divergence(values["divergence"])
+def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
+    """Return knobs whose divergence, if a file has it, has been read and has its own name."""
+    if not names_a_file(str(values.get("divergence"))):
+        return values
+    return values | {"divergence": read_divergence(values["divergence"]).spec}
 
 
 def policy_of_data(

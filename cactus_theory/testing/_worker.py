@@ -17,8 +17,11 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import Schedule, find_rule
+from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
+from cactus_theory.policies._registry import POLICIES
+from cactus_theory.testing._divergence import assert_divergence_properties
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._property import measure
@@ -71,9 +74,9 @@ def _work(options: dict[str, Any], say: Say) -> None:
     """Check the rule, or with ``trace`` try one row after the other until the process dies."""
     torch.set_num_threads(1)
     try:
-        rule = find_rule(options["source"])
-        if isinstance(rule, Schedule):
-            return _check_schedule(rule, options, say)
+        rule = _read(options["source"])
+        if isinstance(rule, Schedule | Divergence):
+            return _check_at_once(rule, options, say)
         claims = declaration(rule, options["source"])
         PROPERTIES.chosen("--properties", options["properties"] or ())
     except (ValueError, TypeError, OSError) as error:
@@ -108,25 +111,46 @@ def _work(options: dict[str, Any], say: Say) -> None:
     say(event="end", advice=report.advice)
 
 
-def _check_schedule(schedule: Schedule, options: dict[str, Any], say: Say) -> None:
-    """Hold a schedule to :func:`assert_schedule_properties`, as one property."""
-    name, finding = "schedule", None
+def _read(source: str) -> Policy | Schedule | Divergence:
+    """Return what ``FILE.py:NAME`` stands for."""
+    entry, _ = POLICIES.read(source, Schedule, Divergence)
+    kind = entry if isinstance(entry, type) else type(entry)
+    return find_divergence(source) if issubclass(kind, Divergence) else find_rule(source)
+
+
+def _check_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Say) -> None:
+    """Hold a schedule or a divergence to the assertion of its kind, as one property."""
+    if isinstance(what, Schedule):
+        name, hold = "schedule", assert_schedule_properties
+        statement = "a choice knows only what is known before its token, and its own text alone"
+        declares = f"chooses among {', '.join(rule.spec for rule in what.rules)}"
+    else:
+        name, hold = "divergence", assert_divergence_properties
+        statement = "generator, geometry, budgets and values are those of one divergence"
+        declares = _kind_of(what)
     for law in options["properties"] or ():
         check.one_of("--properties", law, (name,))
-    statement = "a choice knows only what is known before its token, and its own text alone"
-    declares = f"chooses among {', '.join(rule.spec for rule in schedule.rules)}"
-    say(event="loaded", rule=schedule.spec, declares=declares, statements={name: statement})
+    say(event="loaded", rule=what.spec, declares=declares, statements={name: statement})
     if not options["trace"]:
         say(event="law", law=name)
+        finding = None
         try:
-            assert_schedule_properties(schedule, examples=options["examples"], seed=options["seed"])
+            hold(what, examples=options["examples"], seed=options["seed"])  # type: ignore[arg-type]
         except AssertionError as error:
-            broken = "what it chooses", "what may be relied on", str(error), -math.inf
+            broken = f"the {name}", "what may be relied on", str(error), -math.inf
             finding = Finding(name, statement, [], [], *broken)
         outcome = "holds" if finding is None else "fails"
         verdict = Verdict(name, statement, outcome, options["examples"], None, finding)
         say(event="verdict", verdict=asdict(verdict))
     say(event="end", advice="")
+
+
+def _kind_of(divergence: Divergence) -> str:
+    """Return what a divergence is, in words."""
+    if isinstance(divergence, FDivergence):
+        return "an f-divergence"
+    generator = divergence.generator
+    return "a bound on h/q" if generator is None else f"a function of {generator.spec}"
 
 
 def declaration(rule: Policy, source: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.cli import main
 from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import find_rule
 from cactus_theory.divergences import definition as divergences
@@ -31,6 +32,14 @@ RAN = True
 @dataclass(frozen=True)
 class Nats(KL):
     """KL under another name."""
+
+
+@dataclass(frozen=True)
+class Steep(KL):
+    """KL with another slope than its own."""
+
+    def slope(self, t):
+        return super().slope(t) * t
 
 
 class Early(Schedule):
@@ -92,6 +101,15 @@ def test_a_divergence_of_a_file_is_one_everywhere(folder: Path) -> None:
             ct.divergence(refused)
 
 
+def test_a_file_that_names_itself_is_told_so(folder: Path) -> None:
+    looped = (
+        "import cactus_theory as ct\n\nrule = ct.policy('band:price=1,divergence=me.py:Mine')\n"
+    )
+    (folder / "me.py").write_text(looped, encoding="utf-8")
+    with pytest.raises(ValueError, match="me.py, line 3 .*: must not be named while it is read"):
+        ct.policy("me.py:rule")
+
+
 def test_a_verifier_of_a_file(folder: Path) -> None:
     assert verifiers.find_verifier("own.py:Mine").spec == "own.py:Mine"
     with pytest.raises(
@@ -123,19 +141,18 @@ def test_a_schedule_of_a_file(folder: Path) -> None:
         ct.policy("own.py:Early:tokens=2")
 
 
-def test_check_takes_a_schedule(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("spec", "code", "said"),
+    [
+        ("Early:tokens=2", 0, "chooses among band:price=1.0, speculative"),
+        ("Peeking", 1, "choice for token"),
+        ("Steep", 1, "slope_is_the_derivative"),
+    ],
+)
+def test_check_takes_a_schedule_and_a_divergence(folder, capfd, spec, code, said) -> None:
     pytest.importorskip("hypothesis")
-    from cactus_theory.testing._worker import _check_schedule
-
-    options = {"examples": 3, "seed": 0, "properties": None, "trace": ""}
-    for spec, outcome in (("Early:tokens=2", "holds"), ("Peeking", "fails")):
-        said: list[dict] = []
-        found = find_rule(f"own.py:{spec}")
-        assert isinstance(found, Schedule)
-        _check_schedule(found, options, lambda said=said, **event: said.append(event))
-        assert [own["event"] for own in said] == ["loaded", "law", "verdict", "end"]
-        assert said[2]["verdict"]["verdict"] == outcome
-    assert "choice for token" in said[2]["verdict"]["finding"]["found"]
+    assert main(["check", f"own.py:{spec}", "--examples", "3"]) == code
+    assert said in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

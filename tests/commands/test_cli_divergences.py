@@ -1,0 +1,144 @@
+"""A divergence of one's own file, registered there or not, wherever a command names one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cactus_theory.cli import main
+from cactus_theory.divergences import definition
+from simulations.__main__ import main as simulations
+from solvers.__main__ import main as solvers
+from tests.amounts import THOROUGH
+
+DATA = Path(__file__).parents[2] / "simulations"
+TRACE, PAIR = str(DATA / "data" / "trace"), DATA / "pair"
+FILE = '''
+from dataclasses import dataclass
+
+import cactus_theory as ct
+from cactus_theory.divergences.classical import KL
+from solvers._perspective import _FORMS
+
+
+@dataclass(frozen=True)
+class Plain(KL):
+    """KL under the name of its file."""
+
+
+@ct.register_divergence
+@dataclass(frozen=True)
+class Named(KL):
+    """KL under a name of its own."""
+
+    name = "nats"
+
+
+_FORMS[Plain] = _FORMS[Named] = _FORMS[KL]
+
+
+@ct.rule(budget="nats <= 5 emitted")
+def kept(q, p, n):
+    return min(1, q[n] / p[n])
+'''
+# of a generator that is written down twice, through solvers that stop at about 1e-9
+SAME = 1e-6
+AMOUNTS = ("acceptance", "total_acceptance", "raised", "tokens", "tokens_per_call")
+ROWS = ("q.npy", "p.npy")
+TUNE = (
+    "--trace",
+    TRACE,
+    "--cost-ratio",
+    "0.1",
+    "--kl-per-token",
+    "0.05",
+    "--num-draft-tokens",
+    "1",
+)
+DECODE = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--prompt", "def")
+KNOB = "band:price=1,divergence={}"
+# every command that names a divergence, each with kl in the place of {}
+COMMANDS = {
+    "solve": (main, "solve", *ROWS, "--delta", "0.1", "--divergence", "{}", "--plot", "x.png"),
+    "pooled": (main, "solve", *ROWS, "--pooled", "--delta", "0.1", "--divergence", "{}"),
+    "frontier": (main, "solve", *ROWS, "--frontier", "3", "--divergence", "{}"),
+    "audit": (main, "audit", *ROWS, "--policy", "typical", "--divergence", "{}"),
+    "audit a knob": (main, "audit", *ROWS, "--policy", KNOB),
+    "audit with --set": (
+        *(main, "audit", *ROWS, "--policy", "cactus_exact:delta=1", "--set", "divergence={}"),
+    ),
+    "a table": (
+        *(main, "audit", *ROWS, "--policy", "speculative", "--policy", KNOB),
+        *("--divergence", "{}"),
+    ),
+    "tune": (main, "tune", *TUNE, "--policies", "band:price", "--divergence", "{}"),
+    "expect": (
+        main,
+        "expect",
+        "--trace",
+        TRACE,
+        "--policy",
+        KNOB,
+        "--observed",
+        "3.5",
+        "--rounds",
+        "99",
+    ),
+    "generate": (
+        *(main, "generate", *DECODE, "--max-new-tokens", "4", "--seed", "1", "--policy", KNOB),
+    ),
+    "replay": (simulations, "replay", TRACE, "--policy", KNOB, "--divergence", "{}"),
+    "per-proposal": (
+        *(solvers, "per-proposal", "q.npy", "--token", "1", "--delta", "0.1"),
+        *("--divergence", "{}"),
+    ),
+    "optimal": (solvers, "optimal", *ROWS, "--delta", "0.1", "--divergence", "{}"),
+    "design": (solvers, "design", *ROWS, "--budget", "{}=0.1"),
+    "sequence": (solvers, "sequence", *ROWS, "--delta", "0.1", "--divergence", "{}"),
+    "decode": (
+        *(solvers, "decode", "v.npy", "v.npy", "--num-draft-tokens", "1"),
+        *("--kl-per-token", "0.1", "--divergence", "{}"),
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    known = definition.DIVERGENCES.known
+    monkeypatch.setattr(definition.DIVERGENCES, "known", dict(known))
+    (tmp_path / "own.py").write_text(FILE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    rows = ("q", [[0.2, 0.2, 0.6], [0.3, 0.3, 0.4]]), ("p", [[0.45, 0.45, 0.1], [0.1, 0.1, 0.8]])
+    for name, values in (*rows, ("v", [[0.5, 0.5], [0.2, 0.8]])):
+        np.save(tmp_path / f"{name}.npy", np.array(values))
+    return tmp_path
+
+
+def amounts(value):
+    """Return what is accepted, decoded or raised, wherever a JSON object says it."""
+    if isinstance(value, dict):
+        own = [value[key] for key in value if key in AMOUNTS]
+        return own + [number for part in value.values() for number in amounts(part)]
+    return [number for part in value for number in amounts(part)] if type(value) is list else []
+
+
+@pytest.mark.parametrize("name", COMMANDS if THOROUGH else sorted({*COMMANDS} - {"generate"}))
+def test_every_command_that_names_one_takes_it(folder, capsys, name) -> None:
+    command, *words = COMMANDS[name]
+
+    def said(spec):
+        assert command([*(word.replace("{}", spec) for word in words), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    expected = np.hstack(amounts(said("kl")))
+    assert expected.size
+    for own in ("own.py:Plain", "own.py:Named"):
+        np.testing.assert_allclose(np.hstack(amounts(said(own))), expected, rtol=SAME)
+
+
+@pytest.mark.parametrize("source", ["own.py:Named", "own.py:kept"])
+def test_it_is_checked(folder, capfd, source) -> None:
+    pytest.importorskip("hypothesis")
+    assert main(["check", source, "--examples", "5"]) == 0
+    assert "no property is broken" in capfd.readouterr().out
