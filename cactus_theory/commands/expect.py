@@ -5,12 +5,14 @@ temperature and cuts, the same K and the same way of drafting; it cannot see whe
 """
 
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
@@ -20,8 +22,8 @@ from cactus_theory.base.terminal import Progress, one_line
 from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.traces import Trace, compare_observed, expect
-from cactus_theory.traces.compared import Diagnosis, observed_rates, read_metrics
-from cactus_theory.traces.faults import FAULTS, row_signatures, visible_faults
+from cactus_theory.traces.compared import Diagnosis, Observation, observed_rates, read_metrics
+from cactus_theory.traces.faults import FAULTS, Fault, row_signatures, visible_faults
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.yardsticks import noise_floor
 from cactus_theory.verify.contract import find_verifier, verifiers
@@ -30,6 +32,11 @@ MODES = ("sampled", "greedy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 # texts are enough for a noise floor whose error is small beside it
 FLOOR_TEXTS = 32
+# seconds of decoding after which no text begins
+SECONDS = 1800.0
+# texts that errors need
+FEWEST_TEXTS = 2
+USUAL_DRAFT = 4
 # standard errors at a position from which on it pays to decode with faults: two thirds or more of
 # healthy engines, and hardly one with a fault that could be named, stay below at every position
 DOUBTFUL = 2.0
@@ -57,10 +64,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="JSON lines, or a prompt a line")
     add("--verifier", default="chain", help=f"one of {', '.join(verifiers())} (chain)")
     add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
-    add("--num-draft-tokens", type=int, metavar="K", help="default: 4, or as logged")
+    add("--num-draft-tokens", type=int, metavar="K",
+        help=f"default: {USUAL_DRAFT}, or as logged")  # fmt: skip
     add("--temperature", type=float, help="of both models (1)")
     add("--cycles", type=int,
         help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
+    add("--texts", type=int, metavar="N", help="decode so many texts at most")
+    add("--seconds", type=float, default=SECONDS, metavar="S",
+        help=f"no text is begun, and no fault decoded, after so many ({SECONDS:g})")  # fmt: skip
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
@@ -68,6 +79,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
         "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
     add("--rounds", type=float, metavar="N", help="over how many rounds (drafts) they were counted")
+    add("--drafted", type=float, metavar="N", help="and how many tokens were drafted in these, if "
+        "known: rounds at the end of a text may draft fewer")  # fmt: skip
     add("--metrics", nargs="+", metavar="FILE",
         help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
         "counted in between")  # fmt: skip
@@ -85,29 +98,34 @@ def run(args: Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(check.threads(args.threads))
     args.temperature = 1.0 if args.temperature is None else args.temperature
+    budget = Budget(args.texts, args.seconds)
     if args.floor:
-        return _floor(args)
+        return _floor(args, budget)
     args.policy = chosen_policy(args) if args.policy else "speculative"
     setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
-    observation, diagnosis = None, None
-    if args.metrics is not None:
-        *before, now = args.metrics
-        observation = read_metrics(now, before[0] if before else None, args.rounds)
-    elif args.observed is not None:
-        observation = observed_rates(args.observed, args.rounds)
+    trace = Trace.open(args.trace) if args.trace else None
+    width = args.num_draft_tokens or (USUAL_DRAFT if trace is None else trace.num_draft_tokens)
+    observation, diagnosis, untried = _observed(args, width), None, []
     if args.cycles is None:
-        thrice = 0 if observation is None else round(3 * observation.rounds)
+        thrice = 0 if observation is None else round(3 * float(np.max(observation.rounds)))
         args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
     with TemporaryDirectory(prefix="expect-") as folder:
-        log = None if args.trace else _logger(args, Path(folder))
-        trace = Trace.open(args.trace) if log is None else log("healthy")
-        expectation = expect(trace, **setting)
+        log = None
+        if trace is None:
+            log = _logger(args, Path(folder), budget)
+            trace = log("healthy")
+        with Progress("adding up rounds", len(trace)) as progress:
+            expectation = expect(trace, **setting, on_cycles=progress.update)
         if observation is not None:
-            signatures = row_signatures(trace, **setting)
+            visible = visible_faults(trace, find_verifier(args.verifier))
+            with Progress("adding up what faults would count", len(visible)) as progress:
+                signatures = row_signatures(trace, **setting, on_fault=progress.advance)
             diagnosis = compare_observed(expectation, observation, signatures)
             doubtful = any(abs(gap["errors"]) > DOUBTFUL for gap in diagnosis.gaps)
+            untried = [fault for fault in visible if fault.name not in signatures]
             if log is not None and (diagnosis.alarm or doubtful):
-                signatures |= _decoded(args, trace, log)
+                decoded, untried = _decoded(args, trace, log, budget)
+                signatures |= decoded
                 diagnosis = compare_observed(expectation, observation, signatures)
         groups = trace.groups(args.by) if args.by else {}
         tables = {"": _payload(trace, expectation)} | {
@@ -119,14 +137,17 @@ def run(args: Namespace) -> int:
         lines = [{"group": value} | line for value in tables for line in tables[value]["positions"]]
         save_table(args.csv, lines, {k: v for k, v in whole.items() if k != "positions"})
     if args.json:
-        comparison = {} if diagnosis is None else {"compared": vars(diagnosis)}
+        comparison = {}
+        if diagnosis is not None:
+            comparison = {"compared": vars(diagnosis) | {
+                "sentence": diagnosis.sentence, "not_tried": _kinds(untried)}}  # fmt: skip
         del tables[""]
         return print_json(whole | comparison | ({"groups": tables} if groups else {}))
     for value, content in tables.items():
         _show(content, f"\n{args.by} = {value}: " * bool(value))
     print(LEGEND + (OF_PROMPTS if whole["errors_of_these_prompts"] else OF_ANY))
     if diagnosis is not None:
-        _show_compared(diagnosis, log is None)
+        _show_compared(diagnosis, _kinds(untried))
     return 0
 
 
@@ -142,8 +163,15 @@ def _check(args: Namespace) -> None:
         raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
     if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
         raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
-    if args.rounds is not None and args.observed is None and args.metrics is None:
-        raise ValueError(f"--rounds: must come with what was counted in them; got {args.rounds:g}")
+    for name in ("rounds", "drafted"):
+        value = getattr(args, name)
+        if value is not None and args.observed is None and (name == "drafted" or not args.metrics):
+            raise ValueError(f"--{name}: must come with what was counted in them; got {value:g}")
+    for name in ("texts", "cycles", "num_draft_tokens", "max_new_tokens"):
+        if getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            check.whole_number(flag, getattr(args, name), FEWEST_TEXTS if name == "texts" else 1)
+    check.number("--seconds", args.seconds, 0)
     if args.csv and not args.csv.endswith(".csv"):
         raise ValueError(f"--csv: must end in .csv; got {args.csv!r}")
     for name in ("draft_mode", "temperature") if args.trace else ():
@@ -153,13 +181,53 @@ def _check(args: Namespace) -> None:
     find_verifier(args.verifier)
 
 
-def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
+class Budget:
+    """How many texts and seconds decoding may take."""
+
+    def __init__(self, texts: int | None, seconds: float) -> None:
+        self.texts, self.end = texts, time.monotonic() + seconds
+
+    @property
+    def spent(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > self.end
+
+    def enough(self, texts: int) -> bool:
+        """Return whether no further text is to begin."""
+        return texts == self.texts or (texts >= FEWEST_TEXTS and self.spent)
+
+
+def _observed(args: Namespace, width: int) -> Observation | None:
+    """Return what an engine counted, None if nothing is compared; asks how it drafted."""
+    if args.metrics is not None:
+        *before, now = args.metrics
+        seen = read_metrics(now, before[0] if before else None, args.rounds, width)
+    elif args.observed is not None:
+        seen = observed_rates(args.observed, args.rounds, width, args.drafted)
+    else:
+        return None
+    if args.draft_mode is None and not args.trace and args.temperature != 0:
+        raise ValueError(
+            "--draft-mode: must say how the engine drafts where its counts are compared, greedy "
+            "(vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); got none"
+        )
+    return seen
+
+
+def _kinds(faults: Sequence[Fault]) -> list[str]:
+    """Return the names of faults, each once."""
+    return list(dict.fromkeys(fault.kind for fault in faults))
+
+
+def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]:
     """Return what decodes with the models as asked, or with a fault, and returns the trace."""
     texts = prompts_of(args.prompts)
     groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
 
-    def log(name: str, draft: Any = ModelDrafter, verifier: Any = None) -> Any:
+    def log(
+        name: str, draft: Any = ModelDrafter, verifier: Any = None, temperature: Any = None
+    ) -> Any:
         """Return a trace; None for a draft that cannot have the fault."""
         if (drafter := draft(pair.draft, args.draft_mode == "greedy")) is None:
             return None
@@ -169,9 +237,10 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
             [pair.tokenizer(text)["input_ids"] for text in texts],
             folder / name,
             label=f"decoding rounds, {name}",
+            enough=budget.enough,
             draft_model=drafter,
-            num_draft_tokens=args.num_draft_tokens or 4,
-            temperature=args.temperature,
+            num_draft_tokens=args.num_draft_tokens or USUAL_DRAFT,
+            temperature=args.temperature if temperature is None else temperature,
             eos_token_ids=pair.target.generation_config.eos_token_id,
             policy=args.policy,
             verifier=verifier or args.verifier,
@@ -181,18 +250,22 @@ def _logger(args: Namespace, folder: Path) -> Callable[..., Any]:
     return log
 
 
-def _decoded(args: Namespace, trace: Trace, log: Callable[..., Any]) -> dict[str, Any]:
-    """Return what each fault that a decode can have counts in one."""
-    verifier, expectations = find_verifier(args.verifier), {}
+def _decoded(
+    args: Namespace, trace: Trace, log: Callable[..., Any], budget: Budget
+) -> tuple[dict[str, Any], list[Fault]]:
+    """Return what each fault counts in a decode with it, and those that no time was left for."""
+    verifier, expectations, late = find_verifier(args.verifier), {}, []
     for fault in visible_faults(trace, verifier):
-        if fault.resamples:
+        if not fault.decodes:
             continue
-        faulty = fault.verifier(verifier, trace.header.temperature)
-        logged = log(fault.name, fault.draft or ModelDrafter, faulty)
+        if budget.spent:
+            late.append(fault)
+            continue
+        faulty = fault.decoding_verifier(verifier, trace.header.temperature)
+        logged = log(fault.name, fault.draft or ModelDrafter, faulty, fault.temperature)
         if logged is not None:
-            expectation = expect(logged, args.policy, faulty or verifier)
-            expectations[f"{fault.name} decoded"] = expectation
-    return expectations
+            expectations[f"{fault.name} decoded"] = expect(logged, args.policy, faulty)
+    return expectations, late
 
 
 def _payload(trace: Trace, expectation: Any) -> Line:
@@ -249,7 +322,7 @@ def _interval(line: Line, name: str) -> str:
     return f"{line[name]:.4f} ({line[f'{name}_low']:.4f} to {line[f'{name}_high']:.4f})"
 
 
-def _show_compared(diagnosis: Diagnosis, by_rows: bool) -> None:
+def _show_compared(diagnosis: Diagnosis, untried: Sequence[str]) -> None:
     """Print every gap and the verdict."""
     heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
     cells = [
@@ -265,39 +338,39 @@ def _show_compared(diagnosis: Diagnosis, by_rows: bool) -> None:
     ]
     print()
     print_table(heads, cells, ())
-    faults = [fault for name in diagnosis.named for fault in FAULTS if fault.name == name]
-    if not diagnosis.alarm:
-        print("as expected: nothing is off")
-    else:
-        print(
-            "not as expected; it looks like" if faults else "not as expected, nor any known fault"
-        )
-        for fault in faults:
-            print(f"  {fault.name}: {fault.says} ({fault.thread})")
-        if by_rows:
-            untried = ", ".join(fault.name for fault in FAULTS if fault.draft is not None)
-            print(f"not tried, as they need both models: {untried}")
+    print(diagnosis.sentence)
+    for name in diagnosis.not_excluded:
+        faults = [fault for fault in FAULTS if fault.kind == name]
+        first = "".join(f"; try {fault.check_first}" for fault in faults[:1] if fault.check_first)
+        print(f"  {name}: {faults[0].says} ({faults[0].thread}){first}")
+    if diagnosis.alarm and untried:
+        print(f"not tried, for want of both models or of time: {', '.join(untried)}")
     if diagnosis.alike:
-        print(f"would look healthy here: {', '.join(diagnosis.alike)}")
+        print(f"cannot be told from healthy here: {', '.join(diagnosis.alike)}")
     print(ASSUMED)
 
 
-def _floor(args: Namespace) -> int:
+def _floor(args: Namespace, budget: Budget) -> int:
     """Measure and print the noise floor per dtype; one that does not run here is named."""
-    texts, floors = prompts_of(args.prompts)[:FLOOR_TEXTS], []
+    texts, floors = prompts_of(args.prompts)[: args.texts or FLOOR_TEXTS], []
     for name in args.dtype or DTYPES[:1]:
         options = {"device": args.device, "dtype": getattr(torch, name)}
         pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
         with Progress(f"reading passes, {name}", len(texts)) as progress:
+
+            def on_text(done: int, progress: Progress = progress) -> bool:
+                progress.update(done)
+                return budget.enough(done)
+
             try:
                 floor = noise_floor(
                     pair.target,
                     [pair.tokenizer(text)["input_ids"] for text in texts],
-                    width=(args.num_draft_tokens or 4) + 1,
+                    width=(args.num_draft_tokens or USUAL_DRAFT) + 1,
                     max_new_tokens=args.max_new_tokens,
                     temperature=args.temperature,
                     seed=args.seed,
-                    on_text=progress.update,
+                    on_text=on_text,
                 )
             except RuntimeError as error:  # a dtype that the device lacks
                 print(f"{name} does not run here: {one_line(error)}", file=sys.stderr)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from cactus_theory.base import arguments as check
 from cactus_theory.traces.estimate import Estimate
 from cactus_theory.traces.expect import Expectation, critical
+from cactus_theory.traces.faults import CHECKED_FIRST
 
 # counters of vLLM, which end in _total in its Prometheus text, and the gauge of SGLang
 DRAFTS, DRAFTED, BY_POSITION = (
@@ -31,8 +32,12 @@ LINE = re.compile(
     re.MULTILINE,
 )
 POSITION, MODEL = re.compile(r'[{,]\s*position="(\d+)"'), re.compile(r'[{,]\s*model_name="([^"]*)"')
-# a few rounds at the end of answers draft fewer tokens than the rest
+# of the drafted tokens; a few rounds at the end of answers draft fewer than the rest
 FEWER = 0.05
+# of what is taken off for these rounds, whose lengths nobody counted: its standard deviation
+UNSURE = 0.5
+# whole numbers are exact in float64 up to here
+MOST_ROUNDS = 2.0**53
 # of all tests of one comparison together: of 50 healthy engines one may raise an alarm
 QUIET = 0.98
 # a position that fewer rounds reached is not judged: its share is no normal number
@@ -47,11 +52,16 @@ class Observation:
 
     Attributes
     ----------
-    accepted : (K,) shares of rounds that reach and accept each position; or one number, the new
-        tokens per target call.
-    rounds : how many were counted.
+    accepted : (K,) shares, of rounds that drafted each position, that reach and accept it; or one
+        number, the new tokens per target call.
+    rounds : how many drafted each position, (K,), or one number for all.
     rounding : standard deviations of what was rounded away.
     is_length : whether it is tokens per call, the one that was not drafted among them.
+
+    Raises
+    ------
+    ValueError
+        Shares that rise or are none, fewer than FEWEST rounds or too many to count.
 
     Examples
     --------
@@ -60,40 +70,129 @@ class Observation:
     """
 
     accepted: Float[np.ndarray, "K"]
-    rounds: float
+    rounds: int | float | Float[np.ndarray, "K"]
     rounding: Float[np.ndarray, "K"]
     is_length: bool = False
 
+    def __post_init__(self) -> None:
+        steps = np.diff(self.accepted, prepend=np.inf if self.is_length else 1.0, append=0.0)
+        if not len(self.accepted) or not (steps <= 0).all():
+            raise ValueError(
+                "observed: must be shares of rounds, from 0 to 1, that do not rise with the "
+                f"position; got {self.accepted}"
+            )
+        check.number("rounds", np.max(self.rounds), FEWEST, MOST_ROUNDS)
 
-def observed_rates(text: str, rounds: float | None) -> Observation:
+    @staticmethod
+    def of_counts(
+        accepted: Sequence[float], rounds: float, drafted: float, rounding: Any = 0.0
+    ) -> "Observation":
+        """Return the shares of rounds that drafted each position, from an engine's counters.
+
+        Parameters
+        ----------
+        accepted : how many rounds reach and accept each position.
+        rounds, drafted : how many drafted anything, and how many tokens they drafted together. At
+            the end of an answer a round drafts no more than is left of it; lengths of shorter
+            drafts are taken to be as often 1 as K − 1.
+        rounding : standard deviations of the shares of all rounds.
+
+        Raises
+        ------
+        ValueError
+            Counts that rise or exceed the rounds, and rounds that draft other than K tokens, or
+            fewer in more than a few of them.
+
+        Examples
+        --------
+        >>> Observation.of_counts([800, 450], rounds=1000, drafted=1900).accepted
+        array([0.8, 0.5])
+        """
+        width, counts = len(accepted), np.asarray(accepted, float)
+        check.number("rounds", rounds, FEWEST, MOST_ROUNDS)
+        if abs(drafted / rounds - width) > FEWER * width or drafted > rounds * width:
+            raise ValueError(
+                f"drafted: rounds must draft {width} tokens, as there are positions, or fewer at "
+                f"the end of answers; got {drafted / rounds:.2f}"
+            )
+        places = np.arange(width)
+        missing = 2 * (rounds * width - drafted) * places / max(width * (width - 1), 1)
+        took_part = rounds - missing
+        whole = Observation(counts / rounds, rounds, np.zeros(width))
+        rates = np.minimum.accumulate(np.minimum(counts / took_part, 1.0))
+        errors = np.hypot(rounding, UNSURE * (rates - whole.accepted))
+        return Observation(rates, took_part, errors)
+
+    def check_width(self, width: int) -> None:
+        """Raise ValueError unless drafts of ``width`` tokens can have been counted so."""
+        if self.is_length and not 1 <= self.accepted[0] <= width + 1:
+            raise ValueError(
+                f"observed: tokens per call must be from 1 to {width + 1}, all {width} drafted and "
+                f"one more; got {self.accepted[0]:g}"
+            )
+        if not self.is_length and len(self.accepted) != width:
+            raise ValueError(
+                f"observed: must have the {width} positions that are expected (another K is "
+                f"another decode: --num-draft-tokens); got {len(self.accepted)}"
+            )
+
+
+def observed_rates(
+    text: str, rounds: float | None, width: int, drafted: float | None = None
+) -> Observation:
     """Return what an engine prints: accepted at each position over drafts, or tokens per call.
 
-    Raises ValueError for numbers that are neither, or that rise, and without rounds.
+    ``drafted`` is how many tokens were drafted in these rounds, if that was printed, too. Raises
+    ValueError for numbers that are neither, that rise, or that drafts of ``width`` tokens cannot
+    have, and without rounds.
     """
     words = [word.strip() for word in text.split(",")]
-    rates = np.array([check.number("--observed", word, 0) for word in words])
+    rates = np.array([check.number("--observed", word, 0, MOST_ROUNDS) for word in words])
     if (len(rates) > 1 and rates.max() > 1) or (np.diff(rates) > 0).any():
         raise ValueError(
             "--observed: must be shares of all drafts that accept each position, which cannot "
             "rise (of those that reached it: multiply them up), or the tokens of a call; "
             f"got {text!r}"
         )
+    is_length = len(rates) == 1 and bool(rates[0] > 1)
+    return _rated(rates, _digits(words), rounds, width, drafted, is_length)
+
+
+def _digits(words: Sequence[str]) -> Column:
+    """Return the standard deviations of what was rounded away in printing numbers."""
+    digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
+    return 10.0 ** -np.array(digits) / np.sqrt(12)
+
+
+def _rated(
+    rates: Column,
+    rounding: Column,
+    rounds: float | None,
+    width: int,
+    drafted: float | None,
+    is_length: bool,
+) -> Observation:
+    """Return checked numbers; what they are is looked at before rounds are asked for."""
+    seen = Observation(rates, FEWEST, rounding, is_length)
+    seen.check_width(width)
     if rounds is None:
         raise ValueError(
             "--rounds: must say over how many rounds (drafts, target calls) the observed numbers "
             "were counted, as their error depends on it; got none"
         )
-    digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
-    rounding = 10.0 ** -np.array(digits) / np.sqrt(12)
-    is_length = len(rates) == 1 and rates[0] > 1
-    return Observation(rates, check.number("--rounds", rounds, 1), rounding, bool(is_length))
+    check.number("--rounds", rounds, FEWEST, MOST_ROUNDS)
+    if drafted is None or is_length:
+        return replace(seen, rounds=rounds)
+    return Observation.of_counts((rates * rounds).tolist(), rounds, drafted, rounding)
 
 
-def read_metrics(path: str | Path, before: str | Path | None, rounds: float | None) -> Observation:
+def read_metrics(
+    path: str | Path, before: str | Path | None, rounds: float | None, width: int
+) -> Observation:
     """Return what the Prometheus text of vLLM or SGLang says; ``before`` is taken off counters.
 
     Raises OSError or ValueError for files that cannot be read, that hold neither engine's numbers,
-    or several models.
+    several models, or numbers that drafts of ``width`` tokens cannot have.
     """
     now = _samples(path)
     if not any(name == DRAFTS for name, _ in now):
@@ -103,7 +202,8 @@ def read_metrics(path: str | Path, before: str | Path | None, rounds: float | No
                 f"--metrics: must hold {DRAFTS}_total, or {LENGTH} once in one file, as it is no "
                 f"counter; got {len(lengths)} lines in {path}"
             )
-        return replace(observed_rates(repr(lengths[0]), rounds), is_length=True)
+        rounding = _digits([repr(lengths[0])])
+        return _rated(np.array(lengths), rounding, rounds, width, None, True)
     earlier = {} if before is None else _samples(before)
     counts, places = defaultdict[str, float](float), defaultdict[int, float](float)
     for (name, labels), value in now.items():
@@ -111,23 +211,24 @@ def read_metrics(path: str | Path, before: str | Path | None, rounds: float | No
         counts[name] += count
         if name == BY_POSITION and (place := POSITION.search(labels)):
             places[int(place[1])] += count
-    drafts, drafted, width = counts[DRAFTS], counts[DRAFTED], len(places)
-    if not width or sorted(places) != list(range(width)) or drafts <= 0:
+    if counts[DRAFTS] < FEWEST:
+        since = "" if before is None else f" since {before}"
         raise ValueError(
-            "--metrics: must count drafts, after the earlier file if two are given, and accepted "
-            f"tokens at positions 0, 1, …; got {drafts:g} drafts, positions {sorted(places)}"
+            f"--metrics: must have counted at least {FEWEST} drafts{since} (an engine that has "
+            f"just started has counted none); got {counts[DRAFTS]:g} in {path}"
         )
-    if abs(drafted / drafts - width) > FEWER * width:
+    if not places or sorted(places) != list(range(len(places))):
         raise ValueError(
-            f"--metrics: rounds must draft {width} tokens, as there are positions; got "
-            f"{drafted / drafts:.2f} in {path}"
+            "--metrics: must count accepted tokens at positions 0, 1, …; got positions "
+            f"{sorted(places)} in {path}"
         )
-    rates = np.array([places[number] for number in range(width)]) / drafts
-    if rates[0] > 1 or rates[-1] < 0 or (np.diff(rates) > 0).any():
-        raise ValueError(
-            f"--metrics: counts must not rise with the position; got {rates} in {path}"
-        )
-    return Observation(rates, drafts, np.zeros(width))
+    accepted = [places[number] for number in range(len(places))]
+    try:
+        seen = Observation.of_counts(accepted, counts[DRAFTS], counts[DRAFTED])
+    except ValueError as error:
+        raise ValueError(f"--metrics: {error} in {path}") from None
+    seen.check_width(width)
+    return seen
 
 
 def _samples(path: str | Path) -> dict[tuple[str, str], float]:
@@ -137,7 +238,7 @@ def _samples(path: str | Path) -> dict[tuple[str, str], float]:
     except (OSError, UnicodeDecodeError) as error:
         raise OSError(f"--metrics: must be a readable text; {error}") from None
     samples = {
-        (name, labels): check.number(f"--metrics: {written} in {path}", value, 0)
+        (name, labels): check.number(f"--metrics: {written} in {path}", value, 0, MOST_ROUNDS)
         for written, name, labels, value in LINE.findall(text)
     }
     models = {model for _, labels in samples for model in MODEL.findall(labels)}
@@ -156,8 +257,19 @@ class Diagnosis:
 
     gaps: Sequence[dict[str, Any]]
     alarm: bool  # whether healthy is refused: by a gap, or in favour of some fault
-    named: tuple[str, ...]  # of an alarm, faults that fit and are nearer, the nearest first
-    alike: tuple[str, ...]  # faults that would look healthy here
+    not_excluded: tuple[str, ...]  # of an alarm, faults that fit and are nearer: see below
+    alike: tuple[str, ...]  # faults that cannot be told from healthy here
+    known: int  # how many faults were held against it
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict, which names no fault as the one there is."""
+        if not self.alarm:
+            return "as expected: nothing is off"
+        among = f"among {self.known} known faults; an unknown one can look the same"
+        if not self.not_excluded:
+            return f"not as expected, and every one is excluded {among}"
+        return f"not as expected; not excluded {among}: {', '.join(self.not_excluded)}"
 
 
 def compare_observed(
@@ -168,9 +280,11 @@ def compare_observed(
     Of a healthy engine all tests together raise an alarm with probability 1 − QUIET at most, about:
     each position on both sides, and on one side, for each fault that shows, the sum of gaps in
     whose direction it does, weighted by its size over the counts' variance. Once there is an alarm
-    a fault is named if its own test, taken alone, refuses healthy, and no position is off from its
-    signature, both at LEVEL. A fault may have several signatures: what stands behind a space in
-    their names does not count.
+    a fault is not excluded if its own test, taken alone, refuses healthy, and no position is off
+    from its signature, both at LEVEL: settings that may have been asked for come first, then the
+    nearest. That does not make it the one there is: a fault that has no signature here can look
+    the same. A fault may have several signatures: what stands behind a
+    space in their names does not count.
 
     Raises
     ------
@@ -182,7 +296,7 @@ def compare_observed(
     >>> from cactus_theory.traces.faults import row_signatures
     >>> seen = Observation(np.array([0.51, 0.24, 0.1, 0.05]), 500, np.zeros(4))
     >>> healthy, faulty = (of("simulations/data/trace") for of in (expect, row_signatures))
-    >>> compare_observed(healthy, seen, faulty).named
+    >>> compare_observed(healthy, seen, faulty).not_excluded
     ('no-draft-law',)
     """
     base, tests = _Gaps(healthy, seen), []
@@ -195,7 +309,7 @@ def compare_observed(
         invisible[name] = invisible.get(name, True) and not visible
         if visible:
             towards = base.towards(step / base.observed_error**2)
-            tests.append((fault.worst, name, fault.fits, towards))
+            tests.append((name not in CHECKED_FIRST, fault.worst, name, fault.fits, towards))
     limit = critical(len(base.places) + len(tests) / 2, healthy.freedom, QUIET)
     columns = (base.places, base.expected, base.expected_error,
                base.observed, base.observed_error, base.errors)  # fmt: skip
@@ -205,11 +319,11 @@ def compare_observed(
     ]
     alarm = any(gap["off"] for gap in gaps) or any(towards > limit for *_, towards in tests)
     single = critical(1 / 2, healthy.freedom)
-    named = dict.fromkeys(
-        name for _, name, fits, towards in sorted(tests) if alarm and fits and towards > single
+    fitting = dict.fromkeys(
+        name for _, _, name, fits, towards in sorted(tests) if alarm and fits and towards > single
     )
     alike = tuple(name for name in invisible if invisible[name])
-    return Diagnosis(gaps, alarm, tuple(named), alike)
+    return Diagnosis(gaps, alarm, tuple(fitting), alike, len(invisible))
 
 
 class _Gaps:
@@ -219,19 +333,11 @@ class _Gaps:
     """
 
     def __init__(self, expectation: Expectation, seen: Observation) -> None:
-        self.expectation, width = expectation, len(expectation.if_reached)
-        if seen.is_length and seen.accepted[0] > width + 1:
-            raise ValueError(
-                f"observed: tokens per call must be at most {width + 1}, all {width} drafted and "
-                f"one more; got {seen.accepted[0]:g}"
-            )
-        if not seen.is_length and len(seen.accepted) != width:
-            raise ValueError(
-                f"observed: must have the {width} positions that are expected (another K is "
-                f"another decode); got {len(seen.accepted)}"
-            )
+        self.expectation = expectation
+        seen.check_width(len(expectation.if_reached))
         before = np.concatenate([[1.0], seen.accepted[:-1]])
-        places = np.flatnonzero(seen.is_length | (before * seen.rounds >= FEWEST))
+        rounds = np.broadcast_to(seen.rounds, before.shape)
+        places = np.flatnonzero(seen.is_length | (before * rounds >= FEWEST))
         before, earlier = before[places], np.concatenate([[0.0], seen.rounding[:-1]])[places]
         self.observed = seen.accepted[places] / before
         rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
@@ -242,7 +348,7 @@ class _Gaps:
             self.places, half = places + 1, 0.5  # of a count, which is a whole number
             self.means = [expectation.if_reached[place] for place in places.tolist()]
             scatter = np.nan_to_num([expectation.scatter(place) for place in places.tolist()])
-        count = before * seen.rounds
+        count = before * rounds[places]
         self.expected = np.nan_to_num([mean.value for mean in self.means])
         self.expected_error = np.nan_to_num([expectation.error(mean) for mean in self.means])
         # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial

@@ -9,16 +9,16 @@ mean of products is not the product of means.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
@@ -30,10 +30,6 @@ from cactus_theory.verify.contract import Verifier, find_verifier
 
 # of all intervals of one table together
 LEVEL = 0.99
-# points of Student's distribution: its tail of 1e-5 is then right to 1e-4 of itself
-T_POINTS = 2**17
-# degrees of freedom from which Student's t is the normal to half a percent
-NORMAL = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,24 +136,27 @@ def expect(
     verifier: str | Verifier = "chain",
     *,
     num_draft_tokens: int | None = None,
+    short_ends: bool = False,
     on_cycles: Callable[[int], None] | None = None,
 ) -> Expectation:
     """Return the acceptance to expect at each position; exact given the rows, all coins out.
 
     A trace's rounds start where those of the decode that was logged did: for that decode's
-    policy, verifier and K the numbers are unbiased.
+    policy, verifier and K the numbers are consistent.
 
     Parameters
     ----------
     source : a trace or its folder.
     policy, verifier : what decides.
     num_draft_tokens : cut longer drafts to so many; None for all that were logged.
+    short_ends : what counters show of an engine that drafts no more than is left of a text, and
+        divides by all rounds that drafted anything; needs a trace that says how long texts may be.
     on_cycles : called with how many rounds are done, now and then.
 
     Raises
     ------
     ValueError, NotImplementedError
-        As :func:`cactus_theory.traces.replay`.
+        As :func:`cactus_theory.traces.replay`; ``short_ends`` of a trace of other texts.
 
     Examples
     --------
@@ -172,8 +171,16 @@ def expect(
     sums = TextSums(trace.texts, width, ())
     squares, alone = np.zeros((3, width)), np.zeros((width, trace.texts))
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    longest = trace.header.details.get("max_new_tokens", 0)
+    if short_ends:
+        check.whole_number("short_ends: max_new_tokens of the trace", longest, 1)
     for batch in trace.batches(ENTRIES, width):
         alive, going, _ = batch_law(batch, policy, verifier, {}, ends)
+        if short_ends:
+            left = (longest - 1 - batch.position)[:, None]  # beside the token every call gives
+            alive = torch.where(torch.arange(alive.shape[1]) <= left, alive, 0.0)
+            drafts = left[:, 0] > 0
+            batch, alive, going = _rows(batch, drafts), alive[drafts], going[drafts]
         sums.add(batch.text, alive, going, {})
         reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
         kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
@@ -189,6 +196,16 @@ def expect(
     single = np.unique(prompts, return_counts=True)[1].min() < 2
     strata = np.zeros_like(prompts) if single else prompts
     return Expectation(result, squares, None if policy.needs_path else alone, strata)
+
+
+def _rows(batch: Batch, chosen: Tensor) -> Batch:
+    """Return some cycles of a batch."""
+    rows = {
+        field.name: value[chosen]
+        for field in fields(batch)
+        if (value := getattr(batch, field.name)) is not None
+    }
+    return replace(batch, **rows)
 
 
 def _acceptance(batch: Batch, policy: Policy) -> Float[Tensor, "batch K"]:
@@ -212,17 +229,9 @@ def critical(tests: float, freedom: int, level: float = LEVEL) -> float:
     """Return how many standard errors two-sided tests may be off; ∞ without freedom.
 
     All ``tests``, of which one-sided ones count half, together alarm with probability 1 − level at
-    most (Bonferroni), where errors have so many degrees of freedom.
+    most (Bonferroni), where errors have so many degrees of freedom (Student's t). Raises
+    ModuleNotFoundError without scipy (extra llm).
     """
+    special = check.optional_module("scipy.special", "llm")
     tail = (1 - level) / (2 * tests)
-    if freedom < 1:
-        return float("inf")
-    if freedom >= NORMAL:
-        return NormalDist().inv_cdf(1 - tail)
-    # t = √ν tan θ: the density of θ is ∝ cos^(ν−1), smooth on a bounded range
-    angle = np.linspace(0, np.pi / 2, T_POINTS)
-    density = np.cos(angle) ** (freedom - 1)
-    beyond = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    beyond = 0.5 * (1 - beyond / beyond[-1])
-    quantile = np.interp(-tail, -beyond, angle)
-    return float(np.sqrt(freedom) * np.tan(quantile))
+    return float("inf") if freedom < 1 else -float(special.stdtrit(freedom, tail))

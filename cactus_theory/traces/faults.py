@@ -21,7 +21,7 @@ from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import normalised_or
+from cactus_theory.policies._base import normalised_or, one_hot
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.block import Block
@@ -114,6 +114,9 @@ class MisledDrafting(ModelDrafting):
 
 # what engines cut rows to where nobody said otherwise
 USUAL_TOP_K = 50
+USUAL_TOP_P = 0.95
+# other temperatures that engines are often at: 1 where it is ignored, 0 where drafts must be greedy
+TEMPERATURES = (0.0, 0.3, 0.6, 0.8, 1.0)
 Change = Callable[["Rows"], "Rows"]
 
 
@@ -134,8 +137,10 @@ class Rows:
 class Fault:
     """A fault of an engine; ``needs`` are words for what it can show in.
 
-    These are a ``tempered`` decode, ``sampled`` drafts, the ``block`` verifier. A ``draft`` is a
-    drafter that has the fault, of a model and whether it is greedy; None if that model cannot.
+    These are a decode that is ``tempered``, ``random`` (no temperature of 0) or ``limited`` (its
+    trace says how long texts may be), ``sampled`` or ``certain`` drafts, the ``block`` verifier.
+    A ``draft`` is a drafter that has the fault, of a model and whether it is greedy; None if that
+    model cannot. Entries whose names differ behind a space are one fault.
     """
 
     name: str
@@ -145,13 +150,33 @@ class Fault:
     rows: Change | None = None
     replacement: Verifier | None = None  # in the place of another
     draft: Callable[[Any, bool], Drafter | None] | None = None
+    temperature: float | None = None  # that both models have instead
+    short_ends: bool = False  # see expect
     resamples: bool = False  # tokens are drawn otherwise: no verifier alone can decode with it
+    check_first: str = ""  # no fault if the engine was asked for it: the flag that says so
+
+    @property
+    def kind(self) -> str:
+        """Return the name that entries of one fault share."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def decodes(self) -> bool:
+        """Return whether a decode of the models can have it."""
+        own_models = self.draft is not None or self.temperature is not None
+        return own_models or not (self.resamples or self.short_ends)
 
     def verifier(self, verifier: Verifier, temperature: float) -> Verifier | None:
         """Return the verifier with the fault; None if it is not the verifier's."""
         if self.rows is None:
             return self.replacement
         return Planted(verifier, self.name, self.rows, temperature)
+
+    def decoding_verifier(self, verifier: Verifier, temperature: float) -> Verifier:
+        """Return the verifier of a decode with the fault, healthy where the models have it."""
+        if self.draft is not None or self.temperature is not None:
+            return verifier
+        return self.verifier(verifier, temperature) or verifier
 
 
 class Planted(Verifier):
@@ -202,6 +227,33 @@ def _cut(rows: Tensor) -> Tensor:
     return normalised_or(torch.where(rows >= least, rows, 0.0).double(), rows.double())
 
 
+def _top_p(rows: Tensor) -> Tensor:
+    """Return rows cut to the fewest tokens that have USUAL_TOP_P of the mass."""
+    mass, order = rows.double().sort(descending=True, stable=True)
+    before = mass.cumsum(-1) - mass
+    kept = torch.where(before < USUAL_TOP_P, mass, 0.0)
+    return normalised_or(torch.zeros_like(mass).scatter(-1, order, kept), rows.double())
+
+
+def _likeliest(rows: Tensor) -> Tensor:
+    """Return the rows of a greedy choice."""
+    return one_hot(rows.argmax(-1), rows).double()
+
+
+def _reheated(rows: Rows, temperature: float) -> Rows:
+    """Return rows at another temperature of both models."""
+
+    def other(own: Tensor) -> Tensor:
+        return _raw(own, rows.temperature / temperature) if temperature else _likeliest(own)
+
+    p = None if rows.p is None else other(rows.p)
+    return replace(rows, q=other(rows.q), p=p, sampled=p)
+
+
+def _greedy(rows: Rows) -> Rows:
+    return replace(rows, p=None, sampled=None if rows.p is None else _likeliest(rows.p))
+
+
 def _shifted(rows: Rows, step: int) -> Rows:
     places = torch.arange(rows.q.shape[1])
     return replace(rows, q=rows.q[:, (places + step).clamp(0, len(places) - 1)])
@@ -212,6 +264,40 @@ def _reported_raw(rows: Rows) -> Rows:
 
 
 FAULTS = (
+    Fault(
+        "greedy-drafts",
+        "the draft takes its likeliest token, as vLLM's does unless it is told otherwise",
+        *("vllm-project/vllm#16899", "sampled random", _greedy),
+        draft=lambda model, greedy: ModelDrafter(model, True),
+        check_first="--draft-mode greedy",
+    ),
+    Fault(
+        "sampled-drafts",
+        "the draft samples its tokens",
+        *("vllm-project/vllm#35461", "certain random"),
+        draft=lambda model, greedy: ModelDrafter(model, False),
+        check_first="--draft-mode sampled",
+    ),
+    *(
+        Fault(
+            f"both-temperature {temperature:g}",
+            "both models are at another temperature: a default of the engine or of the model, or "
+            "one that is ignored",
+            *("Pushkinist/rMLX#519", "random"),
+            rows=partial(_reheated, temperature=temperature),
+            temperature=temperature,
+            resamples=True,
+            check_first=f"--temperature {temperature:g}",
+        )
+        for temperature in TEMPERATURES
+    ),
+    Fault(
+        "short-ends",
+        "at the end of a text fewer tokens are drafted, and its rounds are counted as if not",
+        *("ggml-org/llama.cpp#24536", "limited"),
+        short_ends=True,
+        check_first="--drafted N",
+    ),
     Fault(
         "law-before-temperature",
         "the draft samples after its temperature and reports its law before it",
@@ -258,6 +344,11 @@ FAULTS = (
         *("vllm-project/vllm#42802", "", lambda rows: replace(rows, q=_cut(rows.q))),
     ),
     Fault(
+        "target-top-p",
+        f"the target's rows alone are cut to {USUAL_TOP_P:g} of their mass",
+        *("vllm-project/vllm#56724", "", lambda rows: replace(rows, q=_top_p(rows.q))),
+    ),
+    Fault(
         "block-by-token",
         "drafts that should be verified as a whole are verified token by token",
         *("vllm-project/vllm-ascend#7807", "block"),
@@ -300,15 +391,27 @@ FAULTS = (
     ),
 )
 
+# kinds that are no fault where they were asked for
+CHECKED_FIRST = frozenset(fault.kind for fault in FAULTS if fault.check_first)
+
 
 def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
     """Return the faults that can show in decodes as a trace was logged in."""
+    header, sampled = trace.header, trace.manifest.total("draft_rows") > 0
     present = {
-        "tempered": trace.header.temperature not in (0.0, 1.0),
-        "sampled": trace.manifest.total("draft_rows") > 0,
+        "tempered": header.temperature not in (0.0, 1.0),
+        "random": header.temperature > 0,
+        "limited": "max_new_tokens" in header.details,
+        "sampled": sampled,
+        "certain": not sampled,
         "block": isinstance(verifier, Block),
     }
-    return [fault for fault in FAULTS if all(present[word] for word in fault.needs.split())]
+    return [
+        fault
+        for fault in FAULTS
+        if all(present[word] for word in fault.needs.split())
+        and fault.temperature != header.temperature
+    ]
 
 
 def row_signatures(
@@ -317,19 +420,28 @@ def row_signatures(
     verifier: str | Verifier = "chain",
     *,
     num_draft_tokens: int | None = None,
+    on_fault: Callable[[str], Any] = str,
 ) -> dict[str, Expectation]:
     """Return what each fault would count at the places of a healthy trace, where rows suffice.
+
+    ``on_fault`` is called with the name of each one that is done.
 
     Raises
     ------
     ValueError, NotImplementedError
         As :func:`cactus_theory.traces.expect`.
     """
-    verifier = find_verifier(verifier)
+    verifier, signatures = find_verifier(verifier), {}
     trace = Trace.open(source) if isinstance(source, str | Path) else source
-    hot = trace.header.temperature
-    return {
-        fault.name: expect(trace, policy, faulty, num_draft_tokens=num_draft_tokens)
-        for fault in visible_faults(trace, verifier)
-        if (faulty := fault.verifier(verifier, hot)) is not None
-    }
+    for fault in visible_faults(trace, verifier):
+        faulty = fault.verifier(verifier, trace.header.temperature)
+        if faulty is not None or fault.short_ends:
+            signatures[fault.name] = expect(
+                trace,
+                policy,
+                faulty or verifier,
+                num_draft_tokens=num_draft_tokens,
+                short_ends=fault.short_ends,
+            )
+            on_fault(fault.name)
+    return signatures

@@ -29,7 +29,7 @@ from cactus_theory.verify.draft import Draft
 USUAL = {"policy": "speculative", "verifier": "chain"}
 # entries of every weight that are compared: other weights of the same shape differ in them
 WEIGHT_ENTRIES = 8
-OnText = Callable[[int, int], None]
+OnText = Callable[[int, int], Any]
 
 
 def log_trace(
@@ -76,7 +76,8 @@ def log_trace(
     seed : text i takes ``seed + i``.
     policy, verifier : of the decode, where it is of interest at which places its rounds start.
     groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
-    on_text : called with the cycles and texts logged so far, at the start and after every text.
+    on_text : called with the cycles and texts logged so far, at the start and after every text;
+        True ends the trace there.
 
     A drafter of trees needs a verifier of trees; its trace holds them, for :func:`replay` with
     ``verifier="tree"``.
@@ -141,10 +142,9 @@ def log_trace(
     )
     with Folder(Path(folder), header) as writer:
         while not writer.finished:
-            if on_text is not None:
-                on_text(writer.cycles, writer.texts)
+            enough = on_text is not None and on_text(writer.cycles, writer.texts) is True
             done = writer.texts >= len(prompts) if cycles is None else writer.cycles >= cycles
-            if done:
+            if done or enough:
                 writer.finish()
             else:
                 prompt, pair = prompts[writer.texts % len(prompts)], (target_model, drafter)
@@ -207,14 +207,22 @@ def save_trace(
 
 def log_shown(
     args: Any, pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path,
-    *, label: str = "logging cycles", **options: Any,
+    *, label: str = "logging cycles", enough: Callable[[int], bool] | None = None, **options: Any,
 ) -> Trace:  # fmt: skip
-    """Return :func:`log_trace` with the sizes and the seed of a command, and show how far it is."""
+    """Return :func:`log_trace` with the sizes and the seed of a command, and show how far it is.
+
+    ``enough`` says of a number of texts whether they end the trace.
+    """
+
+    def on_text(cycles: int, texts: int) -> bool:
+        progress.texts(cycles, texts)
+        return enough is not None and enough(texts)
+
     options = {"draft_model": pair.draft, "max_new_tokens": args.max_new_tokens} | options
     with Progress(label, args.cycles) as progress:
         return log_trace(
             pair.target, prompts_ids=prompts_ids, folder=folder, cycles=args.cycles,
-            seed=args.seed, on_text=progress.texts, **options,
+            seed=args.seed, on_text=on_text, **options,
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖
 from q costs nothing. Tokens after a drafted end-of-text token count for nothing.
 
 Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
-verifier the numbers are unbiased; for others they are what these would do at the same places,
+verifier the numbers are consistent; for others they are what these would do at the same places,
 which is what makes them comparable, with paired errors far smaller than their own.
 
 Drafted trees are walked (:mod:`cactus_theory.traces.trees`), by the verifier ``tree`` alone.

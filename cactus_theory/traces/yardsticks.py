@@ -54,7 +54,7 @@ def noise_floor(
     max_new_tokens: int = 32,
     temperature: float = 1.0,
     seed: int = 0,
-    on_text: Callable[[int], None] | None = None,
+    on_text: Callable[[int], Any] | None = None,
 ) -> NoiseFloor:
     """Return the mean KL, in nats, of rows of passes of ``width`` tokens from those of one each.
 
@@ -66,7 +66,7 @@ def noise_floor(
     prompts_ids : token ids of each prompt.
     width : tokens of a wide pass: K + 1 where K are drafted.
     max_new_tokens, temperature, seed : of the texts; at temperature 0 there is no finite KL.
-    on_text : called with how many are done.
+    on_text : called with how many are done; True leaves out the rest.
 
     Raises
     ------
@@ -90,8 +90,8 @@ def noise_floor(
         log_h = torch.cat([_rows(wide, part, temperature, len(part)) for part in parts])
         gap = torch.where(log_h > -torch.inf, log_h - torch.cat(rows[1:]), 0.0)
         spent.append(float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum()))
-        if on_text is not None:
-            on_text(len(spent))
+        if on_text is not None and on_text(len(spent)) is True:
+            break
     mean = ratio_of_sums(np.array(spent), np.full(len(spent), float(max_new_tokens)), "texts")
     count = len(spent) * max_new_tokens
     return NoiseFloor(mean.value, mean.standard_error, count, width, dtype_of([target_model]))
