@@ -20,8 +20,6 @@ NUMERICAL = (
     "tests/testing",
     "tests/traces",
     "tests/kernels",
-    "tests/decoding/test_law.py",
-    "tests/decoding/test_batched_law.py",
     "tests/decoding/test_whole_texts.py",
     "tests/simulations/markov",
     "tests/test_divergences.py",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import cactus_theory as ct
 from cactus_theory.decoding import (
     Cascade,
     EarlyExit,
@@ -12,10 +13,36 @@ from cactus_theory.decoding import (
     generate,
     generate_plain,
 )
+from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters.stop import ACCEPTANCE, PLACES
-from tests.decoding.test_draft_stop_law import opened
+from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.verify import Assignment, Draft, find_verifier
 
 PROMPT = torch.tensor([[1, 5, 9]])
+EXACT = 1e-12  # sums of two products
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_withdrawing_in_the_smallest_example_emits_six_to_four(verifier):
+    """q = (.5, .5), p = (.8, .2): keeping the doubtful token emits q, dropping it (.6, .4)."""
+    q, p = (torch.tensor([own], dtype=torch.float64) for own in ([0.5, 0.5], [0.8, 0.2]))
+    for counts, emits in (([1, 1], (0.5, 0.5)), ([1, 0], (0.6, 0.4))):
+        draft = Draft(torch.tensor([[0], [1]]), counts, p.expand(2, 1, 2))
+        rule = Assignment((ct.policy("speculative"),))
+        law = find_verifier(verifier).law(rule, q.expand(2, 2, 2), draft)
+        refused = law.stop[:, :1] * law.last[:, 0]
+        kept = torch.eye(2).double() * law.stop[:, 1:]
+        found = p[0] @ (refused + kept)
+        assert found.tolist() == pytest.approx(emits, abs=EXACT)
+
+
+def opened(drafter, target, prompts, width):
+    """Return the drafter at work on these prompts, and their texts."""
+    texts = Texts(prompts, 60, frozenset(), torch.device("cpu"))
+    warp = Warp(1.0, (), [0] * len(prompts))
+    return drafter.begin(Setting(target, texts, warp, Stopwatch(), width)), texts
 
 
 def rounds(drafter, target, width=6, turns=12, seed=0):

@@ -29,16 +29,20 @@ def two_hundred(tiny):
     return ids, mask, plain.output_token_ids
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "cascade"])
+@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "cascade", "block"])
 @pytest.mark.parametrize("batch", [1, 8])
 def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
     target, model = tiny
     draft = {
         "model": model,
+        "block": model,
         "ngram": NGram(),
         "early exit": EarlyExit(1),
         "cascade": Cascade(ModelDrafter(model)),
     }[name]
+    judge = {"policy": "speculative"}
+    if name == "block":
+        judge = {"policy": "soft_band:price=1", "verifier": "block"}
     ids, mask, plain = two_hundred
     rows = range(0, amount(16 if batch == 1 else 48, 200), batch)
     accepted = 0
@@ -50,13 +54,13 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
             draft,
             ids[own, shortest:],
             attention_mask=mask[own, shortest:],
-            policy="speculative",
             num_draft_tokens=4,
             max_new_tokens=NEW,
             temperature=0.0,
             eos_token_ids=6,
-            meter=False,
+            **judge,
         )
+        assert result.reading.emitted_divergence == 0
         for row, length in enumerate(result.row_lengths):
             text = result.output_token_ids[row, :length].tolist()
             assert text == [token for token in plain[start + row].tolist() if token >= 0]

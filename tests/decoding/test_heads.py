@@ -24,8 +24,7 @@ from cactus_theory.decoding.drafters.recurrent import RecurrentHead
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.testing import assert_drafter_properties
-from cactus_theory.verify.draw import pick
-from tests.amounts import amount, some, thorough
+from tests.amounts import amount, some
 
 heads = pytest.importorskip("simulations.train_pair.heads")
 
@@ -105,20 +104,6 @@ def test_greedy_texts_are_those_of_plain_decoding(tiny, drafters, name, verifier
     assert found.num_accepted > 0
 
 
-class Blurred(BlockDrafting):
-    """Draws later places from the mean over what may come before, and reports the path's row."""
-
-    def draw(self, logits, offset, wanted, coin):
-        path = self.texts.take([length + offset - 1 for length in self.texts.lengths], [1] * 3)
-        token = super().draw(logits.clone(), offset, wanted, coin)
-        if offset:
-            bias = self.head.after(self.head.before.weight)
-            mean = (logits - bias[path] + bias).softmax(-1).mean(1)
-            token = pick(mean, coin)
-            self.texts.propose(offset, token)
-        return token
-
-
 class Marked(BlockDrafting):
     """Takes the marks in its cache for units."""
 
@@ -133,19 +118,6 @@ class Faulty(BlockDrafter):
 
     def begin(self, setting):
         return self.fault(setting, self.head, False, None)
-
-
-@thorough
-def test_a_place_drawn_from_the_mean_over_paths_is_found(tiny, drafters, monkeypatch):
-    drafter = Faulty(drafters("block").head)
-    monkeypatch.setattr(Faulty, "fault", BlockDrafting, raising=False)
-    prompts = "cactus_theory.testing._drafter_bench.PROMPTS"
-    monkeypatch.setattr(prompts, ((1, 5, 9), (3, 3, 7, 3), (8, 4, 8, 1)))
-    options = {"rounds": 1, "num_draft_tokens": 3}
-    assert assert_drafter_properties(drafter, tiny[0], **options) > 2
-    monkeypatch.setattr(Faulty, "fault", Blurred)
-    with pytest.raises(AssertionError, match="tokens must be drawn from the reported rows"):
-        assert_drafter_properties(drafter, tiny[0], **options)
 
 
 def test_marks_that_stay_in_the_cache_are_found(tiny, drafters, monkeypatch):

@@ -1,4 +1,4 @@
-"""ln q and ln h of every token: from the rows of its round, and against enumerated texts."""
+"""ln q and ln h of every token, from the rows of its round, by definition."""
 
 import math
 
@@ -10,17 +10,6 @@ from cactus_theory.decoding import ModelDrafter, NGram, generate
 from cactus_theory.policies._records import Path
 from tests.amounts import some
 from tests.decoding.test_ragged import padded, prompts
-from tests.decoding.test_whole_texts import (  # noqa: F401
-    DECODES,
-    END,
-    LENGTH,
-    VOCAB,
-    Setting,
-    decodes,
-    enumerate_texts,
-    models,
-    pair,
-)
 
 # float64 rows of one decode, computed twice
 ROUNDING = 1e-9
@@ -107,62 +96,6 @@ def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
                     math.log(h[token]), abs=ROUNDING
                 )
     assert min(kinds.values()) > 1, kinds
-
-
-# with |z| < 5 a false alarm has probability 6e-7 each where the mean is normal; seeds are fixed
-SIGMAS = 5.0
-OFTEN = 40  # rarer beginnings have weights of which a few make the mean
-LAWS = [
-    ("cactus:delta=0.2", "chain", 3, None),
-    ("band:price=1", "block", 2, END),
-    ("band:price=1", "chain", 4, END),
-    ("cactus:delta=0.2", "block", 3, None),
-    ("lenience:lenience=0.5", "block", 4, END),
-    ("soft_band:price=1", "block", 3, None),
-]
-
-
-def about(values, expected):
-    """Say whether the means of samples (N, groups) are as expected."""
-    error = values.double().std(0) / math.sqrt(len(values))
-    return bool(((values.double().mean(0) - expected).abs() <= SIGMAS * error + ROUNDING).all())
-
-
-def every_text(law):
-    """Return the texts of a concatenated ``Texts.law``, in order."""
-    return [
-        tuple(place // VOCAB**i % VOCAB for i in reversed(range(t)))
-        for t, part in enumerate(law)
-        for place in range(part.numel())
-    ]
-
-
-@pytest.mark.parametrize(("spec", "verifier", "width", "end"), some(LAWS, 2))
-def test_on_enumerated_texts(models, pair, spec, verifier, width, end):  # noqa: F811
-    """ln q adds up to the text's, ln h − ln q to the meter, and q ÷ h weighs texts to q's law."""
-    exact = enumerate_texts(pair, Setting(spec, width, LENGTH, verifier, end))
-    texts, target = every_text(exact.target), torch.cat(exact.target)
-    seed = LAWS.index((spec, verifier, width, end)) + 50
-    result = decodes(models, spec, verifier, width, end, seed, log_probs=True)
-    place = torch.tensor(
-        [
-            texts.index(tuple(token for token in text if token >= 0))
-            for text in result.output_token_ids.tolist()
-        ]
-    )
-    ln_q = result.log_probs.target.nansum(1)
-    gain = result.log_probs.emitted.nansum(1) - ln_q
-    assert torch.allclose(ln_q, target[place].log(), atol=1e-5)  # the models are float32
-    assert about(gain[:, None], exact.meter.mean)
-    assert not about(gain[:, None], 0.0)
-    starts = sorted({text[:2] for text in texts if text})
-    group = torch.tensor([starts.index(text[:2]) if text else 0 for text in texts])
-    none = torch.zeros(len(starts), dtype=torch.float64)
-    law, own = (none.index_add(0, group, part) for part in (target, torch.cat(exact.law)))
-    often = own * DECODES > OFTEN
-    begun = torch.nn.functional.one_hot(group[place], len(starts)).double()[:, often]
-    assert about(begun * (-gain).exp()[:, None], law[often])
-    assert not about(begun, law[often])
 
 
 def test_the_device_loop_has_the_same_logarithms(tiny):

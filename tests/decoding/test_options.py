@@ -8,6 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import (
+    Between,
     ByPosition,
     DecodeOptions,
     decode,
@@ -59,7 +60,6 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
     [
         {"policy": "nope"},
         {"policy": 3},
-        {"verifier": "nope"},
         {"policy": "typical", "verifier": "block"},
         {"temperature": -1.0},
         {"temperature": float("inf")},
@@ -79,6 +79,21 @@ def test_what_is_wrong_is_found_when_they_are_made(tiny, wrong):
     with pytest.raises(type(found.value)) as again:
         generate(*tiny, IDS, **{"policy": "speculative", "max_new_tokens": 4} | wrong)
     assert str(again.value) == str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verifier", "message"),
+    [
+        ("soft_band:price=1", "chain", "chain judges .* try verifier='block'"),
+        ("typical", "block", "verifier: block needs .* typical has neither"),
+        (Between("typical", opening=3, closing=4), "block", "typical has neither"),
+        (["speculative", "soft_band:price=1"], "chain", "soft_band:price=1.0 needs"),
+        ("speculative", "knot", "verifier: must be one of .*; got 'knot'"),
+    ],
+)
+def test_policies_that_a_verifier_cannot_follow_are_refused(policy, verifier, message):
+    with pytest.raises(ValueError, match=message):
+        DecodeOptions(policy=policy, verifier=verifier, max_new_tokens=4)
 
 
 def test_one_object_decodes_with_a_draft_and_without(tiny):

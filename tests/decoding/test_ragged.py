@@ -21,6 +21,8 @@ from tests.amounts import THOROUGH
 LENGTHS = [3, 1, 9, 4, 2, 6, 1]  # seven prompts
 SEEDS = [11, 4, 9, 100, 3, 8, 2]
 POLICIES = ["speculative", "cactus:delta=0.4", "band:delta=0.2", "band:price=1.5", "typical"]
+CASES = [("chain", policy) for policy in POLICIES]
+CASES += [("block", policy) for policy in (*POLICIES[:2], "band:price=1.5", "soft_band:price=1")]
 ROUNDS = range(6 if THOROUGH else 1)
 
 
@@ -59,10 +61,11 @@ def compare(target, draft, rows, options, policy="speculative"):
     return result
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("verifier", "policy"), CASES)
 @pytest.mark.parametrize("trial", ROUNDS)
-def test_seven_rows_equal_each_alone(tiny, policy, trial):
+def test_seven_rows_equal_each_alone(tiny, verifier, policy, trial):
     options = {"max_new_tokens": 25, "num_draft_tokens": 5, "eos_token_ids": (7, 13, 15)}
+    options["verifier"] = verifier
     result = compare(*tiny, prompts(seed=trial), options, policy)
     assert len(set(result.row_lengths)) > 3  # rows end at different times
     assert sum(count > 0 for count in result.accepted_histogram) > 3

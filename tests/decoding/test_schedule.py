@@ -13,28 +13,8 @@ from cactus_theory.decoding import (
     generate,
 )
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Section
 
 PROMPT = torch.tensor([[1, 5, 9]])
-MARKED = Between("cactus:delta=5", opening=7, closing=(8, 9))
-
-
-def by_definition(state, drafted):
-    chosen = []
-    for token in drafted:
-        chosen.append(int(state))
-        state = (state or token == 7) and token not in (8, 9)
-    return chosen
-
-
-@pytest.mark.parametrize("state", [False, True])
-def test_markers_rule_from_the_next_token_on(state):
-    source = torch.Generator().manual_seed(2)
-    for _ in range(60):
-        drafted = torch.randint(6, 11, (7,), generator=source)
-        chosen = MARKED.choose(Section(state, ()), drafted).tolist()
-        assert chosen == by_definition(state, drafted.tolist())
-    assert MARKED.choose(Section(state, ()), drafted[:0]).tolist() == []
 
 
 def test_positions_count_new_tokens():
@@ -152,18 +132,6 @@ def test_a_schedule_that_never_changes_is_its_rule(tiny):
         assert scheduled.reading.emitted_divergence == pytest.approx(
             alone.reading.emitted_divergence, rel=1e-9
         )
-
-
-def test_strict_outside_the_markers_is_lossless(tiny):
-    never = Between("cactus:delta=5", opening=16, closing=12)
-    options = {"max_new_tokens": 25, "seed": 6}
-    strict = generate(*tiny, PROMPT, policy="speculative", **options)
-    marked = generate(*tiny, PROMPT, policy=never, **options)
-    assert 16 not in strict.output_token_ids[0].tolist()
-    assert marked.output_token_ids.tolist() == strict.output_token_ids.tolist()
-    assert marked.reading.emitted_divergence == 0
-    inside = generate(*tiny, torch.tensor([[1, 16, 9]]), policy=never, **options)
-    assert inside.reading.emitted_divergence > 0.1
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,20 @@ def test_never_exceeds_the_limit(tiny, width, new):
         check_counts(result)
 
 
-def test_end_of_text_stops_everywhere(tiny):
+ENDS = {"eos_token_ids": lambda end: end, "stop": lambda end: lambda ids: ids[0, -1] == end}
+
+
+@pytest.mark.parametrize("by", ENDS)
+@pytest.mark.parametrize(
+    ("spec", "verifier"), [("cactus:delta=0.5", "chain"), ("soft_band:price=0.5", "block")]
+)
+def test_end_of_text_stops_everywhere(tiny, spec, verifier, by):
     """Make every token of a text its end in turn: accepted, recovered and bonus tokens."""
-    whole = run(tiny, "cactus:delta=0.5", new=30, seed=4).output_token_ids[0].tolist()
+    options = {"new": 30, "seed": 4, "verifier": verifier}
+    whole = run(tiny, spec, **options).output_token_ids[0].tolist()
     kinds = set()
     for end in set(whole):
-        result = run(tiny, "cactus:delta=0.5", new=30, seed=4, eos_token_ids=(end,))
+        result = run(tiny, spec, **options, **{by: ENDS[by](end)})
         assert result.ended
         assert result.output_token_ids[0].tolist() == whole[: whole.index(end) + 1]
         assert result.reading.rows <= result.num_tokens

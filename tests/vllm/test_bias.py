@@ -8,12 +8,9 @@ import torch
 import cactus_theory as ct
 from cactus_theory.vllm.bias import drafted_bias, is_lossless, lifts_of
 from tests.amounts import some
-from tests.vllm.nothing_read import NothingRead
 
 # both laws are sums of at most V float64 terms
 EXACT = 1e-12
-# float32 logits up to 12 carry an error of 2^-24 · 12 each, divided by T ≥ 0.5 and summed
-SINGLE = 5e-6
 NOTHING = -torch.inf
 SPECS = (
     "band:price=2",
@@ -71,38 +68,19 @@ def test_the_biased_row_is_the_emitted_law(spec, heat):
     assert excluded.any() and (law[excluded].gather(1, drafted[excluded][:, None]) == 0).all()
 
 
-@pytest.mark.parametrize("spec", some(SPECS, 5))
-def test_float32_logits(spec):
-    rule = ct.policy(spec)
-    logits, drafted = rows(60, 7, torch.float32)
-    logits = logits.clamp(max=12)
-    law = (biased(rule, logits, drafted, 0.5) / 0.5).softmax(-1).double()
-    q = (logits.double() / 0.5).softmax(-1)
-    expected = ct.emitted_law(rule, q, None, draft_token_ids=drafted)
-    kept = logits.gather(1, drafted[:, None])[:, 0] > NOTHING
-    torch.testing.assert_close(law[kept], expected[kept], rtol=0, atol=SINGLE)
-
-
-def test_a_bias_that_is_not_scaled_by_the_temperature_is_another_law():
-    logits, drafted = torch.tensor([[0.3, 0.3, 0.4]]).double().log() * 0.7, torch.tensor([0])
-    rule = ct.policy("band:price=2")
-    right = (biased(rule, logits, drafted, 0.7) / 0.7).softmax(-1)
-    wrong = (biased(rule, logits, drafted, 1.0) / 0.7).softmax(-1)
-    assert 0.5 * (right - wrong).abs().sum() > 0.05
-
-
 def test_mixed_policies_temperatures_and_rows_without_a_draft():
-    specs = ("speculative", "band:price=1", "cactus:delta=0.5", "band:delta=0.1")
+    """Each row follows its own policy, whatever its neighbours look at."""
+    specs = ("speculative", "band:price=1", "cactus:delta=0.5", "soft_band:price=1")
     rules = [ct.policy(spec) for spec in specs]
-    logits, drafted = rows(40, 5)
-    drafted[::4] = -1
-    choice, heat = torch.arange(40) % 4, torch.tensor([1.0, 0.6]).repeat(20).double()
-    given = {"choice": choice, "width": 2}
-    bias = drafted_bias(lifts_of(rules), logits, drafted, heat, **given)
+    logits, drafted = rows(48, 5)
+    drafted[3::4] = -1
+    choice, heat = (torch.arange(48) // 4) % 4, torch.tensor([1.0, 0.6]).repeat(24).double()
+    bias = drafted_bias(lifts_of(rules), logits, drafted, heat, choice=choice, width=3)
     assert (bias[drafted < 0] == 0).all() and (bias[choice == 0] == 0).all()
     for number, rule in enumerate(rules):
-        alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=2)
-        assert torch.equal(alone[choice == number], bias[choice == number])
+        alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=3)
+        torch.testing.assert_close(alone[choice == number], bias[choice == number])
+    assert not torch.allclose(bias[choice == 3], bias[choice == 1])
 
 
 def gibbs(q, drafted, price):
@@ -153,20 +131,6 @@ def test_the_bias_of_whole_blocks_is_the_best_law(price):
         torch.testing.assert_close(path, raised, rtol=0, atol=EXACT)
 
 
-def test_blocks_beside_single_rows():
-    """Each row follows its own policy, whatever its neighbours look at."""
-    rules = [ct.policy("band:price=1"), ct.policy("soft_band:price=1")]
-    logits, drafted = rows(12, 5)
-    drafted[3::4] = -1
-    choice = (torch.arange(12) // 4) % 2
-    heat = torch.ones(12).double()
-    bias = drafted_bias(lifts_of(rules), logits, drafted, heat, choice=choice, width=3)
-    for number, rule in enumerate(rules):
-        alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=3)
-        torch.testing.assert_close(alone[choice == number], bias[choice == number])
-    assert not torch.allclose(bias[choice == 1], torch.tensor([1.0, 1.0, 1.0, 0.0]).double())
-
-
 def test_greedy_rows_take_the_margin_and_nothing_else():
     """The drafted token wins iff it is less than the margin below the largest."""
     logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(4, 1)
@@ -207,20 +171,3 @@ def test_which_policies_are_a_bias():
     for spec in ("speculative", "band:price=inf", "soft_band:price=inf"):
         assert is_lossless(ct.policy(spec))
     assert not is_lossless(ct.policy("band:price=9"))
-
-
-def test_the_rows_are_not_read_where_the_bias_is_a_constant(monkeypatch):
-    monkeypatch.setattr("cactus_theory.vllm.bias.log_entries", None)
-    logits, drafted = rows(6, 5)
-    biased(ct.policy("band:price=1"), logits, drafted, 1.0)
-
-
-def test_nothing_is_read_on_the_host_at_kl_prices():
-    rules = [ct.policy(spec) for spec in ("band:price=1", "soft_band:price=2", "speculative")]
-    lifts, (logits, drafted) = lifts_of(rules), rows(12, 5)
-    given = {"choice": torch.arange(12) % 3, "margin": torch.zeros(12), "width": 3}
-    with NothingRead():
-        drafted_bias(lifts, logits, drafted, torch.ones(12), **given)
-    for wrong in (lambda: int(drafted[0]), lambda: logits[drafted > 0], lambda: drafted.nonzero()):
-        with pytest.raises(AssertionError, match="reads what a tensor holds"), NothingRead():
-            wrong()

@@ -11,7 +11,6 @@ import torch
 import cactus_theory as ct
 from tests.vllm import published
 from tests.vllm.nothing_read import NothingRead
-from tests.vllm.test_truncate import kept
 
 NAME = "cactus_theory.vllm.logits_processor"
 WIDTH, VOCAB, REQUESTS = 3, 6, 8
@@ -121,15 +120,32 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 
 
+def kept(row, top_p, top_k, min_p):
+    """Return the truncated row by the words of the three rules, token after token."""
+    q = row.double().softmax(-1)
+    q = torch.where(q >= min_p * q.max(), q, 0.0)
+    if top_k:
+        q = torch.where(q >= q.sort(descending=True).values[min(top_k, len(q)) - 1], q, 0.0)
+    q, order, mass = q / q.sum(), q.argsort(descending=True).tolist(), 0.0
+    for token in order:
+        if mass >= top_p:
+            q[token] = 0.0
+        mass += float(q[token])
+    return q / q.sum()
+
+
 CUTS = ({"cactus_top_p": 0.7}, {"cactus_top_k": "3"}, {"cactus_min_p": 0.3})
+EXTREMES = ({"cactus_top_p": 1e-17}, {"cactus_top_k": 40}, {"cactus_min_p": 1.0})
 
 
+@pytest.mark.parametrize("cuts", [CUTS, EXTREMES], ids=["usual", "extreme"])
 @pytest.mark.parametrize("lossy", [False, True])
-def test_q_is_cut_before_the_policy_acts(processor_class, lossy):
-    """On every row, the bonus row too; a drafted token that is cut is not raised."""
+def test_q_is_cut_before_the_policy_acts(processor_class, lossy, cuts):
+    """On every row, the bonus row too; a drafted token that is cut is not raised, ties are kept."""
     step, heats = Step(), (1.0, 0.7, 1.3, 0.8)
     policy = {"cactus": "band:price=0.7"} if lossy else {}
-    every = (*CUTS, {name: value for own in CUTS for name, value in own.items()})
+    every = (*cuts, {name: value for own in cuts for name, value in own.items()})
+    step.logits[1, 4] = step.logits[1, 1]
     given = [params(heat, extra=policy | cut) for heat, cut in zip(heats, every, strict=True)]
     moved, cut_drafts = step.run(made(processor_class), given), 0
     for row, own in enumerate(step.of_row.tolist()):
@@ -167,6 +183,10 @@ def test_a_step_reads_nothing_on_the_host(processor_class):
     step.run(processor, [params(extra=extra)] * 4)
     with NothingRead():
         processor.apply(step.logits, step.context)
+    drafted, logits = step.drafted, step.logits
+    for wrong in (lambda: int(drafted[0]), lambda: logits[drafted > 0], lambda: drafted.nonzero()):
+        with pytest.raises(AssertionError, match="reads what a tensor holds"), NothingRead():
+            wrong()
 
 
 def test_without_a_setting_logits_are_the_same_object_and_numbers(processor_class):

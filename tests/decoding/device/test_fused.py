@@ -130,16 +130,6 @@ def test_plain_decoding_by_kernels(single, interpreted):
     assert found.loop == BY_KERNELS and found.output_token_ids.equal(usual.output_token_ids)
 
 
-def test_a_row_is_as_if_alone(single, interpreted):
-    given = prompts(lengths=(4, 2))
-    together = run(single, policy="speculative", max_new_tokens=4, seed=[4, 9])
-    for row, (length, seed) in enumerate(((4, 4), (2, 9))):
-        ids = {"input_ids": given["input_ids"][row : row + 1, 4 - length :]}
-        alone = run(single, ids, policy="speculative", max_new_tokens=4, seed=seed)
-        own = together.output_token_ids[row, : together.row_lengths[row]]
-        assert own.tolist() == alone.output_token_ids[0].tolist()
-
-
 def test_generators_have_seeds_too(single, in_torch):
     found = []
     for seed in (3, 3, 4):

@@ -8,8 +8,10 @@ import torch
 from cactus_theory.decoding import device
 from tests.amounts import amount
 from tests.decoding.device.test_fused import run
-from tests.decoding.test_law import FALSE_ALARM, PROMPT, VOCAB, next_law, p_value
 
+PROMPT = torch.tensor([[1, 0]])
+VOCAB = 4
+FALSE_ALARM = 1e-6  # per test, if the seed were drawn afresh
 TEXTS = amount(1500, 10_000)
 PAIRS = [(x, y) for x in range(VOCAB) for y in range(VOCAB)]
 
@@ -21,6 +23,19 @@ def four_tokens(make_model, make_draft):
     with torch.no_grad():
         target.lm_head.weight.mul_(0.35)
     return target, make_draft(target, noise=0.5, seed=4)
+
+
+def next_law(model, *tokens):
+    ids = torch.tensor([[*PROMPT[0].tolist(), *tokens]])
+    with torch.inference_mode():
+        return model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
+
+
+def p_value(counts, law):
+    expected = law * counts.sum()
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(law) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 def three_token_law(model):

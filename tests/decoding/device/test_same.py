@@ -91,15 +91,6 @@ def test_the_shipped_pair_over_several_buckets(shipped, monkeypatch, seed):
     assert usual.reading.emitted_divergence > 0
 
 
-def test_a_row_is_as_if_alone(tiny):
-    given = prompts(lengths=(6, 6, 6))
-    options = {"policy": "typical", "device_loop": True, "max_new_tokens": 15}
-    together = generate(*tiny, given["input_ids"], seed=[4, 5, 6], **options)
-    for row, seed in enumerate((4, 5, 6)):
-        alone = generate(*tiny, given["input_ids"][row : row + 1], seed=seed, **options)
-        assert alone.output_token_ids[0].equal(together.output_token_ids[row])
-
-
 def test_policies_and_generators_per_row(tiny):
     policy = ["speculative", ct.policy("band:price=0.5"), "typical"]
     found = []

@@ -80,12 +80,6 @@ def test_so_it_does_on_weights_stored_in_half_precision(name):
     assert_equals_recomputation(model, 24, 2e-5, fast=True)
 
 
-def test_equals_full_recomputation_with_sliding_windows():
-    model = family("Mistral", sliding_window=5)
-    assert obstacle(model, 64)
-    assert_equals_recomputation(model, 24, 1e-10, fast=False)
-
-
 @pytest.mark.parametrize("fast", [False, True])
 def test_ragged_rows_equal_each_row_alone(tiny, fast):
     """Rows consume and take back different numbers of tokens; some consume none."""
