@@ -8,7 +8,6 @@ beside a policy that does.
 """
 
 import argparse
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,14 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier, verifiers
-from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
 from solvers import block
 from solvers.paths import PathTree, random_tree
 
 from .common.results import publish
+from .markov.pair import TinyPair
+from .markov.rounds import drafted_rounds
 
-# paths whose laws are computed at once
-PATHS_AT_ONCE = 4096
 # values tried of a knob, those outside its range left out
 KNOB_VALUES = {"price": (4.0, 1.5, 0.5), "k": (2, 1)}
 OTHER_VALUES = (0.1, 0.3, 0.7)
@@ -80,47 +78,33 @@ def value_of(
 ) -> Value:
     """Return what a policy and a verifier come to on a tree, exactly.
 
-    Every path that may be drafted is verified by :meth:`Verifier.law`, weighted by its
-    probability. A policy that the verifier cannot follow is a ValueError; a verifier without an
-    enumerated law, a NotImplementedError.
+    It is one round of the decode loop, begun where nothing is drafted yet. A policy that the
+    verifier cannot follow is a ValueError.
     """
     policy, judge = ct.policy(rule), find_verifier(verifier)
     judge.check(policy)
-    kind, assigned = find_divergence(divergence), Assignment((policy,))
-    tokens, spent, excluded = 1.0, 0.0, 0.0
-    ids, nodes, chance = paths_of(tree)
-    for start in range(0, len(ids), PATHS_AT_ONCE):
-        part = slice(start, start + PATHS_AT_ONCE)
-        q, p = (torch.from_numpy(rows[nodes[part]]) for rows in (tree.target, tree.draft))
-        weight = torch.from_numpy(chance[part])
-        drafted = torch.from_numpy(ids[part])
-        bonus = torch.cat([q, q[:, -1:]], 1)  # what the last row holds is of no account here
-        law = judge.law(assigned, bonus, Draft(drafted, [tree.depth] * len(drafted), p))
-        if law.emitted is None:
-            raise NotImplementedError(NO_ROW.format(judge.name))
-        place = torch.arange(tree.depth + 1, dtype=torch.float64)
-        tokens += float(weight @ (law.stop @ place))
-        alive = law.alive[:, :-1]
-        metered = torch.where(alive > 0, alive * kind.value(law.emitted, q), 0.0)
-        spent += float(weight @ metered.sum(-1))
-        outside = torch.where(q > 0, 0.0, law.emitted).sum(-1)
-        excluded += float(weight @ (alive * outside).sum(-1))
+    kind, start = find_divergence(divergence), torch.zeros(1, dtype=torch.int64)
+    rounds = drafted_rounds(as_pair(tree), start, tree.depth, (policy,), judge)
+    tokens = float(sum(alive.sum() for alive in rounds.alive))
+    spent, excluded = 0.0, 0.0
+    for level, alive, law in zip(tree.levels, rounds.alive, rounds.following, strict=False):
+        q = torch.from_numpy(tree.target[level])
+        metered = torch.where(alive[0] > 0, alive[0] * kind.value(law[0], q), 0.0)
+        spent += float(metered.sum())
+        excluded += float(alive[0] @ torch.where(q > 0, 0.0, law[0]).sum(-1))
     return Value(tokens, spent, excluded)
 
 
-def paths_of(tree: PathTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return every path that may be drafted.
+def as_pair(tree: PathTree) -> TinyPair:
+    """Return the tree as two models whose states are its prefixes.
 
-    Its tokens (paths, K), the node of the row before each of them (paths, K), and its
-    probability (paths,).
+    Those of all K tokens lead back to the first, whose row stands for their bonus tokens: their
+    number is what counts here.
     """
-    ids = np.array(list(itertools.product(range(tree.vocabulary), repeat=tree.depth)))
-    nodes = np.zeros_like(ids)
-    for place in range(1, tree.depth):
-        nodes[:, place] = nodes[:, place - 1] * tree.vocabulary + ids[:, place - 1] + 1
-    chance = tree.draft[nodes, ids].prod(-1)
-    on = chance > 0
-    return ids[on], nodes[on], chance[on]
+    nodes, vocab = tree.target.shape
+    following = torch.arange(nodes * vocab).reshape(nodes, vocab) + 1
+    following[following >= nodes] = 0
+    return TinyPair(torch.from_numpy(tree.target), torch.from_numpy(tree.draft), following)
 
 
 def registered(verifier: str) -> list[Policy]:

@@ -105,7 +105,7 @@ ENTRIES = (
           "--pool-chunks 6 --pool-share 0.5 --draft-rate 0.003 --head-layers 1 "
           "--head-width 192 --work-dir {made}/work --out {made}/one-layer",
           before_quick="--distil-steps 2 --overlap-steps 2 --pool-chunks 1"),
-    Entry("bench_theory", "--repeats 1 --programs 1", CSV),
+    Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
     Entry("bench_decode", "--repeats 1", CSV),
     Entry("bench_decode_stories", "--repeats 1", CSV,

@@ -1,7 +1,7 @@
 """Time the closed forms, one verification step, or whole decodes, in one run and one thread.
 
 ``theory``: the optimum, its policy form, exact laws and audits at real vocabulary sizes,
-compared with one softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+compared with one softmax of the same row and a plain numpy sort-and-bisect.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
 A file each: ``measure`` yields rows, and ``line`` is one as it is printed.
@@ -21,18 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; the pair and the prompts are of decodes."""
     parser.add_argument("what", choices=WHAT, help="which benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
-    parser.add_argument("--programs", type=int, default=5, help="rows solved by CLARABEL a size")
     add_pair_arguments(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
 
 
 def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
-    without_pair = {"theory": (args.repeats, args.programs), "verify": (args.repeats,)}
-    pair = args.target, args.draft, args.prompts, args.repeats
+    needs = (args.repeats,)
+    if args.what == "decode":
+        needs = (args.target, args.draft, args.prompts, args.repeats)
     benchmark = importlib.import_module(f"simulations.bench.{args.what}")
     rows = []
-    for row in benchmark.measure(*without_pair.get(args.what, pair)):
+    for row in benchmark.measure(*needs):
         print(benchmark.line(row), flush=True)  # as soon as it is known
         rows.append(row)
     publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")

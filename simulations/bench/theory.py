@@ -1,7 +1,8 @@
 """Time the closed forms and their alternatives, in one run and one thread.
 
 The optimum, its policy form, exact laws and audits at real vocabulary sizes, compared with one
-softmax of the same row, a plain numpy sort-and-bisect, and CLARABEL.
+softmax of the same row and a plain numpy sort-and-bisect; with convex programs in the table
+solver-error.
 """
 
 import statistics
@@ -19,18 +20,14 @@ import cactus_theory as ct
 DELTA = 0.1
 # vocabularies of Qwen 3 and of Llama 2
 LARGE, MEDIUM = 151_936, 32_000
-# vocabularies that CLARABEL solves in a few seconds
-PROGRAM_SIZES = (1_000, 10_000)
 # rows solved in one call, to see the time of one among many
 BATCH = 64
 
 
-def measure(repeats: int, programs: int) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary per job; ``programs`` rows of each size go to CLARABEL."""
+def measure(repeats: int) -> Iterator[dict[str, Any]]:
+    """Yield one dictionary per job."""
     for name, vocab, rows, job in _jobs():
         yield _timed(name, vocab, rows, job, repeats)
-    for vocab in PROGRAM_SIZES:
-        yield from _against_program(vocab, programs, repeats)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -69,7 +66,7 @@ def milliseconds(times: Sequence[float]) -> dict[str, float]:
 
 
 def _timed(
-    name: str, vocab: int, rows: int, job: Callable[[], Any], repeats: int, note: str = ""
+    name: str, vocab: int, rows: int, job: Callable[[], Any], repeats: int
 ) -> dict[str, Any]:
     times = clocked({name: job}, repeats)[0][name]
     median = times["milliseconds"]
@@ -79,7 +76,7 @@ def _timed(
         "rows": rows,
         **times,
         "milliseconds_per_row": median / rows,
-        "note": note or (f"{median / rows:.2f} ms a row" if rows > 1 else ""),
+        "note": f"{median / rows:.2f} ms a row" if rows > 1 else "",
     }
 
 
@@ -124,36 +121,3 @@ def naive_optimum(q: np.ndarray, p: np.ndarray) -> float:
         spent = float(np.sum(h * np.log(h / q)))
         least, most = (least, rejected) if spent < DELTA else (rejected, most)
     return 1 - most
-
-
-def _against_program(vocab: int, programs: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield the closed form's and CLARABEL's times on the same rows; failures are counted."""
-    from solvers import optimal
-    from solvers._program import SolverGaveUp
-
-    q, p = pair_of_rows(programs, vocab, seed=1)
-    times, errors, gave_up = [], [], 0
-    for row_q, row_p in zip(q.numpy(), p.numpy(), strict=True):
-        started = time.perf_counter()
-        try:
-            solved = optimal.solve(row_q, row_p, divergence="kl", delta=DELTA)
-        except SolverGaveUp:
-            gave_up += 1
-        else:
-            closed = ct.optimal_acceptance(row_q, row_p, delta=DELTA)
-            errors.append(abs(float(closed.acceptance) - solved.acceptance))
-        times.append(1e3 * (time.perf_counter() - started))
-    closed = _timed(
-        "optimal_acceptance kl", vocab, 1,
-        lambda: ct.optimal_acceptance(q[0], p[0], delta=DELTA), repeats,
-    )  # fmt: skip
-    yield closed
-    program = milliseconds(times)
-    factor = program["milliseconds"] / closed["milliseconds"]
-    worst = f"differ by at most {max(errors):.1e}" if errors else "none solved"
-    yield closed | {
-        "job": f"cvxpy with CLARABEL, V = {vocab:,}",
-        **program,
-        "milliseconds_per_row": program["milliseconds"],
-        "note": f"{factor:.0f} times the closed form; {worst}; {gave_up} of {len(q)} gave up",
-    }

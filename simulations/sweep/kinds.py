@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.decoding import GenerationResult, load_pair
+from cactus_theory.decoding import load_pair
 from cactus_theory.traces import Trace, replay
 
 from ..common.decode import Harness
-from ..common.grid import Config
+from ..common.grid import Config, total
 from ..common.inputs import code_digest, prompts_of
 from ..common.results import package_version
 from ..markov import Setting, markov_pair, measured
@@ -123,27 +123,20 @@ def _decoded(task: Task) -> list[Row]:
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     harness = Harness(pair, ids, settings["max_new_tokens"], seed=0)
     config = Config(task.policy, case["num_draft_tokens"], 1, case["verifier"])
-    results = []
-    for group in range(len(ids)):
-        result = harness.decode(config, group, repeat=case["seed"], meter=True).result
-        assert result is not None  # only decodes of the library have none
-        results.append(result)
-    return [case | _sums(results)]
-
-
-def _sums(results: Sequence[GenerationResult]) -> Row:
-    tokens = sum(result.num_tokens for result in results)
-    calls = sum(result.row_calls for result in results)
-    accepted = sum(result.num_accepted for result in results)
-    readings = [result.reading for result in results]
-    return {
+    records = [
+        harness.decode(config, group, repeat=case["seed"], meter=True).record
+        for group in range(len(ids))
+    ]
+    tokens, calls = total(records, "tokens"), total(records, "row_calls")
+    figures = {
         "tokens": tokens,
         "target_calls": calls,
         "tokens_per_call": tokens / calls,
-        "accepted_per_call": accepted / calls,
-        "kl_per_token": sum(own.emitted_divergence or 0.0 for own in readings) / tokens,
-        "largest_row_kl": max(own.largest_row_divergence or 0.0 for own in readings),
+        "accepted_per_call": total(records, "accepted") / calls,
+        "kl_per_token": total(records, "kl") / tokens,
+        "largest_row_kl": max(record["largest_row_kl"] for record in records),
     }
+    return [case | figures]
 
 
 @lru_cache(maxsize=2)

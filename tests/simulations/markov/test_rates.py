@@ -68,14 +68,6 @@ def test_long_texts_tend_to_them(verifier):
     assert spent / 6 == pytest.approx(found.metered, rel=ENDS)
 
 
-def test_a_block_gets_further_than_a_chain():
-    pair = markov_pair(3, seed=2, distance=1.5)
-    chain, block = (
-        long_run_rates(pair, Setting("speculative", 4, 2, name)) for name in ("chain", "block")
-    )
-    assert block.mean_acceptance_length > chain.mean_acceptance_length + 0.01
-
-
 def test_states_that_part_for_good_have_no_one_law():
     split = torch.tensor([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).double()
     with pytest.raises(RuntimeError, match="more than one stationary law"):

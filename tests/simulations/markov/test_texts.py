@@ -179,39 +179,6 @@ def test_one_round_emits_the_emitted_law_token_by_token(spec, verifier):
         assert float((law - mass).abs().max()) < EXACT
 
 
-@pytest.mark.parametrize("spec", some(LOSSY[1:], 2))
-def test_the_verifiers_differ_only_between_one_token_and_all(spec):
-    """T8: with the bonus from the target the laws of texts differ, at 1 < K < T − 1."""
-    pair = markov_pair(3, seed=2, distance=1.5)
-    for width in range(1, LENGTH + 1):
-        chain, block = (texts_of(pair, spec, width, verifier) for verifier in VERIFIERS)
-        apart = widest(chain.law, block.law)
-        assert apart > CLEAR / 2 if 1 < width < LENGTH - 1 else apart < EXACT
-        calls = chain.calls.mean - block.calls.mean
-        assert abs(calls) < EXACT if width == 1 else calls > CLEAR
-
-
-@pytest.mark.parametrize("spec", ["speculative", *some(LOSSY[1:], 2)])
-def test_block_gets_further_from_every_state(spec):
-    """Every draft is as far or further with a larger probability, so more tokens a round."""
-    for pair in pairs(zeros=0.2) + pairs(4):
-        chain, block = (
-            every_round(pair, Setting(spec, 3, 4, verifier))[0][0] for verifier in VERIFIERS
-        )
-        for one, other in zip(chain.alive, block.alive, strict=True):
-            assert bool((other >= one - EXACT).all())
-        gains = sum(float((b - a).sum()) for a, b in zip(chain.alive, block.alive, strict=True))
-        assert gains >= 0
-
-
-def test_block_takes_no_more_calls_for_lossless_texts():
-    gains = []
-    for pair, width, end in itertools.product(pairs(), (1, 2, 3, 4), (None, 2)):
-        chain, block = (texts_of(pair, "speculative", width, v, end=end) for v in VERIFIERS)
-        gains.append(block.tokens_per_call - chain.tokens_per_call)
-    assert min(gains) > -EXACT and max(gains) > CLEAR
-
-
 def test_block_may_take_a_few_more_calls_for_lossy_texts():
     """Each round gets further, but where a lossy text then stands the draft may be worse."""
     pair = markov_pair(3, seed=54, sharpness=2.0, distance=2.0)
