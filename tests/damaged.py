@@ -209,7 +209,7 @@ def whole(folder: Path) -> dict[str, bytes]:
         "prompts.txt": "Once upon a time\nthere was é\n".encode(),
         "prompts.jsonl": b'{"prompt": "a"}\n{"turns": ["b", "c"]}\n',
         "tuned.json": json.dumps(tuned).encode(),
-        "costs.json": json.dumps(tuned | {"costs": costs}).encode(),
+        "costs.json": json.dumps(tuned | {"costs": costs, "batches": []}).encode(),
         "manifest.json": (folder / "trace" / "manifest.json").read_bytes(),
         "text-00000.safetensors": (folder / "trace" / "text-00000.safetensors").read_bytes(),
         "config.json": json.dumps(config).encode(),

@@ -230,7 +230,8 @@ def test_numbers_that_do_not_fit_are_one_line(tmp_path: Path, capsys) -> None:
 )  # fmt: skip
 def test_costs_are_times(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "tuned.json"
-    marked = {"format": "cactus-theory tuned", "version": 1, "costs": Costs.ratios(0.1).as_json()}
+    costs = Costs.ratios(0.1).as_json()
+    marked = {"format": "cactus-theory tuned", "version": 1, "costs": costs, "batches": []}
     path.write_text(json.dumps(marked))
     assert Costs.load(path, 1) == Costs.ratios(0.1)
     for wrong in ({"costs": marked["costs"] | change}, {"format": "x"}, {"version": 3}):

@@ -23,14 +23,14 @@ DTYPES = {"float16": torch.float16, "float32": torch.float32}
 # log-probability of −16 in float16 by 2⁻⁸ at most, and in float32 by far less than rows of that
 # dtype may miss 1 anyway
 STORED_SUM_TOLERANCE = {torch.float16: 1e-2, torch.float32: 1e-4}
-NAMES = (
-    "position",
-    "token_offsets",
-    "draft_offsets",
-    "draft_token_ids",
-    "target_log_probs",
-    "draft_log_probs",
-)
+LISTS = {
+    "position": torch.int32,
+    "token_offsets": torch.int64,
+    "draft_offsets": torch.int64,
+    "draft_token_ids": torch.int32,
+}
+ROWS = "target_log_probs", "draft_log_probs"
+NAMES = (*LISTS, *ROWS)
 FAMILIES = "families"
 
 
@@ -204,18 +204,26 @@ def from_bytes(
 def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None = None) -> Shard:
     """Return the shard if it can be that of a trace; ``where`` names the file.
 
-    Raises ValueError for shapes that do not fit together, more than ``most`` drafted tokens a
-    cycle, ids that are no tokens, rows that are no log-probabilities, what is no tree, or one of
-    paths of more than ``depth`` tokens.
+    Raises ValueError for dtypes and shapes that are no shard's or do not fit together, more than
+    ``most`` drafted tokens a cycle, ids that are no tokens, rows that are no log-probabilities,
+    what is no tree, or one of paths of more than ``depth`` tokens.
     """
+    for name, dtype in LISTS.items():
+        values = getattr(shard, name)
+        if values.dtype != dtype or values.ndim != 1:
+            kind = str(dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{where}: {name} must be {kind} numbers, one after another; "
+                f"got {values.dtype}, shape {tuple(values.shape)}"
+            )
+    for name in ROWS:
+        _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
     _check_offsets(where, shard)
     _check_ids(where, shard, vocab)
     if depth is not None:
         _check_trees(where, shard, depth)
     if (longest := max(shard.counts, default=0)) > most:
         raise ValueError(f"{where}: must have drafted at most {most} tokens a cycle; got {longest}")
-    for name in ("target_log_probs", "draft_log_probs"):
-        _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
     return shard
 
 

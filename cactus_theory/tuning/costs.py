@@ -116,7 +116,7 @@ class Costs:
         except ValueError as error:
             raise ValueError(f"{message}; {str(error).removeprefix(f'{path}: ')}") from None
         try:
-            parts = [part["costs"] for part in (content, *content.get("batches", []))]
+            parts = [part["costs"] for part in (content, *content["batches"])]
             same = [part for part in parts if part.get("batch") == batch]
             costs = cls._of_json((same or parts)[0])
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,6 +1,8 @@
 """What is written is what is read; what is broken or foreign is refused in words."""
 
+import hashlib
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import torch
 from cactus_theory.traces import Cycle, Trace, save_trace
 from cactus_theory.traces._folder import MANIFEST, UNFINISHED
 from tests.traces.conftest import VOCAB, rows_of
+
+tensor_files = pytest.importorskip("safetensors.torch")
 
 # relative error of a probability: half an ulp of a log-probability of at most 8 (its exponent
 # is 2²: 2⁻⁹ in float16, 2⁻²² in float32), twice for the division by the row's sum
@@ -108,13 +112,6 @@ def _shard(**changes):
     return change
 
 
-def _flip(folder: Path) -> None:
-    path = folder / "text-00001.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-
-
 @pytest.mark.parametrize(
     ("damage", "kind", "said"),
     [
@@ -129,7 +126,6 @@ def _flip(folder: Path) -> None:
         (_manifest(vocab_size="5"), ValueError, "vocab_size must be of type int; got '5'"),
         (_manifest(vocab_size=0), ValueError, "vocab_size must be at least 1; got 0"),
         (_manifest(num_draft_tokens=True), ValueError, "num_draft_tokens must be of type int"),
-        (_manifest(cycles=9), ValueError, "cycles must be the sum over shards, 8; got 9"),
         (_manifest(shards=[]), ValueError, "shards must be a list of at least one"),
         (_shard(file="../x"), ValueError, "must name files of its own folder"),
         (_shard(bytes=1), ValueError, "must have 1 bytes"),
@@ -142,17 +138,57 @@ def test_a_broken_folder_is_refused(saved: Trace, damage, kind, said: str) -> No
         Trace.open(saved.folder)
 
 
+def test_a_file_that_has_changed_is_refused_when_it_is_read(saved: Trace) -> None:
+    path = saved.folder / "text-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="must be the file that was logged; its sha256 differs"):
+        list(Trace.open(saved.folder))
+
+
+def _other(**changes):
+    """Return a change of a shard's tensors; None takes one away."""
+
+    def change(content: bytes) -> bytes:
+        held = tensor_files.load(content)
+        for name, value in changes.items():
+            new = value(held[name]) if callable(value) else value
+            held = {own: part for own, part in held.items() if own != name}
+            held |= {} if new is None else {name: new.contiguous()}
+        return tensor_files.save(held)
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("change", "said"),
     [
-        (_flip, "must be the file that was logged; its sha256 differs"),
-        (_manifest(vocab_size=6), "must be float16 or float32 rows of 6 tokens"),
-        (_manifest(num_draft_tokens=2), "must have at most 2 drafted tokens a cycle"),
+        (lambda content: content[:-8], "must be a safetensors file"),
+        (lambda content: pickle.dumps(content), "must be a safetensors file"),
+        (lambda content: content.replace(b"[8,5]", b"[9,9]"), "must be a safetensors file"),
+        (_other(position=None), "must hold position, token_offsets"),
+        (_other(more=torch.zeros(1)), "must hold position, token_offsets"),
+        (_other(position=lambda own: own.float()), "position must be int32"),
+        (_other(position=lambda own: own[:, None]), "position must be int32"),
+        (_other(token_offsets=lambda own: own.double()), "token_offsets must be int64"),
+        (_other(token_offsets=lambda own: own.flip(0)), "token_offsets must rise from 0 to 5"),
+        (_other(draft_offsets=lambda own: own + 1), "draft_offsets must rise from 0"),
+        (_other(draft_token_ids=lambda own: own.float()), "draft_token_ids must be int32"),
+        (_other(draft_token_ids=lambda own: own + VOCAB), r"draft_token_ids must lie in \[0, 5\)"),
+        (_other(draft_log_probs=torch.tensor(0.0)), "draft_log_probs: must be float16 or float32"),
+        (_other(target_log_probs=lambda own: own.double()), "must be float16 or float32 rows of 5"),
+        (_other(target_log_probs=lambda own: own[1:]), "must have a row for every drafted token"),
+        (_other(target_log_probs=lambda own: own * float("nan")), "rows must be log-probabilities"),
     ],
 )
-def test_broken_content_is_refused_when_it_is_read(saved: Trace, damage, said: str) -> None:
-    damage(saved.folder)
-    with pytest.raises(ValueError, match=said):
+def test_a_shard_that_its_manifest_vouches_for_is_checked_too(saved, change, said: str) -> None:
+    path = saved.folder / "text-00000.safetensors"
+    content = change(path.read_bytes())
+    assert content != path.read_bytes()
+    path.write_bytes(content)
+    _shard(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())(saved.folder)
+    with pytest.raises(ValueError, match=f"^{path}: .*{said}"):
         list(Trace.open(saved.folder))
 
 
