@@ -160,16 +160,6 @@ def encode_stream(tokenizer: Tokenizer, documents: list[Document]) -> Stream:
 PREFIX_LENGTHS = (1, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True)
-class PoolPlan:
-    """How much the target writes: ``chunks`` files of ``rows`` sequences, one seed each."""
-
-    chunks: int
-    rows: int = 128
-    length: int = 257
-    seed: int = 0
-
-
 def prefixes(stream: Stream, rows: int, length: int, generator: Generator) -> Tensor:
     """Return (rows, length) beginnings of documents or top-level definitions.
 
@@ -200,22 +190,30 @@ def sample(model: LlamaForCausalLM, prefix: Tensor, length: int, generator: Gene
     return torch.cat(tokens, dim=1)
 
 
-def build_pool(target: LlamaForCausalLM, stream: Stream, plan: PoolPlan, folder: Path) -> Tensor:
-    """Return (chunks * rows, length) int32 samples of the target, one file per chunk.
+def build_pool(
+    target: LlamaForCausalLM,
+    stream: Stream,
+    folder: Path,
+    *,
+    chunks: int,
+    rows: int,
+    length: int,
+    seed: int,
+) -> Tensor:
+    """Return (chunks * rows, length) int32 samples of the target, one file and seed per chunk.
 
     Chunks already on disk are kept, so a killed call goes on where it stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    lengths = [k for k in PREFIX_LENGTHS if k < length]
     pool = []
-    with Progress("target samples", plan.chunks) as progress:
-        for chunk in range(plan.chunks):
-            path = folder / f"{plan.seed}-{plan.rows}x{plan.length}-{chunk:04d}.pt"
+    with Progress("target samples", chunks) as progress:
+        for chunk in range(chunks):
+            path = folder / f"{seed}-{rows}x{length}-{chunk:04d}.pt"
             if not path.exists():
-                generator = Generator().manual_seed(plan.seed * 100_003 + chunk)
-                lengths = [k for k in PREFIX_LENGTHS if k < plan.length]
-                prefix = prefixes(stream, plan.rows, lengths[chunk % len(lengths)], generator)
-                samples = sample(target, prefix, plan.length, generator).to(torch.int32)
-                write_tensors(path, samples)
+                generator = Generator().manual_seed(seed * 100_003 + chunk)
+                prefix = prefixes(stream, rows, lengths[chunk % len(lengths)], generator)
+                write_tensors(path, sample(target, prefix, length, generator).to(torch.int32))
             pool.append(torch.load(path, weights_only=True))
             progress.advance()
     return torch.cat(pool)

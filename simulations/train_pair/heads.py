@@ -6,6 +6,7 @@ follows an anchor; places count as far as the head's own drafts would get.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,17 +25,14 @@ Head = BlockHead | RecurrentHead
 Judge = Callable[[Tensor, Tensor], losses.Judged]
 
 
-def _plain(loss: Callable[[Tensor, Tensor], Tensor]) -> Judge:
-    return lambda q, p: losses.Judged(loss(q, p), losses.overlap(q, p).detach())
+def by_kl(q: Tensor, p: Tensor) -> losses.Judged:
+    """Judge by KL(q‖p)."""
+    return losses.Judged(losses.forward_kl(q, p), losses.overlap(q, p).detach())
 
 
-LOSSES: dict[str, Callable[[float], Judge]] = {
-    "kl": lambda _: _plain(losses.forward_kl),
-    "tv": lambda _: _plain(losses.total_variation),
-    "lk": lambda _: _plain(losses.log_overlap),
-    "mixed": lambda _: _plain(losses.mixed),
-    "price": lambda price: lambda q, p: losses.at_price(q, p, price=price),
-}
+def at_price(price: float) -> Judge:
+    """Return the judge by acceptance, of which a nat costs ``price``."""
+    return partial(losses.at_price, price=price)
 
 
 @dataclass(frozen=True)
@@ -203,6 +201,6 @@ def overlaps(
     batches = texts.split(16)
     for window in batches:
         windows = windows_of(head, target, window, anchors, source)
-        verdict, _ = judgement(head, windows, LOSSES["tv"](0.0))
+        verdict, _ = judgement(head, windows, by_kl)
         total += verdict.acceptance.double().mean((0, 1)) * len(window) / len(texts)
     return [round(value, 4) for value in total.tolist()]

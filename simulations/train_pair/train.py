@@ -8,7 +8,7 @@ target's distribution.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
 # every eighth batch has windows four times as long, see text_batches
 LONG_EVERY = 8
 LONG_FACTOR = 4
+# of windows that begin at a document or a top-level definition
+SHARE_AT_STARTS = 0.25
 Batches = Callable[[int, Generator], Tensor]
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -103,38 +105,21 @@ class Plan:
     peak_rate: float = 2.5e-3
     warmup_steps: int = 80
     decay: float = 0.35
-    hold_steps: int = 0
     weight_decay: float = 0.1
     seed: int = 0
     half: bool = True
 
-    @property
-    def tokens(self) -> int:
-        """Number of predicted tokens in the whole run."""
-        return self.steps * self.batch_size * self.length
-
     def rate(self, step: int) -> float:
         """Warm up linearly, hold, then fall linearly, never below 2 % of the peak.
 
-        The fall is a line to zero at the end, over the last ``decay`` of the steps; before
-        ``hold_steps`` it does not count. Until it does nothing depends on ``steps``: runs
-        of other lengths agree.
+        The fall is a line to zero at the end, over the last ``decay`` of the steps.
         """
         rise = (step + 1) / max(1, self.warmup_steps)
         fall = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return self.peak_rate * max(0.02, min(1.0, rise, fall if step >= self.hold_steps else 1.0))
+        return self.peak_rate * max(0.02, min(1.0, rise, fall))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a finished run reports."""
-
-    tokens: int
-    seconds: float
-    final_loss: float
-
-
-def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> Batches:
+def text_batches(stream: Stream, plan: Plan) -> Batches:
     """Return a sampler of windows (rows, length + 1) of the stream.
 
     Most windows begin anywhere; a share begins at a document or top-level definition,
@@ -154,7 +139,7 @@ def text_batches(stream: Stream, plan: Plan, share_at_starts: float = 0.25) -> B
         begin = torch.randint(len(stream.tokens) - longest, (rows,), generator=generator)
         if len(starts):
             start = starts[torch.randint(len(starts), (rows,), generator=generator)]
-            at_start = torch.rand(rows, generator=generator) < share_at_starts
+            at_start = torch.rand(rows, generator=generator) < SHARE_AT_STARTS
             begin = torch.where(at_start, start, begin)
             after = at_start & (torch.rand(rows, generator=generator) < 0.5)
         else:
@@ -183,8 +168,8 @@ def fit(
     label: str,
     every_s: float = 60.0,
     stop_after: int | None = None,
-) -> Outcome:
-    """Run the plan from the checkpoint if there is one, else from the start.
+) -> dict[str, Any]:
+    """Run the plan from the checkpoint if there is one, else from the start; return what it took.
 
     ``stop_after`` ends the call early at that step with a checkpoint, as a kill would. ValueError
     if the checkpoint belongs to a different plan.
@@ -208,7 +193,8 @@ def fit(
                 _save(checkpoint, plan, model, optimizer, generator, state)
                 saved = now
     model.eval()
-    return Outcome(state["step"] * plan.batch_size * plan.length, state["seconds"], state["loss"])
+    tokens = state["step"] * plan.batch_size * plan.length
+    return {"tokens": tokens, "seconds": state["seconds"], "final_loss": state["loss"]}
 
 
 def _optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
@@ -273,44 +259,19 @@ def mixed_batches(pool: Tensor, text: Batches, share: float) -> Batches:
     return batch
 
 
-def distil_loss(target: LlamaForCausalLM) -> Loss:
-    r"""Return the mean forward divergence :math:`KL(q \| p)` in nats a position.
+def rejected(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+    """Return the total variation, by the softmaxes that the shipped draft was trained with."""
+    q, p = (logits.float().softmax(-1) for logits in (target_logits, draft_logits))
+    return 1 - torch.minimum(q, p).sum(-1)
 
-    q is the target's full distribution and p the draft's, at temperature 1.
-    """
 
-    def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
+def target_loss(target: LlamaForCausalLM, loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """Return the mean over positions of a loss of the target's and the draft's logits."""
+
+    def mean(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
         context = window[:, :-1]
         with torch.no_grad():
-            log_q = target(context, use_cache=False).logits.float().log_softmax(-1)
-        log_p = draft(context, use_cache=False).logits.float().log_softmax(-1)
-        return (log_q.exp() * (log_q - log_p)).sum(-1).mean()
+            logits = target(context, use_cache=False).logits
+        return loss(logits, draft(context, use_cache=False).logits).mean()
 
-    return loss
-
-
-def overlap_loss(target: LlamaForCausalLM) -> Loss:
-    r"""Return the mean total variation :math:`1 - \sum \min(q, p)` a position.
-
-    It is the chance that lossless verification rejects. Its gradient vanishes where p has
-    almost nothing, so it finishes a draft that already learned by :func:`distil_loss`.
-    """
-
-    def loss(draft: LlamaForCausalLM, window: Tensor) -> Tensor:
-        context = window[:, :-1]
-        with torch.no_grad():
-            q = target(context, use_cache=False).logits.float().softmax(-1)
-        p = draft(context, use_cache=False).logits.float().softmax(-1)
-        return 1 - torch.minimum(q, p).sum(-1).mean()
-
-    return loss
-
-
-def distil_plan(steps: int, text: Plan, rate: float) -> Plan:
-    """Return the distillation's plan: the text plan with its own steps, rate and seed."""
-    return replace(text, steps=steps, peak_rate=rate, decay=0.6, seed=text.seed + 1)
-
-
-def overlap_plan(steps: int, text: Plan, rate: float) -> Plan:
-    """Return the last stage's plan: the rate falls from the start."""
-    return replace(text, steps=steps, peak_rate=rate, decay=1.0, seed=text.seed + 2)
+    return mean

@@ -46,7 +46,7 @@ def drafters(tiny):
     @cache
     def trained(kind):
         head = heads.build(kind, target, 0, PLACES, layers=1).double()
-        loss = heads.head_loss(target, heads.LOSSES["kl"](1.0), 8, 0)
+        loss = heads.head_loss(target, heads.by_kl, 8, 0)
         optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
         for _ in range(STEPS):
             loss(head, torch.cat([starts, texts], 1)).backward()

@@ -1,16 +1,26 @@
-"""Which files count, which are held out, and what names the corpus."""
+"""Which files count, what the tokenizer and the samples of the target make of them, and scores."""
+
+import math
 
 import pytest
+import torch
 
 from simulations.train_pair.corpus import (
+    END_OF_TEXT,
+    END_OF_TEXT_ID,
     Document,
-    boundaries,
+    Stream,
+    build_pool,
     fingerprint,
-    held_out,
     is_held_out,
+    prefixes,
     read_corpus,
+    sample,
+    train_tokenizer,
     training,
 )
+from simulations.train_pair.ship import held_out_loss, overlap
+from simulations.train_pair.train import Shape, build
 
 
 def test_split_is_stable():
@@ -18,20 +28,6 @@ def test_split_is_stable():
     assert [i for i in range(100) if is_held_out(f"pkg/m{i}.py")] == [8, 49, 53, 88, 94]
     names = ["bisect.py", "ftplib.py", "queue.py", "pickle.py", "struct.py", "heapq.py"]
     assert [n for n in names if is_held_out(n)] == ["ftplib.py", "pickle.py", "struct.py"]
-
-
-def test_about_five_percent_is_held_out():
-    share = sum(is_held_out(f"a/b{i}.py") for i in range(20_000)) / 20_000
-    assert 0.045 < share < 0.055
-
-
-def test_adding_a_file_moves_no_other(tmp_path, corpus_folder):
-    before = {d.path: is_held_out(d.path) for d in read_corpus(corpus_folder)}
-    for path in before:
-        (tmp_path / path).write_text((corpus_folder / path).read_text())
-    (tmp_path / "another.py").write_text("x = 1\n")
-    after = {d.path: is_held_out(d.path) for d in read_corpus(tmp_path)}
-    assert {k: after[k] for k in before} == before
 
 
 def test_tests_packages_tables_and_undecodable_files_are_left_out(tmp_path, corpus_folder):
@@ -48,13 +44,6 @@ def test_tests_packages_tables_and_undecodable_files_are_left_out(tmp_path, corp
     assert found - {p.name for p in corpus_folder.glob("*.py")} == {"kept/a.py"}
 
 
-def test_parts_cover_the_corpus_once(corpus_folder):
-    documents = read_corpus(corpus_folder)
-    assert len(documents) == 80
-    paths = [d.path for d in training(documents)] + [d.path for d in held_out(documents)]
-    assert sorted(paths) == sorted(d.path for d in documents)
-
-
 def test_fingerprint_sees_content_and_path_but_not_order():
     a, b = Document("a.py", "x = 1\n"), Document("b.py", "y = 2\n")
     assert fingerprint([a, b]) == fingerprint([b, a])
@@ -62,11 +51,93 @@ def test_fingerprint_sees_content_and_path_but_not_order():
     assert fingerprint([a, b]) != fingerprint([a, Document("c.py", "y = 2\n")])
 
 
-def test_boundaries_are_top_level_only():
-    text = "import x\n\ndef f():\n    def g(): pass\n\n@d\nclass C: pass\n\nasync def h(): pass\n"
-    assert [text[i:].split()[0] for i in boundaries(text)] == ["def", "@d", "class", "async"]
-
-
 def test_empty_corpus_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one training .py file, got none"):
         read_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["def f(x):\n\treturn 'é\u2028'\n", "", "  \n\n x", "\x00\x7f"])
+def test_the_tokenizer_loses_nothing(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.token_to_id(END_OF_TEXT) == END_OF_TEXT_ID
+    assert tokenizer.get_vocab_size() == 300
+
+
+def test_stream_keeps_every_document_and_marks_starts(corpus_folder, tokenizer, stream):
+    documents = training(read_corpus(corpus_folder))
+    text = tokenizer.decode(stream.tokens.tolist(), skip_special_tokens=False)
+    assert text == END_OF_TEXT + "".join(d.text + END_OF_TEXT for d in documents)
+    separators = torch.nonzero(stream.tokens == END_OF_TEXT_ID).flatten()[:-1]
+    assert set((separators + 1).tolist()) <= set(stream.starts.tolist())
+    others = sorted(set(stream.starts.tolist()) - set((separators + 1).tolist()))
+    words = {tokenizer.decode(stream.tokens[i : i + 4].tolist()).split()[0] for i in others}
+    assert words == {"def", "class"}
+
+
+def test_small_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="vocab_size must be at least 257, got 256"):
+        train_tokenizer(["x"], 256)
+
+
+@pytest.fixture(scope="module")
+def sharp():
+    """Return a fresh model whose distribution is far from uniform."""
+    model = build(Shape(2, 32), 300, seed=2).eval()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(8.0)
+    return model
+
+
+def test_cached_sampling_equals_scoring_the_whole_row(sharp):
+    prefix = torch.tensor([[0, 5, 9]])
+    row = sample(sharp, prefix, 12, torch.Generator().manual_seed(5))
+    generator, again = torch.Generator().manual_seed(5), prefix
+    with torch.no_grad():
+        while again.shape[1] < 12:
+            probs = sharp(again, use_cache=False).logits[:, -1].softmax(-1)
+            again = torch.cat([again, torch.multinomial(probs, 1, generator=generator)], 1)
+    assert torch.equal(row, again)
+
+
+def test_prefixes_begin_behind_end_of_text(stream):
+    rows = prefixes(stream, 10, 6, torch.Generator().manual_seed(0))
+    wanted = {tuple(stream.tokens[i : i + 5].tolist()) for i in stream.starts.tolist()}
+    assert (rows[:, 0] == END_OF_TEXT_ID).all()
+    assert all(tuple(row[1:]) in wanted for row in rows.tolist())
+    short = Stream(torch.zeros(5, dtype=torch.int32), torch.tensor([1]))
+    with pytest.raises(ValueError, match="boundary 6 tokens before its end"):
+        prefixes(short, 2, 6, torch.Generator())
+
+
+def test_pool_goes_on_after_a_kill(sharp, stream, tmp_path):
+    plan = {"chunks": 3, "rows": 4, "length": 10, "seed": 1}
+    whole = build_pool(sharp, stream, tmp_path, **plan)
+    chunks = sorted(tmp_path.glob("*.pt"))
+    assert whole.shape == (12, 10) and len(chunks) == 3
+    chunks[1].unlink()
+    assert torch.equal(build_pool(sharp, stream, tmp_path, **plan), whole)
+
+
+@pytest.mark.parametrize("size", [3, 8, 9, 17, 30])
+def test_held_out_loss_scores_every_token_once(sharp, size):
+    """With context 8: token t sees back to the start of the block before its own."""
+    tokens = torch.randint(300, (size,), generator=torch.Generator().manual_seed(size))
+    found = held_out_loss(sharp, Stream(tokens.int(), tokens), size=100, context=8)
+    total = 0.0
+    for t in range(1, size):
+        first = max(0, (t - 1) // 8 * 8 - 8)
+        with torch.no_grad():
+            logits = sharp(tokens[None, first:t]).logits[0, -1]
+        total += torch.nn.functional.cross_entropy(logits, tokens[t]).item()
+    assert found["tokens"] == size - 1
+    assert found["nats_per_token"] == pytest.approx(total / (size - 1), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 100, rel=1e-5)
+
+
+def test_overlap_of_a_model_with_itself_is_one(sharp, stream):
+    found = overlap(sharp, sharp, stream, rows=32, length=12, seed=0, prefix_tokens=4)
+    assert found["mean"] == pytest.approx(1, abs=1e-5)
+    assert found["positions"] == 32 * 8 and found["sequences"] == 32
+    other = build(Shape(1, 32), 300, seed=1).eval()
+    apart = overlap(sharp, other, stream, rows=32, length=12, seed=0, prefix_tokens=4)
+    assert apart["mean"] < 0.9
