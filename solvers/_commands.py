@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cactus_theory.base.arguments import as_tensor, check_pair
-from cactus_theory.base.rows import load_rows
+from cactus_theory.base.rows import load_rows, pair_of
 
 from . import block, decode, optimal, per_proposal, sequence
 from .design import Design, DesignedRow
@@ -32,7 +32,11 @@ def _rows(parser: Parser, each: str = "", draft: bool = True) -> None:
     formats = each or ": .npy .npz .safetensors .csv .json"
     parser.add_argument("target", help=f"rows of the target{formats}")
     if draft:
-        parser.add_argument("draft", help="rows of the draft, as many")
+        parser.add_argument(
+            "draft",
+            nargs="?",
+            help="rows of the draft, as many; a .npz of target and draft has both",
+        )
     parser.add_argument("--normalise", action="store_true", help="divide rows by their sums")
 
 
@@ -75,16 +79,14 @@ def _per_proposal(args: argparse.Namespace) -> Jobs:
 def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of both files, (N, V) each, broadcast to one shape."""
     flags = {"logits": args.logits, "normalise": args.normalise}
-    target, draft = (load_rows(path, **flags) for path in (args.target, args.draft))
-    check_pair(
-        as_tensor(args.target, target), as_tensor(args.draft, draft), (args.target, args.draft)
-    )
+    names = pair_of(args.target, args.draft)
+    target, draft = (load_rows(path, **flags) for path in names)
+    check_pair(as_tensor(names[0], target), as_tensor(names[1], draft), names)
     try:
         shape = np.broadcast_shapes(target.shape, draft.shape)
     except ValueError:
         raise ValueError(
-            f"{args.draft}: shape must broadcast with {args.target} {target.shape}; "
-            f"got {draft.shape}"
+            f"{names[1]}: shape must broadcast with {names[0]} {target.shape}; got {draft.shape}"
         ) from None
     rows = [np.broadcast_to(x, shape).reshape(-1, shape[-1]) for x in (target, draft)]
     return rows[0], rows[1]
@@ -205,7 +207,7 @@ def _decode_arguments(parser: Parser) -> None:
 
 
 def _decode(args: argparse.Namespace) -> Jobs:
-    rows = [load_rows(path, logits=args.logits) for path in (args.target, args.draft)]
+    rows = [load_rows(path, logits=args.logits) for path in pair_of(args.target, args.draft)]
     goal = {"divergence": args.divergence, "per_token": args.kl_per_token}
     yield partial(decode.solve, *rows, args.num_draft_tokens, **goal)
 

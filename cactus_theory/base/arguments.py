@@ -27,6 +27,12 @@ ROUNDED = (
     "; rows that were rounded may be divided by their sums (normalise=True; on the command line "
     "--normalise)"
 )
+# their tokens are fewer than a vocabulary, and their mass is short of 1
+LIKELIEST = (
+    "; rows of the likeliest tokens alone, such as the top-k log-probabilities of an API, lack the "
+    "mass of the rest: give it a token of its own, last in target and draft, over the same tokens "
+    "in both (acceptance can then be too high and a divergence too low, never the other way)"
+)
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
 
@@ -64,10 +70,10 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 
 
 def place(at: Sequence[int], shape: Sequence[int]) -> str:
-    """Return where a row of a batch (...) is, counted from 1: "row 2 of 6", "row 1, 3 of 2 x 4"."""
+    """Return where a row of a batch (...) is: row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
     if not shape:
         return "the row"
-    return f"row {', '.join(str(i + 1) for i in at)} of {' x '.join(map(str, shape))}"
+    return f"row {', '.join(map(str, at))} of {' x '.join(map(str, shape))} (from 0)"
 
 
 def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> None:
@@ -83,7 +89,7 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     least, most = probs.aminmax()
     if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
         bad = ~torch.isfinite(probs)
-        bound, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
+        bound, hint = ("be finite", "") if bad.any() else ("not be negative", _negative_hint(probs))
         at = _first(bad if bad.any() else probs < 0)
         where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
         raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
@@ -101,10 +107,19 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
         at = _first(bad)
         total = sums[at].item()
         hint = ROUNDED if abs(total - 1) < NEARLY_ONE else LOGITS if float(most) > 1 else ""
+        if not hint and total < 1:
+            hint = LIKELIEST
         raise ValueError(
             f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
             f"{place(at, sums.shape)} sums to {total:.12g}{hint}"
         )
+
+
+def _negative_hint(rows: Tensor) -> str:
+    """Return what rows with negative entries may be: logits, or some tokens' log-probabilities."""
+    masses = rows.double().exp().sum(-1)
+    short = bool((rows <= 0).all()) and bool((masses < 1 - NEARLY_ONE).any())
+    return LOGITS + LIKELIEST * short
 
 
 def describe(tensor: Tensor) -> str:

@@ -27,6 +27,9 @@ from cactus_theory.base.files import first_line, parsed_json, write_whole
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
 # bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
 UNPACKED = 2**32
+# how a .npz names its rows that holds both models'
+PAIRS = (("target_probs", "draft_probs"), ("target", "draft"))
+NO_NPZ = "must be a .npz file of numbers"
 # what numpy, zipfile and their codecs raise for broken content
 BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
           tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
@@ -64,6 +67,37 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
     if logits:
         return _softmax(path, rows)
     return _divided(path, rows) if normalise else rows
+
+
+def pair_in(path: str) -> tuple[str, str] | None:
+    """Return ``FILE::target_probs`` and ``FILE::draft_probs`` of a .npz that holds both, else None.
+
+    ``target`` and ``draft`` are names for them, too. ValueError for a broken .npz.
+    """
+    file = Path(path)
+    if file.suffix.lower() != ".npz" or not file.is_file():
+        return None
+    with _archive(path, file) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+    for target, draft in PAIRS:
+        if {target, draft} <= names:
+            return f"{path}::{target}", f"{path}::{draft}"
+    return None
+
+
+def pair_of(target: str, draft: str | None) -> tuple[str, str]:
+    """Return the files of target and draft rows; ``target`` holds both where ``draft`` is None.
+
+    ValueError where it does not, as :func:`pair_in` says.
+    """
+    pair = pair_in(target) if draft is None else (target, draft)
+    if pair is None:
+        both = " (or ".join(" and ".join(names) for names in PAIRS)
+        raise ValueError(
+            f"draft: must be given, unless target is a trace or a .npz with {both}); "
+            f"got {target} alone"
+        )
+    return pair
 
 
 def save_rows(path: str, rows: np.ndarray) -> None:
@@ -142,18 +176,20 @@ def _read_npy(path: str, file: Path, key: str) -> Any:
 
 
 def _read_npz(path: str, file: Path, key: str) -> Any:
-    broken = f"{path}: must be a .npz file of numbers"
-    try:
-        archive = zipfile.ZipFile(file)
-    except BROKEN as error:
-        raise ValueError(f"{broken}; {first_line(error)}") from None
-    with archive:
+    with _archive(path, file) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         name = _pick(path, list(members), key)
         try:
             return _unpacked(archive, members[name])
         except BROKEN as error:
-            raise ValueError(f"{broken}; {name}: {first_line(error)}") from None
+            raise ValueError(f"{path}: {NO_NPZ}; {name}: {first_line(error)}") from None
+
+
+def _archive(path: str, file: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except BROKEN as error:
+        raise ValueError(f"{path}: {NO_NPZ}; {first_line(error)}") from None
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 import cactus_theory as ct
-from cactus_theory.base.rows import load_rows
+from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
 from cactus_theory.divergences import divergences
@@ -87,7 +88,11 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target", help="target rows q: .npy .npz .safetensors .csv .json; or the folder of a trace"
     )
-    parser.add_argument("draft", nargs="?", help="draft rows p, same shape; a trace has its own")
+    parser.add_argument(
+        "draft",
+        nargs="?",
+        help="draft rows p, same shape; none where target is a trace, or a .npz of both",
+    )
     parser.add_argument(
         "--divergence",
         default="kl",
@@ -102,22 +107,21 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png .pdf .svg"
     )
-    parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw")
+    parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw, from 0")
 
 
 def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return target and draft rows of two files, or all those of a trace."""
+    """Return target and draft rows of two files or of a .npz, or all those of a trace."""
     if is_trace(args.target):
         return _logged(args)
-    if args.draft is None:
-        raise ValueError("draft: must be given, unless target is a trace; got target alone")
-    return _rows(args, args.target), _rows(args, args.draft)
+    target, draft = pair_of(args.target, args.draft)
+    return _rows(args, target), _rows(args, draft)
 
 
 def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
-    if args.draft_tokens is None and is_trace(args.target):
-        return *_logged(args), None
+    if args.draft_tokens is None and (is_trace(args.target) or pair_in(args.target)):
+        return *pair(args), None
     if (args.draft is None) == (args.draft_tokens is None):
         got = "neither" if args.draft is None else "both"
         raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {got}")
@@ -171,7 +175,8 @@ def save_outputs(
             raise ValueError(f"--row: must lie in [0, {len(rows) - 1}]; got {args.row}")
         delta = float(np.asarray(spent).reshape(-1)[args.row])
         divergence = ct.divergence(args.divergence).spec
-        save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, policy)
+        title = check.place([args.row], [len(rows)]) if len(rows) > 1 else ""
+        save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, policy, title)
 
 
 def _rows(args: argparse.Namespace, path: str) -> np.ndarray:

@@ -58,9 +58,17 @@ SHOWN_RATIOS = (1e-3, 1e3)
 
 
 def save_plot(
-    path: str, q: np.ndarray, p: np.ndarray, divergence: str, delta: float, policy: Any = None
+    path: str,
+    q: np.ndarray,
+    p: np.ndarray,
+    divergence: str,
+    delta: float,
+    policy: Any = None,
+    title: str = "",
 ) -> None:
     """Draw the optimum for one row (V,) at ``delta``, and the policy: PNG, PDF or SVG.
+
+    ``title`` says which row it is, of many.
 
     ValueError for another suffix; ModuleNotFoundError without matplotlib (extra ``figures``).
     """
@@ -71,7 +79,9 @@ def save_plot(
     q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
     best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
     with matplotlib.rc_context(settings()):
-        write_picture(path, _drawn(q, p, best, divergence, policy), 200)
+        figure = _drawn(q, p, best, divergence, policy)
+        figure.suptitle(title)
+        write_picture(path, figure, 200)
 
 
 def check_picture(path: str) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.amounts import some, thorough
 Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
 PAIR = Path(__file__).parents[2] / "simulations" / "pair"
 GENERATE = ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy")
-WRONG = ("bad", "short", "rounded", "logits")
+WRONG = ("bad", "short", "rounded", "logits", "top", "toplogs")
 PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
 
 
@@ -29,6 +30,11 @@ def files(tmp_path: Path) -> tuple[str, str]:
     for path, row in zip(paths, (Q, P), strict=True):
         np.save(path, np.array(row))
     return str(paths[0]), str(paths[1])
+
+
+def words_of(picture: Path) -> list[str]:
+    """Return what is written in an SVG, whose letters are shapes with the words beside them."""
+    return re.findall("<!-- (.*?) -->", picture.read_text())
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -44,6 +50,15 @@ def test_solve_says_what_the_library_says(files, capsys) -> None:
     for name in ("acceptance", "divergence", "lower", "upper", "price", "gap"):
         assert found[name] == pytest.approx(float(getattr(best, name)), abs=PRINTED)
     assert found["speculative"] == pytest.approx(0.5, abs=PRINTED)
+
+
+@pytest.mark.parametrize("names", [("target_probs", "draft_probs"), ("target", "draft")])
+@pytest.mark.parametrize("command", [("solve", "--delta", "0.1"), ("audit", "--policy", "typical")])
+def test_one_file_holds_both_models(files, tmp_path: Path, capsys, command, names) -> None:
+    both = str(tmp_path / "both.npz")
+    np.savez(both, **dict(zip(names, (np.array(Q), np.array(P)), strict=True)))
+    one, two = (run_json(capsys, command[0], *rows, *command[1:]) for rows in ((both,), files))
+    assert one == two
 
 
 @pytest.mark.parametrize("knob", ["--price", "--acceptance"])
@@ -177,6 +192,19 @@ def test_plot_draws_a_row_with_zeros(
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("command", [("solve", "--delta", "0.1"), ("audit", "--policy", "typical")])
+def test_a_plot_of_a_batch_says_which_row_it_draws(tmp_path: Path, command) -> None:
+    for name, row in (("q", Q), ("p", P)):
+        np.save(tmp_path / f"{name}.npy", np.array([row, row[::-1]]))
+        np.save(tmp_path / f"{name}1.npy", np.array(row))
+    for rows, title in (("", "row 1 of 2 (from 0)"), ("1", "")):
+        out = tmp_path / "row.svg"
+        paths = [str(tmp_path / f"{name}{rows}.npy") for name in "qp"]
+        number = ("--row", "1") if title else ()
+        assert main([command[0], *paths, *command[1:], "--plot", str(out), *number]) == 0
+        assert [word for word in words_of(out) if word.startswith("row ")] == [title] * bool(title)
+
+
 @pytest.mark.parametrize(("suffix", "start"), some([("svg", b"<?xm"), ("pdf", b"%PDF")], 1))
 def test_plot_writes_a_picture_that_scales(
     tmp_path: Path, capsys, suffix: str, start: bytes
@@ -228,16 +256,21 @@ def test_plot_writes_a_picture_that_scales(
             ("solve", "{bad}", "{p}", "--delta", "1"),
             "sum to 1 within 1e-09 (torch.float64); the row",
         ),
-        (("solve", "{rounded}", "{rounded}", "--delta", "1"), "row 2 of 2 sums to 0.9999"),
+        (("solve", "{rounded}", "{rounded}", "--delta", "1"), "row 1 of 2 (from 0) sums to 0.9999"),
         (
             ("solve", "{rounded}", "{rounded}", "--delta", "1"),
-            "sums (on the command line --no",
+            "sums (normalise=True; on the command line --no",
         ),
         (("solve", "{logits}", "{logits}", "--delta", "1"), "negative; got -1.0 at token 1 of"),
         (("solve", "{logits}", "{logits}", "--delta", "1"), "did you mean logits?"),
         (("solve", "{logits}", "{logits}", "--delta", "1", "--normalise"), "from -1 to 3"),
         (("solve", "{q}", "{p}", "--delta", "1", "--logits", "--normalise"), "at most one"),
         (("solve", "{short}", "{p}", "--delta", "1"), "vocabulary"),
+        (("solve", "{top}", "{top}", "--delta", "1"), "top-k log-probabilities of an API"),
+        (("solve", "{toplogs}", "{toplogs}", "--delta", "1"), "top-k log-probabilities of an API"),
+        (("solve", "{q}", "--delta", "1"), "a .npz with target_probs and draft_probs (or target"),
+        (("solve", "{lone}", "--delta", "1"), "lone.npz alone"),
+        (("audit", "{lone}", "--policy", "typical"), "exactly one must be given; got neither"),
         (
             (*GENERATE, "typical"),
             "no",
@@ -254,7 +287,10 @@ def test_bad_input_is_one_line_and_exit_code_2(
     np.save(tmp_path / "short.npy", np.array([0.5, 0.5]))
     np.save(tmp_path / "rounded.npy", np.array([[0.5, 0.5], [0.3333333, 0.6666]]))
     np.save(tmp_path / "logits.npy", np.array([3.0, -1.0]))
-    names = {"q": files[0], "p": files[1]}
+    np.save(tmp_path / "top.npy", np.array([0.6, 0.25, 0.05]))
+    np.save(tmp_path / "toplogs.npy", np.log([0.6, 0.25, 0.05]))
+    np.savez(tmp_path / "lone.npz", target=np.array(Q), other=np.array(P))
+    names = {"q": files[0], "p": files[1], "lone": str(tmp_path / "lone.npz")}
     names |= {name: str(tmp_path / f"{name}.npy") for name in WRONG}
     assert main([argument.format(**names) for argument in arguments]) == 2
     out, err = capsys.readouterr()
