@@ -135,7 +135,9 @@ def check_keys(extra_args: Mapping[str, Any] | None, keys: Sequence[str]) -> Non
             continue
         if key in PROCESSOR_KEYS:
             raise ValueError(f"{key}: is read by the logits processor of model runner V2 alone")
-        raise ValueError(f"extra_args: must be one of {', '.join(keys)}; got {shown(key)}")
+        raise ValueError(
+            f"extra_args (over HTTP vllm_xargs): must be one of {', '.join(keys)}; got {shown(key)}"
+        )
 
 
 def name_and_knobs(value: Any) -> NamedKnobs:

@@ -135,7 +135,7 @@ def _refuse_truncation(sampling_params: Any) -> None:
         if value not in values:
             raise ValueError(
                 f"{name}: must be off beside a lossy policy of cactus-theory, since vLLM cuts "
-                f"after the policy's bias; got {value} (before it: extra_args "
+                f"after the policy's bias; got {value} (before it, over HTTP in vllm_xargs: "
                 f'{{"{settings.ARGUMENT}_{name}": {value}}}; lossless: '
                 f'{{"{settings.ARGUMENT}": "speculative"}})'
             )

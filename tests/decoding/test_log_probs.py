@@ -33,14 +33,6 @@ def test_ln_q_is_what_the_target_gives_the_text(tiny, temperature):
         assert result.log_probs.emitted[row, length:].isnan().all()
 
 
-@pytest.mark.parametrize("verifier", ["chain", "block"])
-def test_lossless_tokens_have_one_probability(tiny, verifier):
-    _, _, result = decode(tiny, "speculative", verifier)
-    taken = result.output_token_ids >= 0
-    assert torch.equal(result.log_probs.target[taken], result.log_probs.emitted[taken])
-    assert (result.log_probs.target[taken] <= 0).all()
-
-
 def test_they_need_the_meter_and_are_off_unless_asked_for(tiny):
     ids = torch.tensor([[1, 5, 9]])
     with pytest.raises(ValueError, match="log_probs: needs the meter"):

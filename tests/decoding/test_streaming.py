@@ -75,29 +75,6 @@ def test_a_streamer_hears_tokens_during_the_decode(tiny):
     ]
 
 
-def test_text_streamers_refuse_batches_as_they_do(tiny):
-    ids = IDS.repeat(2, 1)
-    streamer = transformers.TextStreamer(TOKENIZER)
-    for hook in (
-        {"streamer": streamer},
-        OURS | {"draft_model": tiny[1], "text_streamer": streamer},
-    ):
-        with pytest.raises(ValueError, match="only supports batch size 1"):
-            tiny[0].generate(ids, **GREEDY, **hook)
-
-
-def test_the_library_s_iterator_ends(tiny):
-    """Without ``end`` its loop would wait for ever."""
-    streamer = transformers.TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=20)
-    options = GREEDY | OURS | {"draft_model": tiny[1], "text_streamer": streamer, "inputs": IDS}
-    thread = threading.Thread(target=tiny[0].generate, kwargs=options)
-    thread.start()
-    text = "".join(streamer)
-    thread.join()
-    plain = tiny[0].generate(IDS, **GREEDY)[0, IDS.shape[1] :]
-    assert text == TOKENIZER.decode(plain)
-
-
 # what the greedy text of these models holds: across tokens, within one, at an overhang
 def stops(tiny):
     plain = tiny[0].generate(IDS, **GREEDY)[0, IDS.shape[1] :].tolist()

@@ -1,7 +1,5 @@
 """The bias on drafted logits emits the law of the policy, in the engine's own precision too."""
 
-import math
-
 import pytest
 import torch
 
@@ -81,54 +79,6 @@ def test_mixed_policies_temperatures_and_rows_without_a_draft():
         alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=3)
         torch.testing.assert_close(alone[choice == number], bias[choice == number])
     assert not torch.allclose(bias[choice == 3], bias[choice == 1])
-
-
-def gibbs(q, drafted, price):
-    """Return the law of (N accepted, next token) of one request ∝ q(block) e^{N/ν}, enumerated."""
-    weight = {}
-    for accepted in range(len(drafted) + 1):
-        before = math.prod(float(q[i, drafted[i]]) for i in range(accepted))
-        for token in range(q.shape[1]):
-            if accepted < len(drafted) and token == drafted[accepted]:
-                continue
-            own = before * float(q[accepted, token])
-            weight[accepted, token] = own * math.exp(accepted / price)
-    total = sum(weight.values())
-    return {key: value / total for key, value in weight.items()}
-
-
-def followed(law, drafted):
-    """Return the law of (accepted, next token) of lossless verification against rows."""
-    found, alive = {}, 1.0
-    for accepted, row in enumerate(law):
-        ends = accepted == len(drafted)
-        for token in range(law.shape[1]):
-            if ends or token != drafted[accepted]:
-                found[accepted, token] = alive * float(row[token])
-        alive *= 1.0 if ends else float(row[drafted[accepted]])
-    return found
-
-
-@pytest.mark.parametrize("price", [0.4, 2.0])
-def test_the_bias_of_whole_blocks_is_the_best_law(price):
-    """Ragged requests: 3, 0, 1 drafted tokens, and 2 of which the second is a placeholder."""
-    rule, heat = ct.policy("soft_band", price=price), 0.8
-    logits, _ = rows(4 + 1 + 2 + 3, 4)
-    logits[1, 2] = 40.0  # all but certain
-    drafted = torch.tensor([0, 2, 3, -1, -1, 1, -1, 2, -1, -1])
-    law = (biased(rule, logits, drafted, heat, width=3) / heat).softmax(-1)
-    q = (logits / heat).softmax(-1)
-    assert torch.equal(law[drafted < 0], q[drafted < 0])
-    for start, ids in ((0, [0, 2, 3]), (4, []), (5, [1]), (7, [2])):
-        own = slice(start, start + len(ids) + 1)
-        expected, found = gibbs(q[own], ids, price), followed(law[own], ids)
-        assert found.keys() == expected.keys()
-        assert max(abs(found[key] - expected[key]) for key in found) < EXACT
-        raised = rule.certain_path(
-            q[own][:-1].gather(1, torch.tensor(ids).reshape(-1, 1)).T, torch.tensor([len(ids)])
-        )
-        path = law[own][:-1].gather(1, torch.tensor(ids).reshape(-1, 1)).T
-        torch.testing.assert_close(path, raised, rtol=0, atol=EXACT)
 
 
 def test_greedy_rows_take_the_margin_and_nothing_else():

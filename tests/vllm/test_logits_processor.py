@@ -105,17 +105,17 @@ def test_each_request_has_its_own_policy_and_temperature(processor_class, monkey
 def test_blocks_follow_each_request(processor_class, monkeypatch):
     """Under soft_band a row looks at later rows of its own request, and at no others."""
     monkeypatch.setenv("CACTUS_POLICY", "soft_band:price=1")
-    step, rule = Step(), ct.policy("soft_band:price=1")
-    moved = step.run(made(processor_class), [params()] * 4)
-    for own, start in enumerate((0, 4, 5, 8)):
+    step, rule, heats = Step(), ct.policy("soft_band:price=1"), (1.0, 0.7, 0.5, 1.3)
+    step.logits[1, 1] = 12.0  # all but certain
+    moved = step.run(made(processor_class), [params(heat) for heat in heats])
+    for own, (start, heat) in enumerate(zip((0, 4, 5, 8), heats, strict=True)):
         ids = [int(token) for token in step.drafted[start : start + step.lengths[own]]]
         ids = ids[: ids.index(-1)] if -1 in ids else ids
         if not ids:
             continue
-        places = torch.arange(start, start + len(ids))
-        q = step.logits[places].double().softmax(-1)
-        path = q.gather(1, torch.tensor(ids)[:, None]).T
-        law = moved[places].double().softmax(-1).gather(1, torch.tensor(ids)[:, None]).T
+        places, at = torch.arange(start, start + len(ids)), torch.tensor(ids)[:, None]
+        path = (step.logits[places].double() / heat).softmax(-1).gather(1, at).T
+        law = (moved[places].double() / heat).softmax(-1).gather(1, at).T
         exact = rule.certain_path(path, torch.tensor([len(ids)]))
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.decoding.test_law import FALSE_ALARM, p_value
 
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, generate_plain, load_pair
@@ -11,7 +12,6 @@ from cactus_theory.testing import assert_drafter_properties
 from simulations.common.inputs import PAIR, load_prompts
 from simulations.train_pair.train import num_parameters
 from tests.amounts import amount, some, thorough
-from tests.decoding.test_law import FALSE_ALARM, p_value
 
 transformers = pytest.importorskip("transformers")
 
