@@ -254,15 +254,7 @@ def test_a_schedule_is_replayed_as_its_policies_are(trace, verifier) -> None:
     )
 
 
-def test_a_schedule_of_a_file_needs_a_trace(trace, tmp_path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from cactus_theory.decoding import ByPosition\n\n\nclass Late(ByPosition):\n"
-        "    def __init__(self, start: int = 4) -> None:\n"
-        "        super().__init__([(0, 'speculative'), (start, 'band:price=1')])\n"
-    )
-    own = replay(trace, f"{file}:Late:start=6", "chain")
-    assert own.spent["kl"].sum() > 0 and own.policy.startswith("Late(")
+def test_a_schedule_needs_a_trace() -> None:
     q = rows_of(torch.Generator().manual_seed(0), 4, 6)
     with pytest.raises(ValueError, match="policy: a schedule needs a trace"):
-        replay(SavedRows.of(q, q), f"{file}:Late", "chain")
+        replay(SavedRows.of(q, q), ByPosition([(0, "band:price=1")]), "chain")
