@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-portable mutate lint docs figures bench gpu-check vllm-test clean
+.PHONY: help setup demo test test-thorough test-portable mutate lint docs tutorial figures bench gpu-check vllm-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,7 +37,7 @@ $(TESTED): $(STAMP)
 
 # what builds the site, which the thorough suite and pyright read, too
 $(PAGES): $(TESTED)
-	@$(PIP) mkdocs-material 'mkdocstrings[python]' latex2mathml
+	@$(PIP) mkdocs-material 'mkdocstrings[python]' latex2mathml nbconvert ipykernel
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions
@@ -87,8 +87,16 @@ mutate: $(TESTED)  ## mistakes of cosmic-ray in a clone of the last commit; the 
 lint: $(PAGES)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
-docs: $(PAGES)  ## the site: guide, theorems, results, gallery, tutorial, API, with search (docs/)
-	@$(BIN)/python -m simulations reference
+docs: $(PAGES)  ## the site: guide, theorems, results, tutorial, API, with search (docs/)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file simulations/mkdocs.yml
+	@echo "docs/index.html; for its search: python -m http.server -d docs"
+
+# nothing of the machine, the day or the kernel goes into the file
+tutorial: $(PAGES)  ## run the notebook of the first hour and keep what it prints and draws
+	@PYTHONWARNINGS="ignore:IProgress not found" $(BIN)/jupyter nbconvert --to notebook --inplace \
+	  --execute --ExecutePreprocessor.record_timing=False \
+	  --NotebookExporter.preprocessors=nbconvert.preprocessors.CoalesceStreamsPreprocessor \
+	  --ClearMetadataPreprocessor.enabled=True simulations/tutorial.ipynb
 
 figures: $(STAMP)  ## redraw paper_figures/*.{pdf,png} from committed CSV
 	@$(BIN)/python -m paper_figures

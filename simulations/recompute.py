@@ -77,7 +77,8 @@ ENTRIES = (
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1",
           "--out {made}/demo --publish {made}"),
     Entry("throughput throughput_equal_kl",
-          f"--policies speculative cactus:delta=0.1 band:price=8 band:price=0.5 {FEW}", RUN),
+          "--policies speculative cactus:delta=0.0003 cactus:delta=0.1 band:price=8 band:price=0.5 "
+          f"{FEW}", RUN),
     Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW, RUN),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",
           before=f"trace {LONG} --out {{made}}/pair16", before_quick=SHORT),
@@ -104,7 +105,8 @@ ENTRIES = (
           before="train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 "
           "--pool-chunks 6 --pool-share 0.5 --draft-rate 0.003 --head-layers 1 "
           "--head-width 192 --work-dir {made}/work --out {made}/one-layer",
-          before_quick="--distil-steps 2 --overlap-steps 2 --pool-chunks 1"),
+          before_quick="--distil-steps 2 --overlap-steps 2 --pool-chunks 1 --pool-rows 4 "
+          "--batch-size 4 --length 32 --overlap-rows 32"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
     Entry("bench_decode", "--repeats 1", CSV),

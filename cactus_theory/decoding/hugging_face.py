@@ -88,6 +88,8 @@ def speculative_generate(
     tuned : a file that ``cactus-theory tune --out`` wrote for these models, instead of policy,
         verifier and num_draft_tokens; ``temperature=`` of the call must be that of the file.
 
+    Notes
+    -----
     The other parameters are those of :func:`cactus_theory.decoding.generate`.
 
     Raises

@@ -102,6 +102,8 @@ def generate(
     tuned : instead of policy, verifier, num_draft_tokens and temperature: a file that
         ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read.
 
+    Notes
+    -----
     Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
     but rules may change them. Weights are read when a decode begins: whoever changes them
     during one changes the next.

@@ -99,6 +99,8 @@ def verify_logits(
     verifier : ``chain`` or ``block`` (its bonus from the target).
     workspace, out : memory to work in and to write to.
 
+    Notes
+    -----
     A target row that is no distribution (a NaN or +inf among its logits, or nothing but −inf)
     keeps no token, and −1 stands where the next one would: a step never emits an id outside the
     vocabulary. Values are not looked at on the host, so whoever reads the ids raises on a −1 at

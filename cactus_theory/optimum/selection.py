@@ -4,7 +4,8 @@ S is the set of tokens drafted at a node and f(A) = Pr(S meets A). Whoever choos
 does so with a law p* of the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and any such law
 can be had. One of them is best for every relaxation at once:
 
-.. math:: p° = \arg\min_{p^*} \sum_i q_i\, φ(p^*_i/q_i) \quad\text{for every convex } φ
+.. math:: p° = \operatorname*{argmin}_{p^*} \sum_i q_i\, φ(p^*_i/q_i)
+    \quad\text{for every convex } φ
 
 so that the best rows for several drafts are the bands around p° (THEORY.md, Theorem 21). For
 independent drafts p°/q are the slopes of the greatest convex minorant of f against q over prefixes

@@ -79,6 +79,8 @@ def log_trace(
     on_text : called with the cycles and texts logged so far, at the start and after every text;
         True ends the trace there.
 
+    Notes
+    -----
     A drafter of trees needs a verifier of trees; its trace holds them, for :func:`replay` with
     ``verifier="tree"``.
 

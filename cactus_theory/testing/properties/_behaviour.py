@@ -125,6 +125,7 @@ class Behaviour(Seen):
 
 
 PROPERTIES = Properties("law")
+"""Every property of policies, by name."""
 
 
 def policy_property(

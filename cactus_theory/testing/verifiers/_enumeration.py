@@ -24,6 +24,7 @@ SHOWN = 30
 ByNode = tuple[Float[Tensor, "trees _"], ...]
 RowsByNode = tuple[Float[Tensor, "trees _ vocab"], ...]
 VERIFIER_PROPERTIES = Properties("verifier_property")
+"""Every property of verifiers, by name."""
 
 
 def verifier_property(
