@@ -82,7 +82,7 @@ class Constraint:
     """A named constraint on the row being designed.
 
     ``build`` returns it as cvxpy constraints. Once solved, ``slack`` is the least distance to
-    the limit (negative: broken), ``price`` what one more unit of the limit would buy (0 where
+    the limit (negative: broken), ``price`` what one more unit of room would buy (0 where
     the row stays away from it), and ``charge`` enters both into a bound.
     """
 
@@ -105,7 +105,7 @@ class Built:
         raise NotImplementedError
 
     def price(self, h: np.ndarray) -> Dual:
-        """Return the dual value, in acceptance per unit of the limit; 0 unless ``h`` is at it.
+        """Return the dual value, in acceptance per unit of room; 0 unless ``h`` is at the limit.
 
         A solver's dual of a constraint that does not bind is noise, and divided by the scale of
         an unlikely token it may be anything.

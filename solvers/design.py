@@ -45,9 +45,10 @@ Tokens = int | Iterable[int]
 class DesignedRow:
     """A solved design.
 
-    ``duals`` are by constraint the acceptance bought by one more unit of its limit; by token for
-    limits. 0 where the row is further than 1e-4 from the limit (relative to it), and below 1e-6 of
-    the largest: there a solver's dual values are noise. ``proof`` is ``dual bound``, or ``two
+    ``duals`` are by constraint the acceptance that one unit of room buys: of a higher budget, cap
+    or ``at_most``, of a lower floor or ``at_least``. By token for limits, in probability. 0 where
+    the row is further than 1e-4 from the limit (relative to it), and below 1e-6 of the largest:
+    there a solver's dual values are noise. ``proof`` is ``dual bound``, or ``two
     scalings`` where a constraint has no tangent at the optimum: then two solves in differently
     scaled variables agree, and bound is that agreement.
     """

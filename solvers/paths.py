@@ -20,7 +20,7 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import write_whole
-from cactus_theory.base.rows import load_rows
+from cactus_theory.base.rows import load_rows, pair_in
 from cactus_theory.divergences import FDivergence
 
 # every prefix costs a few variables of a program, and solvers take a minute up to here
@@ -100,12 +100,12 @@ class PathTree:
 
     @classmethod
     def load(cls, path: str | Path, *, logits: bool = False) -> "PathTree":
-        """Return the tree whose rows a file holds as ``target`` and ``draft``.
+        """Return the tree whose rows a .npz holds as ``target`` and ``draft``, or with ``_probs``.
 
         What ``load_rows`` raises for a file, or the class for rows, is raised here.
         """
-        named = [load_rows(f"{path}::{name}", logits=logits) for name in ("target", "draft")]
-        return cls(*named)
+        names = pair_in(str(path)) or (f"{path}::target", f"{path}::draft")
+        return cls(*(load_rows(name, logits=logits) for name in names))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """The README's example prints what it says; pages name files, places and policies that exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from cactus_theory.cli import main as cactus_theory
+from solvers.__main__ import main as solvers
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -17,6 +21,26 @@ def test_the_example_prints_its_comments(capsys) -> None:
     promised = [line[2:] for line in code.splitlines() if line.startswith("# ")]
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.splitlines() == promised
+
+
+def test_what_researchers_paste_runs_in_an_empty_folder(tmp_path, monkeypatch) -> None:
+    for module in ("cvxpy", "matplotlib"):
+        pytest.importorskip(module)
+    section = README.split("## For researchers")[1].split("\n## ")[0]
+    (pasted,) = re.findall(r"```\n(.*?)```", section, flags=re.S)
+    head, code, commands = re.split(r"<<'END'\n|\nEND\n", pasted)
+    assert head == "python - "
+    assert len(code.splitlines()) <= 4
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    for line in commands.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[0] == "cactus-theory":
+            assert cactus_theory(words[1:]) == 0
+        else:
+            assert words[:3] == ["python", "-m", "cactus_theory.solvers"]
+            assert solvers(words[3:]) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.npz", "row.png", "t.csv"}
 
 
 @pytest.fixture(params=PAGES, ids=lambda path: path.name)

@@ -82,53 +82,31 @@ def test_random_rules_are_kept_and_proved(rows, delta, ratio, token, share):
     assert np.minimum(p, q).sum() - VALUE <= row.acceptance <= best + VALUE
 
 
-def bought(design, looser, rule, step, token=None):
-    """Return the rule's dual value and the acceptance that ``step`` more of it really buys."""
-    row, more = design.solve(), looser.solve()
-    dual = row.duals[rule] if token is None else row.duals[rule][token]
-    assert row.slacks[rule] == pytest.approx(0, abs=1e-6)
-    return dual, (more.acceptance - row.acceptance) / step
-
-
 STEP = 1e-4
 COST = np.array([0.0, 0.0, 1.0, 3.0])
 BASE = Design(Q, P).budget("kl", 0.2)
 
 
 @pytest.mark.parametrize(
-    "design, looser, rule, step, token",
+    "make, limit, room, rule, token",
     [
-        (BASE, Design(Q, P).budget("kl", 0.2 + STEP), "budget kl", STEP, None),
-        (BASE.cap(1.5), BASE.cap(1.5 + STEP), "cap", 0.1 * STEP, 3),
-        (
-            BASE.expect(COST, at_most=0.6),
-            BASE.expect(COST, at_most=0.6 + STEP),
-            "expectation",
-            STEP,
-            None,
-        ),
-        (
-            BASE.expect(-COST, at_least=-0.6),
-            BASE.expect(-COST, at_least=-0.6 - STEP),
-            "expectation",
-            STEP,
-            None,
-        ),
-        (BASE.floor({0: 0.38}), BASE.floor({0: 0.38 - STEP}), "floor 0", STEP, 0),
-        (
-            BASE.require("mean", lambda v: v.h @ COST <= 0.6),
-            BASE.require("mean", lambda v: v.h @ COST <= 0.6 + STEP),
-            "mean",
-            STEP,
-            None,
-        ),
+        (lambda limit: Design(Q, P).budget("kl", limit), 0.2, 1, "budget kl", None),
+        (lambda limit: BASE.cap(limit), 1.5, 0.1, "cap", 3),
+        (lambda limit: BASE.expect(COST, at_most=limit), 0.6, 1, "expectation", None),
+        (lambda limit: BASE.expect(-COST, at_least=limit), -0.6, -1, "expectation", None),
+        (lambda limit: BASE.floor({0: limit}), 0.38, -1, "floor 0", 0),
+        (lambda limit: BASE.require("mean", lambda v: v.h @ COST <= limit), 0.6, 1, "mean", None),
     ],
     ids=["budget", "cap", "at most", "at least", "floor", "custom"],
 )
-def test_a_binding_rule_is_priced_at_what_it_costs(design, looser, rule, step, token):
-    dual, rise = bought(design, looser, rule, step, token)
+def test_a_binding_rule_is_priced_at_what_room_buys(make, limit, room, rule, token):
+    """``room`` is what a unit of the limit gives: q_3 for a cap, less than none for a floor."""
+    row, more = make(limit).solve(), make(limit + STEP).solve()
+    assert row.slacks[rule] == pytest.approx(0, abs=1e-6)
+    dual = row.duals[rule] if token is None else row.duals[rule][token]
     assert dual > 0.05
-    assert dual == pytest.approx(rise, rel=0.02)
+    rise = (more.acceptance - row.acceptance) / STEP
+    assert room * dual == pytest.approx(rise, rel=0.02)
 
 
 def test_a_protected_token_is_held_and_priced():
