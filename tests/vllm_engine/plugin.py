@@ -5,7 +5,8 @@ top-k and top-p of every sampled speculative step (vLLM issue 55005), so that th
 not defined. ``repair`` replaces it by what it should compute, here and nowhere in the package,
 which refuses to serve on such a build. So on a CPU a server is rehearsed with it::
 
-    CACTUS_POLICY=band:price=2 .venv-vllm/bin/python -m tests.vllm_engine.plugin vllm serve …
+    CACTUS_POLICY=band:price=2 .venv-vllm/bin/python -m tests.vllm_engine.plugin \\
+        python -m vllm.entrypoints.openai.api_server --model …
 """
 
 import contextlib
