@@ -2,7 +2,7 @@
 
 Logs both models' rows along text the target wrote, solves the optimal acceptance on one of
 them three ways, audits every policy on all of them, decodes the same prompts with each
-policy and reports what it cost. Writes everything to ``--out`` as CSV, JSON, PDF and PNG.
+policy and reports what it cost. Writes everything to ``--out`` as CSV, PDF and PNG.
 
 K, the number of drafted tokens a round, is tuned for each policy: the fastest is marked. Runs
 are interleaved (repeat, prompt, shuffled policies), so that a drift of the machine's speed
@@ -28,8 +28,8 @@ from cactus_theory.decoding.drafters import load
 from . import drafters
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
-from .common.inputs import PAIR, add_pair_arguments, load_prompts, log_rows
-from .common.results import columns, provenance_of, publish, write_json
+from .common.inputs import PAIR, add_decode_arguments, add_pair_arguments, load_prompts, log_rows
+from .common.results import columns, publish
 
 POLICIES = (
     "speculative",
@@ -70,13 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--head", type=Path, help="folder of a head, beside the draft (for the shipped target, its)"
     )
-    add("--num-prompts", type=int, default=8)
-    add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K", help="to try")
-    add("--max-new-tokens", type=int, default=48, metavar="N")
-    add("--repeats", type=int, default=3, help="timed runs; their median is shown")
+    add_decode_arguments(parser, widths=[3, 7], repeats=3, num_prompts=8, max_new_tokens=48)
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
-    add("--seed", type=int, default=0)
-    add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("demo"))
     add("--publish", type=Path, help="also write the CSV of the pictures here")
 
@@ -129,11 +124,9 @@ def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) ->
     for name, rows in tables.items():
         folders = filter(None, (args.out, args.publish if name in PICTURES else None))
         publish(args, rows, *(folder / f"{name}.csv" for folder in folders), **command)
-    write_json(args.out / "demo.json", {"provenance": provenance_of(args, **command)} | tables)
     for name in PICTURES:
         draw(name, args.out, args.out)
-    kinds = (".csv", ".json", ".png")
-    files = sorted(path.name for path in args.out.iterdir() if path.suffix in kinds)
+    files = sorted(path.name for path in args.out.iterdir() if path.suffix in (".csv", ".png"))
     print(f"written to {args.out}/: {', '.join(files)}")
 
 

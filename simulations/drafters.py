@@ -21,7 +21,15 @@ from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
 from .common.decode import Harness
 from .common.grid import PLAIN, USUAL, Config, Grid, Job, Record, Runs, configs
-from .common.inputs import PAIR, PROMPTS, at_least, digest, folder_digest, prompts_of
+from .common.inputs import (
+    PAIR,
+    PROMPTS,
+    add_decode_arguments,
+    at_least,
+    folder_digest,
+    prompts_of,
+    settings_of,
+)
 from .common.journal import Journal
 from .common.results import columns, publish
 from .throughput.table import read, rising
@@ -51,17 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
-    add("--num-prompts", type=int, default=16)
+    add_decode_arguments(parser, widths=[2, 3, 4, 6], repeats=3)
     add("--policies", nargs="+", default=[LOSSLESS, *prices], metavar="SPEC")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain (default), block")
-    add("--num-draft-tokens", type=int, nargs="+", default=[2, 3, 4, 6], metavar="K")
     add("--temperature", type=float, nargs="+", default=[1.0, 0.6], metavar="T")
     add("--level", type=float, default=0.05, metavar="NATS", help="a token")
-    add("--max-new-tokens", type=int, default=64, metavar="N")
-    add("--repeats", type=int, default=3, help="timed")
     add("--metered", type=int, default=1, help="repeats before them, untimed")
-    add("--seed", type=int, default=0)
-    add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("drafters"))
     add("--publish", type=Path, help="also write the CSV here")
 
@@ -74,13 +77,9 @@ def run(args: argparse.Namespace) -> int:
     names = [folder.name for folder in args.drafters]
     grid = Grid(lines(names, cells, args.temperature), len(texts), args.repeats, args.metered,
                 args.seed)  # fmt: skip
-    settings = {
-        "target": folder_digest(args.target),
+    settings = settings_of(args, texts) | {
         "drafters": {str(folder): NGRAM if str(folder) == NGRAM else folder_digest(folder)
                      for folder in args.drafters},
-        "prompts": digest("\0".join(texts).encode()),
-        "max_new_tokens": args.max_new_tokens,
-        "seed": args.seed,
     }  # fmt: skip
     drafters = {folder.name: NGram() if str(folder) == NGRAM
                 else load_pair(args.target, folder, heads=True).draft
@@ -92,11 +91,8 @@ def run(args: argparse.Namespace) -> int:
     with Journal(args.out / "journal.jsonl", settings) as journal:
         table = rows(grid, decodes(harness, grid, drafters, journal), args.level)
     publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
-    print(
-        columns(
-            [row for row in table if row["fastest"]], HEADS, "each at its fastest K on these texts"
-        )
-    )
+    best = [row for row in table if row["fastest"]]
+    print(columns(best, HEADS, "each at its fastest K on these texts"))
     return 0
 
 
@@ -116,8 +112,6 @@ def decodes(
         drafting = seconds * parts[0] / sum(parts)
         return {"kl": 0.0} | outcome.record | {"seconds": seconds, "draft": drafting}
 
-    for line in grid.cold({} if journal is None else journal.results):
-        decoded(Job(line, grid.metered, 0))
     return grid.fill(decoded, journal)
 
 

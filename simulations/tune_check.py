@@ -8,7 +8,6 @@ one with more --repeats adds them.
 """
 
 import argparse
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.base.specs import file_of
-from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.policies._registry import policy, policy_of_data
@@ -29,9 +27,9 @@ from cactus_theory.verify.contract import registered_verifier
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Runs, label
-from .common.inputs import add_pair_arguments, prompts_of
+from .common.inputs import add_decode_arguments, add_pair_arguments, prompts_of, settings_of
 from .common.journal import Journal
-from .common.results import publish
+from .common.results import columns, publish
 from .common.statistics import Draws, resamples, spread
 
 
@@ -119,15 +117,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     add("--kl-per-token", type=float, nargs="+", default=[0.02, 0.05, 0.1], metavar="NATS")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
-    add("--num-draft-tokens", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], metavar="K")
+    add_decode_arguments(parser, widths=[1, 2, 3, 4, 6, 8], repeats=20)
     add("--policies", nargs="+", metavar="NAME", help="families; default: the usual ones")
     add("--cycles", type=int, default=1000, help="of the trace")
-    add("--max-new-tokens", type=int, default=64, metavar="N")
-    add("--num-prompts", type=int, default=16, help="not seen in tuning, that are decoded")
-    add("--repeats", type=int, default=20, help="each has seeds of its own")
-    add("--seed", type=int, default=0)
     add("--device", default="cpu")
-    add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
     add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
 
@@ -148,8 +141,6 @@ def run(args: argparse.Namespace) -> int:
         grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
         harness = Harness(pair, ids, args.max_new_tokens, args.seed + len(texts) + args.cycles)
-        for config in grid.cold(journal.results):
-            harness.decode(config, 0)
 
         def decoded(job: Job) -> dict[str, Any]:
             record = harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
@@ -163,12 +154,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed; repeats may be added."""
-    names = ("batch", "num_draft_tokens", "kl_per_token", "policies", "cycles", "max_new_tokens",
-             "num_prompts", "seed", "device", "threads")  # fmt: skip
-    prompts = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-    return {name: getattr(args, name) for name in names} | {
-        "prompts": prompts, "target": args.target.name, "draft": args.draft.name,
-    }  # fmt: skip
+    names = ("batch", "num_draft_tokens", "kl_per_token", "policies", "cycles", "num_prompts")
+    return settings_of(args, texts, *names, "device")
 
 
 def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
@@ -183,7 +170,11 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
 
 JOURNAL = "journal.jsonl"
 Row = dict[str, Any]
-WIDEST = 120
+HEADS = {
+    "batch": "batch", "level": "level", "name": "chosen", "num_draft_tokens": "K",
+    "measured_speed": "tokens/s", "of_the_best": "of the best", "measured_kl": "metered",
+    "of_the_best_of_other_repeats": "other repeats", "best": "best measured", "ratios": "ratios",
+}  # fmt: skip
 # what a setting may meter above the level and still count as within it
 WITHIN = 1.1
 
@@ -254,18 +245,15 @@ def _compared(rows: Sequence[Row], level: float) -> list[Row]:
 
 def verdict(rows: Sequence[Row]) -> str:
     """Return a table of the choices and the best of the grid, and two sentences on the rest."""
-    heads = ("batch", "level", "chosen", "K", "tokens/s", "of the best", "metered", "other repeats",
-             "best measured", "ratios")  # fmt: skip
-    cells = []
+    choices = []
     for batch, level in dict.fromkeys((row["batch"], row["level"]) for row in rows):
         lines = [row for row in rows if (row["batch"], row["level"]) == (batch, level)]
-        cells.append(_verdict(lines, batch, level))
+        choices.append(_choice(lines, level))
     lossy = [row for row in rows if row["predicted_kl"] > 1e-9]
     off = [row["measured_speed"] / row["predicted_speed"] - 1 for row in rows]
     kl_off = [row["measured_kl"] / row["predicted_kl"] - 1 for row in lossy]
     return "\n".join([
-        fitted(heads, cells, width_of_terminal(WIDEST), "choices against the measured grid",
-               heads.index("metered") + 1),
+        columns(choices, HEADS, "choices against the measured grid", needed="measured_kl"),
         f"measured over predicted tokens/s: {_spread(off)}",
         f"measured over predicted KL per token: {_spread(kl_off)}",
         f"best: among settings that metered at most {WITHIN:g} times the level; other repeats: "
@@ -274,20 +262,20 @@ def verdict(rows: Sequence[Row]) -> str:
     ])  # fmt: skip
 
 
-def _verdict(rows: Sequence[Row], batch: int, level: float) -> list[str]:
+def _choice(rows: Sequence[Row], level: float) -> Row:
+    """Return the chosen setting beside the best within the level."""
     chosen = next(row for row in rows if row["chosen"])
     by_ratios = next(row for row in rows if row["chosen_by_ratios"])
     within = [row for row in rows if row["measured_kl"] <= WITHIN * level]
     best = max(within, key=lambda row: row["measured_speed"])
-    return [
-        str(batch), f"{level:g}", _family(chosen), str(chosen["num_draft_tokens"] or "–"),
-        f"{chosen['measured_speed']:,.0f}",
-        f"{chosen['measured_speed'] / best['measured_speed']:.3f}",
-        f"{chosen['measured_kl']:.4f}",
-        f"{chosen['of_the_best_of_other_repeats']:.3f}",
-        f"{_family(best)}, K={best['num_draft_tokens']}",
-        "same" if by_ratios["family"] == chosen["family"] else _family(by_ratios),
-    ]  # fmt: skip
+    same = by_ratios["family"] == chosen["family"]
+    return chosen | {
+        "name": _family(chosen),
+        "num_draft_tokens": chosen["num_draft_tokens"] or None,
+        "of_the_best": chosen["measured_speed"] / best["measured_speed"],
+        "best": f"{_family(best)}, K={best['num_draft_tokens']}",
+        "ratios": "same" if same else _family(by_ratios),
+    }
 
 
 def _family(row: Row) -> str:

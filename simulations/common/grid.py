@@ -24,7 +24,6 @@ SINGLE_ROW = (HF_ASSISTED, HF_MIXTURE)  # the library refuses them more than one
 BASELINES = (*UNDRAFTED, *SINGLE_ROW)
 # the verifier that names and results leave out
 USUAL = "chain"
-# the knob that names a file
 
 
 @dataclass(frozen=True)
@@ -185,23 +184,19 @@ class Grid:
                 jobs += [Job(line, repeat, start // line.batch) for line in lines]
         return {job.key: job for job in jobs}
 
-    def missing(self, results: Mapping[str, Record]) -> list[Job]:
-        """Return the decodes that are not among the results."""
-        return [job for key, job in self.jobs.items() if key not in results]
-
-    def cold(self, results: Mapping[str, Record]) -> list[Config]:
-        """Return the lines whose next decode would be timed though it is their first.
-
-        A first call allocates: metered repeats come first, but they may be there already.
-        """
-        missing = self.missing(results)
-        warmed = {job.config for job in missing if job.repeat < self.metered}
-        return list(dict.fromkeys(job.config for job in missing if job.config not in warmed))
-
     def fill(
         self, record: Callable[[Job], Record], journal: Journal | None = None
     ) -> dict[str, Record]:
-        """Make what the journal lacks, all without one; return every record by its job's key."""
+        """Make what the journal lacks, all without one; return every record by its job's key.
+
+        A first call allocates: a line whose next decode is timed though it would be its first, as
+        its metered repeats are there already, is decoded once before, for nothing.
+        """
+        known = {} if journal is None else journal.results
+        missing = [job for key, job in self.jobs.items() if key not in known]
+        warmed = {job.config for job in missing if job.repeat < self.metered}
+        for line in dict.fromkeys(job.config for job in missing if job.config not in warmed):
+            record(Job(line, self.metered, 0))
         return fill(self.jobs, record, journal, "decoding")
 
     def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:

@@ -30,6 +30,33 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
 
 
+def add_decode_arguments(
+    parser: argparse.ArgumentParser, *, widths: list[int], repeats: int, **defaults: int
+) -> None:
+    """Declare what every table of decodes asks for: texts, drafted tokens, repeats, seed, threads.
+
+    ``defaults`` are other ones of num_prompts and max_new_tokens.
+    """
+    numbers = {"num_prompts": 16, "max_new_tokens": 64} | defaults
+    add = parser.add_argument
+    add("--num-prompts", type=int, default=numbers["num_prompts"], help="that are decoded")
+    add("--num-draft-tokens", type=int, nargs="+", default=widths, metavar="K", help="to try")
+    add("--max-new-tokens", type=int, default=numbers["max_new_tokens"], metavar="N")
+    add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
+    add("--seed", type=int, default=0)
+    add("--threads", type=int, default=1, help="of torch; one is best for small models")
+
+
+def settings_of(args: argparse.Namespace, texts: Sequence[str], *flags: str) -> dict[str, Any]:
+    """Return what decides a decode, so that two runs are never mixed: texts, models, flags."""
+    folders = {name: vars(args)[name] for name in ("target", "draft") if name in args}
+    return {
+        "prompts": digest("\0".join(texts).encode()),
+        **{name: folder_digest(folder) for name, folder in folders.items()},
+        **{name: getattr(args, name) for name in ("max_new_tokens", "seed", "threads", *flags)},
+    }
+
+
 def at_least(args: argparse.Namespace, **least: int) -> None:
     """Raise ValueError for the first flag whose value, or smallest one, is below its least."""
     for name, low in least.items():

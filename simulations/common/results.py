@@ -17,10 +17,12 @@ import torch
 
 from cactus_theory.base import tables
 from cactus_theory.base.files import write_whole
-from cactus_theory.base.tables import shown, text_table
+from cactus_theory.base.tables import fitted, shown, text_table, width_of_terminal
 
 from .inputs import command_line
 
+# columns of a terminal that tables use
+WIDEST = 120
 # digits kept of a float: enough to compare, few enough to hide the last ulps of a sum
 DIGITS = 12
 
@@ -149,7 +151,17 @@ def publish(
         write_csv(path, rows, source)
 
 
-def columns(rows: Sequence[Mapping[str, Any]], heads: Mapping[str, str], title: str = "") -> str:
-    """Return some columns of a table for the terminal: column → its head."""
-    cells = [[shown(row[name]) for name in heads] for row in rows]
-    return text_table(list(heads.values()), cells, title)
+def columns(
+    rows: Sequence[Mapping[str, Any]],
+    heads: Mapping[str, str],
+    title: str = "",
+    needed: str | None = None,
+) -> str:
+    """Return some columns of a table for the terminal: column → its head.
+
+    With ``needed`` a column, those after it that make the table too wide are left out.
+    """
+    cells, words = [[shown(row[name]) for name in heads] for row in rows], list(heads.values())
+    if needed is None:
+        return text_table(words, cells, title)
+    return fitted(words, cells, width_of_terminal(WIDEST), title, list(heads).index(needed) + 1)

@@ -2,7 +2,7 @@
 
 The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1
 takes about one. Every decode is written to journal.jsonl under --out before the next one
-starts, and the tables (CSV and JSON) and the verdict are made from that file alone. Every
+starts, and the tables (CSV) and the verdict are made from that file alone. Every
 repeat decodes all prompts by all methods in a shuffled order, with seeds of its own, so the
 intervals cover both the machine and the texts.
 
@@ -15,10 +15,11 @@ import argparse
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.tables import fitted, shown, width_of_terminal
+from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.drafters._heads import is_head
 
@@ -36,11 +37,17 @@ from ..common.grid import (
     configs,
     files_of,
 )
-from ..common.inputs import add_pair_arguments, at_least, digest, folder_digest, prompts_of
+from ..common.inputs import (
+    add_decode_arguments,
+    add_pair_arguments,
+    at_least,
+    digest,
+    prompts_of,
+    settings_of,
+)
 from ..common.journal import Journal
-from ..common.results import provenance_of, publish, write_json
+from ..common.results import WIDEST, columns, publish
 from . import table
-from .table import record
 
 BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
 # close enough that curves can be read between .02 and .2 nats per token
@@ -63,21 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
-    add("--num-prompts", type=int, default=16)
+    add_decode_arguments(parser, widths=[3, 7], repeats=12)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
     add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
-    add("--num-draft-tokens", type=int, nargs="+", default=[3, 7], metavar="K")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
-    add("--max-new-tokens", type=int, default=64, metavar="N")
-    add("--repeats", type=int, default=12, help="timed; each has seeds of its own")
     add("--metered", type=int, default=3, help="repeats before them, untimed, for cost, quality")
     add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
         f"as {' '.join(table.DEFAULT)}, the default if both are run")  # fmt: skip
-    add("--seed", type=int, default=0)
     add("--device", default="cpu")
-    add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("throughput"))
     add("--publish", type=Path, help="also write the CSV here")
 
@@ -94,10 +96,18 @@ def run(args: argparse.Namespace) -> int:
     at_least(args, metered=1, repeats=0, num_prompts=1)
     texts = prompts_of(args.prompts)[: args.num_prompts]
     grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
-    path, settings = args.out / "journal.jsonl", _settings(args, lines, texts)
-    with Journal(path, settings) as journal:
-        _fill(args, journal, grid, texts)
-        runs = grid.runs(journal.results)
+
+    @cache  # a finished run is judged again without a model
+    def harness() -> Harness:
+        pair = load_pair(args.target, args.draft, device=args.device, heads=True)
+        ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+        return Harness(pair, ids, args.max_new_tokens, args.seed)
+
+    def decoded(job: Job) -> dict[str, Any]:
+        return table.record(harness(), texts, job, job.repeat < args.metered)
+
+    with Journal(args.out / "journal.jsonl", _settings(args, lines, texts)) as journal:
+        runs = grid.runs(grid.fill(decoded, journal))
     rows = table.rows(runs, args.seed)
     tables = {"throughput": rows}
     if families is not None and (equal := table.equal_kl_rows(runs, families, args.seed)):
@@ -107,50 +117,28 @@ def run(args: argparse.Namespace) -> int:
     for name, lines in tables.items():
         folders = filter(None, (args.out, args.publish))
         publish(args, lines, *(folder / f"{name}.csv" for folder in folders))
-    write_json(args.out / "throughput.json", {"provenance": provenance_of(args)} | tables)
-    files = ", ".join(["journal.jsonl", "throughput.json", *(f"{name}.csv" for name in tables)])
+    files = ", ".join(["journal.jsonl", *(f"{name}.csv" for name in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))
     return 0
 
 
-def _fill(args: argparse.Namespace, journal: Journal, grid: Grid, texts: list[str]) -> None:
-    missing = len(grid.missing(journal.results))
-    if not missing:
-        return
-    if missing < len(grid.jobs):
-        print(f"{len(grid.jobs) - missing} of {len(grid.jobs)} decodes are there already")
-    pair = load_pair(args.target, args.draft, device=args.device, heads=True)
-    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
-    harness = Harness(pair, ids, args.max_new_tokens, args.seed)
-    for config in grid.cold(journal.results):
-        harness.decode(config, 0)
-
-    def decoded(job: Job) -> dict[str, Any]:
-        return record(harness, texts, job, job.repeat < args.metered)
-
-    grid.fill(decoded, journal)
-
-
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
-    flags = ("max_new_tokens", "repeats", "metered", "seed", "device", "threads")
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
-        "prompts": digest("\0".join(texts).encode()),
-        "target": folder_digest(args.target),
-        "draft": folder_digest(args.draft),
-    } | {name: getattr(args, name) for name in flags}
+    } | settings_of(args, texts, "repeats", "metered", "device")
 
 
-WIDEST = 100
 # the last ones are left out where the terminal is narrower
-HEADS = (
-    "method", "K", "tokens/s", "90 %", "x plain", "KL/token", "AL", "tokens\n/call",
-    "nats\n/token", "parses", "outside",
-)  # fmt: skip
+HEADS = {
+    "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
+    "speedup_over_plain": "x plain", "kl": "KL/token", "accepted_per_call": "AL",
+    "tokens_per_call": "tokens\n/call", "target_nats_per_token": "nats\n/token",
+    "parses": "parses", "outside_forwards": "outside",
+}  # fmt: skip
 # nats per token that a reader may be ready to pay
 LEVELS = (0.0, 0.05, 0.1)
 # emitted KL below this is rounding
@@ -235,20 +223,19 @@ AL: drafted tokens that are accepted per target call"""
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return every method at its fastest K, what wins at equal KL, and the verdict."""
     width, rows = width_of_terminal(WIDEST), tables["throughput"]
-    several = len({row["verifier"] for row in rows if row["verifier"]}) > 1
-    heads = (HEADS[0], "verifier", *HEADS[1:]) if several else HEADS
     texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         title = f"\nbatch {batch}, every method at its fastest K on these texts"
         tuned = _tuned([row for row in rows if row["batch"] == batch])
-        needed = heads.index("KL/token") + 1
-        texts.append(fitted(heads, [_cells(row, several) for row in tuned], width, title, needed))
+        texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     equal, sentences = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
-        heads = ("KL/token", "K", "batch", equal[0]["first"], equal[0]["second"], "ratio", "90 %")
-        title = "\ntokens per second at equal emitted KL"
-        texts.append(fitted(heads, [_equal_cells(row) for row in equal], width, title))
+        heads = {"kl": "KL/token", "num_draft_tokens": "K", "batch": "batch"}
+        heads |= {"tokens_per_second_first": equal[0]["first"]}
+        heads |= {"tokens_per_second_second": equal[0]["second"], "ratio": "ratio"}
+        heads |= {"ratio_low": "5 %", "ratio_high": "95 %"}
+        texts.append(columns(equal, heads, "\ntokens per second at equal emitted KL", "ratio"))
         sentences.append(compared(equal))
     filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in sentences]
     return "\n".join([*texts, "", *filled])
@@ -261,27 +248,10 @@ def _tuned(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if best[method(row)] is row]
 
 
-def _cells(row: Row, several: bool) -> list[str]:
-    cost = emitted_kl(row)
-    return [
-        *((spec(row), row["verifier"] or "–") if several else (method(row),)),
-        str(row["num_draft_tokens"] or "–"),
-        f"{row['tokens_per_second']:,.0f}",
-        f"{row['tokens_per_second_low']:,.0f}–{row['tokens_per_second_high']:,.0f}",
-        _fixed(row["speedup_over_plain"]),
-        "lossless" if cost is not None and cost < LOSSLESS else _fixed(cost, 4),
-        *(_fixed(row[name]) for name in ("accepted_per_call", "tokens_per_call")),
-        *(_fixed(row[name]) for name in ("target_nats_per_token", "parses", "outside_forwards")),
-    ]
-
-
-def _equal_cells(row: Row) -> list[str]:
-    return [
-        shown(row["kl"]), str(row["num_draft_tokens"]), str(row["batch"]),
-        f"{row['tokens_per_second_first']:,.0f}", f"{row['tokens_per_second_second']:,.0f}",
-        _fixed(row["ratio"], 3), f"{_fixed(row['ratio_low'], 3)}–{_fixed(row['ratio_high'], 3)}",
-    ]  # fmt: skip
-
-
-def _fixed(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+def _shown(row: Row) -> Row:
+    low, high = (f"{row[f'tokens_per_second_{end}']:,.0f}" for end in ("low", "high"))
+    speed = f"{row['tokens_per_second']:,.0f}"
+    names = {"method": method(row), "num_draft_tokens": row["num_draft_tokens"] or None}
+    rest = [name for name in list(HEADS)[list(HEADS).index("kl") + 1 :] if row[name] is not None]
+    names |= {name: f"{row[name]:.2f}" for name in rest}
+    return row | names | {"speed": speed, "range": f"{low}–{high}", "kl": emitted_kl(row)}

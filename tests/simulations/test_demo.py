@@ -1,7 +1,6 @@
 """The main job end to end, at its smallest."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ def test_the_demo_writes_its_tables_and_pictures(written: Path) -> None:
     rows = read(written / "policies.csv")
     assert [row["policy"] for row in rows] == ["plain", "speculative", "cactus", "band", "band"]
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
-    assert json.loads((written / "demo.json").read_text())["provenance"]["command"]
 
 
 def test_lossless_costs_nothing_and_budgets_are_judged(written: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from simulations.__main__ import main
 from simulations.common.grid import Config
 from simulations.common.results import read_csv
-from simulations.throughput import command
+from simulations.throughput import command, table
 from tests.simulations.missing import without_rich
 
 SMALL = (
@@ -32,7 +32,7 @@ def lines_of(out: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Return the folder of a run that died after seven decodes and was taken up, without rich."""
-    out, real, made = tmp_path_factory.mktemp("run"), command.record, []
+    out, real, made = tmp_path_factory.mktemp("run"), table.record, []
 
     def dies_after_seven(*arguments):
         if len(made) == 7:
@@ -43,7 +43,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         without_rich(patch)
         with pytest.MonkeyPatch.context() as deadly:
-            deadly.setattr(command, "record", dies_after_seven)
+            deadly.setattr(table, "record", dies_after_seven)
             assert main(call(out)) == 2
         kept = lines_of(out)
         assert main(call(out, "--publish", str(out / "public"))) == 0
@@ -70,11 +70,6 @@ def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str
     assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
     assert str(out) not in notes["command"]
     assert rows == read_csv(out / "throughput.csv")[0]
-    report = json.loads((out / "throughput.json").read_text())
-    equal = report.get("throughput_equal_kl", [])
-    assert (out / "public" / "throughput_equal_kl.csv").exists() == bool(equal)
-    for row in equal:
-        assert row["ratio"] == row["tokens_per_second_first"] / row["tokens_per_second_second"]
 
 
 def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monkeypatch, capsys):
@@ -85,28 +80,6 @@ def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monke
     assert max(map(len, said.splitlines()[1:])) <= 80
     assert "Batch 1." in said and "Lossless: " in said
     assert "band:price=1.0" in said
-
-
-def test_lines_of_another_verifier_are_beside_those_of_the_chain(tmp_path, monkeypatch, capsys):
-    """A journal of the chain alone has the same keys."""
-    monkeypatch.setenv("COLUMNS", "100")
-    given = ["--baselines", "plain", "--max-new-tokens", "4", "--num-prompts", "1"]
-    given += ["--policies", "typical", *(f"band:price={price}" for price in (1, 0.1))]
-    both = ["soft_band:price=1", "soft_band:price=0.1", "--verifier", "chain", "block"]
-    both += ["--compare", "soft_band:price@block", "band:price"]
-    folders = tmp_path / "chain", tmp_path / "both"
-    for out, more in zip(folders, ([], both), strict=True):
-        assert main([*SMALL, "--out", str(out), *given, *more]) == 0
-    said = capsys.readouterr().out
-    keys = [{json.loads(line).get("job") for line in lines_of(out)[1:]} for out in folders]
-    assert keys[0] < keys[1] and all("@block" in key for key in keys[1] - keys[0])
-    rows, notes = read_csv(folders[1] / "throughput.csv")
-    assert "--verifier chain block" in notes["command"]
-    named = [(row["method"], row["verifier"]) for row in rows]
-    assert named[:2] == [("plain", ""), ("typical", "chain")] and len(rows) == 8
-    assert [verifier for name, verifier in named if name == "soft_band"] == ["block"] * 2
-    assert [verifier for name, verifier in named if name == "band"] == ["chain", "block"] * 2
-    assert "verifier" in said
 
 
 def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
