@@ -162,19 +162,11 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 def _sequence_arguments(parser: Parser) -> None:
     _rows(parser, ", one a position")
-    parser.add_argument(
-        "--check-entries",
-        type=int,
-        default=sequence.CHECKED_ENTRIES,
-        metavar="N",
-        help="compare with the conic solver up to so many entries of the rows",
-    )
     _common(parser)
 
 
 def _sequence(args: argparse.Namespace) -> Jobs:
-    budget = {"delta": args.delta, "entries": args.check_entries}
-    yield partial(sequence.checked, *_pairs(args), args.divergence, **budget)
+    yield partial(sequence.solve, *_pairs(args), args.divergence, delta=args.delta)
 
 
 def _block_arguments(parser: Parser) -> None:
