@@ -1,4 +1,4 @@
-"""How far every policy stays from the optimum of all verifiers at the same divergence.
+"""How far policies stay from the optimum of all verifiers at the same divergence.
 
 Every prefix of a tree of drafted paths has a target row and a draft row, so that tokens per target
 call and metered divergence of a policy and a verifier are exact sums over all paths, all coins
@@ -31,9 +31,9 @@ from .common.results import publish
 from .markov.pair import TinyPair
 from .markov.rounds import drafted_rounds
 
-# values tried of a knob, those outside its range left out
-KNOB_VALUES = {"price": (4.0, 1.5, 0.5), "k": (2, 1)}
-OTHER_VALUES = (0.1, 0.3, 0.7)
+PRICES = (4, 2, 1, 0.5, 0.3, 0.2)
+POLICIES = ["speculative", *(f"{name}:price={x}" for name in ("band", "soft_band") for x in PRICES),
+            *(f"cactus:delta={x}" for x in (0.01, 0.1, 1))]  # fmt: skip
 # where a knob is looked for at a given divergence: decades, points a decade, halvings after that
 DECADES, STEPS, HALVINGS = (-4, 3), 2, 26
 # of a knob that was looked for
@@ -107,18 +107,6 @@ def as_pair(tree: PathTree) -> TinyPair:
     return TinyPair(torch.from_numpy(tree.target), torch.from_numpy(tree.draft), following)
 
 
-def registered(verifier: str) -> list[Policy]:
-    """Return every registered policy that a verifier can follow, at a few values of its knob."""
-    policies = []
-    for name, entry in ct.list_policies().items():
-        values = [(knob, v) for knob in entry["knobs"] for v in KNOB_VALUES.get(knob, OTHER_VALUES)]
-        for knob, knobs in [(None, {}), *((knob, {knob: value}) for knob, value in values)]:
-            policy = _policy_at(name, knobs)
-            if policy and policy.knob in (None, knob) and can_follow(verifier, policy):
-                policies.append(policy)
-    return policies
-
-
 def can_follow(verifier: str, policy: Policy) -> bool:
     """Return whether the verifier accepts the policy."""
     try:
@@ -126,13 +114,6 @@ def can_follow(verifier: str, policy: Policy) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _policy_at(policy: str | Policy, knobs: dict[str, float]) -> Policy | None:
-    try:
-        return ct.policy(policy, **knobs)
-    except (TypeError, ValueError):  # outside its range, a knob of words, or one that is missing
-        return None
 
 
 def measure(
@@ -188,8 +169,9 @@ def tuned(
 
     def excess(log: float) -> float | None:
         """Return by how much ``per_token`` is exceeded at a knob; None outside its range."""
-        at_knob = _policy_at(policy, {str(policy.knob): math.exp(log)})
-        if at_knob is None:
+        try:
+            at_knob = ct.policy(policy, **{str(policy.knob): math.exp(log)})
+        except ValueError:
             return None
         return value_of(at_knob, verifier, tree, divergence).per_token - per_token
 
@@ -218,7 +200,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sharpness", type=float, default=1.0, help="standard deviation of the target's logits")
     add("--distance", type=float, default=1.0, help="of what the draft's logits differ by")
     add("--zeros", type=float, default=0.0, help="share of tokens excluded from each row")
-    add("--policy", nargs="+", metavar="SPEC", help="every registered one at a few knobs if none")
+    add("--policy", nargs="+", metavar="SPEC", default=POLICIES)
     add("--verifier", nargs="+", choices=verifiers(metered=True), default=["chain", "block"])
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
     add("--kl-per-token", type=float, help="set each policy's knob to spend this much")
@@ -267,8 +249,7 @@ def _cases(args: argparse.Namespace) -> list[tuple[str, Policy]]:
     """Return verifiers and policies; each policy once if its knob will be set for it."""
     cases: dict[tuple[str, ...], tuple[str, Policy]] = {}
     for verifier in args.verifier:
-        policies = None if args.policy is None else [ct.policy(spec) for spec in args.policy]
-        for policy in registered(verifier) if policies is None else policies:
+        for policy in map(ct.policy, args.policy):
             set_later = args.kl_per_token is not None and policy.knob is not None
             key = (policy.name, str(policy.knob)) if set_later else (policy.spec,)
             if can_follow(verifier, policy):
