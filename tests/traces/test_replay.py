@@ -26,7 +26,7 @@ BOTH = ["chain", "block"]
 END = 2
 
 
-@pytest.mark.parametrize("ends", [(), (END,)], ids=["endless", "ends"])
+@pytest.mark.parametrize("ends", [(), (END,), (3,)], ids=["endless", "ends", "ends at once"])
 @pytest.mark.parametrize("verifier", BOTH)
 def test_a_replay_adds_up_the_laws_of_its_cycles(tmp_path, ragged, verifier, ends) -> None:
     """Cycles of any length, some certain; nothing counts that is drafted after an end."""
