@@ -130,14 +130,6 @@ def _field(value: Any) -> Any:
 PLACES = ("out", "publish", "work", "json", "shared")
 
 
-def provenance_of(args: argparse.Namespace, /, **notes: str) -> dict[str, str]:
-    """Return the provenance of what a command writes, and notes of its own.
-
-    ``args`` as ``python -m simulations`` parses them, with the command's name and its flags.
-    """
-    return provenance(command_line(args.command, args.declare, args, PLACES)) | notes
-
-
 def publish(
     args: argparse.Namespace,
     rows: Sequence[Mapping[str, Any]],
@@ -145,8 +137,12 @@ def publish(
     *paths: Path | None,
     **notes: str,
 ) -> None:
-    """Write a table and its provenance to every path that is one, to ``--out`` if none is given."""
-    source = provenance_of(args, **notes)
+    """Write a table and its provenance to every path that is one, to ``--out`` if none is given.
+
+    ``args`` as ``python -m simulations`` parses them, with the command's name and its flags;
+    ``notes`` go into the provenance.
+    """
+    source = provenance(command_line(args.command, args.declare, args, PLACES)) | notes
     for path in filter(None, paths or (args.out,)):
         write_csv(path, rows, source)
 
