@@ -297,7 +297,7 @@ def compare_observed(
     >>> seen = Observation(np.array([0.51, 0.24, 0.1, 0.05]), 500, np.zeros(4))
     >>> healthy, faulty = (of("simulations/data/trace") for of in (expect, row_signatures))
     >>> compare_observed(healthy, seen, faulty).not_excluded
-    ('no-draft-law',)
+    ('greedy-drafts', 'no-draft-law')
     """
     base, tests = _Gaps(healthy, seen), []
     reach = critical(len(base.places), healthy.freedom)
