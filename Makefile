@@ -87,8 +87,9 @@ mutate: $(TESTED)  ## mistakes of cosmic-ray in a clone of the last commit; the 
 lint: $(PAGES)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
+# not --quiet: what it hides, --strict does not count
 docs: $(PAGES)  ## the site: guide, theorems, results, tutorial, API, with search (docs/)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file simulations/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file simulations/mkdocs.yml
 	@echo "docs/index.html; for its search: python -m http.server -d docs"
 
 # nothing of the machine, the day or the kernel goes into the file

@@ -47,7 +47,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory) -> dict[Path, Page]:
     pytest.importorskip("mkdocs", reason="make docs installs it")
     out = tmp_path_factory.mktemp("docs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", CONFIG, "-d", out]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", CONFIG, "-d", out]
     subprocess.run(command, check=True)
     pages = {path: Page(path.read_text("utf-8")) for path in out.rglob("*.html")}
     pages.pop(out / "404.html")
