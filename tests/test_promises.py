@@ -278,7 +278,7 @@ def test_bad_promises_are_refused(arguments, said):
 
 @pytest.mark.parametrize("count", [1, 2, 32, 1000])
 @pytest.mark.parametrize(
-    "mean", [0.0, 1e-300, *(10.0**-k for k in range(1, 16)), *(1 - 10.0**-k for k in range(1, 17))]
+    "mean", [0.0, 1e-300, *(10.0**-k for k in range(1, 16)), *(1 - 10.0**-k for k in range(1, 18))]
 )
 @pytest.mark.parametrize("cap", [1e-3, 0.5, 1e308])
 def test_readings_anywhere_up_to_the_cap_are_certified(count, mean, cap):

@@ -78,8 +78,9 @@ class Observation:
         steps = np.diff(self.accepted, prepend=np.inf if self.is_length else 1.0, append=0.0)
         if not len(self.accepted) or not (steps <= 0).all():
             raise ValueError(
-                "observed: must be shares of rounds, from 0 to 1, that do not rise with the "
-                f"position; got {self.accepted}"
+                "observed: must be shares of all rounds, from 0 to 1, that do not rise with the "
+                "position (of those that reached it: multiply them up), or the tokens of a call; "
+                f"got {self.accepted}"
             )
         check.number("rounds", np.max(self.rounds), FEWEST, MOST_ROUNDS)
 
@@ -148,12 +149,6 @@ def observed_rates(
     """
     words = [word.strip() for word in text.split(",")]
     rates = np.array([check.number("--observed", word, 0, MOST_ROUNDS) for word in words])
-    if (len(rates) > 1 and rates.max() > 1) or (np.diff(rates) > 0).any():
-        raise ValueError(
-            "--observed: must be shares of all drafts that accept each position, which cannot "
-            "rise (of those that reached it: multiply them up), or the tokens of a call; "
-            f"got {text!r}"
-        )
     is_length = len(rates) == 1 and bool(rates[0] > 1)
     return _rated(rates, _digits(words), rounds, width, drafted, is_length)
 

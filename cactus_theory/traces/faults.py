@@ -227,11 +227,11 @@ def _cut(rows: Tensor) -> Tensor:
     return normalised_or(torch.where(rows >= least, rows, 0.0).double(), rows.double())
 
 
-def _top_p(rows: Tensor) -> Tensor:
-    """Return rows cut to the fewest tokens that have USUAL_TOP_P of the mass."""
+def _top_p(rows: Tensor, share: float = USUAL_TOP_P) -> Tensor:
+    """Return rows cut to the fewest tokens that have this share of the mass."""
     mass, order = rows.double().sort(descending=True, stable=True)
     before = mass.cumsum(-1) - mass
-    kept = torch.where(before < USUAL_TOP_P, mass, 0.0)
+    kept = torch.where(before < share, mass, 0.0)
     return normalised_or(torch.zeros_like(mass).scatter(-1, order, kept), rows.double())
 
 
@@ -358,12 +358,6 @@ FAULTS = (
         "coin-zero",
         "every acceptance coin is 0, and whatever is possible is accepted",
         *("vllm-project/vllm-ascend#13730", "", lambda rows: replace(rows, p=rows.q[:, :-1])),
-    ),
-    Fault(  # which changes what is emitted, and nothing that is accepted
-        "noise-reused",
-        "what replaces a refused token is drawn with the draft's noise",
-        *("vllm-project/vllm#54282", "sampled", lambda rows: rows),
-        resamples=True,
     ),
     Fault(
         "beyond-the-block",

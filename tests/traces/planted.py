@@ -13,38 +13,13 @@ from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces import Observation
-from cactus_theory.traces.faults import Fault, Planted, _cut
+from cactus_theory.traces import Observation, compare_observed
+from cactus_theory.traces.faults import Fault, _cut
 from cactus_theory.traces.replays import batch_law
 from cactus_theory.traces.trace import Batch
 from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import pick
-
-
-class NoiseReused(Planted):
-    """A verifier that draws what replaces a refused token with the noise the draft drew with."""
-
-    def verify(self, assigned, target_probs, draft, accept, draw) -> Verdict:
-        verdict = super().verify(assigned, target_probs, draft, accept, draw)
-        last = verdict.last.clone()
-        for row, place in enumerate(verdict.num_accepted.tolist()):
-            if place < draft.lengths[row]:
-                token = draft.token_ids[row, place : place + 1]
-                q, p = (own[row, place : place + 1].double() for own in (target_probs, draft.probs))
-                left = assigned.policies[0].recovery(q, p, token)[0]
-                last[row] = (left.log() + noise_of(p[0], int(token), float(draw[row]))).argmax()
-        return replace(verdict, last=last)
-
-
-def noise_of(p: torch.Tensor, token: int, coin: float) -> torch.Tensor:
-    """Return Gumbel noise as it is where ln p + noise is largest at ``token``, from a coin."""
-    source = torch.Generator().manual_seed(int(coin * 2**53))
-    uniform = torch.rand(len(p), generator=source, dtype=torch.float64).clamp(1e-300)
-    top = -(-uniform[token].log()).log()  # the maximum is a Gumbel; the others are cut off at it
-    shown = -((-top).exp() - uniform.log() / p).log()
-    shown[token] = top
-    return torch.where(p > 0, shown - p.log(), -((-uniform.log()).log()))
 
 
 @dataclass(frozen=True)
@@ -78,9 +53,11 @@ RESAMPLED = {"draft-temperature": Uncooled, "law-before-top-k": CutSecretly}
 class Rounds:
     """The rounds of a batched decode in the place of a trace."""
 
-    def __init__(self, prompts: int, texts: int, temperature: float, ends: list[int], width: int):
+    def __init__(
+        self, prompts: int, texts: int, temperature: float, ends: list[int], width: int, **details
+    ):
         self.header = SimpleNamespace(
-            temperature=temperature, eos_token_ids=ends, details={"prompts": prompts}
+            temperature=temperature, eos_token_ids=ends, details={"prompts": prompts, **details}
         )
         self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
         self.prompts = [text % prompts for text in range(texts)]
@@ -125,10 +102,8 @@ class Decodes:
         drafter: Any = ModelDrafter(self.draft, greedy=self.greedy)
         faulty = None
         if fault is not None:
-            faulty = fault.verifier(self.judge, self.temperature)
-            if fault.name == "noise-reused":
-                faulty = NoiseReused(self.judge, fault.name, lambda rows: rows, 1.0)
-            elif fault.resamples:
+            faulty = fault.decoding_verifier(self.judge, self.temperature)
+            if fault.name in RESAMPLED:
                 drafter, faulty = RESAMPLED[fault.name](self.draft), None
             elif fault.draft is not None:
                 drafter = fault.draft(self.draft, self.greedy)
@@ -137,7 +112,12 @@ class Decodes:
         judge = Counted(faulty or self.judge)
         ends = [self.target.generation_config.eos_token_id]
         size, most = len(self.prompts), max(map(len, self.prompts))
-        found = Rounds(size, size * repeats, self.temperature, ends, self.num_draft_tokens)
+        other = None if fault is None else fault.temperature
+        heat = self.temperature if other is None else other
+        found = Rounds(
+            size, size * repeats, heat, ends, self.num_draft_tokens,
+            max_new_tokens=self.max_new_tokens,
+        )  # fmt: skip
         shown = [[0] * (most - len(own)) + [1] * len(own) for own in self.prompts]
         ids = [[0] * (most - len(own)) + own for own in self.prompts]
 
@@ -151,7 +131,7 @@ class Decodes:
         options = DecodeOptions(
             num_draft_tokens=self.num_draft_tokens,
             max_new_tokens=longest + self.num_draft_tokens,
-            temperature=self.temperature,
+            temperature=heat,
             attention_mask=torch.tensor(shown * repeats),
             eos_token_ids=ends,
             seed=[seed + row for row in range(size * repeats)],
@@ -203,22 +183,32 @@ class Pool:
     alive: np.ndarray
     text: np.ndarray
     prompts: int
+    lengths: np.ndarray
+    told: bool = False  # whether the drafted tokens are counted
 
     @classmethod
-    def of(cls, source: Rounds, judge: Verifier) -> "Pool":
+    def of(
+        cls, source: Rounds, judge: Verifier, short_ends: bool = False, told: bool = False
+    ) -> "Pool":
         rule = find_policy("speculative")
         ends = torch.tensor(source.header.eos_token_ids)
-        alive, text = [], []
+        alive, text, lengths = [], [], []
         for batch in source.batches(0):
             ids = batch.draft_token_ids
             draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
             stop = judge.law(Assignment((rule,)), batch.target_probs, draft).stop
             _, going, _ = batch_law(batch, rule, judge, {}, ends)
             own = stop.flip(-1).cumsum(-1).flip(-1)  # of this draft, however it was drawn
-            alive.append(torch.where(going[:, :-1], own[:, 1:], 0.0))
-            text.append(batch.text)
-        prompts = source.header.details["prompts"]
-        return cls(torch.cat(alive).numpy(), torch.cat(text).numpy(), prompts)
+            left = torch.full_like(batch.position, ids.shape[1])
+            if short_ends:
+                left = (source.header.details["max_new_tokens"] - 1 - batch.position).minimum(left)
+            drafted = going[:, :-1] & (torch.arange(ids.shape[1]) < left[:, None])
+            alive.append(torch.where(drafted, own[:, 1:], 0.0)[left > 0])
+            text.append(batch.text[left > 0])
+            lengths.append(left[left > 0])
+        prompts, parts = source.header.details["prompts"], (alive, text, lengths)
+        rows, texts, counts = (torch.cat(part).numpy() for part in parts)
+        return cls(rows, texts, prompts, counts, told)
 
     def run(self, rounds: int, source: np.random.Generator) -> Observation:
         """Return what a run of at most so many rounds counts: whole texts, prompt after prompt."""
@@ -227,9 +217,18 @@ class Pool:
         order = texts[np.argsort(_turn(texts % self.prompts), kind="stable")]
         sizes = np.bincount(self.text, minlength=len(texts))[order]
         most = max(1, int(np.searchsorted(sizes.cumsum(), rounds, "right")))
-        alive = self.alive[np.isin(self.text, order[:most])]
-        rates = (source.random(len(alive))[:, None] < alive).mean(0)
-        return Observation(rates, len(alive), np.zeros(len(rates)))
+        chosen = np.isin(self.text, order[:most])
+        alive = self.alive[chosen]
+        kept = (source.random(len(alive))[:, None] < alive).sum(0)
+        if self.told:
+            drafted = int(self.lengths[chosen].sum())
+            return Observation.of_counts(kept.tolist(), len(alive), drafted)
+        return Observation(kept / len(alive), len(alive), np.zeros(len(kept)))
+
+    def runs(self, count: int, healthy: Any, known: Any) -> list[Any]:
+        """Return what is said of so many runs of at most 2,000 rounds."""
+        source = np.random.default_rng(0)
+        return [compare_observed(healthy, self.run(2000, source), known) for _ in range(count)]
 
 
 def observed(source: Rounds, accepted: np.ndarray) -> Observation:

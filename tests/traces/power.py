@@ -1,123 +1,79 @@
-"""How often faults are named where both decodes are drawn anew: ``python -m tests.traces.power``.
+"""What ``expect`` lists of known and of unknown faults: ``python -m tests.traces.power``.
 
-Stories pair (``../shared/models``), T = .5, blocks, K = 8, 12 prompts, 64 tokens. Of each kind of
-engine several decodes are made once. A trial draws their texts with replacement, prompt by prompt:
-some for what is expected, others for a run of at most 2,000 rounds, whose coins are drawn anew.
-Tens of minutes of one core.
+Shipped pair, T = .5, chain, K = 4, 12 prompts, 64 tokens. Of each kind of engine there is one
+decode, from which runs of at most 2,000 rounds are drawn: whole texts, with coins of their own.
+Signatures are those of ``expect --trace``, from rows alone.
 """
 
 import argparse
-
-import numpy as np
-import torch
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 from cactus_theory.decoding import load_pair
-from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces import Expectation, Observation, Replay, compare_observed
-from cactus_theory.traces.faults import visible_faults
-from cactus_theory.traces.replays import batch_law
+from cactus_theory.traces import expect
+from cactus_theory.traces.faults import (
+    FAULTS,
+    Fault,
+    Rows,
+    _raw,
+    _top_p,
+    row_signatures,
+)
 from cactus_theory.verify.contract import find_verifier
-from tests.decoding.conftest import STORIES
+from tests.test_docs import ROOT
 from tests.traces.planted import Pool
-from tests.traces.test_expect_faults import BY_NAME, decodes_of
+from tests.traces.test_expect_faults import decodes_of
 
-KINDS = ("healthy", "target-temperature", "block-by-token")
-COUNTED, REPEATS, PROMPTS = 2000, 9, 12
-FIRST_SEEDS = (100_000, 300_000, 500_000)
+HEAT, REPEATS, RUNS = 0.5, 8, 50
 
 
-class Engine:
-    """Rounds of one kind of engine: sums by text under each verifier, and their own chances."""
+def uniform(rows: Rows) -> Rows:
+    """Return target rows that lost a tenth of their mass to all tokens alike."""
+    return replace(rows, q=0.9 * rows.q + 0.1 / rows.q.shape[-1])
 
-    def __init__(self, kind: str, decodes, batches: int, seed: int) -> None:
-        judge, rule = decodes.judge, find_policy("speculative")
-        sums: dict[str, list[np.ndarray]] = {}
-        chances, texts = [], []
-        for number in range(batches):
-            fault = BY_NAME.get(kind)
-            rounds, verifier, _ = decodes.rounds(fault, REPEATS, seed + 1000 * number)
-            judges = {"own": verifier}
-            if fault is None:
-                planted = {
-                    own.name: own.verifier(judge, 0.5) for own in visible_faults(rounds, judge)
-                }
-                judges |= {name: own for name, own in planted.items() if own is not None}
-            ends = torch.tensor(rounds.header.eos_token_ids)
-            pool = Pool.of(rounds, verifier)
-            chances.append(pool.alive)
-            texts.append(pool.text + number * rounds.texts)
-            for name, own in judges.items():
-                found = np.zeros((6, decodes.num_draft_tokens, rounds.texts))
-                for batch in rounds.batches(0):
-                    alive, going, _ = batch_law(batch, rule, own, {}, ends)
-                    reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
-                    kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
-                    parts = (going[:, :1] + 0.0 * kept, reached, kept, reached**2,
-                             reached * kept, kept**2)  # fmt: skip
-                    for row, part in enumerate(parts):
-                        np.add.at(found[row].T, batch.text.numpy(), part.numpy())
-                sums.setdefault(name, []).append(found)
-        self.kind, self.sums = kind, {name: np.concatenate(own, -1) for name, own in sums.items()}
-        self.chances, text = np.concatenate(chances), np.concatenate(texts)
-        self.rounds = [np.flatnonzero(text == own) for own in range(batches * rounds.texts)]
 
-    def texts(self, source: np.random.Generator, most: int) -> np.ndarray:
-        """Return texts of at most so many rounds together, prompt after prompt."""
-        repeats = len(self.rounds) // PROMPTS
-        drawn = source.integers(repeats, size=(repeats, PROMPTS)) * PROMPTS + np.arange(PROMPTS)
-        sizes = np.array([len(self.rounds[text]) for text in drawn.ravel()])
-        return drawn.ravel()[: np.searchsorted(sizes.cumsum(), most, "right")]
+def sharper(rows: Rows) -> Rows:
+    return replace(rows, p=None if rows.p is None else _raw(rows.p, 1.3))
 
-    def expectation(self, name: str, texts: np.ndarray) -> Expectation:
-        """Return what is expected of a verifier on these texts."""
-        cycles, reached, kept, *squares = self.sums[name][..., texts]
-        replay = Replay(name, "block", len(kept), self.kind, cycles[0], cycles[0] + kept.sum(0),
-                        kept.sum(0), {}, reached, kept)  # fmt: skip
-        return Expectation(replay, np.stack(squares).sum(-1), None, texts % PROMPTS)
 
-    def run(self, source: np.random.Generator) -> Observation:
-        """Return what a run counts."""
-        chances = self.chances[
-            np.concatenate([self.rounds[text] for text in self.texts(source, COUNTED)])
-        ]
-        rates = (source.random((len(chances), 1)) < chances).mean(0)
-        return Observation(rates, len(chances), np.zeros(len(rates)))
+KNOWN = ("both-temperature 1", "target-top-p", "no-draft-law")
+UNKNOWN = (
+    Fault("both at .4", "", "", temperature=0.4),
+    Fault("target at .7", "", "", rows=lambda rows: replace(rows, q=_raw(rows.q, HEAT / 0.7))),
+    Fault("target cut to .8", "", "", rows=lambda rows: replace(rows, q=_top_p(rows.q, 0.8))),
+    Fault("target .1 uniform", "", "", rows=uniform),
+    Fault("sharper law", "", "", rows=sharper),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, default=8, help="of 108 texts, of each engine (8)")
-    parser.add_argument("--expected", type=int, nargs="+", default=[2264, 4000, 6000])
-    parser.add_argument("--trials", type=int, default=600)
-    args = parser.parse_args()
-    pair = load_pair(STORIES / "stories260K", STORIES / "stories-xs-281K")
-    decodes = decodes_of(pair, "stories.jsonl", 8, 64, 0.5, find_verifier("block"))
-    engines = [
-        Engine(kind, decodes, args.batches, seed)
-        for kind, seed in zip(KINDS, FIRST_SEEDS, strict=True)
-    ]
-    healthy = engines[0]
-    print("rounds decoded:", *(f"{own.kind} {len(own.chances)}" for own in engines))
-    for engine in engines:
-        for name, own in (("decoded", engine), ("by rows", healthy)):
-            judge = engine.kind if own is healthy and engine is not healthy else "own"
-            means = own.expectation(judge, np.arange(len(own.rounds))).if_reached
-            print(f"{engine.kind} {name}:", *(f"{mean.value:.3f}" for mean in means))
-    for expected in args.expected:
-        for engine in engines:
-            source, found = np.random.default_rng(0), []
-            for _ in range(args.trials):
-                texts = healthy.texts(source, expected)
-                known = {name: healthy.expectation(name, texts) for name in healthy.sums}
-                for other in engines[1:]:
-                    own = other.expectation("own", other.texts(source, expected))
-                    known[f"{other.kind} decoded"] = own
-                found.append(compare_observed(known.pop("own"), engine.run(source), known))
-            alarms = np.mean([own.alarm for own in found])
-            named = np.mean([engine.kind in own.named for own in found])
-            names = np.mean([len(own.named) for own in found])
-            print(f"expected from {expected}, {engine.kind}: alarm {alarms:.1%}, named {named:.1%},"
-                  f" {names:.2f} names", flush=True)  # fmt: skip
+    parser.add_argument("--runs", type=int, default=RUNS)
+    runs, pair = parser.parse_args().runs, ROOT / "simulations" / "pair"
+    judge, models = find_verifier("chain"), load_pair(pair / "target", pair / "draft")
+    decodes = decodes_of(models, "stories.jsonl", 4, 64, HEAT, judge)
+    rounds, _, _ = decodes.rounds(None, REPEATS, 0)
+    healthy, signatures = expect(rounds), row_signatures(rounds)
+    known = {fault.name: fault for fault in FAULTS}
+    print(f"expected from {healthy.rounds:g} rounds, {len(signatures)} signatures", flush=True)
+    pool = partial(Pool.of, *decodes.rounds(None, REPEATS, 900_000)[:2])
+    pools = {"healthy": pool(), "short-ends": pool(short_ends=True),
+             "short-ends, told": pool(short_ends=True, told=True)}  # fmt: skip
+    for number, fault in enumerate([*map(known.get, KNOWN), *UNKNOWN]):
+        pools[fault.name] = Pool.of(*decodes.rounds(fault, REPEATS, 500_000 + 1000 * number)[:2])
+    for name, own in pools.items():
+        kind = name.replace(",", "").partition(" ")[0]
+        without = {key: value for key, value in signatures.items() if key.split()[0] != kind}
+        for known_ones, label in ((signatures, name), (without, f"{name}, not known")):
+            found = own.runs(runs, healthy, known_ones)
+            listed = Counter(fault for one in found for fault in one.not_excluded)
+            false = sum(bool(set(one.not_excluded) - {kind}) for one in found)
+            names = ", ".join(f"{fault} {count}" for fault, count in listed.most_common())
+            alarms = sum(one.alarm for one in found)
+            print(f"{label}: alarm {alarms}, others listed {false}; {names}", flush=True)
+            if len(without) == len(signatures):
+                break
 
 
 if __name__ == "__main__":

@@ -231,6 +231,8 @@ def test_shares_are_of_the_rounds_that_drafted_a_position() -> None:
     assert four.rounds.tolist() == [1000, 990, 980, 970]
     certain = Observation.of_counts([1000, 990, 990, 990], 1000, drafted=3940)
     assert certain.accepted.tolist() == [1, 1, 1, 1]
+    with pytest.raises(ValueError, match="rounds: must lie in"):
+        Observation.of_counts([0], 0, drafted=0)
     printed = observed_rates("0.8,0.46", 1000, 2, 1920)
     assert printed.accepted.tolist() == pytest.approx([0.8, 0.5], abs=EXACT)
 
@@ -269,7 +271,7 @@ def test_printed_rates_know_their_digits() -> None:
     assert seen.rounding == pytest.approx(np.array([0.1, 0.01]) / np.sqrt(12))
     assert observed_rates("2.4", 10, 2).is_length and not observed_rates("0.4", 10, 1).is_length
     for text, rounds, drafted, said in [
-        ("0.8,0.9", 10, None, "cannot rise"),
+        ("0.8,0.9", 10, None, "do not rise"),
         ("0.8,x", 10, None, "must be a number"),
         ("0.8", 10, None, "the 2 positions"),
         ("0.8,0.5", None, None, "over how many rounds"),

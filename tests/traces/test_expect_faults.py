@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,7 +25,6 @@ from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import thorough
-from tests.decoding.conftest import STORIES
 from tests.traces.conftest import rows_of
 
 EXACT = 1e-12
@@ -71,7 +69,6 @@ def test_faults_are_what_they_say(seed: int) -> None:
         "rows-early": q[:, [0, 0, 1]] / p,
         "law-before-temperature": q[:, :-1] / raw(p),
         "target-temperature": raw(q)[:, :-1] / p,
-        "noise-reused": q[:, :-1] / p,
         "target-top-k": q[:, :-1] / p,  # which cuts nothing from five tokens
         "coin-zero": torch.ones_like(p),
     }.items():
@@ -266,44 +263,30 @@ def decodes_of(pair, prompts: str, *options):
 
 def named_of(pool, healthy, signatures, runs: int = 100) -> tuple[Counter[str], int]:
     """Return how often each fault is named in runs of at most 2,000 rounds, and the alarms."""
-    source = np.random.default_rng(0)
-    found = [compare_observed(healthy, pool.run(2000, source), signatures) for _ in range(runs)]
+    found = pool.runs(runs, healthy, signatures)
     names = Counter(name for own in found for name in own.not_excluded)
     return names, sum(own.alarm for own in found)
 
 
 @thorough
-@pytest.mark.parametrize("where", ["shipped pair", "stories, T=.5, blocks"])
-def test_faults_are_named_from_real_decodes(where: str) -> None:
-    """Of 100 runs of at most 2,000 rounds 95 name the fault; healthy ones are quiet.
-
-    Runs share one decode: faults whose power is near 95 % are measured over many, in GUIDE.md.
-    """
+def test_faults_are_listed_from_real_decodes() -> None:
+    """Of 100 runs of at most 2,000 rounds 95 list the fault; healthy ones are quiet."""
     from cactus_theory.decoding import load_pair
     from tests.test_docs import ROOT
     from tests.traces.planted import Pool, observed
 
-    pair, judge = ROOT / "simulations" / "pair", find_verifier("chain")
-    models, options, repeats = (pair / "target", pair / "draft"), (8, 48, 1.0, judge), 6
-    names = ["no-draft-law", "rows-late", "coin-zero"]
-    if where != "shipped pair":
-        if not STORIES.is_dir():
-            pytest.skip("needs ../shared/models")
-        judge, repeats = find_verifier("block"), 9
-        models = STORIES / "stories260K", STORIES / "stories-xs-281K"
-        options = 8, 64, 0.5, judge
-        names = ["law-before-temperature", "draft-temperature"]
-    decodes = decodes_of(load_pair(*models), "stories.jsonl", *options)
-    rounds, _, _ = decodes.rounds(None, repeats, 0)
-    healthy, rows = expect(rounds, verifier=judge), row_signatures(rounds, verifier=judge)
-    other, _, accepted = decodes.rounds(None, repeats, 10_000)
+    pair = ROOT / "simulations" / "pair"
+    models = load_pair(pair / "target", pair / "draft")
+    decodes = decodes_of(models, "stories.jsonl", 8, 48, 1.0, CHAIN)
+    rounds, _, _ = decodes.rounds(None, 6, 0)
+    healthy, rows = expect(rounds), row_signatures(rounds)
+    other, _, accepted = decodes.rounds(None, 6, 10_000)
     assert not compare_observed(healthy, observed(other, accepted), rows).alarm
-    assert named_of(Pool.of(other, judge), healthy, rows, 200)[1] <= 10
-    for name in names:
+    assert named_of(Pool.of(other, CHAIN), healthy, rows, 200)[1] <= 10
+    for name in ("no-draft-law", "rows-late", "coin-zero", "greedy-drafts"):
         faulty, verifier, _ = decodes.rounds(BY_NAME[name], 3, 20_000)
         found, _ = named_of(Pool.of(faulty, verifier), healthy, rows)
-        assert found[name] >= 95, name
-        assert found.total() <= 300, name
+        assert found[name] >= 95, (name, found)
 
 
 def windowed(model, window: int):
@@ -352,4 +335,4 @@ def test_faults_of_passes_are_named_from_real_decodes() -> None:
             if name == "law-before-top-k":
                 assert found[name] == 0 and alarms <= 5
             else:
-                assert found[name] >= 95 and found.total() <= 300, name
+                assert found[name] >= 95, (name, found)
