@@ -30,8 +30,9 @@ def emitted_law(
 
     out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n).
 
-    Rows (..., V) in the input's kind and dtype, computed in float64: O(V log V) a row for
-    per-proposal policies, O(V) where the recovery is shared, O(V²) for any other policy.
+    Laws are float64: rows (..., V) in the input's kind, of rows in float64, float32, float16 or
+    bfloat16 divided by their sums. O(V log V) a row for per-proposal policies, O(V) where the
+    recovery is shared, O(V²) for any other policy.
 
     A draft that was certain of its token (greedy, n-gram) has no rows: with ``draft_probs=None``
     and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
@@ -53,7 +54,7 @@ def emitted_law(
     """
     _check_policy(rule)
     q, p = _rows(target_probs, draft_probs, draft_token_ids, normalise)
-    return check.like(rule.emitted(q, p), target_probs)
+    return check.scalar_like(rule.emitted(q, p), target_probs)
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,9 @@ def log_overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     """Return −ln Σ min(q, p), (...), the loss LK.
 
     Its gradient is that of the total variation over the overlap: it does not fade where little is
-    accepted yet. Source: the ``speculators`` project, "LK losses".
+    accepted yet, and no entry of it exceeds 1. A row in which no token has both probabilities is
+    as one of the smallest overlap, and has no gradient. Source: the ``speculators`` project, "LK
+    losses".
 
     Examples
     --------
@@ -220,7 +222,9 @@ def log_overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     >>> print(f"{log_overlap(q, p):.4f}")
     0.6931
     """
-    return -overlap(target_logits, draft_logits).log()
+    shared = torch.minimum(*_log_rows(target_logits, draft_logits))
+    apart = (shared == -math.inf).all(-1, keepdim=True)
+    return -shared.masked_fill(apart, math.log(torch.finfo(shared.dtype).tiny)).logsumexp(-1)
 
 
 def mixed(target_logits: Logits, draft_logits: Tensor, *, rate: float = LK_RATE) -> PerRow:

@@ -250,7 +250,7 @@ def test_kinds_of_input():
     law = ct.emitted_law(rule, q, p)
     assert law.shape == (2, 3, 5) and law.dtype == torch.float64
     narrow = ct.emitted_law(rule, q.float().numpy(), p.float().numpy())
-    assert narrow.dtype == np.float32
+    assert narrow.dtype == np.float64
     np.testing.assert_allclose(narrow, law.numpy(), atol=1e-6)
     report = ct.audit(rule, q.numpy(), p.numpy(), divergence="renyi:a=3")
     assert isinstance(report.acceptance, np.ndarray) and report.acceptance.shape == (2, 3)

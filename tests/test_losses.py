@@ -130,6 +130,19 @@ def test_losses_of_the_field_and_their_gradients(loss):
         assert torch.allclose(p.grad, differences(at, p), rtol=0, atol=SLOPE)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_rows_without_overlap_ruin_no_step(dtype):
+    """ln of the overlap is finite, and no entry of its gradient above 1, whatever the rows."""
+    far, never = [0.0, -200.0], [0.0, -math.inf]
+    target = torch.tensor([far, never, never], dtype=dtype)
+    draft = torch.tensor([far[::-1], far[::-1], never[::-1]], dtype=dtype, requires_grad=True)
+    loss = losses.log_overlap(target, draft)
+    loss.sum().backward()
+    assert draft.grad is not None
+    assert loss.isfinite().all() and (draft.grad.abs() <= 1).all()
+    assert loss[0].item() == pytest.approx(200 - math.log(2))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_logits_over_a_large_vocabulary(dtype):
     source = torch.Generator().manual_seed(0)

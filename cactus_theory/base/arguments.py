@@ -40,9 +40,12 @@ MOST_THREADS = 1024
 
 
 def as_tensor(name: str, value: ArrayLike) -> Tensor:
-    """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes and layouts."""
+    """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes and layouts.
+
+    Rows that require gradients are detached: what is made of them is no part of a graph.
+    """
     if isinstance(value, Tensor):
-        tensor = value
+        tensor = value.detach()
     else:
         try:
             array = np.asarray(value)
@@ -128,11 +131,7 @@ def describe(tensor: Tensor) -> str:
 
 
 def check_pair(target: Tensor, draft: Tensor, names: tuple[str, str]) -> None:
-    """Raise unless two rows of probabilities share dtype, device and vocabulary."""
-    if target.dtype != draft.dtype:
-        raise TypeError(
-            f"{names[1]}: dtype must equal that of {names[0]} ({target.dtype}); got {draft.dtype}"
-        )
+    """Raise unless two rows of probabilities share device and vocabulary."""
     if target.device != draft.device:
         raise ValueError(
             f"{names[1]}: device must equal that of {names[0]} ({target.device}); "
@@ -143,6 +142,16 @@ def check_pair(target: Tensor, draft: Tensor, names: tuple[str, str]) -> None:
             f"{names[1]}: vocabulary must equal that of {names[0]} ({target.shape[-1]} tokens); "
             f"got {draft.shape[-1]}"
         )
+
+
+def ungraphed(row: Tensor) -> Tensor:
+    """Return a row outside of any graph; one that is in none as it is."""
+    return row.detach() if row.requires_grad else row
+
+
+def float64_rows(*rows: Tensor) -> tuple[Tensor, ...]:
+    """Return rows in float64 and outside of graphs; those that are so already as they are."""
+    return tuple(ungraphed(row).double() for row in rows)
 
 
 def normalised(probs: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ class MaxDivergence(Divergence):
     generator = None  # type: ignore[assignment]
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        h, q = emitted.double(), target.double()
+        h, q = check.float64_rows(emitted, target)
         ratio = torch.where(h == 0, 0.0, h / q)
         return ratio.amax(-1).log().clamp(min=0.0)
 
@@ -299,6 +299,6 @@ class Renyi(Divergence):
         far = self.a * (self.a - 1) * generated < FAR
         if not bool(far.any()):
             return self.from_generator(generated)
-        h, q = emitted.double(), target.double()
+        h, q = check.float64_rows(emitted, target)
         sums = (h**self.a * q ** (1 - self.a)).sum(-1)
         return torch.where(far, sums.log() / (self.a - 1), self.from_generator(generated))

@@ -191,7 +191,7 @@ class FDivergence(Divergence):
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return D(emitted‖target) of rows (..., V) as float64 (...)."""
-        h, q = emitted.double(), target.double()
+        h, q = check.float64_rows(emitted, target)
         ratio = h / q
         if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no ratio overflows: three passes fewer
             return self.centred(ratio).mul_(q).sum(-1).clamp_(min=0.0)

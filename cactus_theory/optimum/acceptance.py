@@ -93,7 +93,7 @@ def optimal_acceptance(
     ValueError
         Not a distribution, a knob missing or outside its range, an unknown divergence.
     TypeError
-        Rows that are not floats or of two dtypes.
+        Rows that are not floats.
 
     Examples
     --------

@@ -70,7 +70,7 @@ def selection_law(
         Not a distribution, an unknown kind, k below 1 or above what can be drawn, three drafts
         without replacement of more than 12 tokens, ids outside the vocabulary or none of them.
     TypeError
-        Rows that are not floats or of two dtypes, ids that are not integers.
+        Rows that are not floats, ids that are not integers.
 
     Examples
     --------
@@ -150,10 +150,25 @@ def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
         if count == before or not mass:
             break
         level = max(level, level + (1 - float(law.sum())) / mass)
+        if level == np.inf:  # 1/q overflows at all that is cut
+            law = _among_denormal(q, most, cut, certain)
+            break
         before = count
     law = law.copy()
     if not q[certain].any():  # out of reach: they are left with what no other token takes
         law[certain] = max(1 - float(law.sum()), 0.0) / len(certain)
+    return law
+
+
+def _among_denormal(q: Row, most: Row, weights: Row, certain: Sequence[int]) -> Row:
+    """Return p° where only tokens of denormal q are cut, those of positive ``weights``."""
+    cut, law = weights > 0, most.copy()
+    law[certain] = 0.0
+    places = np.flatnonzero(cut).tolist()
+    left = 1 - float(law[~cut].sum())
+    inside = [places.index(token) for token in certain if cut[token]]
+    if inside:
+        law[cut] = left * offered(q[cut] / q[cut].sum(), law[cut] / left, inside)
     return law
 
 

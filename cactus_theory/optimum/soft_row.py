@@ -114,7 +114,7 @@ class SoftRow:
         level, before, whole = self.unit / alive, math.inf, self.total / alive
         while True:
             above = sum(float(q.dot(ratio > level)) for ratio, q, *_ in self.parts)
-            if not above < before:  # NaN is not
+            if not 0 < above < before:  # NaN is not
                 return min(level, self.precision.most)
             lacking = whole - self.total - self.beyond(level, 0.0)
             level, before = level + max(lacking, 0.0) / above, above
@@ -192,8 +192,9 @@ class SoftRow:
 
     @property
     def raised(self) -> float:
-        """Return g/q of certain tokens, once solved."""
-        return self._raised(self.cap)
+        """Return g/q of certain tokens, once solved; some number where none has q > 0."""
+        raised = self._raised(self.cap)
+        return raised if raised < math.inf else self.scale
 
     def _raised(self, ratio: float) -> float:
         """Return g/q at this p/q."""

@@ -3,8 +3,12 @@ r"""A policy is a pair (φ, g).
 Draft n ~ p and keep it with probability φ(n); otherwise emit one token from g(·|n).
 The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
 :math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
-target and p of the draft. Methods do not validate their rows (the public functions do);
-φ, g and the emitted law are computed in float64.
+target and p of the draft. Methods do not validate their rows (the public functions do).
+
+**Laws are float64**: rows may be float64, float32, float16 or bfloat16, q and p of different
+precisions, on any strides, of any batch shape (...), and may require gradients. φ, g, the row h,
+proposals and the emitted law are those of the rows as they are, computed and returned in float64,
+and part of no graph.
 
 ``acceptance`` and ``recovery`` may be called with ``p=None``, a draft that is certain of its
 token. Subclasses need not handle it: :class:`Policy` calls their methods with one-hot rows.
@@ -25,6 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.base.specs import spec_of
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies._foreign_code import Forecast, guard
@@ -42,6 +47,8 @@ Flags = Bool[Tensor, "*any"]
 
 # rows built at once by the O(V²) enumeration: 2^22 float64 entries are 32 MiB
 ENUMERATION_ENTRIES = 2**22
+# methods whose rows are float64, whatever those that they are given
+LAWS = ("keep", "proposal", "proposal_divergence", "target", "target_in_block", "emitted")
 # relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
 # for example) do not depend on the order of summation
 TIE = 1e-12
@@ -65,13 +72,25 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
     return row.scatter_(-1, n[..., None], 1.0)
 
 
+def in_float64(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of (self, q, p, …) see float64 rows outside of graphs, and return such rows."""
+
+    @wraps(method)
+    def law(self: Any, q: Rows, p: Rows, *more: Any) -> Any:
+        row = method(self, *float64_rows(q, p), *more)
+        return row if row is None else row.double()
+
+    return law
+
+
 def _explicit_acceptance(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Let ``acceptance`` answer for certain drafts through their one-hot rows."""
 
     @wraps(method)
     def acceptance(self: Any, q: Rows, p: Rows | None, n: Ids) -> Tensor:
         if p is not None:
-            return method(self, q, p, n)
+            return method(self, ungraphed(q), ungraphed(p), n)
+        q = ungraphed(q)
         wide = q[..., None, :].expand(*n.shape, q.shape[-1])
         return method(self, wide, one_hot(n, q), n[..., None])[..., 0]
 
@@ -83,7 +102,8 @@ def _explicit_recovery(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(method)
     def recovery(self: Any, q: Rows, p: Rows | None, n: Id) -> Tensor:
-        return method(self, q, one_hot(n, q) if p is None else p, n)
+        q, p = ungraphed(q), one_hot(n, q) if p is None else ungraphed(p)
+        return method(self, q, p, n)
 
     return recovery
 
@@ -101,6 +121,7 @@ class Mathematics(ABC):
         for name, explicit in (
             ("acceptance", _explicit_acceptance),
             ("recovery", _explicit_recovery),
+            *((name, in_float64) for name in LAWS),
         ):
             if name in vars(cls):
                 setattr(cls, name, explicit(vars(cls)[name]))
@@ -123,10 +144,12 @@ class Mathematics(ABC):
     def recovery(self, q: Rows, p: Rows | None, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
 
+    @in_float64
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return the row each drafted token was verified against, or None if there is none."""
         return None
 
+    @in_float64
     def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
         """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V); ValueError without proposals."""
         rows = self.proposal(q, p, _all_tokens(q))
@@ -136,10 +159,12 @@ class Mathematics(ABC):
             )
         return kind.value(rows, q[..., None, :].expand_as(rows))
 
+    @in_float64
     def keep(self, q: Rows, p: Rows) -> Rows:
         """Return φ of every token, (..., V)."""
         return self.acceptance(q, p, _all_tokens(q))
 
+    @in_float64
     def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
         """Return the row h that a block is verified against at each node, float64.
 
@@ -169,8 +194,9 @@ class Mathematics(ABC):
         """
         return None
 
+    @in_float64
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return the exact law of the next token.
+        """Return the exact law of the next token, float64.
 
         pφ + (1 − A)·g, O(V) a row, where the recovery is shared; else by enumerating drafted
         tokens, O(V²) a row.
@@ -203,6 +229,8 @@ class Mathematics(ABC):
 
 class Policy(Mathematics):
     """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
+
+    φ, g and all laws are float64 whatever the precision of the rows; see ``emitted``.
 
     Its own methods are what verifiers rely on for speed. Each answers by the mathematics; a class
     that overrides one answers sooner, the same up to rounding. Methods of a class outside this

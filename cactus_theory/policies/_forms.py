@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.divergences import Divergence
+from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies._base import (
     Entries,
     Flat,
@@ -43,7 +44,11 @@ class FixedTarget(Policy):
 
     @abstractmethod
     def target(self, q: Rows, p: Rows) -> Rows:
-        """Return the row h that is emitted instead of q."""
+        """Return the row h that is emitted instead of q, float64.
+
+        What a class writes here sees float64 rows; :meth:`decide`, for speed, has it work in the
+        precision of float32 rows, too.
+        """
 
     def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
         """Return the row h, which is the same on every path."""
@@ -60,8 +65,11 @@ class FixedTarget(Policy):
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < h_n/p_n, and (h − p)₊, from the row h in the rows' own precision."""
-        target = self.target(q, p)
+        """Return coin < h_n/p_n, and (h − p)₊, from the row h in the precision of float32 rows."""
+        if q.dtype not in PRECISIONS:
+            q, p = q.float(), p.float()
+        # as the class wrote it: rows in float64 would take another pass
+        target = getattr(type(self).target, "__wrapped__")(self, q, p)  # noqa: B009
         h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
         kept = coin < keep_probability(h_n, p_n)
         if not kept.is_cuda and bool(kept.all()):

@@ -38,7 +38,13 @@ def verify_tensors(
         )
     for policy in policies:
         verifier.check(policy)
+    if not len(draft_token_ids):  # no row, nothing to decide
+        none = draft_token_ids.new_zeros(0)
+        return Verdict(draft_token_ids, none, none, None if tree is None else draft_token_ids)
     rows = None if draft_probs is None else draft_probs.detach()
+    if rows is not None and rows.dtype != target_probs.dtype:  # the narrower rows are widened
+        dtype = torch.promote_types(rows.dtype, target_probs.dtype)
+        rows, target_probs = rows.to(dtype), target_probs.to(dtype)
     if tree is None:
         lengths = (draft_token_ids >= 0).sum(-1)
         draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
@@ -117,7 +123,7 @@ def _checked(
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
         )
-    deepest = () if tree is None else (max(map(max, tree.depths)) + 1,)
+    deepest = () if tree is None else (max(map(max, tree.depths), default=0) + 1,)
     _check_coins(coins, (batch, width), (batch, *deepest))
     _check_ids(ids, q.shape[-1])
     used = torch.nn.functional.pad(ids >= 0, (1, 0), value=True)
@@ -140,8 +146,10 @@ def _checked(
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
-    """Return float64 rows; rows that are not ``used`` are replaced, unread, by uniform ones."""
-    rows = torch.where(used[..., None], probs, 1 / probs.shape[-1])
+    """Return float64 rows; rows that are not ``used`` are replaced, unread, by certain ones."""
+    certain = probs.new_zeros(probs.shape[-1])
+    certain[:1] = 1.0  # float16 has no 1/V for a large vocabulary
+    rows = torch.where(used[..., None], probs, certain)
     check.check_probabilities(name, rows)
     return check.normalised(rows)
 

@@ -123,7 +123,7 @@ def verify_chain(
         Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
         coins and a generator.
     TypeError
-        Ids that are not int64, rows of different dtypes, a rule that is not a Policy.
+        Ids that are not int64, a rule that is not a Policy.
 
     Examples
     --------
