@@ -29,10 +29,10 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _program
-from ._block import Layout
 from ._dual import price_bound
 from ._perspective import Terms, cvxpy, perspective, times
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
+from .block import Layout
 from .paths import Followed, PathTree, check_count, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left

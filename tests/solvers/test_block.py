@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cactus_theory.divergences import divergence
-from solvers import _block, _perspective, _program, block
+from solvers import _perspective, _program, block
 from solvers._dual import price_bound
 from solvers.paths import PathTree, follow, random_tree
 from tests.amounts import amount, some
@@ -179,13 +179,13 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 
 
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
-    attempt, scales = _block.Program.attempt, []
+    attempt, scales = block.Program.attempt, []
 
     def fail_once(program, scale, solver):
         scales.append(scale)
         return None if len(scales) == 1 else attempt(program, scale, solver)
 
-    monkeypatch.setattr(_block.Program, "attempt", fail_once)
+    monkeypatch.setattr(block.Program, "attempt", fail_once)
     tree = random_tree(2, 2, seed=1)
     assert abs(block.solve(tree, price=1).gap) < PROOF
     np.testing.assert_array_equal(scales[1], tree.target.ravel())

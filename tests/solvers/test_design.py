@@ -286,5 +286,5 @@ def test_the_report_names_what_binds():
 def test_a_design_is_a_value():
     one = Design(Q, P).budget("kl", 0.1)
     two = one.cap(1.5)
-    assert len(one.rules) == 1 and len(two.rules) == 2
+    assert len(one.constraints) == 1 and len(two.constraints) == 2
     assert one.solve().acceptance > two.solve().acceptance

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from solvers import _constraints, _design, _program, design
+from solvers import _constraints, _program, design
 from solvers.design import Design, Infeasible
 
 cp = pytest.importorskip("cvxpy")
@@ -51,7 +51,7 @@ def test_rules_in_conflict_are_named(name):
     conflicting, rules = CONFLICTS[name]
     with pytest.raises(Infeasible, match="no row keeps all of: ") as caught:
         conflicting.solve()
-    assert set(caught.value.rules) == rules
+    assert set(caught.value.constraints) == rules
     assert isinstance(caught.value, ValueError)
     assert all(rule in str(caught.value) for rule in rules)
 
@@ -70,7 +70,11 @@ def test_rules_in_conflict_are_named(name):
         (lambda: BASE.cap(-1), ValueError, "ratio: must lie in"),
         (lambda: BASE.cap(math.nan), ValueError, "ratio: must lie in"),
         (lambda: BASE.floor({1: 1.5}), ValueError, r"floor 1: must lie in \[0, 1\]"),
-        (lambda: BASE.cap(2).cap(3), ValueError, "rules: must have names of their own; got 'cap'"),
+        (
+            lambda: BASE.cap(2).cap(3),
+            ValueError,
+            "constraints: must have names of their own; got 'cap'",
+        ),
         (lambda: BASE.budget("kl", 1).budget("kl", 2), ValueError, "got 'budget kl' twice"),
         (lambda: BASE.expect([1.0, 2.0], at_most=1), ValueError, "values must be 4 finite"),
         (lambda: BASE.expect(Q), ValueError, "exactly one of at_most and at_least"),
@@ -145,14 +149,14 @@ def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name,
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1])
 def test_a_wrong_row_is_noticed(monkeypatch, wrong):
-    run = _design._cleaned
+    run = design._cleaned
 
     def moved(raw, q, rules):
         h = run(raw, q, rules)
         h[0], h[-1] = h[0] + (1 - wrong) * h[-1], wrong * h[-1]
         return h
 
-    monkeypatch.setattr(_design, "_cleaned", moved)
+    monkeypatch.setattr(design, "_cleaned", moved)
     with pytest.raises(RuntimeError, match="misses its bound|is exceeded"):
         FULL.solve()
 
@@ -164,7 +168,7 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch):
 
 
 def test_one_refusal_is_not_a_conflict(monkeypatch):
-    attempts, run = [], _design.Program.attempt
+    attempts, run = [], design.Program.attempt
 
     def refused_once(program, scale, solver):
         attempts.append(solver)
@@ -173,10 +177,6 @@ def test_one_refusal_is_not_a_conflict(monkeypatch):
             answer.status, answer.h = "infeasible", None
         return answer
 
-    monkeypatch.setattr(_design.Program, "attempt", refused_once)
+    monkeypatch.setattr(design.Program, "attempt", refused_once)
     assert abs(FULL.solve().gap) < 1e-6
     assert len(attempts) == 2
-
-
-def test_the_public_name_is_the_error_that_is_raised():
-    assert design.Infeasible is _design.Infeasible
