@@ -38,12 +38,12 @@ process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) that is the registry vLLM serves 
 With an engine in a process of its own, the default, it is not: set ``PROMETHEUS_MULTIPROC_DIR``
 to an empty folder before the start, and ``/metrics`` shows the counters of every process, as it
 does vLLM's own; ``cactus:info`` is the front end's own and shown either way. Counts are sent at
-every step; what the meter reads, about once a second and when the last request has ended, which
-the engine tells by an empty step (an ``LLM`` in one process takes none: there the next step, or the
-end of the process, tells). The log line comes from the sampling process, whatever the others do,
-at vLLM's interval (``VLLM_LOG_STATS_INTERVAL``), when a step is taken. vLLM's answer to one request
-(``metrics.speculative_decoding``) has no place for numbers of a plugin: ``CACTUS_READINGS`` writes
-those of each request elsewhere.
+every step; those by position and what the meter reads, about once a second and when the last
+request has ended, which the engine tells by an empty step (an ``LLM`` in one process takes none:
+there the next step, or the end of the process, tells). The log line comes from the sampling
+process, whatever the others do, at vLLM's interval (``VLLM_LOG_STATS_INTERVAL``), when a step is
+taken. vLLM's answer to one request (``metrics.speculative_decoding``) has no place for numbers of a
+plugin: ``CACTUS_READINGS`` writes those of each request elsewhere.
 """
 
 import math
@@ -106,10 +106,13 @@ class Tally:
         if not admitted:
             numbers = [0] * len(accepted) if choice is None else choice[:, 0].tolist()
             admitted = [judges[number] for number in numbers]
-        rows = zip(map(self._label, admitted), verified.draft.lengths, accepted, strict=True)
-        for row, (label, drafted, kept) in enumerate(rows):
+        labels = {id(policy): policy for policy in admitted}  # a label takes a while to make
+        labels = {key: self._label(policy) for key, policy in labels.items()}
+        rows = zip(admitted, verified.draft.lengths, accepted, strict=True)
+        for row, (policy, drafted, kept) in enumerate(rows):
             if not drafted:
                 continue
+            label = labels[id(policy)]
             charged = min(kept + 1, drafted)
             counts = self.counts[label]
             counts["verified_rows"] += charged
@@ -233,13 +236,15 @@ class Prometheus:
         )
 
     def send(self, read: bool = True) -> None:
-        """Raise the counters to the tally's totals, those of the meter only if ``read``."""
+        """Raise the counters to the tally's totals, only if ``read`` all of them."""
         divergence = self.tally.settings.divergence.spec
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts
             for name, value in totals.items():
                 further = {"divergence": divergence} if name.endswith("nats") else {}
                 self._raise(name, value, policy=label, **further)
+            if not read:
+                continue
             for position, both in enumerate(self.tally.positions[label]):
                 for name, value in zip(PER_POSITION, both, strict=True):
                     self._raise(name, value, policy=label, position=str(position))

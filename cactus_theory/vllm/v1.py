@@ -121,8 +121,8 @@ class Hook:
         if batch.greedy is not None and self.settings.readings:
             rows = [row for row in batch.drafted if batch.greedy[row]]
             _count_greedy(requests, num_draft_tokens, output, rows if requests else ())
-        if verified is not None and self.counts_here:
-            self.tally.add(verified, [requests[row].policy for row in batch.drafted if requests])
+        if verified is not None and requests and self.counts_here:
+            self.tally.add(verified, [requests[row].policy for row in batch.drafted])
             if self.reporter is not None:
                 self.reporter.step()
         return output

@@ -54,10 +54,12 @@ def kinds():
 
     stock = rejection_sampler.rejection_sample
     found = {"vLLM's own": stock}
+    batch = SimpleNamespace(req_ids=[str(number) for number in range(BATCH)])
     for policy, verifier, meter in CASES:
         asked = {"POLICY": policy, "VERIFIER": verifier, "METER": meter}
         own = settings.read({f"CACTUS_{name}": value for name, value in asked.items()})
         hook = Hook(own, stock, print)
+        hook.runner = SimpleNamespace(input_batch=batch, requests={})
         hook.reporter = Reporter(Prometheus(hook.tally, registry=CollectorRegistry()), print, NEVER)
         found[f"{policy}, {verifier}, meter {meter}"] = hook.rejection_sample
     return found

@@ -53,7 +53,7 @@ def answers(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, HERE / "runner_v2.py", folder / "jobs.json", folder / "answers.json"],
         env=os.environ | own | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-        capture_output=True, text=True, timeout=600,
+        capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     if not (folder / "answers.json").exists():
         pytest.fail(f"the runner gave no answer:\n{done.stderr[-4000:]}")
