@@ -106,7 +106,7 @@ class Observation:
 
         Examples
         --------
-        >>> Observation.of_counts([800, 450], rounds=1000, drafted=1900).accepted
+        >>> Observation.of_counts([800, 460], rounds=1000, drafted=1920).accepted
         array([0.8, 0.5])
         """
         width, counts = len(accepted), np.asarray(accepted, float)
