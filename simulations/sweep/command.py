@@ -1,8 +1,8 @@
 """Run a grid of policies, verifiers and knobs in this process or on many; resume after any kill.
 
-Kinds of tasks: replay (a trace, exact), markov (whole texts of tiny models, exact), decode (a
-pair of models, metered). A policy whose knob has no value, such as band:price, takes each of
---knobs.
+Kinds of tasks: replay (a trace, exact), markov (whole texts of tiny models, exact). A policy whose
+knob has no value, such as band:price, takes each of --knobs. Decodes of a pair of models are those
+of ``throughput``.
 
 The rows of finished tasks are kept in journal.jsonl under --out, whatever the grid: the same
 command goes on from there, and a larger one computes what is new. sweep.csv has the grid's order
@@ -11,9 +11,9 @@ and tried again by the same command.
 
 Other machines: in a checkout of the same commit on each start "PYTHONPATH=. dask scheduler" (on
 one of them) and "PYTHONPATH=. dask worker ADDRESS --nworkers N --nthreads 1"; pip install
-'dask[distributed]'. Models, traces, prompts and files of policies must lie at the same path
-everywhere. Workers compare them with those that the sweep was planned with, and their code and
-versions with the command's.
+'dask[distributed]'. Traces and files of policies must lie at the same path everywhere. Workers
+compare them with those that the sweep was planned with, and their code and versions with the
+command's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from cactus_theory.base.terminal import Progress
 
 from ..common.grid import checked_policy, followers
-from ..common.inputs import PAIR, PROMPTS, ROOT, at_least, command_line
+from ..common.inputs import ROOT, at_least, command_line
 from ..common.journal import Journal
 from ..common.results import filled, provenance, write_csv
 from .executors import cluster, on_cluster, serial
@@ -37,7 +37,6 @@ from .tasks import Task
 
 TRACE = ROOT / "simulations" / "data" / "trace"
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "soft_band:price=1")
-AT_LEAST = {"num_draft_tokens": 1, "num_prompts": 1, "max_new_tokens": 1, "seeds": 0}
 # flags that say where, not what
 ELSEWHERE = ("out", "publish", "workers", "scheduler")
 
@@ -51,18 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--knobs", nargs="+", default=[], metavar="VALUE", help="of policies such as band:price")
     add("--verifiers", nargs="+", default=["chain", "block"], metavar="NAME")
     add("--num-draft-tokens", type=int, nargs="+", default=[4], metavar="K")
-    add("--seeds", type=int, nargs="+", default=[0], help="markov: of the pair; decode")
+    add("--seeds", type=int, nargs="+", default=[0], help="markov: of the pair")
     add("--trace", type=Path, nargs="+", default=[TRACE], metavar="DIR", help="replay")
     add("--vocab", type=int, default=3, metavar="V", help="markov")
     add("--length", type=int, default=6, metavar="T", help="markov: tokens of a text")
     add("--distance", type=float, nargs="+", default=[1.0], metavar="D",
         help="markov: the draft's from the target")  # fmt: skip
-    add("--target", type=Path, nargs="+", default=[PAIR / "target"], metavar="DIR", help="decode")
-    add("--draft", type=Path, nargs="+", default=[PAIR / "draft"], metavar="DIR",
-        help="decode: one per target")  # fmt: skip
-    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help="decode: JSON lines")
-    add("--num-prompts", type=int, default=4, metavar="N", help="decode")
-    add("--max-new-tokens", type=int, default=32, metavar="N", help="decode")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--workers", type=int, metavar="N", help="processes; default: this one")
     place.add_argument("--scheduler", metavar="ADDRESS", help="Dask's, such as tcp://host:8786")
@@ -120,7 +113,7 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
             if getattr(args, flag) != usual.get_default(flag):
                 words = f"--{flag.replace('_', '-')}"
                 raise ValueError(f"{words}: is a flag of --kind {name}; got {args.kind}")
-    at_least(args, **AT_LEAST)
+    at_least(args, num_draft_tokens=1, seeds=0)
     specs = [spec for policy in args.policies for spec in _each_knob(policy, args.knobs)]
     cells = [
         (spec, verifier)

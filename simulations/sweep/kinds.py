@@ -7,18 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cactus_theory.decoding import load_pair
 from cactus_theory.traces import Trace, replay
 
-from ..common.decode import Harness
-from ..common.grid import Config, total
-from ..common.inputs import code_digest, prompts_of
+from ..common.inputs import code_digest
 from ..common.results import package_version
 from ..markov import Setting, markov_pair, measured
 from ..replay import replay_figures
@@ -60,7 +56,7 @@ def _replays(args: argparse.Namespace, cells: Cells) -> Iterator[Task]:
 
 def _replayed(task: Task) -> list[Row]:
     """Return tokens and emitted KL per call and per token, with errors over texts."""
-    trace = _trace(str(task.path("trace")), task.files["trace"][1])
+    trace = _trace(*task.files["trace"])
     width = task.case["num_draft_tokens"]
     result = replay(trace, task.policy, task.case["verifier"], num_draft_tokens=width)
     return [dict(task.case) | replay_figures(result, "kl")]
@@ -93,68 +89,11 @@ def _enumerated(task: Task) -> list[Row]:
     return [case | measured(pair, setting)]
 
 
-def _decodes(args: argparse.Namespace, cells: Cells) -> Iterator[Task]:
-    """Yield a task per pair, cell, K and seed."""
-    if len(args.target) != len(args.draft):
-        raise ValueError(
-            f"--draft: must be one per --target, {len(args.target)}; got {len(args.draft)}"
-        )
-    prompts_of(args.prompts)
-    settings = {"num_prompts": args.num_prompts, "max_new_tokens": args.max_new_tokens}
-    for target, draft in zip(args.target, args.draft, strict=True):
-        for name, folder in (("target", target), ("draft", draft)):
-            if not (folder / "config.json").is_file():
-                raise ValueError(f"--{name}: must be the folder of a model; got {folder}")
-        files = file_digests({"target": target, "draft": draft, "prompts": args.prompts})
-        for policy, verifier in cells:
-            for width in args.num_draft_tokens:
-                for seed in args.seeds:
-                    case = {"target": target.name, "draft": draft.name, "verifier": verifier,
-                            "num_draft_tokens": width, "seed": seed}  # fmt: skip
-                    yield task_of("decode", policy, case, settings, files)
-
-
-def _decoded(task: Task) -> list[Row]:
-    """Return tokens, calls and emitted KL, summed over the prompts."""
-    case, settings = dict(task.case), task.settings
-    folders = str(task.path("target")), str(task.path("draft"))
-    pair = _pair(*folders, task.files["target"][1], task.files["draft"][1])
-    texts = prompts_of(task.path("prompts"))[: settings["num_prompts"]]
-    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
-    harness = Harness(pair, ids, settings["max_new_tokens"], seed=0)
-    config = Config(task.policy, case["num_draft_tokens"], 1, case["verifier"])
-    records = [
-        harness.decode(config, group, repeat=case["seed"], meter=True).record
-        for group in range(len(ids))
-    ]
-    tokens, calls = total(records, "tokens"), total(records, "row_calls")
-    figures = {
-        "tokens": tokens,
-        "target_calls": calls,
-        "tokens_per_call": tokens / calls,
-        "accepted_per_call": total(records, "accepted") / calls,
-        "kl_per_token": total(records, "kl") / tokens,
-        "largest_row_kl": max(record["largest_row_kl"] for record in records),
-    }
-    return [case | figures]
-
-
-@lru_cache(maxsize=2)
-def _pair(target: str, draft: str, *digests: str) -> Any:
-    return load_pair(Path(target), Path(draft))
-
-
 KINDS = {
     # a policy and a verifier on a trace of logged rows: exact, nothing is sampled
     "replay": Kind(("trace",), _replays, _replayed),
     # whole texts of a tiny random Markov pair, enumerated: exact
     "markov": Kind(("seeds", "vocab", "length", "distance"), _enumerations, _enumerated),
-    # real decodes of a pair of models, metered: every prompt once with each seed
-    "decode": Kind(
-        ("seeds", "target", "draft", "prompts", "num_prompts", "max_new_tokens"),
-        _decodes,
-        _decoded,
-    ),
 }
 
 # the code that decides what a task's rows are
@@ -162,7 +101,7 @@ CODE = (
     *("cactus_theory/**/*.py", "simulations/replay.py"),
     *(f"simulations/{name}/*.py" for name in ("common", "markov", "sweep")),
 )
-# threads of one worker share models and their buffers
+# threads of one worker share traces and their buffers
 _turn = threading.Lock()
 # rows of a task, or in one line how it failed
 Outcome = dict[str, Any]
@@ -177,8 +116,7 @@ def perform(task: Task, planned: Mapping[str, str | None]) -> Outcome:
         with _turn:
             torch.set_num_threads(1)  # of this thread: OpenMP counts them by thread
             _check_release(planned)
-            for name in task.files:
-                task.path(name)
+            task.check_files()
             return {"rows": KINDS[task.kind].measure(task)}
     except Exception as error:  # whatever it is: the other tasks go on
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
