@@ -324,6 +324,11 @@ def scaled_by_the_batch(q, p, n):
     return (q_n / p_n * (1 + q_n.mean())).clamp(max=1)
 
 
+@ct.rule
+def reads_a_neighbour(q, p, n):
+    return min(1, q[n] * (1 + q[n - 1]) / p[n])
+
+
 # what a verifier relies on ------------------------------------------------------------------
 
 
@@ -417,6 +422,12 @@ FAULTS = (
         "vocabulary off by one in the recovery",
         "names_of_tokens_do_not_matter",
         one_token_short,
+        lossless,
+    ),
+    Fault(
+        "reads the token before, which no rotation of the vocabulary shows",
+        "names_of_tokens_do_not_matter",
+        reads_a_neighbour,
         lossless,
     ),
     Fault(

@@ -208,8 +208,8 @@ def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[flo
 
     A registered policy raises outside its knob's range; a plain function is tried at ½, 1 and 2
     times its own value (at 0, .1 and 1 if that is 0 and has no range), at its lossless one and at
-    the ends of ``knob_range``. ``between`` values are added between each two neighbours, one drawn
-    from each part of the gap.
+    the ends of ``knob_range``. A knob whose value is an int is only tried at ints. ``between``
+    values are added between each two neighbours, one drawn from each part of the gap.
     """
     if rule.knob is None:
         return []
@@ -217,15 +217,15 @@ def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[flo
     value = knob.default if hasattr(rule, "source") and knob else getattr(rule, rule.knob, None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
-    whole = isinstance(value, int) and (value > 1 or (knob is not None and knob.kind is int))
+    whole = isinstance(value, int)
     fixed = _fixed(rule, value, whole)
     fixed = (
         {float(round(x)) for x in fixed if math.isfinite(x)} if whole else set(map(float, fixed))
     )
-    rungs = _made(rule, fixed | {float(value)})
+    rungs = _made(rule, fixed | {float(value)}, whole)
     if between and rungs:
         drawn = _drawn([rung for rung, _ in rungs], between, seed, whole)
-        rungs = sorted(rungs + _made(rule, drawn), key=lambda rung: rung[0])
+        rungs = sorted(rungs + _made(rule, drawn, whole), key=lambda rung: rung[0])
     return rungs
 
 
@@ -245,8 +245,9 @@ def other_knobs(rule: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
     return [rung for rung in knob_ladder(rule, BETWEEN, seed) if rung[0] not in fixed]
 
 
-def _made(rule: Policy, values: set[float]) -> list[tuple[float, Policy]]:
-    rungs = ((value, at_knob(rule, value)) for value in sorted(values))
+def _made(rule: Policy, values: set[float], whole: bool) -> list[tuple[float, Policy]]:
+    """Return the rungs at values; a knob of whole numbers is given ints."""
+    rungs = ((value, at_knob(rule, int(value) if whole else value)) for value in sorted(values))
     return [(value, policy) for value, policy in rungs if policy is not None]
 
 

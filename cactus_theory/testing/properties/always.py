@@ -90,17 +90,23 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
 
 @policy_property(hint="an index, or the first or last token, is treated specially", steady=True)
 def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
-    """Moving every token one place moves the answers along (rows with exact ties excluded)."""
-    moved = seen.on(seen.q.roll(1, -1), seen.p.roll(1, -1))
+    """Moving every token moves the answers along (rows with exact ties excluded).
+
+    By one place, and by a drawn permutation, which tells neighbours apart, too.
+    """
     ordered = seen.q.sort(-1).values
     tied = ((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] > 0)).any(-1)
     judged = (seen.steady & ~tied)[:, None].expand(seen.q.shape)
-    moved_back = moved.phi.roll(-1, -1)
-    about = "acceptance of token {0} after moving all tokens"
-    yield Bounds(moved_back, seen.phi, seen.phi, about, _resummed(seen), judged & seen.drafted)
-    moved_back = moved.emitted.roll(-1, -1)
-    about = "emitted probability of token {0} after moving all tokens"
-    yield Bounds(moved_back, seen.emitted, seen.emitted, about, EXACT, judged)
+    places = torch.arange(seen.width)
+    drawn = torch.randperm(seen.width, generator=torch.Generator().manual_seed(seen.width))
+    for order in (places.roll(1), drawn):
+        moved, back = seen.on(seen.q[:, order], seen.p[:, order]), order.argsort()
+        moved_back = moved.phi[:, back]
+        about = "acceptance of token {0} after moving all tokens"
+        yield Bounds(moved_back, seen.phi, seen.phi, about, _resummed(seen), judged & seen.drafted)
+        moved_back = moved.emitted[:, back]
+        about = "emitted probability of token {0} after moving all tokens"
+        yield Bounds(moved_back, seen.emitted, seen.emitted, about, EXACT, judged)
 
 
 @policy_property(hint="the number of tokens is used, or tokens with q = 0 are counted", steady=True)
