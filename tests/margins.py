@@ -23,7 +23,7 @@ from cactus_theory.base.files import write_whole
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from simulations.markov import Setting, enumerate_texts, follow_places, markov_pair
+from simulations.markov import Setting, enumerate_texts, markov_pair
 from tests import test_divergences, test_emitted
 from tests.formulas import ALL, by_hand
 from tests.optimum import test_band_theorems, test_decide, test_promises, test_soft
@@ -31,6 +31,7 @@ from tests.policies import test_rules
 from tests.rows import KINDS, pair
 from tests.rules import CHAIN, SPECS
 from tests.simulations.markov import test_texts
+from tests.simulations.markov.places import follow_places
 from tests.verify import test_block_theorems
 
 SEEDS, MARGIN, DOOR = 40, 3.0, 2.0

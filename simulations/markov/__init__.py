@@ -7,15 +7,13 @@ meter that bounds it.
 """
 
 from .pair import Setting, markov_pair
-from .rounds import every_round, long_run_rates
-from .texts import enumerate_texts, follow_places, measured
+from .rounds import every_round
+from .texts import enumerate_texts, measured
 
 __all__ = [
     "Setting",
     "enumerate_texts",
     "every_round",
-    "follow_places",
-    "long_run_rates",
     "markov_pair",
     "measured",
 ]

@@ -1,12 +1,4 @@
-r"""One round of the decode loop from each of some states, all coins and drafts added up.
-
-In long texts this gives how often each place of a draft is accepted. Rounds of K drafted tokens
-begin in one of the S states of the models; where one ends the next begins, a Markov chain with the
-transition matrix R, whose stationary law π weighs the rounds of a long text without an end. With
-α_i(s) the probability that a round begun in s accepts at least i tokens,
-
-.. math:: \mathrm{marginal}_i = Σ_s π_s α_i(s).
-"""
+"""One round of the decode loop from each of some states, all coins and drafts added up."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -146,70 +138,3 @@ def drafted_rounds(
         charges.append(KL.value(following[-1], target))
     following.append(by_prefix(q[:, width], width)[:, :, 0])
     return Rounds(ends, alive, following, charges)
-
-
-# how far π R may be from π, and a sum of probabilities from 1
-TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Acceptance by place in a draft, in the long run."""
-
-    marginal: list[float]  # (K,), Pr(token i is accepted) per draft
-    metered: float  # what the meter charges per emitted token, nats
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Return tokens a call, the recovered or bonus token included: 1 + Σ marginal."""
-        return 1 + sum(self.marginal)
-
-
-def long_run_rates(pair: TinyPair, setting: Setting) -> Rates:
-    """Return the rates of rounds of ``setting.num_draft_tokens`` tokens.
-
-    ``setting.length`` and ``setting.end`` mean nothing here: texts go on. RuntimeError for a chain
-    of states with more than one stationary law.
-    """
-    states = torch.arange(len(pair.target))
-    width = setting.num_draft_tokens
-    rounds = drafted_rounds(pair, states, width, setting.policies, setting.judge)
-    weight = stationary(transitions(pair, rounds), pair.start)
-    rates = torch.stack([weight @ mass.sum(1) for mass in rounds.alive]).tolist()
-    nats = [
-        float(weight @ torch.where(mass > 0, mass * charge, 0.0).sum(1))
-        for mass, charge in zip(rounds.alive, rounds.charges, strict=False)
-    ]
-    return Rates(rates[1:], sum(nats) / sum(rates))
-
-
-def transitions(pair: TinyPair, rounds: Rounds) -> Float[Tensor, "states states"]:
-    """Return the probability of the next round beginning in each state."""
-    count = len(pair.target)
-    matrix = torch.zeros(count, count, dtype=torch.float64)
-    ended = torch.arange(count)[:, None]
-    for chance in rounds.ends:
-        ended = pair.following[ended].flatten(1)
-        matrix.scatter_add_(1, ended, chance)
-    return matrix
-
-
-def stationary(moves: Float[Tensor, "states states"], start: int) -> Float[Tensor, "states"]:
-    """Return π with π R = π among the states that can be reached from ``start``."""
-    count = len(moves)
-    reachable = torch.zeros(count, dtype=torch.bool)
-    reachable[start] = True
-    for _ in range(count):
-        reachable = reachable | (moves[reachable] > 0).any(0)
-    states = reachable.nonzero()[:, 0]
-    inner = moves[states][:, states]
-    drift = inner.T - torch.eye(len(states), dtype=torch.float64)
-    balance = torch.cat([drift, inner.new_ones(1, len(states))])
-    goal = torch.zeros(len(states) + 1, dtype=torch.float64)
-    goal[-1] = 1.0
-    if int(torch.linalg.matrix_rank(balance)) < len(states):
-        raise RuntimeError("rates: the states have more than one stationary law")
-    weight = torch.linalg.lstsq(balance, goal[:, None], driver="gelsd").solution[:, 0]
-    if float((weight @ inner - weight).abs().max()) > TOLERANCE:
-        raise RuntimeError("rates: no stationary law was found")
-    return torch.zeros(count, dtype=torch.float64).index_put_((states,), weight.clamp(min=0.0))

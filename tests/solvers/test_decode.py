@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.markov import Setting, long_run_rates, markov_pair
+from simulations.markov import Setting, markov_pair
 from solvers import block, decode
 from solvers.__main__ import main
 from solvers._dual import price_bound
 from solvers.paths import follow, state_tree
 from tests.amounts import amount, some
+from tests.simulations.markov.rates import long_run_rates
 
 PROOF = 1e-6
 ROUNDING = 1e-9
@@ -43,7 +44,7 @@ def test_lossless_it_is_the_block(dials):
     rates = long_run_rates(pair, Setting("speculative", 3, 2, "block"))
     solved = most(pair, 3, 0.0)
     assert solved.divergence == pytest.approx(0, abs=ROUNDING)
-    assert solved.tokens == pytest.approx(rates.mean_acceptance_length, abs=PROOF)
+    assert solved.tokens == pytest.approx(rates.tokens_per_call, abs=PROOF)
     assert abs(solved.gap) <= PROOF
 
 
@@ -55,8 +56,8 @@ def test_no_policy_exceeds_it(spec, verifier, dials):
     if not np.isfinite(rates.metered):
         return
     solved = most(pair, 3, rates.metered)
-    assert rates.mean_acceptance_length <= solved.bound + ROUNDING
-    assert rates.mean_acceptance_length >= 0.85 * solved.bound  # it is no empty bound
+    assert rates.tokens_per_call <= solved.bound + ROUNDING
+    assert rates.tokens_per_call >= 0.85 * solved.bound  # it is no empty bound
     assert abs(solved.gap) <= PROOF and solved.divergence <= rates.metered + 1e-7
 
 
@@ -132,7 +133,7 @@ def test_planning_ahead_gains_little(vocab, width, seed):
     assert PLANNING * solved.tokens <= whole <= solved.bound + ROUNDING
     rates = long_run_rates(pair, Setting("soft_band:price=2", width, 2, "block"))
     solved = most(pair, width, rates.metered)
-    assert SOFT * solved.tokens <= rates.mean_acceptance_length <= solved.bound + ROUNDING
+    assert SOFT * solved.tokens <= rates.tokens_per_call <= solved.bound + ROUNDING
 
 
 def round_by_round(pair, width, price):

@@ -12,8 +12,9 @@ from cactus_theory.kernels import has_kernel
 from cactus_theory.testing._property import chance_of_counts
 from cactus_theory.traces import SavedRows, replay
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
-from simulations.markov import Setting, enumerate_texts, follow_places, markov_pair
+from simulations.markov import Setting, enumerate_texts, markov_pair
 from tests.amounts import THOROUGH, amount
+from tests.simulations.markov.places import follow_places
 
 LOSSLESS = ct.policy("speculative")
 GREEDY = ct.policy("relaxed:k=1,delta=0,recover=argmax")

@@ -7,18 +7,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.markov import (
-    Setting,
-    enumerate_texts,
-    every_round,
-    follow_places,
-    markov_pair,
-    texts,
-)
+from simulations.markov import Setting, enumerate_texts, every_round, markov_pair
 from simulations.markov.pair import TinyPair
-from simulations.markov.texts import Places
 from tests.amounts import amount, some
 from tests.simulations.markov.by_hand import walk
+from tests.simulations.markov.places import follow_places
 
 # of probabilities and nats that are the same number added up in another order
 EXACT = 1e-12
@@ -85,8 +78,7 @@ def test_the_kl_is_the_sum_over_tokens_and_the_meter_bounds_each(spec, verifier)
     """Both sums come from how far verifiers get, the law of texts from where they stop."""
     for pair, width, end in itertools.product(pairs(), (1, 3), (None, 2)):
         setting = Setting(spec, width, LENGTH, verifier, end)
-        begun = every_round(pair, setting)
-        exact, places = (f(pair, setting, begun) for f in (enumerate_texts, follow_places))
+        exact, places = enumerate_texts(pair, setting), follow_places(pair, setting)
         assert abs(sum(places.kl) - exact.kl) < EXACT < CLEAR < exact.kl
         assert abs(sum(places.metered) - exact.meter.mean) < EXACT
         assert all(a <= b + EXACT for a, b in zip(places.kl, places.metered, strict=True))
@@ -213,9 +205,3 @@ def test_tokens_without_target_mass_cost_infinitely_much(verifier):
     places = follow_places(pair, Setting("mixture:alpha=0.5,support=free", 2, LENGTH, verifier))
     assert sum(places.kl) == sum(places.metered) == math.inf
     assert texts_of(pair, "lenience:lenience=0.5", 2, verifier).kl < math.inf
-
-
-def test_two_ways_that_disagree_are_an_error(monkeypatch):
-    monkeypatch.setattr(texts, "follow_places", lambda *_: Places([0.1], [0.2], [0.1]))
-    with pytest.raises(RuntimeError, match="kl: must be the sum over tokens 0.1; got"):
-        texts.measured(markov_pair(3), Setting("cactus:delta=0.1", 1, 3))
