@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.tables import text_table
 from cactus_theory.base.terminal import Progress
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
@@ -27,7 +26,7 @@ from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
 from solvers import block
 from solvers.paths import PathTree, random_tree
 
-from .common.results import publish
+from .common.results import columns, publish
 from .markov.pair import TinyPair
 from .markov.rounds import drafted_rounds
 
@@ -212,20 +211,13 @@ def run(args: argparse.Namespace) -> int:
     rows = list(_rows(args))
     if not rows:
         raise ValueError("--policy: none of them can be followed, or none can spend that much")
-    cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
-    print(text_table(list(COLUMNS.values()), cells))
+    print(columns(rows, COLUMNS))
     notes = {
         "units": f"{args.divergence}, nats for kl; tokens include the recovered or bonus token",
         "gap_percent": "optimal tokens per call over the policy's at equal divergence per token",
     }
     publish(args, rows, **notes)
     return 0
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{round(value, 4) + 0.0:.4f}" if isinstance(value, float) else str(value)
 
 
 def _rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.traces import Replay, Trace, replay
 
 from .common.journal import Journal, fill
-from .common.results import publish
+from .common.results import columns, publish
 from .replay import tokens_at_level, valued
 
 # knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models
@@ -73,7 +72,14 @@ def _family(knob: str, verifier: str, amounts: Sequence[float]) -> Family:
     return Family(f"{knob}, {verifier}", verifier, policies)
 
 
-WIDEST = 100
+HEADS = {
+    "num_draft_tokens": "K",
+    "kl_per_token": "KL/token",
+    "family": "family",
+    "tokens_per_call": "tokens\n/call",
+    "ratio": f"× {REFERENCE}\n(lossless: speculative, chain)",
+    "ratio_se": "±",
+}
 SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
 Row = dict[str, Any]
 # drafted tokens, family, policy
@@ -126,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
                 replays.setdefault(job[1].name, []).append(result)
         rows += _table(width, compared, replays, args.levels)
     publish(args, rows, args.out / "blocks.csv", args.publish, **_sources(trace))
-    print(_shown(rows))
+    print(columns(rows, HEADS))
     return 0
 
 
@@ -172,23 +178,3 @@ def _table(
                 row |= valued("tokens_per_call", tokens)
                 rows.append(row | {"ratio": ratio.value, "ratio_se": error})
     return rows
-
-
-def _shown(rows: list[Row]) -> str:
-    """Return the table: families down, levels across, one block per K."""
-    parts = []
-    for width in dict.fromkeys(row["num_draft_tokens"] for row in rows):
-        table = [row for row in rows if row["num_draft_tokens"] == width]
-        levels = sorted({row["kl_per_token"] for row in table})
-        cells = []
-        for name in dict.fromkeys(row["family"] for row in table):
-            by_level = {row["kl_per_token"]: row for row in table if row["family"] == name}
-            cells.append([name, *(_cell(by_level.get(level)) for level in levels)])
-        heads = (f"K={width}", *(f"{level:g} nats" if level else "lossless" for level in levels))
-        parts.append(fitted(heads, cells, width_of_terminal(WIDEST), "tokens per target call"))
-    parts.append(f"ratios to {REFERENCE} (lossless: to speculative, chain), paired, are in the CSV")
-    return "\n\n".join(parts)
-
-
-def _cell(row: Row | None) -> str:
-    return "" if row is None else f"{row['tokens_per_call']:.3f}"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.tables import fitted, print_json, width_of_terminal
+from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.divergences import divergence as find_divergence
@@ -22,7 +22,7 @@ from cactus_theory.traces.estimate import tokens_at
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 from .common.grid import checked_policy, series
-from .common.results import publish
+from .common.results import columns, publish
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +114,6 @@ def _followers(policy: str, names: Sequence[str]) -> list[str]:
     return followers
 
 
-WIDEST = 100
 Row = dict[str, Any]
 
 
@@ -153,22 +152,25 @@ def family_rows(
 def tables(
     rows: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], divergence: str
 ) -> str:
-    """Return both tables as a terminal shows them, at most 100 columns wide."""
-    width, spec = width_of_terminal(WIDEST), find_divergence(divergence).spec
-    cost = f"{_head(spec)}/token"
+    """Return both tables as a terminal shows them."""
+    spec = find_divergence(divergence).spec
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
-    heads = ("policy", "verifier", "K", "tokens/call", cost, "tokens − first", "accepted")
-    needed = heads.index(cost) + 1
-    texts = [fitted(heads, [_cells(row, spec) for row in rows], width, title, needed)]
+    heads = {"policy": "policy", "verifier": "verifier", "num_draft_tokens": "K"}
+    heads |= _with_errors("tokens_per_call", "tokens\n/call")
+    heads |= _with_errors(f"{spec}_per_token", f"{_head(spec)}\n/token")
+    heads |= _with_errors("tokens_difference", "tokens\n− first")
+    heads |= {"accepted_per_call": "accepted"}
+    texts = [columns(rows, heads, title, f"{spec}_per_token")]
     if at:
-        heads = ("policy", cost, "tokens/call", "tokens − first")
-        cells = [
-            [row["family"], f"{row['level']:g}", _with_error(row, "tokens_per_call"),
-             _with_error(row, "difference")]
-            for row in at
-        ]  # fmt: skip
-        texts.append(fitted(heads, cells, width, f"\nat equal {_head(spec)} per token"))
+        heads = {"family": "policy", "level": f"{_head(spec)}\n/token"}
+        heads |= _with_errors("tokens_per_call", "tokens\n/call")
+        heads |= _with_errors("difference", "tokens\n− first")
+        texts.append(columns(at, heads, f"\nat equal {_head(spec)} per token"))
     return "\n".join([*texts, "± one standard error over texts; differences are paired"])
+
+
+def _with_errors(name: str, head: str) -> dict[str, str]:
+    return {name: head, f"{name}_se": "±"}
 
 
 def replay_figures(replay: Replay, divergence: str) -> Row:
@@ -210,22 +212,6 @@ def tokens_at_level(
         return tokens_at(replays, level, divergence)
     except ValueError:
         return None
-
-
-def _cells(row: Row, spec: str) -> list[str]:
-    return [
-        row["policy"],
-        row["verifier"],
-        str(row["num_draft_tokens"]),
-        _with_error(row, "tokens_per_call"),
-        _with_error(row, f"{spec}_per_token"),
-        _with_error(row, "tokens_difference"),
-        f"{row['accepted_per_call']:.3f}",
-    ]
-
-
-def _with_error(row: Row, name: str) -> str:
-    return f"{row[name]:.4f} ±{row[f'{name}_se']:.4f}"
 
 
 def _head(spec: str) -> str:

@@ -24,7 +24,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.policies.mars import Mars
@@ -35,12 +34,11 @@ from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 from .common.inputs import add_pair_arguments, at_least, prompts_of
-from .common.results import publish
+from .common.results import columns, publish
 from .fly import looked_ahead
 from .replay import valued
 from .trace import DRAFTERS as EVERY_DRAFTER
 
-WIDEST = 100
 # price in tokens per nat: from nearly lossless to nearly everything accepted
 PRICES = (8.0, 4.0, 2.0, 1.2, 0.8, 0.5, 0.3, 0.17, 0.08)
 # policies and verifier of each band, from lossless sampling on
@@ -213,6 +211,7 @@ def _row(
 
 
 def _tables(rows: Sequence[Row]) -> str:
+    whose = {"engine": "whose", "setting": "rule", "num_draft_tokens": "K"}
     at_one = {
         "tokens_per_call": "tokens/call", "kl_per_token": "nats/token",
         "band_tokens_at_kl": "band*", "soft_band_tokens_at_kl": "soft band*",
@@ -224,16 +223,10 @@ def _tables(rows: Sequence[Row]) -> str:
     }  # fmt: skip
     tables = []
     for temperature, drafts in [*((1, drafter) for drafter in DRAFTERS), (0, "greedy")]:
-        columns = at_one if temperature else at_zero
-        cells = [
-            [f"{row['engine']}, {row['setting']}", str(row["num_draft_tokens"]),
-             *("–" if row[name] is None else f"{row[name]:.3f}" for name in columns)]
-            for row in rows if (row["temperature"], row["drafts"]) == (temperature, drafts)
-        ]  # fmt: skip
+        heads, needed = (at_one, "kl_per_token") if temperature else (at_zero, "tv_per_token")
+        own = [row for row in rows if (row["temperature"], row["drafts"]) == (temperature, drafts)]
         title = f"temperature {temperature}, {drafts} drafts"
-        heads = ("rule", "K", *columns.values())
-        needed = 2 + list(columns).index("kl_per_token" if temperature else "tv_per_token") + 1
-        tables.append(fitted(heads, cells, width_of_terminal(WIDEST), title, needed))
+        tables.append(columns(own, whose | heads, title, needed))
     return "\n\n".join([*tables, "* tokens per call at the rule's nats, ** nats at its tokens"])
 
 

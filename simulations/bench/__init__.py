@@ -4,7 +4,7 @@
 compared with one softmax of the same row and a plain numpy sort-and-bisect.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
-A file each: ``measure`` yields rows, and ``line`` is one as it is printed.
+A file each: ``measure`` returns rows, and ``HEADS`` are the columns that are printed.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import importlib
 from pathlib import Path
 
 from ..common.inputs import add_pair_arguments
-from ..common.results import publish
+from ..common.results import columns, publish
 
 WHAT = ("theory", "verify", "decode")
 
@@ -31,9 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "decode":
         needs = (args.target, args.draft, args.prompts, args.repeats)
     benchmark = importlib.import_module(f"simulations.bench.{args.what}")
-    rows = []
-    for row in benchmark.measure(*needs):
-        print(benchmark.line(row), flush=True)  # as soon as it is known
-        rows.append(row)
+    rows = list(benchmark.measure(*needs))
+    print(columns(rows, benchmark.HEADS))
     publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
     return 0

@@ -20,6 +20,12 @@ from ..common.inputs import load_prompts
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
+HEADS = {
+    "job": "job", "tokens_per_second": "tokens/s", "times_assisted": "× assisted",
+    "tokens_per_call": "tokens\n/call", "milliseconds_per_round": "ms\n/round",
+    "times_lossless_round": "× lossless\nround", "outside_forward": "outside\nforwards",
+    "meter_share": "meter",
+}  # fmt: skip
 LOSSLESS, RELAXED, PRICED = "speculative", "cactus:delta=0.1", "band:price=2"
 
 
@@ -99,17 +105,3 @@ def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) ->
             "meter_share": total(runs.clocked, "meter") / total(runs.clocked, "seconds"),
         }
     return row
-
-
-def line(row: dict[str, Any]) -> str:
-    speed = (
-        f"{row['tokens_per_second']:>9.1f} tokens/s  {row['times_assisted']:>5.2f}x assisted  "
-        f"{row['job']}"
-    )
-    if row["tokens_per_call"] == "":
-        return speed
-    calls, outside, meter = row["tokens_per_call"], row["outside_forward"], row["meter_share"]
-    return (
-        f"{speed}  {calls:.2f} a call, {row['milliseconds_per_round']:.2f} ms a round "
-        f"({row['times_lossless_round']:.2f}x lossless), outside {outside:.1%}, meter {meter:.1%}"
-    )

@@ -20,6 +20,7 @@ import cactus_theory as ct
 DELTA = 0.1
 # vocabularies of Qwen 3 and of Llama 2
 LARGE, MEDIUM = 151_936, 32_000
+HEADS = {"job": "job", "milliseconds": "ms", "note": ""}
 # rows solved in one call, to see the time of one among many
 BATCH = 64
 
@@ -28,10 +29,6 @@ def measure(repeats: int) -> Iterator[dict[str, Any]]:
     """Yield one dictionary per job."""
     for name, vocab, rows, job in _jobs():
         yield _timed(name, vocab, rows, job, repeats)
-
-
-def line(row: dict[str, Any]) -> str:
-    return f"{row['milliseconds']:>12.3f} ms  {row['job']}  {row['note']}"
 
 
 def pair_of_rows(rows: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,11 @@ BLOCKS = {
     "soft_band:price=1": "band:price=1",
     "cactus:delta=0.1": "cactus:delta=0.1",
 }
+HEADS = {
+    "draft": "draft", "job": "job", "milliseconds": "ms", "softmaxes": "softmaxes",
+    "times_faster_than_dense": "× faster\nthan dense", "times_chain": "× chain",
+    "accepted": "accepted", "refused_rows": "rows\nrefused",
+}  # fmt: skip
 SOFTMAX, DENSE = "softmax of the target rows", "dense, cactus:delta=0.1"
 # how far the draft's logits stray from the target's: usual acceptance, and almost none
 NOISES = {"usual draft": 1.0, "poor draft": 4.0}
@@ -135,12 +140,3 @@ def _block_jobs(
             f"verify_chain, {rival}",
         )
     return jobs
-
-
-def line(row: dict[str, Any]) -> str:
-    verdict = f"accepted {row['accepted']} refused {row['refused_rows']}" * (row["accepted"] != "")
-    chain = f"{row['times_chain']:.2f}x chain" if row["times_chain"] else ""
-    return (
-        f"{row['draft']:<12} {row['milliseconds']:>9.2f} ms {row['softmaxes']:>7.2f} softmaxes "
-        f"{row['times_faster_than_dense']:>6.1f}x dense  {row['job']}  {chain}  {verdict}"
-    ).rstrip()

@@ -149,7 +149,7 @@ def test_the_table_is_at_most_100_columns_wide(capsys, monkeypatch) -> None:
     assert max(map(len, lines)) <= WIDEST
     table = "\n".join(lines)
     one = replay(EXAMPLE, POLICIES[1], "block").tokens_per_call
-    assert f"{one.value:.4f} ±{one.standard_error:.4f}" in table
+    assert f"{one.value:.4g}" in table and f"{one.standard_error:.4g}" in table
     assert "trace: 68 cycles of 11 texts" in table and "at equal KL per token" in table
 
 
@@ -160,7 +160,7 @@ def test_what_a_policy_costs_is_shown_on_any_terminal(capsys, monkeypatch) -> No
         assert main(["replay", str(EXAMPLE), "--policy", policy, "--num-draft-tokens", "2"]) == 0
         said = capsys.readouterr().out
         cost = replay(EXAMPLE, policy, num_draft_tokens=2).divergence_per_token()
-        assert "KL/token" in said and f"{cost.value:.4f} ±{cost.standard_error:.4f}" in said
+        assert "reverse_kl" in said and f"{cost.value:.4g}" in said
 
 
 def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -> None:
