@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.base.arguments import ROW_SUM_TOLERANCE
 
 # float32 sums of 2,000 terms, upcast, miss 1 by more than float64 rows may
 Q, P = (
@@ -30,6 +31,16 @@ def numbers(result):
     """Return the arrays of a result by name."""
     fields = {"row": result} if isinstance(result, torch.Tensor) else vars(result)
     return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("dtype", ROW_SUM_TOLERANCE)
+@pytest.mark.parametrize("scale", [1, 3, 5])
+def test_a_softmax_of_any_precision_misses_one_by_half_of_what_rows_may(dtype, scale) -> None:
+    """At a large vocabulary, where float32 needs the most of its share: a half is its margin."""
+    logits = scale * torch.randn(151_936, generator=torch.Generator().manual_seed(scale))
+    row = logits.double().softmax(-1) if dtype == torch.float64 else logits.softmax(-1)
+    off = abs(float(row.to(dtype).sum(dtype=torch.float64)) - 1)
+    assert 2 * off <= ROW_SUM_TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", CALLS)

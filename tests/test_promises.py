@@ -165,8 +165,12 @@ def test_level_sets_of_longer_texts_keep_the_promise(vocab, length):
 
 
 def law_of_schedule(pair, schedule, length, width):
-    """Return the law of texts of a chain's decode under a schedule, and its most and mean meter."""
-    law, most, mean = np.zeros((pair.vocab,) * length), 0.0, 0.0
+    """Return the law of texts of a chain's decode under a schedule, and what its meter reads.
+
+    Over every draft, number of accepted tokens and next token: the most of a text, the mean, and
+    the most a token of any beginning, that of a round's accepted tokens included.
+    """
+    law, most, mean, rate = np.zeros((pair.vocab,) * length), 0.0, 0.0, 0.0
     begun = [((), schedule.begin([0]), 1.0, 0.0)]
     while begun:
         text, state, mass, spent = begun.pop()
@@ -191,6 +195,7 @@ def law_of_schedule(pair, schedule, length, width):
                     following, chance = rule.recovery(*rows, draft[kept]), reached * (1 - stays)
                     paid += float(ct.divergence("kl").value(rule.emitted(*rows), q[kept]))
                     reached *= stays
+                rate = max(rate, paid / (len(text) + kept + 1))
                 if chance <= 0:
                     continue
                 count = min(kept + 1, here)
@@ -201,7 +206,7 @@ def law_of_schedule(pair, schedule, length, width):
                     new = [*tokens[:kept], token]
                     after = schedule.advance(schedule.observe(state, rows), new)
                     begun.append(((*text, *new), after, chance * float(following[token]), paid))
-    return law, most, mean
+    return law, most, mean, rate
 
 
 def target_of(pair, length):
@@ -216,11 +221,11 @@ def target_of(pair, length):
 def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap():
     pair, cap, length = markov_pair(2, seed=3, distance=2.0), 0.05, 4
     ledger = Ledger("band:price=0.3", cap)
-    law, most, mean = law_of_schedule(pair, ledger, length, 2)
+    law, most, _, rate = law_of_schedule(pair, ledger, length, 2)
     target = target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
     promise = ct.Promise(per_token=cap, tokens=length, rate=0.5)
-    assert 0.5 * promise.nats < most <= promise.nats
+    assert 0.5 * promise.nats < most <= promise.nats and 0.95 * cap < rate <= cap
     h, q = law.reshape(-1), target.reshape(-1)
     kl = float(np.sum(h * np.log(h / q)))
     check_events(h, q, kl, promise.nats)
@@ -232,7 +237,7 @@ def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap():
 def test_by_position_the_first_tokens_are_the_targets_own():
     pair, length, strict = markov_pair(2, seed=3, distance=2.0), 4, 2
     schedule = ByPosition([(0, "speculative"), (strict, "band:price=0.3")])
-    law, most, mean = law_of_schedule(pair, schedule, length, 2)
+    law, most, mean, _ = law_of_schedule(pair, schedule, length, 2)
     target = target_of(pair, length)
     promise = ct.Promise(cap=most, rate=0.5, tokens=length, lossless=strict)
     assert (

@@ -3,8 +3,6 @@
 import csv
 import json
 import re
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.commands import generate
-from tests.amounts import some, thorough
+from tests.amounts import some
 
 Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
 PAIR = Path(__file__).parents[2] / "simulations" / "pair"
@@ -350,12 +348,3 @@ def test_a_missing_optional_package_names_its_extra(monkeypatch, capsys) -> None
     models = ("--target", "a", "--draft", "b", "--prompt", "x")
     assert main(["generate", *models, "--policy", "speculative"]) == 2
     assert "cactus-theory[llm]" in capsys.readouterr().err
-
-
-@thorough  # the same promise has its test in test_pipes
-def test_a_reader_that_leaves_is_no_error(files) -> None:
-    command = [sys.executable, "-m", "cactus_theory.cli", "solve", *files, "--delta", "0.1"]
-    done = subprocess.run(
-        ["sh", "-c", f"{shlex.join(command)} | head -c 0"], capture_output=True, text=True
-    )
-    assert done.stderr == ""

@@ -11,7 +11,6 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.cli import main
-from cactus_theory.traces import Trace
 from tests.amounts import thorough
 from tests.rows import pair
 
@@ -105,24 +104,6 @@ def test_the_latex_is_a_whole_tabular_without_packages(files, tmp_path) -> None:
     # no command but these, and every character plain
     assert set(re.findall(r"\\([a-z]+)", "\n".join(rows))) <= {"pm", "le"}
     assert "\n".join(rows).isascii() and not re.search(r"(?<!\\)[_%#]", "\n".join(rows))
-
-
-def test_a_trace_and_saved_rows_are_interchangeable(tmp_path, capsys) -> None:
-    q, p = Trace.open(TRACE).rows()
-    np.save(tmp_path / "q.npy", q.numpy())
-    np.save(tmp_path / "p.npy", p.numpy())
-    table = ("--policy", "speculative", "--policy", "cactus:delta=0.1")
-    logged = run_json(capsys, "audit", str(TRACE), *table, "--divergence", "renyi:a=2")
-    rows = str(tmp_path / "q.npy"), str(tmp_path / "p.npy")
-    saved = run_json(capsys, "audit", *rows, *table, "--divergence", "renyi:a=2")
-    assert (logged["rows"], logged["texts"], saved["texts"]) == (272, 11, 272)
-    for one, other in zip(logged["policies"], saved["policies"], strict=True):
-        assert one["acceptance"] == pytest.approx(other["acceptance"], abs=PRINTED)
-        assert one["share_of_pooled_optimum"] is None
-        assert one["held"] == other["held"]
-        # rows of a text are alike: to count each as a text of its own makes errors too small
-        assert one["acceptance_se"] != other["acceptance_se"] > 0
-    assert logged["policies"][0]["acceptance_se"] > 1.1 * saved["policies"][0]["acceptance_se"]
 
 
 def test_certain_drafts_in_a_table(files, capsys) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import Between, ModelDrafter, generate
-from cactus_theory.decoding.schedule import Section, spellings
+from cactus_theory.decoding.schedule import spellings
 from cactus_theory.testing import assert_schedule_properties
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import compare, padded, prompts
@@ -54,15 +54,6 @@ def test_markers_of_several_tokens_rule_by_their_definition():
         assert MARKED.choose(state, text[cuts[1] :]).tolist() == chosen[cuts[1] - cuts[0] :]
         inside += sum(chosen)
     assert inside > 100
-
-
-def test_a_marker_may_begin_in_the_prompt_and_end_in_a_draft():
-    state = MARKED.begin([1, 3, 9])
-    assert not state.open and MARKED.choose(state, torch.tensor([4, 1])).tolist() == [0, 0]
-    assert MARKED.choose(state, torch.tensor([3, 1])).tolist() == [0, 1]
-    state = MARKED.begin([1, 7])
-    assert MARKED.choose(state, torch.tensor([7, 2, 9, 4, 1])).tolist() == [0, 1, 1, 1, 0]
-    assert MARKED.choose(Section(True, (3,)), torch.tensor([9, 4, 1])).tolist() == [1, 1, 0]
 
 
 class Drafts:
@@ -132,10 +123,3 @@ class Pieces:
 
 def test_a_marker_is_spelled_as_it_may_stand_in_a_text():
     assert spellings(Pieces(), "<a>") == [(60, 97, 62), (126, 97, 62)]
-
-
-def test_two_markers_may_not_be_the_same():
-    with pytest.raises(ValueError, match=r"closing: must differ .* got tokens \[3, 4\] in both"):
-        Between("typical", opening=[(3, 4)], closing=[5, (3, 4)])
-    with pytest.raises(ValueError, match="opening: must name at least one token; got an empty"):
-        Between("typical", opening=[()], closing=5)

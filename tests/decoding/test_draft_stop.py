@@ -11,7 +11,6 @@ from cactus_theory.decoding import (
     ModelDrafter,
     NGram,
     generate,
-    generate_plain,
 )
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
@@ -121,17 +120,13 @@ def test_a_threshold_is_a_number_from_zero_to_one(drafter, stop, said):
 
 
 @pytest.mark.parametrize("width", [3, 8])
-def test_greedy_texts_are_the_targets_and_certain_drafts_are_not_stopped(tiny, width):
+def test_certain_drafts_are_not_stopped(tiny, width):
     target, model = tiny
-    options = {"max_new_tokens": 24, "temperature": 0.0, "eos_token_ids": (7, 13)}
-    plain = generate_plain(target, PROMPT, **options).output_token_ids.tolist()
-    free = generate(target, model, PROMPT, policy="speculative", num_draft_tokens=width, **options)
-    for drafter in (ModelDrafter(model, stop=0.9), Cascade(ModelDrafter(model, stop=0.9))):
-        found = generate(target, drafter, PROMPT, policy="speculative", num_draft_tokens=width,
-                         **options)  # fmt: skip
-        assert found.output_token_ids.tolist() == plain
-    stopped = generate(target, ModelDrafter(model, stop=0.9), PROMPT, policy="speculative",
-                       num_draft_tokens=width, **options)  # fmt: skip
+    options = {"max_new_tokens": 24, "temperature": 0.0, "policy": "speculative"}
+    free, stopped = (
+        generate(target, drafter, PROMPT, num_draft_tokens=width, **options)
+        for drafter in (model, ModelDrafter(model, stop=0.9))
+    )
     assert stopped.rounds == free.rounds
 
 

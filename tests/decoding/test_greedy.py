@@ -66,13 +66,3 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
             assert text == [token for token in plain[start + row].tolist() if token >= 0]
         accepted += result.num_accepted
     assert accepted > len(rows) * batch
-
-
-def test_plain_greedy_equals_recomputation(tiny):
-    text = torch.tensor([[1, 5, 9]])
-    plain = generate_plain(tiny[0], text, max_new_tokens=12, temperature=0.0)
-    with torch.inference_mode():
-        for _ in range(12):
-            best = tiny[0](input_ids=text, use_cache=False).logits[:, -1].argmax(-1)
-            text = torch.cat([text, best[None]], 1)
-    assert plain.output_token_ids.tolist() == text[:, 3:].tolist()

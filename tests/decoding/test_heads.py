@@ -92,18 +92,6 @@ def test_a_text_of_a_batch_is_the_one_it_is_alone(tiny, drafters, name, fast):
         assert alone.output_token_ids[0, : alone.row_lengths[0]].tolist() == due
 
 
-@pytest.mark.parametrize("name", some(NAMES, 2))
-@pytest.mark.parametrize("verifier", ["chain", "block"])
-def test_greedy_texts_are_those_of_plain_decoding(tiny, drafters, name, verifier):
-    options = {"max_new_tokens": 16, "eos_token_ids": EOS, "attention_mask": MASK}
-    options |= {"temperature": 0.0}
-    plain = generate_plain(tiny[0], PROMPTS, **options)
-    options |= {"policy": "speculative", "verifier": verifier}
-    found = generate(tiny[0], drafters(name), PROMPTS, **options)
-    assert found.output_token_ids.equal(plain.output_token_ids)
-    assert found.num_accepted > 0
-
-
 class Marked(BlockDrafting):
     """Takes the marks in its cache for units."""
 

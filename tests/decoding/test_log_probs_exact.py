@@ -95,6 +95,8 @@ def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
                 assert found.log_probs.emitted[row, made + i] == pytest.approx(
                     math.log(h[token]), abs=ROUNDING
                 )
+        assert found.log_probs.target[row, length:].isnan().all()
+        assert found.log_probs.emitted[row, length:].isnan().all()
     assert min(kinds.values()) > 1, kinds
 
 

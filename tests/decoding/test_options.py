@@ -56,25 +56,27 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "said"),
     [
-        {"policy": "nope"},
-        {"policy": 3},
-        {"policy": "typical", "verifier": "block"},
-        {"temperature": -1.0},
-        {"temperature": float("inf")},
-        {"num_draft_tokens": 0},
-        {"max_new_tokens": 0},
-        {"eos_token_ids": [-2]},
-        {"seed": [1, -1]},
-        {"seed": 1, "generator": torch.Generator()},
-        {"meter": "nope"},
-        {"meter": False, "log_probs": True},
-        {"device_loop": "x"},
+        ({"policy": "nope"}, "policy: must be one of .* got 'nope'"),
+        ({"policy": 3}, "policy: must be a spec, a Policy or a Schedule; got 3"),
+        ({"policy": "typical", "verifier": "block"}, "typical has neither"),
+        ({"temperature": -1.0}, "temperature: .* got -1.0"),
+        ({"temperature": float("nan")}, "temperature: .* got nan"),
+        ({"temperature": float("inf")}, "temperature: must be finite; got inf"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens: must be an integer of at least 1; got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: must be an integer of at least 1; got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: must be an integer .* got 2.5"),
+        ({"eos_token_ids": [1, -2]}, "eos_token_ids: .* got -2"),
+        ({"seed": [1, -1]}, "seed: must be an integer of at least 0; got -1"),
+        ({"seed": 0, "generator": torch.Generator()}, "seed, generator: at most one may be given"),
+        ({"meter": "nope"}, "'nope'"),
+        ({"meter": False, "log_probs": True}, "log_probs: needs the meter"),
+        ({"device_loop": "x"}, "device_loop: must be one of"),
     ],
 )
-def test_what_is_wrong_is_found_when_they_are_made(tiny, wrong):
-    with pytest.raises((ValueError, TypeError)) as found:
+def test_what_is_wrong_is_found_when_they_are_made(tiny, wrong, said):
+    with pytest.raises((ValueError, TypeError), match=said) as found:
         DecodeOptions(**{"max_new_tokens": 4} | wrong)
     with pytest.raises(type(found.value)) as again:
         generate(*tiny, IDS, **{"policy": "speculative", "max_new_tokens": 4} | wrong)

@@ -17,12 +17,6 @@ from cactus_theory.decoding.result import VerifiedRows
 PROMPT = torch.tensor([[1, 5, 9]])
 
 
-def test_positions_count_new_tokens():
-    steps = ByPosition([(0, "speculative"), (3, "typical"), (5, "cactus:delta=1")])
-    assert steps.begin([1, 2, 3]) == 0
-    assert steps.choose(steps.advance(0, [9]), torch.zeros(6).long()).tolist() == [0, 0, 1, 1, 2, 2]
-
-
 class Taking(Schedule):
     """Takes its policies in turns, and adds up what it is told of them."""
 
@@ -92,48 +86,6 @@ def test_charges_are_those_of_rows_that_sum_to_one():
     assert torch.allclose(VerifiedRows(q * 1.002, p * 0.997, *of).charges, exact, rtol=1e-12)
 
 
-class Cautious(Schedule):
-    """A state along the block: relaxed at a token only if the rows up to it are flat enough."""
-
-    rules = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
-
-    def begin(self, prompt):
-        return None
-
-    def advance(self, state, new_ids):
-        return None
-
-    def choose(self, state, drafted):
-        raise AssertionError("choose_by_rows is asked instead")
-
-    def choose_by_rows(self, state, drafted, target_probs, draft_probs):
-        assert target_probs.shape == draft_probs.shape and len(target_probs) == len(drafted)
-        return (target_probs.amax(-1).cummax(0).values < 0.3).long()
-
-
-def test_a_schedule_may_go_by_the_rows(tiny):
-    found = generate(*tiny, PROMPT, policy=Cautious(), max_new_tokens=60, seed=5, record_rows=True)
-    sharp = found.rows.target_probs.amax(-1) >= 0.3
-    law = ct.emitted_law(
-        ct.policy("cactus:delta=1"), found.rows.target_probs, found.rows.draft_probs
-    )
-    most = ct.divergence("kl").value(law, found.rows.target_probs)
-    assert 0 < found.reading.emitted_divergence <= float(most[~sharp].sum()) + 1e-9
-    assert sharp.any()
-
-
-def test_a_schedule_that_never_changes_is_its_rule(tiny):
-    options = {"max_new_tokens": 30, "seed": 3, "record_rows": True}
-    for spec in ("cactus:delta=0.5", "band:delta=0.2"):
-        alone = generate(*tiny, PROMPT, policy=spec, **options)
-        steps = ByPosition([(0, spec), (1000, "speculative")])
-        scheduled = generate(*tiny, PROMPT, policy=steps, **options)
-        assert scheduled.output_token_ids.tolist() == alone.output_token_ids.tolist()
-        assert scheduled.reading.emitted_divergence == pytest.approx(
-            alone.reading.emitted_divergence, rel=1e-9
-        )
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -147,8 +99,3 @@ def test_a_schedule_that_never_changes_is_its_rule(tiny):
 def test_refuses_schedules_that_make_no_sense(build, message):
     with pytest.raises(ValueError, match=message):
         build()
-
-
-def test_refuses_a_policy_of_no_kind(tiny):
-    with pytest.raises(TypeError, match="policy: must be a spec, a Policy or a Schedule; got 3"):
-        generate(*tiny, PROMPT, policy=3, max_new_tokens=4)

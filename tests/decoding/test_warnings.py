@@ -46,15 +46,6 @@ def test_probabilities_instead_of_logits_are_named_once(tiny):
     assert len(caught) == 1
 
 
-def test_a_seed_and_a_generator_are_not_both_taken(tiny):
-    source = torch.Generator().manual_seed(0)
-    for seed in (0, 3):
-        with pytest.raises(ValueError, match="seed, generator: at most one may be given"):
-            generate(*tiny, PROMPT, seed=seed, generator=source, **OPTIONS)
-    default, zero = (generate(*tiny, PROMPT, **own, **OPTIONS) for own in ({}, {"seed": 0}))
-    assert default.output_token_ids.equal(zero.output_token_ids)
-
-
 def test_a_tuned_file_tells_the_dtype_if_it_knows_it(tmp_path):
     for about, expected in (({}, None), ({"dtype": "float32"}, "float32")):
         content = {

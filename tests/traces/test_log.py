@@ -89,31 +89,6 @@ def test_passes_go_on_until_there_are_enough_cycles(tiny, tmp_path: Path) -> Non
     assert not torch.equal(again[0], again[1])  # another text
 
 
-def test_a_batch_shows_the_rows_of_each_text_as_if_alone(tiny) -> None:
-    seen: dict[bool, list] = {True: [], False: []}
-
-    def run(ids: torch.Tensor, seed, batched: bool) -> None:
-        def keep(q, draft, texts, before) -> None:
-            for row, text in enumerate(texts):
-                count = draft.lengths[row]
-                rows = q[row, : count + 1].clone(), draft.token_ids[row, :count].tolist()
-                seen[batched].append((text if batched else seed[0], before[row], *rows))
-
-        options = {"max_new_tokens": 12, "eos_token_ids": (0, 5, 8, 13), "on_rows": keep}
-        generate(*tiny, ids, policy="band:price=1", seed=seed, **options)
-
-    run(torch.tensor([[1, 2], [3, 4], [5, 6]]), [0, 1, 2], True)
-    for text in range(3):
-        run(torch.tensor([[1 + 2 * text, 2 + 2 * text]]), [text], False)
-    batched = sorted(seen[True], key=lambda own: own[:2])
-    rounds = [sum(own[0] == text for own in batched) for text in range(3)]
-    assert rounds[0] < max(rounds[1:])  # the rows that are left have moved up
-    assert [own[:2] for own in batched] == [own[:2] for own in seen[False]]
-    for one, other in zip(batched, seen[False], strict=True):
-        assert one[3] == other[3]
-        torch.testing.assert_close(one[2], other[2], rtol=1e-9, atol=1e-12)
-
-
 class Killed(Exception):
     pass
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cactus_theory.decoding.host import compacted
 from cactus_theory.decoding.models import CachedModel, fast
 from cactus_theory.decoding.models.linear import HALF_UP_TO, Linear
 
@@ -131,16 +130,3 @@ def test_a_changed_weight_is_noticed(make_model, change, large, inference, monke
         expected = model(input_ids=IDS, use_cache=False).logits
     assert (after - before).abs().max() > 1e-4
     assert (after - expected).abs().max() < 2e-5
-
-
-def test_gaps_are_closed_from_the_end():
-    assert compacted([True, True]) == [0, 1]
-    assert compacted([False, True, True]) == [2, 1]
-    assert compacted([False, False, True, False, True]) == [4, 2]
-    assert compacted([False, False]) == []
-    source = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        opened = (torch.rand(9, generator=source) < 0.6).tolist()
-        rows = compacted(opened)
-        assert sorted(rows) == [row for row, on in enumerate(opened) if on]
-        assert all(row >= place for place, row in enumerate(rows))
