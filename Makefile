@@ -112,7 +112,7 @@ HAS_GPU := sys.exit(sys.version_info < (3, 11) or not torch.cuda.is_available())
 GPU_PYTHON := $(shell $(PYTHON) -c '$(NEEDED); $(HAS_GPU)' 2>/dev/null && echo $(PYTHON))
 endif
 
-gpu-check: $(if $(GPU_PYTHON),,$(TESTED))  ## check a GPU by its tests, then time it (gpu_check/); ARGS=forms, verify or decode
+gpu-check: $(if $(GPU_PYTHON),,$(TESTED))  ## check a GPU by its tests, then time it (gpu_check/); ARGS=verify or decode
 	@! $(or $(GPU_PYTHON),$(BIN)/python) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  $(or $(GPU_PYTHON),$(BIN)/python) -m simulations kernels --out gpu_check/gpu_kernels.csv
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu tests/kernels tests/decoding/device tests/simulations/gpu_check

@@ -22,7 +22,7 @@ COMMANDS = {
     "bench": ("bench", "time the closed forms against named alternatives"),
     "all": ("recompute", "every committed CSV again; --quick takes minutes"),
     "kernels": ("gpu_check.kernels", "compile every kernel for a GPU that need not be here (CSV)"),
-    "gpu-check": ("gpu_check.command", "time a CUDA machine: forms, a verification, decodes (CSV)"),
+    "gpu-check": ("gpu_check.command", "time a CUDA machine: a verification, decodes (CSV)"),
 }
 
 # commands with threads of their own; torch has one in all others but those with --threads

@@ -1,7 +1,7 @@
-"""Time a CUDA machine: the closed forms, one verification, whole decodes in the device's loop.
+"""Time a CUDA machine: one verification, and whole decodes in the device's loop.
 
-``gpu_check.json`` holds everything. The tables go by the names that the figure knows: copied into
-``paper_figures/data``, they are what ``make figures`` draws. Whether the machine is right is for
+The tables go by the names that the figure knows: copied into ``paper_figures/data``, they are what
+``make figures`` draws. Whether the machine is right is for
 ``pytest -m gpu`` to say. ``--device cpu`` rehearses all of it at the smallest sizes.
 
 The device's own clock counts, from the first kernel of a call to its last, with data out of its
@@ -34,7 +34,7 @@ from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_l
 
 from ..common.grid import PLAIN, Config, configs, followers, label
 from ..common.inputs import PAIR, PROMPTS, code_digest, command_line, load_model, load_prompts
-from ..common.results import package_version, provenance, write_csv, write_json
+from ..common.results import package_version, provenance, write_csv
 from ..inflate import SHAPES as MODEL_SHAPES
 from ..inflate import inflate
 
@@ -67,21 +67,17 @@ def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     bench = Bench(device, args.seed)
     origin = provenance(command_line("gpu-check", add_arguments, args)) | facts(bench)
-    problems: list[str] = []
-    tables: dict[str, list[Row]] = {}
     failed = False
-    for name in [name for name in PARTS if not args.parts or name in args.parts]:
-        tables[name] = []
-        failed |= fill(tables[name], PARTS[name](bench), 60 * args.minutes, problems)
-        if tables[name]:
-            write_csv(args.out / f"gpu_{name}.csv", tables[name], origin)
-        content = {"provenance": origin, "tables": tables, "problems": problems}
-        write_json(args.out / "gpu_check.json", content)
-    print(f"written to {args.out}/: gpu_check.json and a CSV a part")
+    for name in args.parts or PARTS:
+        rows: list[Row] = []
+        failed |= fill(rows, PARTS[name](bench), 60 * args.minutes)
+        if rows:
+            write_csv(args.out / f"gpu_{name}.csv", rows, origin)
+    print(f"written to {args.out}/: a CSV a part")
     return 1 if failed else 0
 
 
-def fill(rows: list[Row], jobs: Iterable[Job], seconds: float, problems: list[str]) -> bool:
+def fill(rows: list[Row], jobs: Iterable[Job], seconds: float) -> bool:
     """Run jobs in order, whichever fail; name those and those that the time is too short for.
 
     Returns whether one failed; too little memory or time is no failure.
@@ -96,7 +92,6 @@ def fill(rows: list[Row], jobs: Iterable[Job], seconds: float, problems: list[st
             problem = first_line(error)
         except Exception as error:  # whatever a first run on a new machine meets
             failed, problem = True, f"{type(error).__name__}: {first_line(error)}"
-        problems += [f"{name}: {problem}"] if problem else []
         print(f"{name}: {problem or 'done'}", flush=True)
     return failed
 
@@ -223,37 +218,6 @@ def captured(work: Work, device: torch.device) -> Work | None:
     graph = Repeated(lambda end: work(), device)
     graph.prepare(0)
     return lambda: graph(0)
-
-
-# the closed forms, on rows of real vocabularies, beside one softmax of them
-ROWS, VOCABULARIES, TINY_VOCABULARIES = 8, (32_000, 151_936), (64,)
-LAWS = ("speculative", "cactus:delta=0.1", "cactus_exact:delta=0.1", "band:price=2")
-
-
-def forms(bench: Bench) -> Iterator[Job]:
-    """Yield what gives one row a form, for each vocabulary."""
-    for vocab in TINY_VOCABULARIES if bench.tiny else VOCABULARIES:
-        yield f"closed forms at V = {vocab:,}", lambda vocab=vocab: _forms(bench, vocab)
-
-
-def _forms(bench: Bench, vocab: int) -> list[Row]:
-    source = torch.Generator(bench.device).manual_seed(bench.seed)
-    shape = {"generator": source, "device": bench.device, "dtype": torch.float64}
-    logits = 3 * torch.randn(ROWS, vocab, **shape)
-    q, p = logits.softmax(-1), (logits + torch.randn(ROWS, vocab, **shape)).softmax(-1)
-    works: dict[str, Work] = {
-        "softmax": lambda: logits.softmax(-1),
-        "optimal acceptance at a budget": lambda: ct.optimal_acceptance(q, p, delta=0.1),
-        "optimal acceptance at a price": lambda: ct.optimal_acceptance(q, p, price=2.0),
-    }
-    for spec in LAWS:
-        rule = ct.policy(spec)
-        works[f"emitted law, {spec}"] = lambda rule=rule: ct.emitted_law(rule, q, p)
-    timings = interleaved(works, bench.device)
-    return [
-        {"form": name, "rows": ROWS, "vocabulary": vocab} | vars(timing)
-        for name, timing in timings.items()
-    ]
 
 
 # one verification: the fused kernel, the torch path, and a copy of as many bytes, which is the
@@ -451,4 +415,4 @@ def _decode(bench: Bench, names: tuple[str, str], line: Config) -> Row:
     }
 
 
-PARTS = {"forms": forms, "verify": verifications, "decode": decodes}
+PARTS = {"verify": verifications, "decode": decodes}

@@ -1,7 +1,6 @@
 """What is timed, in which order, what fails or does not fit, and the files."""
 
 import importlib
-import json
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
 
 def test_an_unknown_part_is_one_line(capsys, tmp_path):
     assert main([*REHEARSAL, "devise", "--out", str(tmp_path / "out")]) == 2
-    assert "PART: must be among forms, verify, decode; got 'devise'" in capsys.readouterr().err
+    assert "PART: must be among verify, decode; got 'devise'" in capsys.readouterr().err
 
 
 def test_jobs_that_fail_or_have_no_time_are_named(tmp_path, monkeypatch, capsys):
@@ -34,24 +33,21 @@ def test_jobs_that_fail_or_have_no_time_are_named(tmp_path, monkeypatch, capsys)
         raise torch.cuda.OutOfMemoryError("not enough")
 
     def jobs(bench):
-        yield "a", lambda: [{"form": "x", "us": 1.0}]
+        yield "a", lambda: [{"step": "x", "us": 1.0}]
         yield "b", too_large
-        yield "c", lambda: [{"form": str(1 // 0)}]
-        yield "d", lambda: [{"form": "y", "us": None}]
+        yield "c", lambda: [{"step": str(1 // 0)}]
+        yield "d", lambda: [{"step": "y", "us": None}]
 
-    monkeypatch.setattr(command, "PARTS", {"forms": jobs, "verify": lambda bench: iter(())})
+    monkeypatch.setattr(command, "PARTS", {"verify": jobs, "decode": lambda bench: iter(())})
     assert main([*REHEARSAL, "--out", str(tmp_path)]) == 1
-    whole = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert [row["form"] for row in whole["tables"]["forms"]] == ["x", "y"]
-    assert whole["problems"][0] == "b: not enough" and len(whole["problems"]) == 2
-    assert whole["problems"][1].startswith("c: ZeroDivisionError")
-    rows, origin = read_csv(tmp_path / "gpu_forms.csv")
-    assert len(rows) == 2 and origin["device"] == "cpu (rehearsal)"
-    assert not (tmp_path / "gpu_verify.csv").exists()
-    assert "c: ZeroDivisionError" in capsys.readouterr().out
+    rows, origin = read_csv(tmp_path / "gpu_verify.csv")
+    assert [row["step"] for row in rows] == ["x", "y"] and origin["device"] == "cpu (rehearsal)"
+    assert not (tmp_path / "gpu_decode.csv").exists()
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["a: done", "b: not enough"] and said[2].startswith("c: ZeroDivisionError")
     assert main([*REHEARSAL, "--minutes", "-1", "--out", str(tmp_path)]) == 0
-    whole = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert whole["problems"] == [f"{name}: out of time" for name in "abcd"]
+    said = capsys.readouterr().out.splitlines()
+    assert said[:4] == [f"{name}: out of time" for name in "abcd"]
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +58,7 @@ def rehearsed(tmp_path_factory):
 
 
 def test_every_part_is_timed_and_drawn(rehearsed):
-    forms, verify, decode = (
-        read_csv(rehearsed / f"gpu_{name}.csv")[0] for name in ("forms", "verify", "decode")
-    )
-    assert len(forms) == 7 and all(float(row["us"]) > 0 for row in forms)
+    verify, decode = (read_csv(rehearsed / f"gpu_{name}.csv")[0] for name in ("verify", "decode"))
     assert {row["verifier"] for row in verify if row["policy"] == "typical"} == {"chain"}
     assert all(float(row["floor_us"]) > 0 and float(row["torch_us"]) > 0 for row in verify)
     assert {row["kernel_us"] for row in verify} == {""}  # no kernel runs on a CPU
