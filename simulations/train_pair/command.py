@@ -37,7 +37,6 @@ SHARED: Flags = {
     "distil_steps": (2000, "steps on the target's law, by KL"),
     "overlap_steps": (1500, "steps on acceptance, after them"),
     "draft_rate": (4e-3, "peak learning rate of what is trained beside the target"),
-    "overlap_rate": (1.5e-3, "peak learning rate of the steps on acceptance"),
     "pool_chunks": (24, "batches of samples the target writes"),
     "pool_rows": (128, "sequences in one batch of samples"),
     "pool_share": (0.75, "share of samples in a batch"),
@@ -52,25 +51,22 @@ OF_THE_PAIR: Flags = {
     "target_layers": (11, ""),
     "target_width": (192, ""),
     "target_head_size": (64, ""),
-    "draft_layers": (1, ""),
     "draft_width": (128, ""),
     "steps": (2200, "training steps of the target"),
-    "decay": (0.35, "share of the target's steps at a falling rate"),
-    "rate": (2e-3, "peak learning rate of the target"),
     "draft_steps": (1000, "training steps of the draft on text"),
 }
 OF_A_HEAD: Flags = {
     "target": (PAIR / "target", "whose states it reads"),
     "price": (1.0, "acceptance that a nat costs in the steps on acceptance"),
     "places": (8, "tokens of its block"),
-    "anchors": (32, "blocks in a training sequence"),
     "head_layers": (2, ""),
     "head_width": (HeadShape.width, ""),
     "head_rank": (HeadShape.rank, "117 gives both kinds one size"),
 }
 # what need not be a count
-FREE = ("draft_rate", "overlap_rate", "pool_share", "seed", "decay", "rate", "price")
-SHARES = ("draft_rate", "overlap_rate", "rate", "decay")
+FREE = ("draft_rate", "pool_share", "seed", "price")
+# peak learning rates of the target, and of the steps on acceptance
+TARGET_RATE, OVERLAP_RATE = 2e-3, 1.5e-3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,13 +116,13 @@ def _pair(args: argparse.Namespace, documents: list[Document]) -> tuple[Path, di
 
     shape = train.Shape(args.target_layers, args.target_width, args.target_head_size)
     model = train.build(shape, args.vocab_size, args.seed)
-    plan = _plan(args, args.steps, args.rate, 0, decay=args.decay)
+    plan = _plan(args, args.steps, TARGET_RATE, 0)
     text, checkpoint = train.text_batches(stream, plan), args.work_dir / "target.pt"
     outcomes["target"] = train.fit(model, plan, text, train.text_loss, checkpoint, label="target")
     train.save(model, finished / "target")
     target = load_model(finished / "target")
 
-    shape = train.Shape(args.draft_layers, args.draft_width)
+    shape = train.Shape(1, args.draft_width)
     draft = train.build(shape, args.vocab_size, args.seed + 1)
     plan, checkpoint = _student(args, args.draft_steps, 1), args.work_dir / "draft-text.pt"
     outcomes["draft_text"] = train.fit(
@@ -150,10 +146,8 @@ def _head(args: argparse.Namespace, documents: list[Document]) -> tuple[Path, di
     sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
     head = heads.build(args.drafter, target, args.seed + 1, args.places, **sizes)
     judges = {
-        "kl": lambda plan: heads.head_loss(target, heads.by_kl, args.anchors, plan.seed),
-        "price": lambda plan: heads.head_loss(
-            target, heads.at_price(args.price), args.anchors, plan.seed
-        ),
+        "kl": lambda plan: heads.head_loss(target, heads.by_kl, plan.seed),
+        "price": lambda plan: heads.head_loss(target, heads.at_price(args.price), plan.seed),
     }
     outcomes, finished = _taught(args, head, stream, target, judges), args.work_dir / "head"
     head.save(finished)
@@ -171,7 +165,7 @@ def _taught(
     """Fit a student to the target's law, then to its acceptance, on text and the target's own."""
     plans = (
         _student(args, args.distil_steps, 2, decay=0.6),
-        _student(args, args.overlap_steps, 3, rate=args.overlap_rate, decay=1.0),
+        _student(args, args.overlap_steps, 3, rate=OVERLAP_RATE, decay=1.0),
     )
     pool = corpus.build_pool(
         target, stream, args.work_dir / "samples",
@@ -204,9 +198,8 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ValueError(f"{_flag(name)}: must not be given with {kind}; got {value}")
     counts = [name for name in SHARED | OF_THE_PAIR | OF_A_HEAD if name not in (*FREE, *FOLDERS)]
     at_least(args, **dict.fromkeys(counts, 1), seed=0)
-    for name in SHARES:
-        if not 0 < getattr(args, name) <= 1:
-            raise ValueError(f"{_flag(name)}: must be in (0, 1]; got {getattr(args, name)}")
+    if not 0 < args.draft_rate <= 1:
+        raise ValueError(f"--draft-rate: must be in (0, 1]; got {args.draft_rate}")
     if not 0 <= args.pool_share <= 1:
         raise ValueError(f"--pool-share: must be in [0, 1]; got {args.pool_share}")
     if not args.price >= 0:

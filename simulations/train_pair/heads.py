@@ -20,6 +20,8 @@ from cactus_theory.decoding.drafters._heads import HeadShape
 from cactus_theory.decoding.drafters.block import BlockHead
 from cactus_theory.decoding.drafters.recurrent import RecurrentHead
 
+# drafts of a window
+ANCHORS = 32
 HEADS = {"block": BlockHead, "recurrent": RecurrentHead}
 Head = BlockHead | RecurrentHead
 Judge = Callable[[Tensor, Tensor], losses.Judged]
@@ -86,7 +88,7 @@ def build(kind: str, target: Any, seed: int, places: int, **sizes: int) -> Head:
 
 
 def windows_of(
-    head: Head, target: Any, window: Int[Tensor, "batch more"], anchors: int, source: Generator
+    head: Head, target: Any, window: Int[Tensor, "batch more"], source: Generator
 ) -> Windows:
     """Run the target over windows and choose anchors, each with room for all places."""
     tokens, places = window[:, :-1], head.shape.places
@@ -95,7 +97,7 @@ def windows_of(
         states = [output.hidden_states[layer][:, :-1] for layer in head.shape.reads]
         embedded = target.get_input_embeddings()(tokens[:, 1:])
     room = tokens.shape[1] - places
-    at = torch.rand(len(tokens), room, generator=source).topk(min(anchors, room)).indices
+    at = torch.rand(len(tokens), room, generator=source).topk(min(ANCHORS, room)).indices
     units, embedding = head.units(states, embedded), target.get_input_embeddings()
     return Windows(units, tokens, output.logits, at, places, embedding)
 
@@ -171,9 +173,7 @@ def judgement(head: Head, windows: Windows, judge: Judge) -> tuple[losses.Judged
     return judge(windows.of(windows.logits, windows.at).float(), logits.float()), foretold
 
 
-def head_loss(
-    target: Any, judge: Judge, anchors: int, seed: int
-) -> Callable[[Any, Tensor], Tensor]:
+def head_loss(target: Any, judge: Judge, seed: int) -> Callable[[Any, Tensor], Tensor]:
     """Return the mean loss of a block, places weighed by the probability of reaching them.
 
     Anchors follow from the window, so that a run that was resumed goes on with the same ones.
@@ -181,7 +181,7 @@ def head_loss(
 
     def loss(head: Head, window: Tensor) -> Tensor:
         source = Generator().manual_seed(seed + int(window.sum()))
-        windows = windows_of(head, target, window, anchors, source)
+        windows = windows_of(head, target, window, source)
         (block_losses, acceptance), foretold = judgement(head, windows, judge)
         if foretold is not None:
             block_losses = block_losses + F.binary_cross_entropy_with_logits(
@@ -193,14 +193,11 @@ def head_loss(
 
 
 @torch.inference_mode()
-def overlaps(
-    head: Head, target: Any, texts: Int[Tensor, "texts more"], anchors: int, seed: int
-) -> list[float]:
+def overlaps(head: Head, target: Any, texts: Int[Tensor, "texts more"], seed: int) -> list[float]:
     """Return the mean overlap of each place with the target's row there, along texts."""
     source, total = Generator().manual_seed(seed), torch.zeros(head.shape.places).double()
-    batches = texts.split(16)
-    for window in batches:
-        windows = windows_of(head, target, window, anchors, source)
+    for window in texts.split(16):
+        windows = windows_of(head, target, window, source)
         verdict, _ = judgement(head, windows, by_kl)
         total += verdict.acceptance.double().mean((0, 1)) * len(window) / len(texts)
     return [round(value, 4) for value in total.tolist()]

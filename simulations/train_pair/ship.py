@@ -111,7 +111,7 @@ def measure_head(args: argparse.Namespace, folder: Path, target: Any, unseen: St
     prefix = prefixes(unseen, args.overlap_rows, PREFIX, generator)
     texts = sample(target, prefix, args.length + 1, generator)
     return {
-        "overlap_by_place": heads.overlaps(head, target, texts, args.anchors, args.seed + 8),
+        "overlap_by_place": heads.overlaps(head, target, texts, args.seed + 8),
         "parameters": num_parameters(head),
         "seed": args.seed,
         "reads": list(head.shape.reads),
@@ -153,11 +153,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def publish(finished: Path, out: Path) -> None:
-    """Copy the finished pair over ``out``, each file whole or not at all; remove stale ones."""
-    files = {p.relative_to(finished) for p in finished.rglob("*") if p.is_file()}
-    for name in MODELS:
-        for stale in (out / name).glob("*"):
-            if stale.relative_to(out) not in files:
-                stale.unlink()
-    for relative in sorted(files):
-        write_bytes(out / relative, (finished / relative).read_bytes())
+    """Copy what is finished over ``out``, each file whole or not at all."""
+    for path in sorted(finished.rglob("*")):
+        if path.is_file():
+            write_bytes(out / path.relative_to(finished), path.read_bytes())

@@ -91,6 +91,8 @@ LONG_EVERY = 8
 LONG_FACTOR = 4
 # of windows that begin at a document or a top-level definition
 SHARE_AT_STARTS = 0.25
+# seconds between two checkpoints
+EVERY_S = 60.0
 Batches = Callable[[int, Generator], Tensor]
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -166,29 +168,25 @@ def fit(
     checkpoint: Path,
     *,
     label: str,
-    every_s: float = 60.0,
-    stop_after: int | None = None,
 ) -> dict[str, Any]:
     """Run the plan from the checkpoint if there is one, else from the start; return what it took.
 
-    ``stop_after`` ends the call early at that step with a checkpoint, as a kill would. ValueError
-    if the checkpoint belongs to a different plan.
+    ValueError if the checkpoint belongs to a different plan.
     """
     optimizer = _optimizer(model, plan)
     generator = Generator().manual_seed(plan.seed)
     state = _resume(checkpoint, plan, model, optimizer, generator)
-    last = plan.steps if stop_after is None else min(stop_after, plan.steps)
     start = saved = time.monotonic()
     first, before, value = state["step"], state["seconds"], state["loss"]
     model.train()
     with Progress(label, plan.steps, state["step"]) as progress:
-        for step in range(state["step"], last):
+        for step in range(state["step"], plan.steps):
             window = batches(step, generator)
             value = _step(model, optimizer, plan, step, window, loss)
             now = time.monotonic()
             speed = (step + 1 - first) * plan.batch_size * plan.length / max(1e-9, now - start)
             progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
-            if now - saved >= every_s or step + 1 == last:
+            if now - saved >= EVERY_S or step + 1 == plan.steps:
                 state = {"step": step + 1, "seconds": before + now - start, "loss": value}
                 _save(checkpoint, plan, model, optimizer, generator, state)
                 saved = now

@@ -46,7 +46,7 @@ def drafters(tiny):
     @cache
     def trained(kind):
         head = heads.build(kind, target, 0, PLACES, layers=1).double()
-        loss = heads.head_loss(target, heads.by_kl, 8, 0)
+        loss = heads.head_loss(target, heads.by_kl, 0)
         optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
         for _ in range(STEPS):
             loss(head, torch.cat([starts, texts], 1)).backward()
@@ -137,7 +137,7 @@ def assert_rows_are_those_of_training(target, drafter, states):
     for made, draft in rows[1:]:
         settled = prompt[0].tolist() + text[:made]
         window = torch.tensor([settled + draft.token_ids[0].tolist() + [0] * (PLACES + 1)])
-        shown = heads.windows_of(drafter.head, target, window, 1, torch.Generator())
+        shown = heads.windows_of(drafter.head, target, window, torch.Generator())
         shown = replace(shown, anchors=torch.tensor([[len(settled) - 2]]))
         path = [shown.before] if isinstance(drafter, BlockDrafter) else []
         logits = drafter.head.logits(states(drafter.head, shown), *path)

@@ -22,8 +22,8 @@ PLAN = Plan(steps=12, batch_size=4, length=16, seed=3)
 SHAPE = Shape(1, 32)
 
 
-def train(stream, checkpoint, plan=PLAN, *, every_s=60.0, stop_after=None, batches=None, seed=0):
-    model = build(SHAPE, 300, seed=seed)
+def train(stream, checkpoint, plan=PLAN, *, batches=None):
+    model = build(SHAPE, 300, seed=0)
     fit(
         model,
         plan,
@@ -31,8 +31,6 @@ def train(stream, checkpoint, plan=PLAN, *, every_s=60.0, stop_after=None, batch
         text_loss,
         checkpoint,
         label="test",
-        every_s=every_s,
-        stop_after=stop_after,
     )
     return model.state_dict()
 
@@ -47,30 +45,33 @@ def uninterrupted(stream, tmp_path_factory):
     return train(stream, tmp_path_factory.mktemp("whole") / "model.pt")
 
 
-@pytest.mark.parametrize("step", [1, 5, 11])
-def test_resumed_run_equals_uninterrupted(stream, tmp_path, uninterrupted, step):
-    stopped = train(stream, tmp_path / "model.pt", stop_after=step)
-    assert not same(stopped, uninterrupted)
-    assert same(train(stream, tmp_path / "model.pt"), uninterrupted)
-
-
-def test_run_killed_between_checkpoints_equals_uninterrupted(stream, tmp_path, uninterrupted):
-    """Work after the last checkpoint is lost and done again with the same choices."""
-    train(stream, tmp_path / "model.pt", stop_after=4)
+def killed(stream, checkpoint, step):
+    """Train until a kill that meets this step."""
     batches = text_batches(stream, PLAN)
 
-    def killed(step, generator):
-        if step == 7:
+    def dies(number, generator):
+        if number == step:
             raise KeyboardInterrupt
-        return batches(step, generator)
+        return batches(number, generator)
 
     with pytest.raises(KeyboardInterrupt):
-        train(stream, tmp_path / "model.pt", batches=killed)
+        train(stream, checkpoint, batches=dies)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, (1, 5, 11)), (60.0, (4,))])
+def test_a_killed_run_equals_one_that_was_not(
+    stream, tmp_path, uninterrupted, monkeypatch, seconds, steps
+):
+    """Work after the last checkpoint, here of each step or of none, is done again alike."""
+    monkeypatch.setattr("simulations.train_pair.train.EVERY_S", seconds)
+    for step in steps:
+        killed(stream, tmp_path / "model.pt", step)
+        assert (tmp_path / "model.pt").exists() == (seconds == 0)
     assert same(train(stream, tmp_path / "model.pt"), uninterrupted)
 
 
 def test_checkpoint_of_another_plan_is_refused(stream, tmp_path):
-    train(stream, tmp_path / "model.pt", stop_after=1)
+    train(stream, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="checkpoint model.pt must come from Plan.steps=13"):
         train(stream, tmp_path / "model.pt", Plan(steps=13, batch_size=4, length=16, seed=3))
 
