@@ -77,8 +77,3 @@ def test_every_path_exists() -> None:
         path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
     ]
     assert not missing
-
-
-def test_every_make_target_exists() -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
-    assert set(re.findall(r"`make ([a-z-]+)`", PAGE)) <= set(targets)

@@ -83,20 +83,6 @@ def test_a_wrong_import_is_seen(folder, line):
     assert crossings(folder, line, folder)
 
 
-@pytest.mark.parametrize(
-    ("folder", "line"),
-    [
-        ("solvers", "from cactus_theory.base import arguments as check"),
-        ("solvers", "from cactus_theory.policies import policy"),
-        ("solvers", "from . import _conic\nfrom ._dual import bound"),
-        ("simulations", "import solvers.optimal, cactus_theory"),
-        ("cactus_theory", "from cactus_theory.optimum import frontier\nimport torch"),
-    ],
-)
-def test_a_right_import_is_let_through(folder, line):
-    assert not crossings(folder, line, folder)
-
-
 def test_the_library_loads_no_optional_package():
     code = (
         "import sys, cactus_theory, cactus_theory.decoding, cactus_theory.kernels; "

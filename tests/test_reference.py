@@ -1,6 +1,5 @@
 """The closed forms against stored answers of the convex programs; no solver is needed here."""
 
-import ast
 from pathlib import Path
 
 import numpy as np
@@ -102,21 +101,3 @@ def test_what_the_file_holds(stored):
     assert not (q + p)[~real].any()
     assert "cvxpy 1." in str(stored["versions"]) and len(str(stored["date"])) == 10
     assert set(stored["solver"]) == {"CLARABEL", "HIGHS"}
-
-
-def test_nothing_here_needs_a_solver():
-    names = {
-        alias.name if isinstance(node, ast.Import) else f"{node.module}"
-        for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    assert names <= {
-        "ast",
-        "pathlib",
-        "numpy",
-        "pytest",
-        "torch",
-        "cactus_theory",
-        "tests.formulas",
-    }

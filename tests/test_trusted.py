@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import struct
 import tracemalloc
 import zipfile
 from argparse import Namespace
@@ -25,6 +24,7 @@ from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations
 from solvers.__main__ import main as solvers
+from tests.damaged import npy
 
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
@@ -164,18 +164,12 @@ def test_a_model_folder_runs_no_code(tmp_path: Path, foreign: Path, capsys, monk
 # claims
 
 
-def header(shape: str, descr: str = "<f8") -> bytes:
-    """Return the start of a .npy file that claims this shape."""
-    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text + b"\n"
-
-
 @pytest.mark.parametrize(
     "shape", ["(268435456,)", "(1000000000000,)", f"({10**30}, 2)", "(-1, 2)", "(True, -7)"]
 )
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])
 def test_a_header_must_fit_its_file(tmp_path: Path, capsys, shape: str, suffix: str) -> None:
-    content, path = header(shape) + bytes(64), tmp_path / f"rows{suffix}"
+    content, path = npy(shape) + bytes(64), tmp_path / f"rows{suffix}"
     if suffix == ".npz":
         with zipfile.ZipFile(path, "w") as held:
             held.writestr("rows.npy", content)
@@ -253,7 +247,8 @@ def trace(tmp_path: Path) -> Trace:
     [("texts", 3), ("texts", None), ("num_draft_tokens", 1), ("num_draft_tokens", 3),
      ("num_draft_tokens", 10**9), ("num_draft_tokens", 10**4000), ("vocab_size", 3),
      ("vocab_size", 10**12), ("cycles", 9), ("target_rows", 25), ("temperature", 10**4000),
-     ("temperature", float("inf")), ("eos_token_ids", ["a"])],
+     ("temperature", float("inf")), ("eos_token_ids", ["a"]), ("dtype", "float64"),
+     ("vocab_size", "2"), ("vocab_size", 0), ("num_draft_tokens", True), ("shards", [])],
 )  # fmt: skip
 def test_a_manifest_says_what_its_shards_hold(trace: Trace, name: str, value) -> None:
     assert replay(trace, "speculative").num_draft_tokens == 2

@@ -59,13 +59,6 @@ def test_one_file_holds_both_models(files, tmp_path: Path, capsys, command, name
     assert one == two
 
 
-@pytest.mark.parametrize("knob", ["--price", "--acceptance"])
-def test_solve_by_another_knob_reaches_the_same_point(files, capsys, knob: str) -> None:
-    first = run_json(capsys, "solve", *files, "--delta", "0.1")
-    again = run_json(capsys, "solve", *files, knob, repr(first[knob[2:]]))
-    assert again["acceptance"] == pytest.approx(first["acceptance"], abs=1e-9)
-
-
 def test_solve_reads_logits_and_saves_rows(tmp_path: Path, files, capsys) -> None:
     shifted = tmp_path / "logits.csv"
     shifted.write_text(",".join(repr(float(x)) for x in np.log(Q) + 3) + "\n")

@@ -1,7 +1,6 @@
 """Many rows on the command line: a table of policies, and one budget over all rows."""
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import cactus_theory as ct
 from cactus_theory.cli import main
 from tests.amounts import thorough
+from tests.commands.test_cli import run_json, words_of
 from tests.rows import pair
 
 TRACE = Path(__file__).parents[2] / "simulations" / "data" / "trace"
@@ -25,13 +25,6 @@ def files(tmp_path: Path) -> tuple[str, str]:
     for name, rows in zip("qp", pair(12, 6, seed=8), strict=True):
         np.save(tmp_path / f"{name}.npy", rows.numpy())
     return str(tmp_path / "q.npy"), str(tmp_path / "p.npy")
-
-
-def run_json(capsys, *arguments: str) -> dict:
-    assert main([*arguments, "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert err == "" and len(out.strip().splitlines()) == 1
-    return json.loads(out)
 
 
 def test_several_policies_are_one_table(files, capsys) -> None:
@@ -68,11 +61,6 @@ def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
     assert [row["held"] for row in table] == ["12", str(found[1]["held"]), "12", ""]
     image = matplotlib.image.imread(out["png"])
     assert min(image.shape[:2]) > 400 and image.std() > 0.05
-
-
-def words_of(picture: Path) -> list[str]:
-    """Return what is written in an SVG, whose letters are shapes with the words beside them."""
-    return re.findall("<!-- (.*?) -->", picture.read_text())
 
 
 @thorough

@@ -6,8 +6,6 @@ import transformers
 
 import cactus_theory as ct
 from cactus_theory.decoding import speculative_generate
-from tests.amounts import some
-from tests.decoding.models.families import build, families, own_greedy
 from tests.decoding.test_ragged import padded, prompts
 
 IDS, MASK = padded(prompts(seed=9), pad=6)
@@ -140,29 +138,6 @@ def test_refuses_what_it_cannot_honour(tiny, options, message):
         target.generate(IDS[2:3], max_new_tokens=4, **given | options)
 
 
-# positions learned and turned, norms of several kinds, shared keys, windows, experts
-# four of them, evenly spread, run in the plain suite
-ARCHITECTURES = (
-    ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
-    + ("MixtralForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM")
-    + ("Phi3ForCausalLM", "Gemma2ForCausalLM", "GemmaForCausalLM")
-)
-
-
-@pytest.mark.parametrize("name", some(ARCHITECTURES, 4))
-def test_architectures_write_their_own_greedy_text(make_draft, name):
-    """Each row alone: in batches the library loses texts padded beyond a window (Gemma 2)."""
-    target = build(*families()[name])
-    draft = make_draft(target, noise=0.02)
-    plain = own_greedy(target, [torch.tensor(ids) for ids in prompts(seed=9)], 14)
-    given = {"input_ids": IDS, "attention_mask": MASK} | GREEDY
-    ours = {"custom_generate": speculative_generate, "draft_model": draft}
-    found = target.generate(**given, **ours, return_dict_in_generate=True)
-    assert found.sequences[:, IDS.shape[1] :].tolist() == plain
-    assert 7 * 14 - 10 > found.result.num_accepted > 10
-    assert len({token for text in plain for token in text}) > 3
-
-
 def test_a_tuned_setting_takes_the_place_of_its_arguments(tiny):
     setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 2, 1.0)
     output = sampled(tiny, return_dict_in_generate=True, tuned=setting, seed=1)
@@ -179,16 +154,6 @@ def test_a_tuned_setting_takes_the_place_of_its_arguments(tiny):
 
 def test_log_probs_switch_the_meter_on(tiny):
     asked = {"log_probs": True, "return_dict_in_generate": True, "policy": "cactus:delta=0.5"}
-    output = sampled(tiny, **asked, seed=1, fast_forward=False)
-    found = output.result.log_probs
-    rows = tiny[0](input_ids=output.sequences[:, :-1], attention_mask=mask_of(output.sequences))
-    assert output.result.reading.divergence == "kl"
-    new = output.sequences[2:3, IDS.shape[1] :]  # the longest prompt has no padding
-    ln_q = rows.logits[2:3, IDS.shape[1] - 1 :].log_softmax(-1).gather(-1, new[..., None])[..., 0]
-    assert torch.allclose(found.target[2:3], ln_q, atol=1e-5)
-    assert not torch.allclose(found.target[2:3], found.emitted[2:3], atol=1e-3)
-
-
-def mask_of(sequences):
-    new = torch.ones(len(sequences), sequences.shape[1] - 1 - MASK.shape[1], dtype=MASK.dtype)
-    return torch.cat([MASK, new], 1)
+    result = sampled(tiny, **asked, seed=1, fast_forward=False).result
+    assert result.reading.divergence == "kl"
+    assert not torch.allclose(result.log_probs.target, result.log_probs.emitted, atol=1e-3)

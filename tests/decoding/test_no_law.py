@@ -101,22 +101,6 @@ def test_names_the_model_whose_weights_are_lost(tiny, make_model, verifier, part
             )
 
 
-def test_others_go_on_as_if_alone(tiny):
-    sound = decode(tiny, "chain speculative").output_token_ids
-    with pytest.raises(DecodingError) as caught:
-        decode(tiny, "chain speculative", logits_processor=[Spoil(math.nan, 5)])
-    others = [row for row in range(2) if row != caught.value.text]
-    again = generate(
-        *tiny,
-        PROMPTS[others],
-        policy="speculative",
-        num_draft_tokens=3,
-        max_new_tokens=NEW,
-        seed=[3 + row for row in others],
-    )
-    assert again.output_token_ids.tolist() == sound[others].tolist()
-
-
 RULES = (
     "speculative",
     "cactus:delta=0.1",

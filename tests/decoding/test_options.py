@@ -72,7 +72,8 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
         ({"seed": 0, "generator": torch.Generator()}, "seed, generator: at most one may be given"),
         ({"meter": "nope"}, "'nope'"),
         ({"meter": False, "log_probs": True}, "log_probs: needs the meter"),
-        ({"device_loop": "x"}, "device_loop: must be one of"),
+        ({"device_loop": "x"}, "device_loop: must be one of True, False, None, 'torch'"),
+        ({"device_loop": 1}, "device_loop: must be one of True, False, None, 'torch'"),
     ],
 )
 def test_what_is_wrong_is_found_when_they_are_made(tiny, wrong, said):

@@ -7,15 +7,9 @@ from cactus_theory.traces import Cycle
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
-from tests.decoding.conftest import disturbed, random_llama  # noqa: E402
+from tests.decoding.conftest import tiny  # noqa: E402, F401
 
 VOCAB = 5
-
-
-@pytest.fixture(scope="session")
-def tiny():
-    target = random_llama()
-    return target, disturbed(target)
 
 
 def rows_of(generator: torch.Generator, *shape: int) -> torch.Tensor:

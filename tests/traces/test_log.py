@@ -7,7 +7,7 @@ import torch
 
 from cactus_theory.decoding import ModelDrafter, NGram, generate
 from cactus_theory.traces import Trace, log_trace
-from tests.traces.conftest import disturbed, random_llama
+from tests.decoding.conftest import disturbed, random_llama
 
 PROMPTS = [[1, 5, 2], [3, 3, 7, 1], [2]]
 OPTIONS = {"num_draft_tokens": 3, "max_new_tokens": 6, "seed": 4}

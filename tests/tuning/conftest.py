@@ -7,7 +7,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 from cactus_theory.traces import Cycle, Trace, save_trace  # noqa: E402
 from cactus_theory.tuning import Costs  # noqa: E402
-from tests.decoding.conftest import disturbed, random_llama  # noqa: E402
+from tests.decoding.conftest import tiny  # noqa: E402, F401
 from tests.threads import one_thread  # noqa: E402, F401
 
 TEXTS, CYCLES, WIDTH, VOCAB = 6, 8, 4, 24
@@ -34,9 +34,3 @@ def _cycle(text: int, place: int, source: torch.Generator) -> Cycle:
 def cheap() -> Costs:
     """Drafting is nearly free, so that relaxing pays."""
     return Costs.ratios(0.05, 0.01, 0.1)
-
-
-@pytest.fixture(scope="session")
-def tiny():
-    target = random_llama()
-    return target, disturbed(target)

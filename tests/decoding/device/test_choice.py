@@ -110,9 +110,3 @@ def test_on_a_cpu_kernels_run_only_when_asked_for_and_interpreted(single, monkey
     if verify.find_spec("triton") is not None:
         with pytest.raises(ValueError, match="kernels do not run on cpu"):
             run(single, **KERNELS)
-
-
-@pytest.mark.parametrize("wrong", ["kernel", 1, "True"])
-def test_other_words_are_refused(single, wrong):
-    with pytest.raises(ValueError, match="device_loop: must be one of True, False, None, 'torch'"):
-        run(single, device_loop=wrong)

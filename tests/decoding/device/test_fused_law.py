@@ -8,6 +8,7 @@ import torch
 from cactus_theory.decoding import device
 from tests.amounts import amount
 from tests.decoding.device.test_fused import run
+from tests.decoding.test_whole_texts import p_value
 
 PROMPT = torch.tensor([[1, 0]])
 VOCAB = 4
@@ -29,13 +30,6 @@ def next_law(model, *tokens):
     ids = torch.tensor([[*PROMPT[0].tolist(), *tokens]])
     with torch.inference_mode():
         return model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
-
-
-def p_value(counts, law):
-    expected = law * counts.sum()
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((len(law) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 def three_token_law(model):
