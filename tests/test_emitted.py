@@ -1,19 +1,16 @@
-"""What is really emitted, against enumeration and against what a rule declares."""
+"""What is emitted beside the properties of every policy, and what an audit says of it."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, PerProposal, Policy, _forms
-from cactus_theory.testing import strategies
+from cactus_theory.policies import FixedTarget, Policy, _forms
 from tests.formulas import TEN
 from tests.rows import pair
-from tests.rules import KNOBS, RULES, SPECS, ladder
+from tests.rules import RULES, SPECS
 
 # sums of a few dozen float64 terms, each at most 1
 EXACT = 1e-12
@@ -21,13 +18,7 @@ EXACT = 1e-12
 DIVERGENCE = 1e-9
 # the best acceptance grows like √δ from δ = 0, so a spend of 1e-16 (rounding) moves it by 1e-8
 EQUAL_SPEND = 1e-7
-KIND_PAIRS = (("smooth", "smooth"), ("spiky", "tiny"), ("zeros", "zeros"))
-# rows a little apart: what is rejected is small, and so is what it is divided by
-BASE = pair(12, 7, seed=5)
-BATCHES = (
-    *(pair(12, 7, seed=i, kinds=kinds) for i, kinds in enumerate(KIND_PAIRS)),
-    (BASE[0], torch.lerp(*BASE, 1e-4)),
-)
+BATCH = pair(12, 7)
 
 
 def close(value, expected, tolerance=EXACT):
@@ -40,21 +31,6 @@ def tensor(*values):
 
 def accepted(rule, q, p):
     return (p * rule.keep(q, p)).sum(-1)
-
-
-def test_every_registered_rule_is_tested():
-    assert {RULES[spec].name for spec in SPECS} == set(ct.list_policies())
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_fast_law_equals_enumeration(spec):
-    rule = RULES[spec]
-    for q, p in BATCHES:
-        law = ct.emitted_law(rule, q, p)
-        close(law.sum(-1), torch.ones(12).double())
-        close(law, Policy.emitted(rule, q, p))
-        phi = rule.keep(q, p)
-        assert ((phi >= 0) & (phi <= 1)).all()
 
 
 @pytest.mark.parametrize("spec", ["cactus:delta=0.01", "cactus_exact:delta=0.01", "cactus:delta=0"])
@@ -73,97 +49,9 @@ def test_terms_added_singly_or_sorted_are_the_same_law(spec, monkeypatch):
         close(torch.stack([rule.emitted(*row) for row in zip(q, p, strict=True)]), expected)
 
 
-@given(
-    rows=strategies.pairs(max_vocab=7),
-    specs=st.lists(st.sampled_from(SPECS), min_size=6, max_size=6, unique=True),
-)
-def test_fast_law_equals_enumeration_on_rough_rows(rows, specs):
-    q, p = rows
-    for rule in map(RULES.get, specs):
-        law = ct.emitted_law(rule, q, p)
-        assert (law >= 0).all(), rule.spec
-        close(law, Policy.emitted(rule, q / q.sum(), p / p.sum()))
-        if rule.declares.support == "target":
-            assert (law[q == 0] == 0).all(), rule.spec
-
-
 def test_no_rule_emits_what_the_target_excludes_unless_its_knob_says_so():
     for spec, rule in RULES.items():
         assert rule.declares.support == ("free" if "support=free" in spec else "target"), spec
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_rule_keeps_its_word(spec):
-    rule = RULES[spec]
-    said = rule.declares
-    for q, p in BATCHES:
-        law, share = ct.emitted_law(rule, q, p), accepted(rule, q, p)
-        reach = torch.minimum(p, law).sum(-1)
-        assert (share <= reach + EXACT).all()
-        if isinstance(rule, (FixedTarget, PerProposal)):
-            close(share, reach)
-        if said.at_least_speculative:
-            assert (share >= torch.minimum(p, q).sum(-1) - EXACT).all()
-        if said.support == "target":
-            assert (law[q == 0] == 0).all()
-        if said.between:
-            between(q, p, law, reach)
-        if said.budget is not None and said.budget.scope == "emitted":
-            spent = ct.divergence(said.budget.divergence).value(law, q)
-            assert (spent <= said.budget.amount + EXACT).all()
-
-
-def between(q, p, law, reach):
-    assert (law >= torch.minimum(p, q) - EXACT).all()
-    assert (law <= torch.maximum(p, q) + EXACT).all()
-    distance = lambda a, b: (a - b).abs().sum(-1) / 2  # noqa: E731
-    close(distance(law, q), distance(p, q) - (1 - reach))
-    for name in TEN:
-        kind = ct.divergence(name)
-        most = kind.value(p, q)
-        assert (kind.value(law, q) <= most * (1 + DIVERGENCE) + DIVERGENCE).all(), name
-
-
-@pytest.mark.parametrize(("name", "knob"), KNOBS)
-def test_acceptance_moves_as_declared_with_the_knob(name, knob):
-    rules = [rule for rule in ladder(name, knob) if rule.knob == knob]
-    for q, p in BATCHES if len(rules) > 1 else ():
-        shares = torch.stack([accepted(rule, q, p) for rule in rules])
-        assert (rules[0].declares.direction * shares.diff(dim=0) >= -EXACT).all()
-    for rule in rules:
-        strict = rule.declares.strict
-        if strict is not None and getattr(rule, knob) == strict:
-            for q, p in BATCHES:
-                close(ct.emitted_law(rule, q, p), q)
-
-
-def test_the_strict_points_are_on_the_ladders():
-    at = {rule.name for rule in RULES.values() if is_strict(rule)}
-    assert {"cactus", "cactus_exact", "band"} <= at
-
-
-def is_strict(rule):
-    strict = rule.declares.strict
-    return strict is not None and rule.knob and getattr(rule, rule.knob) == strict
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_names_of_tokens_do_not_matter(spec):
-    rule, order = RULES[spec], torch.tensor([3, 6, 0, 5, 1, 4, 2])
-    q, p = BATCHES[0]
-    moved = ct.emitted_law(rule, q[:, order], p[:, order])
-    close(moved, ct.emitted_law(rule, q, p)[:, order])
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_none_stands_for_a_certain_draft(spec):
-    rule = RULES[spec]
-    q, n = BATCHES[2][0], torch.arange(12) % 7
-    certain = torch.eye(7, dtype=torch.float64)[n]
-    close(
-        rule.acceptance(q, None, n[:, None]), rule.acceptance(q, certain, n[:, None]).clamp(max=1)
-    )
-    close(rule.recovery(q, None, n), rule.recovery(q, certain, n))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -171,7 +59,7 @@ def test_a_jump_of_the_acceptance_is_declared(spec):
     rule = RULES[spec]
     if not rule.declares.continuous:
         return
-    q, p = (row[:2] for row in BATCHES[0])
+    q, p = (row[:2] for row in BATCH)
     low, high = 0.0, 1.0
     for _ in range(12):  # 6^12 > 1e9: what is left of a jump is a jump
         steps = torch.linspace(low, high, 7, dtype=torch.float64)[:, None]
@@ -200,7 +88,7 @@ def test_counterexamples_of_the_published_budget():
 )
 def test_audit(spec):
     rule = RULES[spec]
-    q, p = BATCHES[0]
+    q, p = BATCH
     report = ct.audit(rule, q, p)
     law = ct.emitted_law(rule, q, p)
     assert report.policy == rule.spec and report.declares == rule.declares

@@ -57,20 +57,6 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     assert verdict.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
 
-@pytest.mark.parametrize("verifier", ["chain", "block"] if THOROUGH else ["chain"])
-def test_inputs_stay_as_they_are(verifier, device):
-    source = torch.Generator().manual_seed(0)
-    logits = [torch.randn(1, rows, 5, generator=source).to(device) for rows in (2, 1)]
-    whole = [torch.full((1, size), 2, device=device) for size in (1, 1)]
-    parts = [*logits, *whole, whole[0][0].clone()]
-    before = [part.clone() for part in parts]
-    verify_logits(
-        ct.policy("band:price=2"), *parts[:3], seeds=parts[3][0], positions=parts[4],
-        verifier=verifier,
-    )  # fmt: skip
-    assert all(map(torch.equal, parts, before))
-
-
 @pytest.mark.parametrize("spec", ["speculative", "band:price=2"] if THOROUGH else ["speculative"])
 def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     """Coins on either side of the first node's value, and a last one that does not pass."""

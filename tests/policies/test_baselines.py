@@ -5,15 +5,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import find_verifier
-from tests.amounts import amount
 from tests.rows import pair
 
 KINDS = (("smooth", "smooth"), ("spiky", "tiny"), ("zeros", "zeros"), ("zeros", "smooth"))
 # sums of a few dozen float64 terms, each at most 1
 EXACT = 1e-12
-# texts of one token: a frequency is this many standard errors wide, wrong once in 1.7 million
-SIGMAS, DRAWS = 5.0, amount(4000, 400_000)
 
 
 @pytest.mark.parametrize("knob", ["delta=0", "delta=0.3", "price=0.5", "price=4", "price=inf"])
@@ -58,23 +54,3 @@ def test_sample_and_match_recovers_anything_but_the_drafted_token():
     torch.testing.assert_close(found, torch.tensor([0.0, 0.6, 0.4], dtype=torch.float64))
     certain = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     assert torch.equal(rule.recovery(certain, q, torch.tensor(1)), certain)
-
-
-def test_sample_and_match_emits_the_target_in_the_verification_step():
-    q, p = pair(1, 4, seed=3)
-    generator = torch.Generator().manual_seed(11)
-    drafts = torch.multinomial(p[0], DRAWS, replacement=True, generator=generator)[:, None]
-    rows = q[:, None].expand(DRAWS, 2, 4), p[:, None].expand(DRAWS, 1, 4)
-    verdict = ct.verify_chain(
-        ct.policy("sample_and_match"), *rows, drafts, generator=generator, validate=False
-    )
-    counts = torch.bincount(verdict.output_token_ids[:, 0], minlength=4) / DRAWS
-    error = (q[0] * (1 - q[0]) / DRAWS).sqrt()
-    assert ((counts - q[0]).abs() < SIGMAS * error).all()
-    kept, expected = verdict.num_accepted.double().mean(), (p * q).sum()
-    assert (kept - expected).abs() < SIGMAS * (expected * (1 - expected) / DRAWS).sqrt()
-
-
-def test_sample_and_match_has_no_row_for_whole_blocks():
-    with pytest.raises(ValueError, match="sample_and_match has neither"):
-        find_verifier("block").check(ct.policy("sample_and_match"))

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import _registry
@@ -81,14 +80,6 @@ def test_knobs_beside_the_file(folder: Path) -> None:
     assert ct.policy(f"{full}:scaled").spec == f"{full}:scaled:alpha=1.0"
     with pytest.raises(ValueError, match="alpha: must be given once"):
         ct.policy("mine.py:scaled:alpha=1", alpha=2)
-
-
-def test_a_decode_takes_it(folder: Path) -> None:
-    q, p = pair(1, 4, seed=3)
-    rule = ct.policy("mine.py:scaled:alpha=0.5")
-    rows = q.expand(1, 2, 4), p[None], torch.tensor([[1]])
-    verdict = ct.verify_chain(rule, *rows, generator=torch.Generator().manual_seed(0))
-    assert verdict.output_token_ids.shape == (1, 2)
 
 
 def test_a_file_that_changed_is_read_again(folder: Path) -> None:

@@ -26,45 +26,6 @@ def soft(spec: str) -> SoftBand:
     return found
 
 
-@pytest.mark.parametrize(
-    ("knobs", "message"),
-    [
-        ({"price": 0}, r"price: must lie in \(0, inf\]; got 0"),
-        ({"price": -1}, r"price: must lie in \(0, inf\]; got -1"),
-        ({"price": math.nan}, "price: must lie in .*nan"),
-        ({"price": 1, "divergence": "total_variation"}, "divergence: must be .* smooth generator"),
-        ({"price": 1, "divergence": "renyi:a=2"}, "divergence: must be an f-divergence"),
-        ({"price": 1, "divergence": "max_divergence"}, "divergence: must be an f-divergence"),
-        ({"price": 1, "divergence": "kll"}, "kll"),
-    ],
-)
-def test_bad_knobs_are_named(knobs: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ct.policy("soft_band", **knobs)
-
-
-def test_an_infinite_price_is_lossless() -> None:
-    q, p = pair(3, 8, seed=2)
-    for spec in ("price=inf", "price=inf,divergence=reverse_kl"):
-        rule = soft(spec)
-        assert rule.target(q, p).equal(q)
-        ids = torch.tensor([[0, 1]] * 3)
-        law = find_verifier("block").law(
-            Assignment((rule,)), q[None], Draft(ids[:1], [2], p[None, :2])
-        )
-        assert torch.allclose(law.emitted[0], q[:2], atol=ROUNDING)
-        assert rule.certain_path(q[:, :2], torch.tensor([2, 2, 2])) is None
-
-
-def test_it_is_rebuilt_from_its_spec() -> None:
-    for spec in (
-        "price=1.0",
-        "price=0.25,divergence=alpha:a=0.5,ahead=False",
-    ):
-        rule = soft(spec)
-        assert ct.policy(rule.spec) == rule and rule.spec == f"soft_band:{spec}"
-
-
 def certain(width: int, seed: int, vocab: int = 3):
     """Return rows (1, K + 1, V), drafted ids (1, K) and q of the drafted tokens."""
     q = rows(1, width + 1, vocab, seed=seed)

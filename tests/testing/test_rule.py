@@ -50,16 +50,6 @@ def test_a_function_of_two_is_a_fixed_target():
     torch.testing.assert_close(report.acceptance, torch.minimum(p, (q + p) / 2).sum(-1), **CLOSE)
 
 
-def test_functions_go_through_the_verifier():
-    q, p = pair(1, 4, seed=3)
-    ids = torch.tensor([[1]])
-    for rule in (lenient, half):
-        verdict = ct.verify_chain(
-            rule, q.expand(1, 2, 4), p[None], ids, generator=torch.Generator().manual_seed(0)
-        )
-        assert verdict.output_token_ids.shape == (1, 2)
-
-
 def test_a_recovery_of_its_own_is_asked_where_a_token_can_be_rejected():
     asked = []
 

@@ -1,24 +1,12 @@
 """One verification step: its exact law, its coins, its batches."""
 
-import itertools
-
 import pytest
 import torch
-from hypothesis import given
 
 import cactus_theory as ct
-from cactus_theory.testing import strategies
 from tests.rows import rows
-from tests.rules import CHAIN, RULES, of_each
-from tests.verify.exact import LAST_COIN, step_law
-
-# sums of some hundred cell masses
-EXACT = 1e-12
-# chance that a correct rule fails the seeded χ² test, per rule; the seed is fixed anyway
-FALSE_ALARM = 1e-6
-SPECS = tuple(spec for spec in of_each(2) if spec in CHAIN)
-ONE_PER_NAME = tuple({rule.name: spec for spec, rule in CHAIN.items()}.values())
-KINDS = (("smooth", "smooth"), ("zeros", "zeros"))
+from tests.rules import RULES
+from tests.verify.blocks import LAST_COIN
 
 
 def tensor(*values):
@@ -38,38 +26,6 @@ def fair_coins(batch, width, seed=0):
     return both[:, :width], both[:, width]
 
 
-def marginal(law, position, vocab):
-    """Return the law of the token at ``position``, which may sum to less than 1."""
-    out = torch.zeros(vocab, dtype=torch.float64)
-    for output, mass in law.items():
-        if output[position] >= 0:
-            out[output[position]] += mass
-    return out
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("kinds", KINDS)
-def test_every_position_emits_the_emitted_law(spec, kinds):
-    rule = RULES[spec]
-    q, p = step(2, 3, seed=3, kinds=kinds)
-    drafts = {
-        (a, b): (p[0, a] * p[1, b]).item()
-        for a, b in itertools.product(range(3), repeat=2)
-        if p[0, a] * p[1, b] > 0
-    }
-    law = step_law(rule, q, p, drafts)
-    first, second = (ct.emitted_law(rule, q[i], p[i]) for i in (0, 1))
-    kept = [(p[i] * rule.keep(q[i], p[i])).sum() for i in (0, 1)]
-    expected = first, kept[0] * second, kept[0] * kept[1] * q[2]
-    for position, row in enumerate(expected):
-        torch.testing.assert_close(marginal(law, position, 3), row, rtol=0, atol=EXACT)
-    # given that the first token was kept, it does not matter to the second which it was
-    for n in range(3):
-        alone = {key: mass for key, mass in law.items() if key[0] == n and key[1] >= 0}
-        share = p[0, n] * rule.keep(q[0], p[0])[n]
-        torch.testing.assert_close(marginal(alone, 1, 3), share * second, rtol=0, atol=EXACT)
-
-
 @pytest.mark.parametrize("spec", ["speculative", "lenience:lenience=0.9999999999"])
 def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
     """A row that misses 1 refuses a token by rounding, and has nothing over the draft."""
@@ -81,25 +37,6 @@ def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
         )
         assert verdict.num_accepted.item() == 0
         assert verdict.output_token_ids.tolist() == [[token, -1]]
-
-
-@given(rows=strategies.pairs(max_vocab=5))
-def test_extreme_coins_never_emit_an_impossible_token(rows):
-    q, p = rows
-    vocab = len(q)
-    extreme = tensor(0.0, 2.0**-1074, LAST_COIN)
-    cases = list(itertools.product(range(vocab), range(3), range(3)))
-    n, i, j = torch.tensor(cases).T
-    target, draft = q.expand(len(n), 2, vocab), p.expand(len(n), 1, vocab)
-    coins = extreme[i][:, None], extreme[j]
-    for spec in ONE_PER_NAME:
-        rule = RULES[spec]
-        verdict = ct.verify_chain(rule, target, draft, n[:, None], coins=coins)
-        emitted = verdict.output_token_ids
-        assert torch.equal((emitted >= 0).sum(-1), verdict.num_accepted + 1)
-        if rule.declares.support == "target":
-            real = emitted[emitted >= 0]
-            assert (q[real] > 0).all(), spec
 
 
 def test_without_drafted_tokens_the_bonus_is_emitted():

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies import Declaration, Entrywise, Policy
+from cactus_theory.policies import Declaration
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
 from cactus_theory.verify.chain import ChainOnHost, chain_on_device
 from cactus_theory.verify.draw import BLOCKED_FROM
-from tests.amounts import some
 from tests.rules import CHAIN, RULES
 from tests.rules import SPECS as EVERY
 
@@ -75,20 +74,6 @@ def test_a_long_row_is_drawn_from_by_its_own_coin():
         host = ChainOnHost(assigned, q, draft, coins, draw).run()
         device = chain_on_device(assigned, q, draft, coins, draw)
         assert not host[0].any() and all(map(torch.equal, host, device))
-
-
-@pytest.mark.parametrize("where", [lambda *a: ChainOnHost(*a).run(), chain_on_device])
-@pytest.mark.parametrize("spec", [*some([s for s in EVERY if s in CHAIN], 20), *BY_ROWS])
-def test_a_token_that_the_target_excludes_is_never_emitted(spec, where):
-    """Not even by a coin of 0; what replaces it is in the target."""
-    q, p, ids, *_, draw = rows(40, 1, seed=15)
-    q[:, :1] = q[:, :1].scatter(-1, ids[..., None], 0.0)
-    q = q / q.sum(-1, keepdim=True)
-    draft, coins = Draft(ids, [1] * 40, p), torch.zeros(40, 1, dtype=torch.float64)
-    accepted, last = where(Assignment((RULES[spec],)), q, draft, coins, draw)
-    stays = RULES[spec].acceptance(q[:, :1], p, ids[..., None])[..., 0] > 0
-    assert torch.equal(accepted, stays[:, 0].long())
-    assert (q[:, 0].gather(-1, last[:, None]) > 0)[accepted == 0].all()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,57 +141,6 @@ def moved_elsewhere(rows, n, factor):
     return (moved / moved.sum(-1, keepdim=True) * (1 - kept)).scatter(-1, n, kept)
 
 
-@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].entrywise])
-def test_entrywise_policies_read_the_drafted_entries_alone(spec):
-    rule = RULES[spec]
-    q, p, ids, _, coin, _ = rows(40, 1, seed=9)
-    q, p, n = q[:, 0], p[:, 0], ids
-    moved = moved_elsewhere(q, n, 0.7), moved_elsewhere(p, n, 0.3)
-    assert torch.equal(rule.acceptance(q, p, n), rule.acceptance(*moved, n))
-    here, there = (rule.decide(*pair, n[:, 0], coin[:, 0]).residual for pair in ((q, p), moved))
-    assert torch.equal(torch.as_tensor(here.scale), torch.as_tensor(there.scale))
-
-
-@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].entrywise])
-def test_a_coin_that_is_phi_refuses(spec):
-    """Coins reach 0 and never 1: φ = 0 must refuse them all, φ = 1 none."""
-    rule = RULES[spec]
-    q, p, ids, *_ = rows(60, 1, seed=12)
-    q, p, n = q[:, 0], p[:, 0], ids[:, 0]
-    phi = rule.acceptance(q, p, ids)[:, 0]
-    assert not rule.decide(q, p, n, phi).kept.any()
-    below = torch.nextafter(phi, torch.full_like(phi, -1.0))
-    assert rule.decide(q, p, n, below).kept.all()
-
-
-@pytest.mark.parametrize("spec", [s for s in EVERY if RULES[s].keeps_what_lossless_keeps])
-def test_capable_policies_never_refuse_what_lossless_sampling_keeps(spec):
-    rule = RULES[spec]
-    q, p, ids, *_ = rows(200, 1, seed=10)
-    q, p = q[:, 0], p[:, 0]
-    lossless = ct.policy("speculative").acceptance(q, p, ids)
-    assert (rule.acceptance(q, p, ids) >= lossless - 1e-12).all()
-    kept = rule.decide(q, p, ids[:, 0], (lossless[:, 0] - 1e-9).clamp(min=0)).kept
-    assert kept.all()
-
-
-@pytest.mark.parametrize("spec", EVERY)
-def test_decisions_and_residuals_are_those_of_acceptance_and_recovery(spec):
-    rule = RULES[spec]
-    q, p, ids, _, coin, _ = rows(200, 1, seed=12)
-    q, p, n, coin = q[:, 0], p[:, 0], ids[:, 0], coin[:, 0]
-    phi = rule.acceptance(q, p, ids)[:, 0]
-    decision = rule.decide(q, p, n, coin)
-    clear = (phi - coin).abs() > 1e-11
-    assert torch.equal(decision.kept[clear], (coin < phi)[clear])
-    refused = ~decision.kept
-    if not refused.any():
-        return
-    law = decision.residual.law(q, p, n)[refused].double()
-    law = law / law.sum(-1, keepdim=True)
-    assert (law - rule.recovery(q, p, n)[refused]).abs().max() < 1e-9
-
-
 def test_verifiers_are_found_by_name():
     assert "chain" in verifiers() and isinstance(find_verifier("chain"), Chain)
     with pytest.raises(ValueError, match="verifier: must be one of .*chain.*; got 'knot'"):
@@ -222,21 +156,6 @@ def test_a_verdict_selects_a_path():
     assert verdict.charged_rows(0, 2) == [0, 1]
     plain = Verdict(ids, torch.tensor([2, 0]), torch.tensor([3, 4]))
     assert plain.rows() == [[5, 6, 3], [4]] and plain.charged_rows(0, 2) == slice(0, 2)
-
-
-def test_an_entrywise_policy_takes_one_file():
-    @dataclasses.dataclass(frozen=True)
-    class Half(Entrywise):
-        name = "half"
-
-        def ceiling(self, q_n, p_n):
-            return q_n / 2
-
-    q, p, ids, lengths, accept, draw = rows(30, 3, seed=13)
-    assert isinstance(Half(), Policy)
-    law = ct.emitted_law(Half(), q[:, :3], p)
-    assert (law.sum(-1) - 1).abs().max() < 1e-12
-    assert (ct.verify_chain(Half(), q, p, ids, coins=(accept, draw)).num_accepted <= 3).all()
 
 
 @pytest.mark.parametrize("spec", EVERY)

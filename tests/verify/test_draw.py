@@ -3,7 +3,7 @@ import torch
 
 from cactus_theory.verify import draw as _draw
 from cactus_theory.verify.draw import BLOCK, BLOCKED_FROM, pick, pick_one, toss
-from tests.verify.exact import LAST_COIN
+from tests.verify.blocks import LAST_COIN
 
 
 def tensor(*values):

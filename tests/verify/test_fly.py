@@ -9,18 +9,15 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.kernels import has_kernel
-from cactus_theory.testing._property import chance_of_counts
 from cactus_theory.traces import SavedRows, replay
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
 from simulations.markov import Setting, enumerate_texts, markov_pair
-from tests.amounts import THOROUGH, amount
+from tests.amounts import amount
 from tests.simulations.markov.places import follow_places
 
 LOSSLESS = ct.policy("speculative")
 GREEDY = ct.policy("relaxed:k=1,delta=0,recover=argmax")
 EXACT = 1e-12
-# a correct law fails with this probability at each table of draws
-FALSE_ALARM = 1e-6
 
 
 def rows(batch, width, vocab, seed, zeros=0.0, spread=1.0):
@@ -148,24 +145,6 @@ def test_it_is_lossy_on_a_lossless_policy_by_hand():
     assert emitted.tolist() == pytest.approx([0.5 + 0.25 * 0.75, 0.5 - 0.25 * 0.75], abs=EXACT)
 
 
-@pytest.mark.skipif(not THOROUGH, reason="400,000 draws; run by make test-thorough")
-@pytest.mark.parametrize(("width", "window", "entropy", "k"), CASES)
-def test_draws_of_the_documentation_follow_the_law(width, window, entropy, k):
-    assert chance_of_draws(width, window, entropy, k) > FALSE_ALARM
-
-
-def chance_of_draws(width, window, entropy, k):
-    """Return the probability that χ² of 400,000 rounds of one draft is at least what is found."""
-    draws = 400_000
-    q, p, ids = rows(1, width, 4, 11)
-    draft = Draft(ids, [width], p)
-    law = Fly(window=window, entropy=entropy, k=k).law(Assignment((LOSSLESS,)), q, draft)
-    coins = torch.rand(draws, width, generator=torch.Generator().manual_seed(1)).tolist()
-    own = q[0].tolist(), p[0].tolist(), ids[0].tolist()
-    found = torch.tensor([documented(*own, u, window, entropy, k) for u in coins])
-    return chance_of_counts(found.bincount(minlength=width + 1), law.stop[0] * draws)
-
-
 @pytest.mark.parametrize("window", [1, 2])
 def test_texts_cost_what_two_ways_say_and_the_meter_bounds_it(window):
     pair = markov_pair(3, seed=4)
@@ -176,17 +155,6 @@ def test_texts_cost_what_two_ways_say_and_the_meter_bounds_it(window):
     assert 1e-3 < texts.kl < texts.meter.mean
     lossless = enumerate_texts(pair, Setting("speculative", 3, 5))
     assert texts.calls.mean < lossless.calls.mean
-
-
-def test_a_row_of_the_vocabulary_of_a_language_model():
-    q, p, ids = (
-        part.float() if part.is_floating_point() else part for part in rows(2, 3, 151_936, 7)
-    )
-    coins = torch.rand(2, 3).double(), torch.rand(2).double()
-    for dtype in (torch.float32, torch.bfloat16):
-        draft = Draft(ids, [3, 2], p.to(dtype))
-        found = Fly(window=1, entropy=0).verify(Assignment((LOSSLESS,)), q.to(dtype), draft, *coins)
-        assert (found.last >= 0).all() and (found.num_accepted <= torch.tensor([3, 2])).all()
 
 
 def test_a_lawless_row_that_decides_ends_without_a_token():

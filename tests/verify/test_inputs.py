@@ -1,4 +1,4 @@
-"""Verification leaves what it is given as it was."""
+"""Verification and audits leave what they are given as it was."""
 
 import pytest
 import torch
@@ -7,19 +7,7 @@ import cactus_theory as ct
 from cactus_theory.verify import Assignment, Draft, find_verifier, verifiers
 from cactus_theory.verify._tensors import verify_tensors
 from tests.amounts import some
-
-RULES = (
-    "speculative", "cactus:delta=0.3", "band:price=1", "band:delta=0.1", "soft_band:price=1",
-    "tempered:temperature=0.5", "lenience:lenience=0.5", "mixture:alpha=0.3", "typical",
-    "top_k:k=3",
-)  # fmt: skip
-CASES = [
-    (name, spec, certain, dtype)
-    for name in verifiers()
-    for spec in RULES
-    for certain in (False, True)
-    for dtype in (torch.float64, torch.float32, torch.bfloat16)
-]
+from tests.rules import RULES, of_each
 
 
 def follows(name, rule):
@@ -30,24 +18,28 @@ def follows(name, rule):
     return True
 
 
-@pytest.mark.parametrize(("name", "spec", "certain", "dtype"), some(CASES, 24))
-@pytest.mark.parametrize("vocab", [9, 8200])
-def test_inputs_are_unchanged(name, spec, certain, dtype, vocab):
-    verifier, rule = find_verifier(name), ct.policy(spec)
-    if not follows(name, rule):
-        return
+CASES = [(name, spec) for name in verifiers() for spec in of_each(1) if follows(name, RULES[spec])]
+VOCABULARIES = [*((9, *case) for case in CASES), *((8200, *case) for case in some(CASES, 12))]
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize(("vocab", "name", "spec"), VOCABULARIES)
+def test_inputs_are_unchanged(vocab, name, spec, certain):
+    verifier, rule = find_verifier(name), RULES[spec]
     source = torch.Generator().manual_seed(0)
-    q, p = (torch.randn(3, 4, vocab, generator=source).double() for _ in range(2))
-    q, p = (rows.softmax(-1).to(dtype) for rows in (q, p))
-    p = None if certain else p[:, :3]
+    logits = torch.randn(2, 3, 4, vocab, generator=source).double()
     ids = torch.randint(vocab, (3, 3), generator=source)
     accept, draw = (torch.rand(*shape, generator=source).double() for shape in ((3, 3), (3,)))
     counts = [3, 2, 0]
-    given = [own for own in (q, p, ids, accept, draw) if own is not None]
-    before = [own.clone() for own in given]
-    verifier.verify(Assignment((rule,)), q, Draft(ids, counts, p), accept, draw)
     drafted = torch.where(torch.arange(3) < torch.tensor(counts)[:, None], ids, -1)
-    kept = drafted.clone()
-    for validate in (True, False):
-        verify_tensors(verifier, rule, q, p, drafted, None, (accept, draw), validate)
-    assert all(map(torch.equal, given, before)) and drafted.equal(kept) and counts == [3, 2, 0]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        q, p = logits.softmax(-1).to(dtype)
+        p = None if certain else p[:, :3]
+        given = [own for own in (q, p, ids, drafted, accept, draw) if own is not None]
+        before = [own.clone() for own in given]
+        verifier.verify(Assignment((rule,)), q, Draft(ids, counts, p), accept, draw)
+        for validate in (True, False):
+            verify_tensors(verifier, rule, q, p, drafted, None, (accept, draw), validate)
+        if vocab < 10 and p is not None:
+            ct.audit(rule, q[:, :3], p)
+        assert all(map(torch.equal, given, before)) and counts == [3, 2, 0]
