@@ -11,24 +11,16 @@ Hu et al. 2025 (arXiv 2502.18779).
 
 import itertools
 import math
-import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences import FDivergence
 from solvers import _conic, _program
 from solvers._dual import worth
 from solvers._perspective import Scaled, cvxpy, times
 from solvers._program import Answer, Solver
-from solvers.optimal import OptimalProgram
 from solvers.per_proposal import raised_ceiling
-
-# all sets of tokens are looked at
-LARGEST_VOCABULARY = 10
-KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
 
 
 @dataclass(frozen=True)
@@ -79,43 +71,10 @@ class Program(_program.Program):
 
 
 def solve(
-    target_probs: Any,
-    draft_probs: Any,
-    divergence: str | Divergence = "kl",
-    *,
-    delta: float = 0.0,
-    k: int = 2,
-    kind: str = "iid",
-    certain: Any = (),
-) -> OptimalProgram:
-    """Maximise the probability that one of several drafts is emitted, by a conic or linear solver.
-
-    The answer is checked, not trusted: its row satisfies the budget within 1e-7, its acceptance
-    is the exact one of that row, and it meets a bound from the dual values within 1e-6.
-
-    Parameters
-    ----------
-    target_probs, draft_probs : (V,) probabilities q and p of at most 10 tokens.
-    divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
-    delta : budget ≥ 0 (nats for KL); 0 is lossless.
-    k, kind, certain : the drafts, as for :func:`cactus_theory.selection_law`.
-
-    Raises
-    ------
-    ValueError
-        Not a distribution, more than one row or 10 tokens, a negative budget, drafts that
-        cannot be, a Rényi or max-divergence.
-    SolverGaveUp, ModuleNotFoundError
-        No answer passed its own check (a RuntimeError); cvxpy is missing.
-    """
-    started = time.perf_counter()
-    q, p = _program.one_pair(target_probs, draft_probs)
-    f, (_, delta) = _program.additive(divergence), _program.checked_budget(divergence, delta)
-    if len(q) > LARGEST_VOCABULARY:
-        raise ValueError(
-            f"target_probs: must have at most {LARGEST_VOCABULARY} tokens; got {len(q)}"
-        )
-    members, law = drafted_sets(p, k, kind, [int(token) for token in certain])
+    q: np.ndarray, p: np.ndarray, divergence: str, delta: float, k: int, kind: str, certain: list
+) -> Answer:
+    """Return the answer of one pair of a few tokens, its row over all of them."""
+    f, (members, law) = _program.additive(divergence), drafted_sets(p, k, kind, certain)
     inside = q > 0
     target = np.zeros_like(q)
     sets = members[:, inside]
@@ -123,25 +82,18 @@ def solve(
     scale = np.clip(program.cap, q[inside], raised_ceiling(q[inside], f, delta))
     answer = program.solve(scale)
     target[inside] = answer.h
-    return OptimalProgram.of(target, answer, started)
+    return replace(answer, h=target)
 
 
 def drafted_sets(
     p: np.ndarray, k: int, kind: str, certain: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the sets of tokens that may be drafted, (n, V) flags, and their law (n,)."""
-    check.one_of("kind", kind, KINDS)
-    vocab, sure = len(p), kind.startswith("certain")
-    if sure != bool(certain) or not all(0 <= token < vocab for token in certain):
-        allowed = f"token ids in [0, {vocab})" if sure else f"no token with kind={kind!r}"
-        raise ValueError(f"certain: must hold {allowed}; got {certain!r}")
-    if kind == "without_replacement" and k > np.count_nonzero(p) or k < 1:
-        raise ValueError(f"k: must lie in [1, {np.count_nonzero(p)}]; got {k}")
     start = tuple(sorted(set(certain)))
     law: dict[tuple[int, ...], float] = {start: 1.0}
     for _ in range({"certain": 0, "iid": k, "without_replacement": k}.get(kind, 1)):
         law = _one_more(law, p, off=kind in ("certain+off", "without_replacement"))
-    members = np.array([np.isin(range(vocab), tokens) for tokens in law])
+    members = np.array([np.isin(range(len(p)), tokens) for tokens in law])
     return members, np.array(list(law.values()))
 
 

@@ -54,7 +54,9 @@ def test_a_budget_alone_is_the_optimum(spec):
 
 
 def test_no_rule_at_all_is_the_draft():
-    row = Design(Q, P).solve()
+    bare = Design(Q, P)
+    bare.cap(1.5)  # another design: this one stays what it was
+    row = bare.solve()
     np.testing.assert_allclose(row.target, P, atol=1e-6)
     assert row.acceptance == pytest.approx(1, abs=VALUE) and row.duals == {}
 
@@ -119,16 +121,7 @@ def test_a_protected_token_is_held_and_priced():
     assert row.acceptance == pytest.approx(np.minimum(Q, P).sum(), abs=VALUE)
 
 
-def test_a_slack_rule_is_free():
-    row = BASE.cap(40.0).protect(0).floor({3: 0.01}).expect(COST, at_most=9.0).solve()
-    assert row.acceptance == pytest.approx(BASE.solve().acceptance, abs=VALUE)
-    for name in ("cap", "protect", "floor 3", "expectation"):
-        dual = row.duals[name]
-        assert max(dual.values() if isinstance(dual, dict) else [dual]) < 1e-6
-        assert row.slacks[name] > 1e-3
-
-
-@pytest.mark.parametrize("seed", [1, 8])
+@pytest.mark.parametrize("seed", some([1, 8], 1))
 def test_noise_of_a_dual_is_no_binding_token(seed):
     """The band stays below 1.3 q, so that h ≤ 3 q binds nowhere, on tokens down to 1e-11."""
     noise = np.random.default_rng(seed)
@@ -159,27 +152,12 @@ def test_what_binds_is_priced_token_by_token():
 def test_where_nothing_binds_all_prices_are_nought():
     row = BASE.cap(40.0).protect(0).floor({3: 0.01}).expect(COST, at_most=9.0)
     row = row.require("loose", lambda v: v.h[0] <= 0.99).solve()
+    assert row.acceptance == pytest.approx(BASE.solve().acceptance, abs=VALUE)
     duals = {name: dual for name, dual in row.duals.items() if name != "budget kl"}
     for name, dual in duals.items():
         assert set(dual.values() if isinstance(dual, dict) else [dual]) == {0.0}, name
     assert row.slacks["loose"] == pytest.approx(0.99 - row.target[0])
     assert row.duals["budget kl"] > 0.1
-
-
-def test_several_divergences_at_once():
-    both = BASE.budget("reverse_kl", 0.1).budget("max_divergence", 0.5).solve()
-    proven(both, Q, P)
-    for spec, delta in (("kl", 0.2), ("reverse_kl", 0.1), ("max_divergence", 0.5)):
-        spent = float(ct.divergence(spec).value(*as_tensors(both.target, Q)))
-        assert spent <= delta + KEPT
-        alone = ct.optimal_acceptance(Q, P, divergence=spec, delta=delta)
-        assert both.acceptance <= alone.acceptance + VALUE
-
-
-def as_tensors(*rows):
-    import torch
-
-    return [torch.from_numpy(row) for row in rows]
 
 
 def test_the_cap_is_the_max_divergence_band():
@@ -195,6 +173,7 @@ CUSTOM = {
     "entropy at least": lambda v: cp.sum(cp.entr(v.h)) >= 1.32,
     "sum of divergences": lambda v: v.divergence("kl") + v.divergence("reverse_kl") <= 0.1,
     "rejection and spending": lambda v: v.rejection + v.divergence("pearson_chi2") <= 0.4,
+    "a kink": lambda v: cp.norm1(v.h - v.q) <= 0.2,
     "a norm": lambda v: cp.norm(v.h - v.q, 2) <= 0.1,
     "ratios in order": lambda v: [v.ratio[3] <= v.ratio[2], v.ratio[2] <= 1.4],
     "what is kept": lambda v: v.accepted[0] >= 0.1,
@@ -229,49 +208,19 @@ def test_cvxpy_constraints_over_named_quantities(name):
     assert row.acceptance == pytest.approx(problem.value, abs=VALUE)
 
 
-NEAR = Design(Q, P).require("near", lambda v: cp.norm1(v.h - v.q) <= 0.2)
-
-
-def test_a_rule_with_a_kink():
-    row = NEAR.solve()
-    closed = ct.optimal_acceptance(Q, P, divergence="total_variation", delta=0.1)
-    assert row.acceptance == pytest.approx(closed.acceptance, abs=VALUE)
-    # TV is half the norm: a unit of the norm buys half of what a unit of TV does
-    assert row.duals["near"] == pytest.approx(closed.price / 2, rel=PRICE)
-
-
 def test_a_rule_without_a_tangent_is_proved_by_two_scalings(monkeypatch):
     monkeypatch.setattr(_constraints._BuiltCustom, "charge", lambda self, lagrangian, h: False)
-    row, best = BASE.require("mean", lambda v: v.h @ COST <= 0.6).solve(), WITH_MEAN.solve()
+    row = BASE.require("mean", lambda v: v.h @ COST <= 0.6).solve()
+    best = BASE.expect(COST, at_most=0.6).solve()
     assert row.proof == "two scalings"
     assert row.acceptance == pytest.approx(best.acceptance, abs=VALUE)
     assert 0 <= row.gap <= VALUE
-
-
-WITH_MEAN = BASE.expect(COST, at_most=0.6)
-
-
-def test_tokens_the_target_excludes_stay_out():
-    q, p = np.array([0.6, 0.4, 0.0]), np.array([0.2, 0.3, 0.5])
-    row = Design(q, p).budget("reverse_kl", 0.5).cap(3.0).protect(2).floor({2: 0.0}).solve()
-    assert row.target[2] == 0
-    proven(row, q, p)
-    assert row.duals["protect"] == {2: 0.0}
 
 
 def test_a_budget_of_zero_is_the_target():
     row = BASE.budget("reverse_kl", 0.0).protect(3).solve()
     np.testing.assert_allclose(row.target, Q, rtol=1e-15)
     assert (row.proof, row.gap, row.acceptance) == ("only row", 0.0, row.lossless)
-
-
-def test_a_vocabulary_of_thousands():
-    noise = np.random.default_rng(3)
-    q, p = (np.maximum(noise.dirichlet(np.full(4000, 0.3)), 1e-9) for _ in range(2))
-    q, p = q / q.sum(), p / p.sum()
-    row = Design(q, p).budget("kl", 0.1).cap(2.0).protect(range(50)).solve()
-    proven(row, q, p)
-    assert row.acceptance < ct.optimal_acceptance(q, p, delta=0.1).acceptance
 
 
 def test_the_report_names_what_binds():
@@ -281,10 +230,3 @@ def test_the_report_names_what_binds():
     assert "dual bound" in lines[1]
     assert any(line.startswith("constraint  protect    binds") and "at 3" in line for line in lines)
     assert any("cap" in line and "slack" in line and "price 0" in line for line in lines)
-
-
-def test_a_design_is_a_value():
-    one = Design(Q, P).budget("kl", 0.1)
-    two = one.cap(1.5)
-    assert len(one.constraints) == 1 and len(two.constraints) == 2
-    assert one.solve().acceptance > two.solve().acceptance

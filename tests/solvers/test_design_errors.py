@@ -19,10 +19,6 @@ CONFLICTS = {
         {"floor 0", "floor 2"},
     ),
     "a cap below one": (BASE.protect(1).cap(0.9), {"cap"}),
-    "a floor the budget forbids": (
-        BASE.cap(8.0).budget("kl", 0.01).floor({3: 0.4}),
-        {"budget kl", "floor 3"},
-    ),
     "a floor on a protected token": (
         BASE.budget("reverse_kl", 0.5).protect([2, 3]).floor({3: 0.2}),
         {"protect", "floor 3"},
@@ -30,10 +26,6 @@ CONFLICTS = {
     "an impossible mean": (
         BASE.budget("kl", 0.1).expect([1.0, 2.0, 3.0, 4.0], at_most=0.5),
         {"expectation"},
-    ),
-    "a rule of one's own": (
-        BASE.budget("kl", 0.05).require("mostly the last", lambda v: v.h[3] >= 0.5),
-        {"budget kl", "mostly the last"},
     ),
     "two of one's own": (
         BASE.require("few", lambda v: v.h[3] <= 0.1).require("many", lambda v: v.ratio[3] >= 2),
@@ -60,22 +52,13 @@ def test_rules_in_conflict_are_named(name):
     "make, kind, message",
     [
         (lambda: Design(np.array([0.5, 0.6]), np.array([0.5, 0.5])), ValueError, "must sum to 1"),
-        (lambda: Design(np.stack([Q, Q]), np.stack([P, P])), ValueError, "must be one row"),
         (lambda: BASE.budget("kl", -1), ValueError, "delta: must lie in"),
-        (lambda: BASE.budget("l2", 1), ValueError, "divergence: must be one of"),
         (lambda: BASE.protect(4), ValueError, r"token: must lie in \[0, 3\]; got 4"),
         (lambda: BASE.protect([1, 1]), ValueError, "tokens: must be distinct"),
-        (lambda: BASE.protect([]), ValueError, "tokens: must be distinct and at least one"),
         (lambda: BASE.protect(1.0), TypeError, "token: must be an integer; got 1.0"),
         (lambda: BASE.cap(-1), ValueError, "ratio: must lie in"),
-        (lambda: BASE.cap(math.nan), ValueError, "ratio: must lie in"),
         (lambda: BASE.floor({1: 1.5}), ValueError, r"floor 1: must lie in \[0, 1\]"),
-        (
-            lambda: BASE.cap(2).cap(3),
-            ValueError,
-            "constraints: must have names of their own; got 'cap'",
-        ),
-        (lambda: BASE.budget("kl", 1).budget("kl", 2), ValueError, "got 'budget kl' twice"),
+        (lambda: BASE.cap(2).cap(3), ValueError, "must have names of their own; got 'cap'"),
         (lambda: BASE.expect([1.0, 2.0], at_most=1), ValueError, "values must be 4 finite"),
         (lambda: BASE.expect(Q), ValueError, "exactly one of at_most and at_least"),
         (lambda: BASE.expect(Q, at_most=math.nan), ValueError, "expectation: must lie in"),
@@ -95,11 +78,9 @@ def test_wrong_arguments_are_named(make, kind, message):
     "make, kind, message",
     [
         (lambda v: True, TypeError, "mine: must return cvxpy"),
-        (lambda v: [v.h[0] <= 1, "text"], TypeError, "mine: must return cvxpy"),
         (lambda v: cp.SOC(v.h[0], v.h[1:]), TypeError, "mine: must return cvxpy"),
         (lambda v: cp.norm(v.h) >= 0.2, ValueError, "mine: must be convex"),
         (lambda v: v.h[0] <= cp.Variable(), ValueError, "mine: must be about the named"),
-        (lambda v: cp.Constant(1) <= 2, ValueError, "mine: must be about the named"),
         (lambda v: v.divergence("renyi:a=2") <= 1, ValueError, "must be an f-divergence here"),
     ],
 )
@@ -145,26 +126,6 @@ def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name,
     monkeypatch.setattr(place, "__init__", generous)
     with pytest.raises(_program.SolverGaveUp, match=f"{name} is exceeded|misses its bound"):
         LIMITED.budget("kl", delta).solve()
-
-
-@pytest.mark.parametrize("wrong", [0.9, 1.1])
-def test_a_wrong_row_is_noticed(monkeypatch, wrong):
-    run = design._cleaned
-
-    def moved(raw, q, rules):
-        h = run(raw, q, rules)
-        h[0], h[-1] = h[0] + (1 - wrong) * h[-1], wrong * h[-1]
-        return h
-
-    monkeypatch.setattr(design, "_cleaned", moved)
-    with pytest.raises(RuntimeError, match="misses its bound|is exceeded"):
-        FULL.solve()
-
-
-def test_a_solver_without_an_answer_is_reported(monkeypatch):
-    monkeypatch.setattr(_program, "believable", lambda *args: False)
-    with pytest.raises(_program.SolverGaveUp, match="CLARABEL: no answer"):
-        FULL.solve()
 
 
 def test_one_refusal_is_not_a_conflict(monkeypatch):

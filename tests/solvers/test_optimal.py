@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cactus_theory as ct
+from cactus_theory.divergences import divergences
 from solvers import optimal
 from tests.solvers.cases import DIVERGENCES, LINEAR, Tally, budgets, examples, pairs
 
@@ -133,8 +136,32 @@ def test_a_budget_that_does_not_bind_has_price_zero(spec, delta):
     assert program.price == pytest.approx(0, abs=1e-6)
 
 
-def test_rows_in_float32_are_divided_by_their_sum():
-    q, p = (np.array(row, np.float32) for row in ([0.1, 0.2, 0.7], [0.3, 0.3, 0.4]))
-    program = optimal.solve(q, p, delta=0.02)
-    assert program.target.dtype == np.float64
-    assert program.target.sum() == pytest.approx(1, abs=1e-15)
+def test_every_divergence_is_compared():
+    assert {spec.partition(":")[0] for spec in DIVERGENCES} == set(divergences())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"target_probs": np.array([0.5, 0.6])}, "target_probs: every row must sum to 1"),
+        ({"draft_probs": np.array([0.5, np.nan])}, "draft_probs: .*finite"),
+        ({"draft_probs": np.full(3, 1 / 3)}, "draft_probs: vocabulary"),
+        ({"target_probs": np.full((2, 2), 0.5)}, r"target_probs: must be one row .*\(2, 2\)"),
+        ({"divergence": "kullback"}, "divergence: must be one of .*kullback"),
+        ({"delta": -0.1}, r"delta: must lie in \[0, inf\]; got -0.1"),
+        ({"delta": "much"}, "delta: must be a number"),
+        ({"support": "draft"}, "support: must be one of target, free"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    row = np.array([0.5, 0.5])
+    with pytest.raises(ValueError, match=message):
+        optimal.solve(**{"target_probs": row, "draft_probs": row, "delta": 0.1, **change})
+
+
+def test_a_missing_cvxpy_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cvxpy", None)
+    q, p = np.array([0.5, 0.5]), np.array([0.2, 0.8])
+    with pytest.raises(ModuleNotFoundError, match=r"cvxpy is not installed.*\[solvers\]"):
+        optimal.solve(q, p, delta=0.1)
+    assert optimal.solve(q, p, delta=0).solver == "identity"
