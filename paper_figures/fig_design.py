@@ -36,14 +36,13 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "design_example.csv")
     figure, (tokens, curves) = style.panels(2, height=3.7)
     curve = [row for row in rows if row["kind"] == "curve"]
-    names = _tokens(tokens, [row for row in rows if row["kind"] == "token"], curve)
+    _tokens(tokens, [row for row in rows if row["kind"] == "token"], curve)
     _curves(curves, curve)
-    style.place_names({tokens: names})
     return figure
 
 
-def _tokens(axes: Axes, rows: list[Row], curve: list[Row]) -> list[style.PointName]:
-    """Draw what is emitted against what is drafted, relative to the target; return the names."""
+def _tokens(axes: Axes, rows: list[Row], curve: list[Row]) -> None:
+    """Draw what is emitted against what is drafted, relative to the target."""
     plain, designed = ([row for row in rows if row["design"] == name] for name in ("budget", "cap"))
     cap = next(row["cap"] for row in curve if row["design"] == "cap")
     low = 0.85 * min(row["h"] / row["q"] for row in plain)
@@ -67,9 +66,11 @@ def _tokens(axes: Axes, rows: list[Row], curve: list[Row]) -> list[style.PointNa
     legend = axes.legend(frameon=False, fontsize=7.5, loc="upper left", borderaxespad=0)
     for handle in legend.legend_handles:
         handle.set_sizes([28])  # type: ignore[union-attr]
-    sure = [row for row in designed if row["p"] >= LABELLED]
-    names = [(r["token"], (r["p"] / r["q"], r["h"] / r["q"]), style.INK) for r in sure]
-    return [style.PointName(*name) for name in (*names, ("the draft", (10, 10), style.MUTED))]
+    for row in designed:
+        if row["p"] >= LABELLED:
+            at = row["p"] / row["q"], row["h"] / row["q"]
+            style.label(axes, row["token"], at, style.INK, shift=(0, 0), ha="center", fontsize=7)
+    style.label(axes, "the draft", (5, 5), style.MUTED, shift=(8, -4), fontsize=7)
 
 
 def _curves(axes: Axes, rows: list[Row]) -> None:

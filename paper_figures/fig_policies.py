@@ -18,16 +18,16 @@ def draw(data: Path) -> Figure:
     figure, (calls, speed) = style.panels(2, height=3.8)
     same = [row for row in rows if row["num_draft_tokens"] == widest]
     tuned = [row for row in rows if row["tuned"] == "True"]
-    names = {calls: _panel(calls, same, "tokens_per_call", "tokens per target call")}
-    names[speed] = _panel(speed, tuned, "speedup", "speed-up over plain")
+    _panel(calls, same, "tokens_per_call", "tokens per target call")
+    _panel(speed, tuned, "speedup", "speed-up over plain")
     calls.set_title(f"Tokens bought by divergence, K = {widest:g}")
     speed.set_title("Measured speed, each at its fastest K")
-    style.place_names(names)
+    style.legend_below(figure, calls, across=3)
     return figure
 
 
-def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> list[style.PointName]:
-    """Draw one panel and return the names of its points."""
+def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> None:
+    """Draw one panel, a curve for each series of a knob."""
     heights = [row[key] for row in rows]
     margin = 0.08 * (max(heights) - min(heights) or 1.0)
     axes.set_ylim(min(heights) - margin, max(heights) + margin)
@@ -39,20 +39,22 @@ def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> list[style.Point
     if key == "speedup":
         axes.axhline(1, color=style.MUTED, lw=0.8, ls=":")
     for series in sorted({_series(row) for row in rows}):
-        points = sorted(_at(row, key) for row in rows if _series(row) == series)
-        axes.plot(*zip(*points, strict=True), lw=0.9, **style.look(series).options(4.5))
-    looks = [style.look(_series(row)) for row in rows]
-    points = zip(rows, looks, strict=True)
-    return [style.PointName(_name(row), _at(row, key), look.colour) for row, look in points]
+        own = sorted((row for row in rows if _series(row) == series), key=lambda r: _at(r, key))
+        points = zip(*(_at(row, key) for row in own), strict=True)
+        look = style.look(series).options(4.5)
+        axes.plot(*points, lw=0.9, label=_name(own), **look)
 
 
 def _at(row: Row, key: str) -> tuple[float, float]:
     return max(row["emitted_kl_per_token"], LOSSLESS_AT), row[key]
 
 
-def _name(row: Row) -> str:
-    knob = str(row["knob"] or "").replace("delta=", "δ ").replace("price=", "price ")
-    return f"{row['policy'].replace('_', ' ')} {knob}".strip()
+def _name(rows: list[Row]) -> str:
+    """Return the policy with its knob's values, in order of what is emitted."""
+    knob, _, _ = str(rows[0]["knob"] or "").partition("=")
+    values = ", ".join(str(row["knob"] or "").partition("=")[2] for row in rows)
+    name = rows[0]["policy"].replace("_", " ")
+    return f"{name}, {knob.replace('delta', 'δ')} {values}" if knob else name
 
 
 def _series(row: Row) -> str:

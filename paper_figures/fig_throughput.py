@@ -26,7 +26,6 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "throughput.csv")
     batches = sorted({row["batch"] for row in rows})
     figure, panels = style.panels(len(batches), height=3.9)
-    names = {}
     for axes, batch in zip(panels, batches, strict=True):
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         _curves(axes, tuned)
@@ -34,8 +33,7 @@ def draw(data: Path) -> Figure:
         _baselines(axes, tuned)
         if axes is panels[0]:
             axes.legend(loc="upper left", frameon=False, fontsize=7.5, borderaxespad=0)
-        names[axes] = _others(axes, tuned)
-    style.place_names(names)
+        _others(axes, tuned)
     return figure
 
 
@@ -68,9 +66,8 @@ def _place(series: str) -> tuple[int, str]:
     return CURVES.index(name) if name in CURVES else len(CURVES), series
 
 
-def _others(axes: Axes, rows: list[Row]) -> list[style.PointName]:
-    """Draw policies that are no family here as points and return their names."""
-    names = []
+def _others(axes: Axes, rows: list[Row]) -> None:
+    """Draw policies that are no family here as points, with names that stay inside."""
     for row in rows:
         spent = row["emitted_kl_per_token"]
         if _family(row) in CURVES or row["method"] in BASELINES or (spent or 0.0) < LEAST_KL:
@@ -78,8 +75,9 @@ def _others(axes: Axes, rows: list[Row]) -> list[style.PointName]:
         look = style.look(row["method"])
         at = (spent, row["tokens_per_second"])
         axes.plot(*at, **{**look.options(4.0), "ls": ""})
-        names.append(style.PointName(row["method"].replace("_", " "), at, look.colour))
-    return names
+        name = row["method"].replace("_", " ")
+        shift, side = ((6, 0), "left") if 0.03 < spent < 0.3 else ((-6, 0), "right")
+        style.label(axes, name, at, look.colour, shift=shift, ha=side, fontsize=7)
 
 
 def _baselines(axes: Axes, rows: list[Row]) -> None:
