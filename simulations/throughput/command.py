@@ -12,7 +12,6 @@ where whole paths were verified: --compare soft_band:price@block band:price.
 """
 
 import argparse
-import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -154,12 +153,7 @@ def name(row: Row) -> str:
 
 def method(row: Row) -> str:
     """Return the method with its knobs, and the verifier unless it is the usual one."""
-    return at(spec(row), row["verifier"])
-
-
-def spec(row: Row) -> str:
-    """Return the method with its knobs."""
-    return ":".join(filter(None, [row["method"], row["knob"]]))
+    return at(":".join(filter(None, [row["method"], row["knob"]])), row["verifier"])
 
 
 def emitted_kl(row: Row) -> float | None:
@@ -203,18 +197,6 @@ def _figures(row: Row) -> str:
     return figures + (f"; it emits {cost:.3g}" if cost > LOSSLESS else "")
 
 
-def compared(rows: Sequence[Row]) -> str:
-    """Return one sentence about two families at equal emitted KL."""
-    first, second = rows[0]["first"], rows[0]["second"]
-    ratios = [row["ratio"] for row in rows]
-    ahead, sure = sum(r > 1 for r in ratios), sum((row["ratio_low"] or 0) > 1 for row in rows)
-    return (
-        f"At equal emitted KL and the same K, {first} is faster than {second} at {ahead} of "
-        f"{len(rows)} places ({sure} of them beyond their interval); the middle ratio is "
-        f"{statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}."
-    )
-
-
 LEGEND = """\
 x plain: median over repeats of the ratio to plain decoding in that repeat
 AL: drafted tokens that are accepted per target call"""
@@ -236,7 +218,6 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         heads |= {"tokens_per_second_second": equal[0]["second"], "ratio": "ratio"}
         heads |= {"ratio_low": "5 %", "ratio_high": "95 %"}
         texts.append(columns(equal, heads, "\ntokens per second at equal emitted KL", "ratio"))
-        sentences.append(compared(equal))
     filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in sentences]
     return "\n".join([*texts, "", *filled])
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.throughput.command import compared, show, verdict
+from simulations.throughput.command import show, verdict
 from simulations.throughput.table import COLUMNS
 
 
@@ -55,13 +55,6 @@ def equal(kl: float, ratio: float, low: float) -> dict:
         "tokens_per_second_second": 1000.0, "ratio": ratio, "ratio_low": low,
         "ratio_high": ratio + 0.02,
     }  # fmt: skip
-
-
-def test_families_are_compared_in_a_sentence() -> None:
-    rows = [equal(0.02, 1.05, 1.03), equal(0.05, 1.01, 0.99), equal(0.1, 0.97, 0.95)]
-    said = compared(rows)
-    assert "at 2 of 3 places (1 of them beyond their interval)" in said
-    assert "ratio is 1.010, from 0.970 to 1.050" in said
 
 
 @pytest.mark.parametrize(("columns", "most"), [("80", 80), ("100", 100), ("200", 120)])
