@@ -137,38 +137,6 @@ def test_wide_float32_rows_that_miss_one_decide_as_their_normalised_selves(diver
         assert not rule.decide(q, p, token, phi * (1 + 3e-6)).kept.any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_edges_of_the_decision_are_those_of_the_solved_band(dtype):
-    q, p = rows(30, 200, dtype, seed=5)
-    kl = ct.divergence("kl")
-    exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
-    close = 2e-5 if dtype == torch.float32 else 1e-12
-    for find, knob, amount_ in (
-        (at_price, "price", 0.3),
-        (at_price, "price", 2.0),
-        (at_budget, "delta", 0.05),
-    ):
-        kept, lower, _ = zip(*map(solved, find(q, p, kl, amount_)), strict=True)
-        assert not any(kept)
-        best = ct.optimal_acceptance(*exact, **{knob: amount_})
-        edges = torch.tensor(lower, dtype=torch.float64)
-        assert ((edges - best.lower).abs() / best.lower).max() < close
-
-
-@pytest.mark.parametrize("spec", ["band:price=2", "band:delta=0.05"])
-def test_a_row_decides_alone_as_among_others(spec):
-    q, p = rows(12, 300, torch.float32, seed=6)
-    rule, coin = ct.policy(spec), torch.linspace(0.1, 0.999, 12, dtype=torch.float64)
-    token = (p / q).argsort(-1)[:, -30]
-    together = rule.decide(q, p, token, coin)
-    assert 0 < together.kept.sum() < 12
-    for row in range(12):
-        part = slice(row, row + 1)
-        alone = rule.decide(q[part], p[part], token[part], coin[part])
-        assert alone.kept == together.kept[part]
-        assert alone.residual.scale == together.residual.scale[part]
-
-
 def test_narrow_rows_are_decided_in_float32():
     q, p = rows(8, 50, torch.bfloat16, seed=7)
     rule = ct.policy("band:price=2")
@@ -178,27 +146,6 @@ def test_narrow_rows_are_decided_in_float32():
     assert torch.equal(narrow.kept, wide.kept)
     assert torch.equal(narrow.residual.scale, wide.residual.scale)
     assert torch.bfloat16 not in PRECISIONS
-
-
-@pytest.mark.parametrize("straight", [False, True])
-@pytest.mark.parametrize("power", [1, 3, 9, 60])
-def test_the_root_of_a_rising_function(power, straight):
-    root = RisingRoot(1e-9, 1e6, 3.0, 1e-14, straight=straight)
-    while not root.done:
-        root.tell(root.x**power - 2.0)
-    assert root.x == pytest.approx(2 ** (1 / power), rel=1e-12)
-    assert root.steps < 60
-
-
-def test_secants_of_a_straight_function_are_exact():
-    steps = {}
-    for straight in (False, True):
-        root = RisingRoot(0.1, 100.0, 1.0, 1e-12, 0.8, straight)
-        while not root.done:
-            root.tell(root.x - 1.9)
-        steps[straight] = root.steps
-        assert root.x == pytest.approx(1.9, rel=1e-12)
-    assert steps[True] <= 3 < steps[False]
 
 
 def test_secants_that_swing_across_a_kink_give_way_to_halving():
@@ -211,13 +158,6 @@ def test_secants_that_swing_across_a_kink_give_way_to_halving():
     while not root.done:
         root.tell(kinked(root.x))
     assert root.x == pytest.approx(0.8, rel=1e-11) and root.steps < 20  # alone they never end
-
-
-def test_a_root_at_an_end_of_the_bracket():
-    root = RisingRoot(1.0, 4.0, 2.0, 1e-12)
-    while not root.done:
-        root.tell(1.0)  # positive everywhere: the lower end
-    assert root.x == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("price", [0.3, 0.8, 3.0])
