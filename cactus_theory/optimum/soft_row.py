@@ -24,10 +24,6 @@ from cactus_theory.optimum.roots import RisingRoot
 from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Precision, PricedBand
 
 Row = np.ndarray
-# longer rows are worked on in parts: they stay near the core, and sums of so many products are
-# right to the last few digits; the softmax of a longer row may miss 1 by more. OpenBLAS gives a
-# float64 dot of more than 10,000 entries to its threads, which fight torch's
-PART = 8192
 # an edge this share of the largest ratio gives visible mass to tokens with q = 0
 SMALL = 1e-12
 # what the first step takes for x E′(x), where edges are multiples of each other and elsewhere:
@@ -106,7 +102,7 @@ class SoftRow:
     def _offer(self, tokens: Sequence[int], ratio: float) -> None:
         """Set p/q of tokens."""
         for token in tokens:
-            part, place = divmod(token, PART)
+            part, place = divmod(token, self.precision.part)
             self.parts[part][0][place] = ratio
 
     def _level(self, alive: float) -> float:
@@ -282,8 +278,9 @@ class _RowMemory:
     def __init__(self, count: int, precision: Precision) -> None:
         self.key = count, precision.dtype
         ratio = scratch("soft_row", (count,), precision.dtype).numpy()
-        clipped = scratch("soft_row.part", (min(count, PART),), precision.dtype).numpy()
-        rows = (ratio[i : i + PART] for i in range(0, count, PART))
+        part = precision.part
+        clipped = scratch("soft_row.part", (min(count, part),), precision.dtype).numpy()
+        rows = (ratio[i : i + part] for i in range(0, count, part))
         self.parts = [(row, clipped[: len(row)]) for row in rows]
 
 
