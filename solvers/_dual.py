@@ -191,17 +191,10 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
         return np.sum(q * np.maximum(alpha, worst[..., None]), axis=-1, where=inside)
     least = np.min(alpha, axis=-1, where=inside, initial=np.inf)
     level = _level(rewards, rows, f, price, *map(torch.from_numpy, (least, top)))
-    return worth_at(alpha, q, f, price, level.numpy())
-
-
-def worth_at(
-    alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float, level: np.ndarray
-) -> np.ndarray:
-    """Return the bound on C at levels λ (...), valid at any of them and tight at the right one."""
-    inside = torch.from_numpy(q > 0)
-    slope = torch.from_numpy((np.where(q > 0, alpha, 0.0) - level[..., None]) / price)
-    terms = torch.where(inside, torch.from_numpy(q * 1.0) * conjugate(f, slope), 0.0)
-    return level + price * terms.sum(-1).numpy()
+    # valid at any level, and tight at this one
+    slope = (rewards - level[..., None]) / price
+    terms = torch.where(torch.from_numpy(inside), rows * conjugate(f, slope), 0.0)
+    return (level + price * terms.sum(-1)).numpy()
 
 
 def _level(

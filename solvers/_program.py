@@ -170,13 +170,7 @@ class Attempted(Generic[Solution]):
                 return answer
             faults.append(f"{solver[0]}: {fault}")
             scale = self.rescaled(answer, scale)
-        raise self.gave_up(*faults)
-
-    def gave_up(self, *faults: str) -> SolverGaveUp:
-        """Return the error that says what must hold and what held instead."""
-        return SolverGaveUp(
-            f"solver: {self.promise} within {OPTIMALITY:g}; got {'; '.join(faults)}"
-        )
+        raise SolverGaveUp(f"solver: {self.promise} within {OPTIMALITY:g}; got {'; '.join(faults)}")
 
 
 @dataclass(frozen=True)
