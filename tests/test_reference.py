@@ -69,18 +69,6 @@ def test_the_optimum_is_the_stored_one(stored, spec, kind):
 
 
 @pytest.mark.parametrize("spec", TEN)
-def test_a_padded_batch_gives_the_same(stored, spec):
-    for support in ("target", "free"):
-        mine = (stored["divergence"] == spec) & (stored["support"] == support)
-        q, p, delta = (
-            torch.from_numpy(stored[name][mine])
-            for name in ("target_probs", "draft_probs", "delta")
-        )
-        closed = ct.optimal_acceptance(q, p, divergence=spec, delta=delta, support=support)
-        np.testing.assert_allclose(closed.acceptance, stored["acceptance"][mine], atol=VALUE)
-
-
-@pytest.mark.parametrize("spec", TEN)
 def test_the_raised_token_is_the_stored_one(stored, spec):
     for case in cases(stored, spec):
         rule = ct.policy("cactus_exact", delta=float(case["delta"]), divergence=spec)

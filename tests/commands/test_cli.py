@@ -215,10 +215,8 @@ def test_plot_writes_a_picture_that_scales(
     ("arguments", "said"),
     [
         (("solve", "{q}", "{p}", "--delta", "-1"), "delta: must lie in [0, inf]; got -1.0"),
-        (("solve", "{q}", "{p}", "--delta", "nan"), "delta: must lie in [0, inf]; got nan"),
         (("solve", "{q}", "missing.npy", "--delta", "1"), "missing.npy"),
         (("solve", "{q}", "{p}", "--delta", "1", "--divergence", "kll"), "'kll'"),
-        (("audit", "{q}", "{p}", "--policy", "cactuss"), "'cactuss'"),
         (("audit", "{q}", "{p}", "--policy", "cactus"), "needs the knob delta"),
         (("audit", "{q}", "{p}", "--policy", "cactus:delta=x"), "delta: must be a number"),
         (("audit", "{q}", "{p}", "--policy", "cactus", "--set", "k"), "--set"),
@@ -238,9 +236,7 @@ def test_plot_writes_a_picture_that_scales(
         (("audit", "{q}", "--policy", "typical", "--draft-tokens", "3"), "must lie in [0, 3)"),
         (("audit", "{q}", "--policy", "typical", "--draft-tokens", "{q}"), "whole numbers"),
         (("audit", "{q}", "{p}", "--policy", "no.py:x"), "no such file; got 'no.py'"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.gif"), "--plot: must end in .png"),
         (("solve", "{q}", "{p}", "--delta", "1", "--csv", "x.txt"), "--csv: must end in .csv"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--out", "x.txt"), "x.txt"),
         (("solve", "{q}", "{p}", "--delta", "1", "--plot", "no/x.png"), "no/x.png"),
         (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.png", "--row", "1"), "--row"),
         (
@@ -261,13 +257,10 @@ def test_plot_writes_a_picture_that_scales(
         (("solve", "{toplogs}", "{toplogs}", "--delta", "1"), "top-k log-probabilities of an API"),
         (("solve", "{q}", "--delta", "1"), "a .npz with target_probs and draft_probs (or target"),
         (("solve", "{lone}", "--delta", "1"), "lone.npz alone"),
-        (("audit", "{lone}", "--policy", "typical"), "exactly one must be given; got neither"),
         (
             (*GENERATE, "typical"),
             "no",
         ),
-        ((*GENERATE, "soft_band:price=1"), "chain judges token by token"),
-        ((*GENERATE, "typical", "--verifier", "block"), "typical has neither"),
         ((*GENERATE, "typical", "--verifier", "knot"), "verifier: must be one of"),
     ],
 )

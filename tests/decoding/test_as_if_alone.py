@@ -7,6 +7,7 @@ import torch
 
 from cactus_theory.decoding import generate, load_pair
 from tests.amounts import THOROUGH
+from tests.decoding.test_ragged import padded
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 STARTS = (
@@ -25,9 +26,7 @@ def test_seeded_float32_texts_of_a_batch_are_those_they_are_alone():
     """60 texts of the shipped pair; in bfloat16 45 of such texts differed, in float32 none."""
     pair = load_pair(PAIR / "target", PAIR / "draft")
     own = [pair.tokenizer(start)["input_ids"] for start in STARTS[:6]]
-    longest = max(map(len, own))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in own])
-    shown = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in own])
+    ids, shown = padded(own)
     options = {"policy": "band:price=1", "max_new_tokens": 24, "meter": False}
     for first in range(0, 1000, 100):
         seeds = list(range(first, first + len(own)))

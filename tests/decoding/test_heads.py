@@ -25,11 +25,11 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.testing import assert_drafter_properties
 from tests.amounts import amount, some
+from tests.decoding.test_ragged import compare, prompts
 
 heads = pytest.importorskip("simulations.train_pair.heads")
 
 PROMPTS = torch.tensor([[1, 5, 9, 2], [0, 0, 4, 2], [0, 0, 0, 1]])
-MASK = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]])
 EOS, PLACES, STEPS = [3, 11], 5, 16
 # the library, which training runs in, takes norms in float32
 CLOSE = 1e-5
@@ -80,16 +80,10 @@ def test_tokens_are_drawn_from_the_rows_that_are_reported(tiny, drafters, name):
 
 @pytest.mark.parametrize(("name", "fast"), some([(a, b) for a in NAMES for b in (True, False)], 2))
 def test_a_text_of_a_batch_is_the_one_it_is_alone(tiny, drafters, name, fast):
-    options = {"policy": "band:price=1", "max_new_tokens": 12, "eos_token_ids": EOS}
-    options |= {"fast_forward": fast, "num_draft_tokens": 4}
-    drafter = drafters(name)
-    both = generate(tiny[0], drafter, PROMPTS, attention_mask=MASK, seed=7, **options)
+    options = {"max_new_tokens": 12, "eos_token_ids": EOS, "num_draft_tokens": 4}
+    options["fast_forward"] = fast
+    both = compare(tiny[0], drafters(name), prompts(), options, "band:price=1")
     assert both.num_accepted > 0 and len(set(both.row_lengths)) > 1
-    for row, shown in enumerate(MASK.bool()):
-        ids = PROMPTS[row : row + 1, shown]
-        alone = generate(tiny[0], drafter, ids, seed=7 + row, **options)
-        due = both.output_token_ids[row, : both.row_lengths[row]].tolist()
-        assert alone.output_token_ids[0, : alone.row_lengths[0]].tolist() == due
 
 
 class Marked(BlockDrafting):

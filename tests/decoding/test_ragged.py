@@ -51,13 +51,16 @@ def alone(target, draft, row, seed, **options):
 
 def compare(target, draft, rows, options, policy="speculative"):
     batch, result = together(target, draft, rows, SEEDS, policy=policy, **options)
-    histogram = 0
+    histogram, spent = 0, 0.0
     for number, (text, row, seed) in enumerate(zip(batch, rows, SEEDS, strict=True)):
         single = alone(target, draft, row, seed, policy=policy, **options)
         assert text == single.output_token_ids[0].tolist()
         assert result.row_ended[number] == single.ended
         histogram = histogram + torch.tensor(single.accepted_histogram)
+        spent += single.reading.emitted_divergence
     assert torch.equal(torch.tensor(result.accepted_histogram), histogram)
+    # the library takes norms in float32, whatever the models are in
+    assert result.reading.emitted_divergence == pytest.approx(spent, abs=1e-5)
     return result
 
 
