@@ -86,7 +86,8 @@ class Band(FixedTarget):
     def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
         """Return (a, b) of each row, (..., 1): by Newton where it converges, else by sorting.
 
-        b = ∞ and a = 0 stand for h = p.
+        Those of q and p over their sums, times Σp/Σq: rounded rows need not sum to 1. b = ∞ and
+        a = 0 stand for h = p.
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
         shape = (*q.shape[:-1], 1)
@@ -94,7 +95,8 @@ class Band(FixedTarget):
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
-        lower, upper = solve.edges(flat_q, flat_p, self.kind, delta=self.delta, price=self.price)
+        unit = flat_p.sum(-1) / flat_q.sum(-1)
+        lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
         return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows) -> Rows:
@@ -121,7 +123,7 @@ class Band(FixedTarget):
         delta = self.delta or 0.0
         by_budget = self._smooth and q.dtype == torch.float32 and LEAST_BUDGET < delta < math.inf
         if q.device.type != "cpu" or not (self.answers_rows or by_budget):
-            lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
+            lower, upper = self._edges_of_laws(q, p)
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
         rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
@@ -150,7 +152,7 @@ class Band(FixedTarget):
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
-        lower, upper = (edge[:, 0] for edge in self.edges(*map(check.normalised, (q, p))))
+        lower, upper = self._edges_of_laws(q, p)
         ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
         h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
@@ -185,6 +187,12 @@ class Band(FixedTarget):
             if alive == 1 or not row.recovers(ratio):
                 return alive, None, None
         return alive * row.ratio_of(ratio, node.joint), alive * row.scale, alive * row.raised
+
+    def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
+        """Return (a, b), (R,), of rows divided by their sums, all of them together."""
+        q, p = check.normalised(q), check.normalised(p)
+        lower, upper = solve.edges(q, p, self.kind, delta=self.delta, price=self.price)
+        return lower[:, 0], upper[:, 0]
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
         """Return (a, b) of one row at a price."""
