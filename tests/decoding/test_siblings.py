@@ -79,6 +79,20 @@ def test_what_is_beside_a_path_was_likeliest_before_it_was_drawn(tiny):
     assert generate(tiny[0], drafter, TEXTS, on_rows=see, **options).num_accepted > 0
 
 
+def test_the_default_dtype_of_torch_changes_no_text(tiny):
+    def decode():
+        drafter = Siblings(ModelDrafter(tiny[1]), 2)
+        options = TREE | {"policy": "band:price=1", "max_new_tokens": 8, "seed": [1, 2, 3]}
+        return generate(tiny[0], drafter, TEXTS, **options)
+
+    single = decode().output_token_ids
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(decode().output_token_ids, single)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_ngrams_offer_what_else_followed():
     ids = torch.tensor([[5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 5, 6]])
     seen = []

@@ -329,6 +329,11 @@ def reads_a_neighbour(q, p, n):
     return min(1, q[n] * (1 + q[n - 1]) / p[n])
 
 
+@ct.rule
+def keeps_the_first_token(q, p, n):
+    return 1.0 if n == 0 and q[0] > 0 else min(1, q[n] / p[n])
+
+
 # what a verifier relies on ------------------------------------------------------------------
 
 
@@ -429,6 +434,9 @@ FAULTS = (
         "names_of_tokens_do_not_matter",
         reads_a_neighbour,
         lossless,
+    ),
+    Fault(
+        "token 0 is always kept", "names_of_tokens_do_not_matter", keeps_the_first_token, lossless
     ),
     Fault(
         "residual taken from q instead of h",

@@ -247,7 +247,8 @@ def _ancestors(parents: Int[Tensor, "batch new"]) -> Bool[Tensor, "batch new new
     new, place = parents.shape[1], torch.arange(parents.shape[1], device=parents.device)
     chain = int((parents == place - 1).all(0).long().cumprod(0).sum())
     up = parents[:, chain:, None] == place[chain:]
-    connected = up.float() + torch.eye(new - chain, device=parents.device)
+    own = torch.eye(new - chain, dtype=torch.float32, device=parents.device)
+    connected = up.float() + own
     for _ in range((new - chain - 1).bit_length()):
         connected = (connected @ connected).clamp_(max=1.0)
     ancestors = (place <= place[:, None]).repeat(len(parents), 1, 1)
