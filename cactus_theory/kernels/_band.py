@@ -16,7 +16,14 @@ Parameters are those of ``_rows.py``.
 import triton
 import triton.language as tl
 
-from cactus_theory.kernels._rows import draft_at, draft_span, knob_of, target_at, temperature_of
+from cactus_theory.kernels._rows import (
+    draft_at,
+    draft_span,
+    fall,
+    knob_of,
+    target_at,
+    temperature_of,
+)
 
 # a row to be read, whose bracket's lower and upper ends have been evaluated
 READ, LOW_SEEN, HIGH_SEEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
@@ -66,12 +73,14 @@ def part_of_rows(
     token = part * PART + tl.arange(0, PART)
     inside = token < vocab
     slot = b * WIDTH + place
+    peak_q, weight_q = tl.load(peaks + slot), tl.load(weights + slot)
+    peak_p, weight_p = tl.load(peaks + ROWS + slot), tl.load(weights + ROWS + slot)
     at = target_at(b, place, start, target_batch, target_row, FLAT)
     logit = tl.load(target + at + token, mask=inside, other=-float("inf")).to(tl.float32)
     at = draft_at(place, start, draft_batch, draft_row, FLAT)
     other = tl.load(draft + at + token, mask=inside, other=-float("inf")).to(tl.float32)
-    q = tl.exp((logit - tl.load(peaks + slot)) * inverse) * tl.load(weights + slot)
-    p = tl.exp((other - tl.load(peaks + ROWS + slot)) * inverse) * tl.load(weights + ROWS + slot)
+    q = fall(logit, peak_q, inverse) * weight_q
+    p = fall(other, peak_p, inverse) * weight_p
     return q, p
 
 

@@ -1,5 +1,5 @@
 # Triton's annotations do not describe what its functions return
-# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
 r"""Random numbers, and draws of a token in one pass over its row, by an exponential race.
 
 Token i has exponential noise E_i of mean 1, and argmin E_i/w_i has the law w/Σw, without Σw
@@ -20,6 +20,7 @@ from cactus_theory.kernels._band import upper_edge
 from cactus_theory.kernels._rows import (
     draft_at,
     draft_span,
+    fall,
     knob_of,
     target_at,
     temperature_of,
@@ -30,8 +31,18 @@ ACCEPT, RECOVERED, BONUS, DRAFT, _ = map(tl.constexpr, random_numbers.STREAMS)
 # tokens that share a group of counters: 4 outputs of 128 counters each
 LANES = tl.constexpr(random_numbers.LANES)
 GROUP = tl.constexpr(4 * random_numbers.LANES)
+# of a part; as many warps share it (``_launch.py``)
+TOKENS_A_THREAD = 32
+# the token of a lane where none has weight, and the least float32
+NOBODY, LEAST = tl.constexpr(2147483647), tl.constexpr(-3.4028234663852886e38)
 # below this u the series of −ln(1 − u) is exact to float32, above it the logarithm is
 SMALL = tl.constexpr(1 / 16)
+
+
+@triton.constexpr_function
+def lanes_of(part):
+    """Return how many counters are worked on at once: one a thread, at least a group of them."""
+    return max(random_numbers.LANES, part // TOKENS_A_THREAD)
 
 
 @triton.jit
@@ -80,7 +91,64 @@ def contest(best, winner, key, token):
 def foremost(best, winner):
     """Return the largest key of all lanes and the smallest token that has it."""
     most = tl.max(best, 0)
-    return most, tl.min(tl.where(best == most, winner, 2147483647), 0)
+    return most, tl.min(tl.where(best == most, winner, NOBODY), 0)
+
+
+@triton.jit
+def log_of(key):
+    """Return ln of keys, float64, −∞ of 0."""
+    some = key > 0
+    return tl.where(some, tl.log(tl.where(some, key, 1.0).to(tl.float64)), -float("inf"))
+
+
+@triton.jit
+def logit_of(row, token, vocab):
+    """Return logits in float32, −∞ beyond the row; a NaN is ∞, which wins: see :func:`finish`."""
+    logit = tl.load(row + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
+    return tl.where(logit == logit, logit, float("inf"))
+
+
+@triton.jit
+def likeliest_of_part(row, part, vocab, PART: tl.constexpr):
+    """Return the largest logit of a part, float64, and the first token that has it."""
+    lanes: tl.constexpr = lanes_of(PART)
+    best = tl.full((lanes,), -float("inf"), tl.float32)
+    winner = tl.full((lanes,), NOBODY, tl.int32)
+    for step in range(0, PART, lanes):
+        token = part * PART + step + tl.arange(0, lanes)
+        best, winner = contest(best, winner, logit_of(row, token, vocab), token)
+    most, token = foremost(best, winner)
+    return most.to(tl.float64), token
+
+
+@triton.jit
+def winner_of_part(
+    row, part, vocab, inverse, seed, position, place, stream, PART: tl.constexpr
+):  # fmt: skip
+    """Return ln e^{l/T}/E of a part's winner by the whole row, float64, and its token.
+
+    Each lane has its weights in units of that of its largest logit so far, as the row's is
+    unknown.
+    """
+    lanes: tl.constexpr = lanes_of(PART)
+    peak = tl.full((lanes,), -float("inf"), tl.float32)
+    best = tl.full((lanes,), 0.0, tl.float32)
+    winner = tl.full((lanes,), NOBODY, tl.int32)
+    for step in range(0, PART // 4, lanes):
+        counter = part * (PART // 4) + step + tl.arange(0, lanes)
+        drawn = bits_of(seed, counter.to(tl.uint32), position, place, stream)
+        above = peak
+        for k in tl.static_range(4):
+            above = tl.maximum(above, logit_of(row, tokens_of(counter, k), vocab))
+        unit = tl.maximum(above, LEAST)
+        best *= fall(peak, unit, inverse)
+        peak = above
+        for k in tl.static_range(4):
+            token = tokens_of(counter, k)
+            weight = fall(logit_of(row, token, vocab), unit, inverse)
+            best, winner = contest(best, winner, weight / exponential(drawn[k]), token)
+    key = log_of(best) + peak.to(tl.float64) * inverse
+    return foremost(tl.where(peak == float("inf"), float("inf"), key), winner)
 
 
 @triton.jit
@@ -90,65 +158,67 @@ def race(
     target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar, high, low, ROWS,
     WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
     PART: tl.constexpr, FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, ON_BAND: tl.constexpr, FROM: tl.constexpr,
+    PER_ROW: tl.constexpr, SOLVED: tl.constexpr, BLOCK: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
     """Write the winner of one part of each request's row, by its residual and by the whole row.
 
-    Grid: (requests, PARTS). The row is that after its accepted tokens.
+    Grid: (requests, PARTS). The row is that after its accepted tokens. Of a refused token's row
+    M and S are known, and keys are w/E; those of the whole row ln w/E.
     """
+    lanes: tl.constexpr = lanes_of(PART)
     b, part = tl.program_id(0), tl.program_id(1)
     start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
     place = tl.load(accepted + b)
-    refused = place < length
     inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
-    slot = b * WIDTH + tl.where(refused, place, 0)
     row = target + target_at(b, place, start, target_batch, target_row, FLAT)
-    peak_q = tl.load(peaks + slot, mask=refused, other=0.0)
-    weight_q = tl.load(weights + slot, mask=refused, other=0.0)
+    seed, position = tl.load(seeds + b), tl.load(positions + b)
+    at = b * PARTS + part
+    if greedy | (place >= length):
+        if greedy:
+            most, token = likeliest_of_part(row, part, vocab, PART)
+        else:
+            most, token = winner_of_part(
+                row, part, vocab, inverse, seed, position, place, BONUS, PART
+            )
+        tl.store(left_keys + at, -float("inf"))
+        tl.store(whole_keys + at, most)
+        tl.store(whole_tokens + at, token)
+        return
+    slot = b * WIDTH + place
+    peak_q, weight_q = tl.load(peaks + slot), tl.load(weights + slot)
     scale = tl.load(scales + b)
     if CERTAIN:
-        sure_token = tl.load(ids + token_at(place, start, ids_step, FLAT), mask=refused, other=-1)
+        sure_token = tl.load(ids + token_at(place, start, ids_step, FLAT))
     else:
         other = draft + draft_at(place, start, draft_batch, draft_row, FLAT)
-        beyond = tl.where(refused, vocab, 0)  # a bonus token reads no row of the draft
-        peak_p = tl.load(peaks + ROWS + slot, mask=refused, other=0.0)
-        weight_p = tl.load(weights + ROWS + slot, mask=refused, other=0.0)
-        if ON_BAND:
-            if refused & (not greedy):
-                edge = upper_edge(slot, sums, edges, flags, ROWS, PARTS, MOST_PARTS, FROM)
-                scale = scale * edge * knob_of(high, low)
-    weight_q *= scale.to(tl.float32)
-    seed, position = tl.load(seeds + b), tl.load(positions + b)
-    counter = part * (PART // 4) + tl.arange(0, PART // 4)
-    drawn = bits_of(
-        seed, counter.to(tl.uint32), position, place, tl.where(refused, RECOVERED, BONUS)
-    )
-    left = tl.full((PART // 4,), -float("inf"), tl.float32)
-    whole = tl.full((PART // 4,), -float("inf"), tl.float64)
-    left_at = tl.full((PART // 4,), 2147483647, tl.int32)
-    whole_at = tl.full((PART // 4,), 2147483647, tl.int32)
-    for k in tl.static_range(4):
-        token = tokens_of(counter, k)
-        inside = token < vocab
-        delay = tl.where(greedy, 0.0, tl.log(exponential(drawn[k])))
-        logit = tl.load(row + token, mask=inside, other=-float("inf")).to(tl.float32)
-        logit = tl.where(logit == logit, logit, float("inf"))  # wins: see finish
-        key = logit.to(tl.float64) * inverse - delay
-        whole, whole_at = contest(whole, whole_at, key, token)
-        weight = tl.exp((logit - peak_q) * inverse) * weight_q
-        if CERTAIN:
-            weight = tl.where(token == sure_token, 0.0, weight)
-        else:
-            drafted_logit = tl.load(other + token, mask=token < beyond, other=-float("inf"))
-            weight -= tl.exp((drafted_logit.to(tl.float32) - peak_p) * inverse) * weight_p
-        key = tl.where(weight > 0, tl.log(tl.where(weight > 0, weight, 1.0)) - delay, -float("inf"))
-        left, left_at = contest(left, left_at, key, token)
+        peak_p, weight_p = tl.load(peaks + ROWS + slot), tl.load(weights + ROWS + slot)
+        if SOLVED and not BLOCK:  # those of a block have the band's edge
+            edge = upper_edge(slot, sums, edges, flags, ROWS, PARTS, MOST_PARTS, FROM)
+            scale = scale * edge * knob_of(high, low)
+    raised = scale.to(tl.float32)
+    left = tl.full((lanes,), 0.0, tl.float32)
+    whole = tl.full((lanes,), 0.0, tl.float32)
+    left_at = tl.full((lanes,), NOBODY, tl.int32)
+    whole_at = tl.full((lanes,), NOBODY, tl.int32)
+    for step in range(0, PART // 4, lanes):
+        counter = part * (PART // 4) + step + tl.arange(0, lanes)
+        drawn = bits_of(seed, counter.to(tl.uint32), position, place, RECOVERED)
+        for k in tl.static_range(4):
+            token = tokens_of(counter, k)
+            rate = 1 / exponential(drawn[k])
+            q = fall(logit_of(row, token, vocab), peak_q, inverse) * weight_q
+            whole, whole_at = contest(whole, whole_at, q * rate, token)
+            if CERTAIN:
+                weight = tl.where(token == sure_token, 0.0, q * raised)
+            else:
+                drafted = tl.load(other + token, mask=token < vocab, other=-float("inf"))
+                weight = q * raised - fall(drafted.to(tl.float32), peak_p, inverse) * weight_p
+            left, left_at = contest(left, left_at, weight * rate, token)
     most, token = foremost(left, left_at)
-    at = b * PARTS + part
-    tl.store(left_keys + at, tl.where(refused & (not greedy), most, -float("inf")))
+    tl.store(left_keys + at, tl.where(most > 0, most, -float("inf")))
     tl.store(left_tokens + at, token)
     most, token = foremost(whole, whole_at)
-    tl.store(whole_keys + at, most)
+    tl.store(whole_keys + at, log_of(most))
     tl.store(whole_tokens + at, token)
 
 
@@ -172,8 +242,8 @@ def finish(
     on = part < PARTS
     left = tl.load(left_keys + at, mask=on, other=-float("inf"))
     whole = tl.load(whole_keys + at, mask=on, other=-float("inf"))
-    best, token = foremost(left, tl.load(left_tokens + at, mask=on, other=2147483647))
-    most, other = foremost(whole, tl.load(whole_tokens + at, mask=on, other=2147483647))
+    best, token = foremost(left, tl.load(left_tokens + at, mask=on, other=NOBODY))
+    most, other = foremost(whole, tl.load(whole_tokens + at, mask=on, other=NOBODY))
     last = tl.where(best > -float("inf"), token, other)
     last = tl.where(tl.abs(most) < float("inf"), last, -1)
     place = tl.arange(0, OUTPUTS)
@@ -196,17 +266,20 @@ def race_alone(
     b, part = tl.program_id(0), tl.program_id(1)
     inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
     row = logits + b.to(tl.int64) * row_step
-    counter = part * (PART // 4) + tl.arange(0, PART // 4)
-    drawn = bits_of(tl.load(seeds + b), counter.to(tl.uint32), tl.load(positions + b), place, DRAFT)
-    best = tl.full((PART // 4,), -float("inf"), tl.float64)
-    winner = tl.full((PART // 4,), 2147483647, tl.int32)
-    for k in tl.static_range(4):
-        token = tokens_of(counter, k)
-        logit = tl.load(row + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
-        logit = tl.where(logit == logit, logit, float("inf"))  # wins: no token is drawn then
-        delay = tl.where(greedy, 0.0, tl.log(exponential(drawn[k])))
-        best, winner = contest(best, winner, logit.to(tl.float64) * inverse - delay, token)
-    most, first = foremost(best, winner)
+    if greedy:
+        most, first = likeliest_of_part(row, part, vocab, PART)
+    else:
+        most, first = winner_of_part(
+            row,
+            part,
+            vocab,
+            inverse,
+            tl.load(seeds + b),
+            tl.load(positions + b),
+            place,
+            DRAFT,
+            PART,
+        )
     tl.store(keys + b * PARTS + part, most)
     tl.store(tokens + b * PARTS + part, first)
 
@@ -221,5 +294,5 @@ def pick_alone(keys, tokens, out, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr)
     part = tl.arange(0, MOST_PARTS)
     at = b * PARTS + part
     key = tl.load(keys + at, mask=part < PARTS, other=-float("inf"))
-    most, token = foremost(key, tl.load(tokens + at, mask=part < PARTS, other=2147483647))
+    most, token = foremost(key, tl.load(tokens + at, mask=part < PARTS, other=NOBODY))
     tl.store(out + b, tl.where(tl.abs(most) < float("inf"), token, -1).to(tl.int64))

@@ -62,15 +62,11 @@ class Step:
             "MOST_PARTS": next_power(work.parts), "PART": work.part, "FLAT": flat,
             "HAS_LENGTHS": lengths is not None, "CERTAIN": self.draft is None,
             "PER_ROW": per_row, "GREEDY": per_row or self.temperature == 0,
-            "KIND": self.policy.kind, "ON_BAND": self.on_band and self.draft is not None,
+            "KIND": self.policy.kind, "BLOCK": self.block,
+            "SOLVED": self.policy.kind == BAND and self.draft is not None,
             "FROM": self.steps % 2, "OUTPUTS": next_power(work.width + 1),
             **work.tensors,
         }  # fmt: skip
-
-    @property
-    def on_band(self) -> bool:
-        """Return whether bands are solved."""
-        return self.policy.kind == BAND
 
     @property
     def steps(self) -> int:
@@ -94,22 +90,20 @@ class Step:
                 kinds = 1 if self.draft is None else 2
                 launch(_rows.sum_rows, (kinds * work.rows, work.parts), shared, warps)
                 self._run_block() if self.block else self._run_chain()
-            on_band = shared["ON_BAND"] and not self.block
-            launch(_draws.race, (work.batch, work.parts), {**shared, "ON_BAND": on_band}, warps)
+            launch(_draws.race, (work.batch, work.parts), shared, warps)
             launch(_draws.finish, (work.batch,), shared, 1)
 
     def _run_chain(self) -> None:
         launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)
-        if self.shared["ON_BAND"]:
+        if self.shared["SOLVED"]:
             self._solve(decide=True)
 
     def _run_block(self) -> None:
         work, shared = self.workspace, self.shared
         launch(_verdicts.block_entries, (work.batch,), shared, self.merging_warps)
-        if shared["ON_BAND"]:
+        if shared["SOLVED"]:
             self._solve(decide=False)
-        walk = {**shared, "ON_BAND": self.on_band}
-        launch(_verdicts.block_walk, (work.batch,), walk, 1)
+        launch(_verdicts.block_walk, (work.batch,), shared, 1)
         if self.draft is not None:
             launch(_verdicts.shortfall, (work.rows, work.parts), shared, warps_for(work.part))
         launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)

@@ -49,8 +49,9 @@ Numbers:
 
 Constants: WIDTH K; PARTS C; PART the tokens of a part; PLACES, OUTPUTS and MOST_PARTS the least
 powers of two from K, K + 1 and C on; FLAT the flat layout; HAS_LENGTHS padded ``lengths``; CERTAIN
-no draft rows; PER_ROW a temperature a request; GREEDY whether some T may be 0; ON_BAND whether
-bands are solved; FROM the buffer of Newton steps to read; KIND how the policy decides.
+no draft rows; PER_ROW a temperature a request; GREEDY whether some T may be 0; SOLVED whether
+rows have bands to be solved; BLOCK whether a block is verified; FROM the buffer of Newton steps to
+read; KIND how the policy decides.
 
 Values: ``b`` a request; ``part``; ``place`` a drafted token's, 0 to K − 1, K for the bonus token;
 ``start``, ``length`` of :func:`draft_span`; ``slot`` b K + place; ``inverse`` 1/T; ``greedy``
@@ -59,6 +60,8 @@ T = 0; ``q_n``, ``p_n`` a drafted token's probabilities, float64; ``on``, ``read
 
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -125,6 +128,16 @@ def temperature_of(b, temperature, scalar, PER_ROW: tl.constexpr):
 
 
 @triton.jit
+def fall(logit, peak, inverse):
+    """Return e^((l − M)/T) in float32: two operations and a power of two.
+
+    The difference comes first. l/T − M/T would be one multiply-add, but a part of which every
+    logit is masked by the least float32 has no such product, and M/T beyond 2^30 has lost l − M.
+    """
+    return tl.exp2((logit - peak) * (inverse * LOG2_E))
+
+
+@triton.jit
 def knob_of(high, low):
     """Return the policy's knob as float64."""
     return tl.full((), high, tl.float64) + tl.full((), low, tl.float64)
@@ -164,7 +177,7 @@ def sum_rows(
             logit = tl.load(other + token, mask=inside, other=-float("inf")).to(tl.float32)
     most = tl.max(logit, 0)
     finite = tl.where(most == -float("inf"), 0.0, most)
-    total = tl.sum(tl.exp((logit - finite) * inverse), 0)
+    total = tl.sum(fall(logit, finite, inverse), 0)
     at = row.to(tl.int64) * PARTS + part
     tl.store(part_max + at, most)
     tl.store(part_sum + at, total)

@@ -174,9 +174,9 @@ def block_entries(
     target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar, high, low, ROWS,
     WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
     FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, GREEDY: tl.constexpr, ON_BAND: tl.constexpr,
+    PER_ROW: tl.constexpr, GREEDY: tl.constexpr, SOLVED: tl.constexpr,
 ):  # fmt: skip
-    """Write q_n and p_n of each drafted token; mark the rows whose band is threshold.
+    """Write q_n and p_n of each drafted token; mark the rows whose band is to be solved.
 
     Grid: (requests,).
     """
@@ -194,7 +194,7 @@ def block_entries(
     slot = b * WIDTH + place
     tl.store(chances + slot, q_n, mask=on)
     tl.store(chances + ROWS + slot, p_n, mask=on)
-    if ON_BAND:
+    if SOLVED:
         first = tl.min(tl.where(on & (p_n > q_n), place, WIDTH), 0)
         read = on & (place >= first) & ((greedy | CERTAIN) == 0)
         tl.store(flags + slot, read.to(tl.int32), mask=place < WIDTH)
@@ -207,7 +207,7 @@ def block_walk(
     ids_step, scalar, high, low, ROWS,
     WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
     FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, ON_BAND: tl.constexpr, FROM: tl.constexpr,
+    PER_ROW: tl.constexpr, KIND: tl.constexpr, SOLVED: tl.constexpr, FROM: tl.constexpr,
 ):  # fmt: skip
     """Write the alive ratio P at each node, and the scale of its residual (s q − p)₊.
 
@@ -227,13 +227,14 @@ def block_walk(
         q_n = tl.load(chances + slot, mask=on, other=1.0)
         p_n = tl.load(chances + ROWS + slot, mask=on, other=1.0)
         h_n, lower = q_n, ratio * 0 + 1.0
-        if ON_BAND:
+        if SOLVED:
             upper = upper_edge(slot, sums, edges, flags, ROWS, PARTS, MOST_PARTS, FROM)
             marked = on & (tl.load(flags + FROM * ROWS + slot, mask=on, other=0) != 0)
             raised = tl.minimum(tl.maximum(p_n, upper * ratio * q_n), upper * q_n)
-            raised = tl.where(marked, raised, tl.where(p_n > q_n, p_n, q_n))
+            h_n = tl.where(marked, raised, tl.maximum(p_n, q_n))
             lower = tl.where(marked, upper * ratio, 1.0)
-            h_n = tl.where(certain, q_n / (ratio * (1 - q_n) + q_n), raised)
+        if KIND == BAND:
+            h_n = tl.where(certain, q_n / (ratio * (1 - q_n) + q_n), h_n)
         tl.store(alive + slot, ratio_alive, mask=on)
         tl.store(row_scales + slot, ratio_alive * lower, mask=on)
         tl.store(closed + slot, tl.where(certain, ratio_alive * (1 - h_n), -1.0), mask=on)

@@ -33,7 +33,9 @@ from . import command
 
 Row = dict[str, Any]
 TABLE = "gpu_kernels"
-COMPUTE_CAPABILITY, WARP = 90, 32
+COMPUTE_CAPABILITY, WARP, INSTRUCTION_BYTES = 90, 32, 16
+# these take so many tokens a thread at once, in a loop over their part
+RACES, TOKENS_A_TURN = ("race", "race_alone"), 4
 # what compiles in a second: sums by parts, float64, random numbers
 FEW = "judge"
 
@@ -198,20 +200,32 @@ def compiled(variant: Variant) -> Row:
 
 
 def _cost(binary: Any, variant: Variant) -> Row:
+    """Return the costs; where a part is read in turns, instructions a token are those of a turn."""
     names = [name for name, _ in variant.signature]
     part = {names[path[0]]: value for path, value in variant.constants}.get("PART")
     cubin = binary.asm["cubin"]
     usage = re.findall(r"(?:REG|STACK):(\d+)", _cuobjdump(cubin, "-res-usage"))
     registers, stack = map(int, usage)
-    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _cuobjdump(cubin, "-sass"))
+    places = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", _cuobjdump(cubin, "-sass"))
+    instructions = [line for _, line in places]
     count = sum("NOP" not in line for line in instructions)
     spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in instructions)
+    a_token = count * WARP * variant.warps / part if part else None
+    turns = [_turn(int(place, 16), line) for place, line in places] if variant.name in RACES else []
+    if any(turns):
+        a_token = max(turns) / TOKENS_A_TURN
     return {
         "registers": registers, "stack_bytes": stack, "spills": spilled, "instructions": count,
-        "instructions_per_token": count * WARP * variant.warps / part if part else None,
+        "instructions_per_token": a_token,
         "wide_loads": len(re.findall(r"ld\.global[^\n]*v4", binary.asm["ptx"])),
         "loads": binary.asm["ptx"].count("ld.global"),
     }  # fmt: skip
+
+
+def _turn(place: int, line: str) -> int:
+    """Return the instructions of a loop that this line ends, 0 if it ends none."""
+    back = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", line)
+    return max((place - int(back[1], 16)) // INSTRUCTION_BYTES + 1, 0) if back else 0
 
 
 def _cuobjdump(cubin: bytes, flag: str) -> str:
