@@ -36,7 +36,7 @@ def test_an_audit_equals_that_of_one_hot_rows(spec: str) -> None:
 def test_kinds_of_ids_and_their_shapes() -> None:
     rule = ct.policy("speculative")
     law = ct.emitted_law(rule, Q[0].float().numpy(), None, draft_token_ids=2)
-    assert isinstance(law, np.ndarray) and law.dtype == np.float32 and law.shape == (7,)
+    assert isinstance(law, np.ndarray) and law.dtype == np.float64 and law.shape == (7,)
     assert ct.emitted_law(rule, Q, None, draft_token_ids=4).shape == (6, 7)
     several = ct.audit(rule, Q[0], None, draft_token_ids=[0, 1, 2])
     torch.testing.assert_close(several.acceptance, Q[0, :3])

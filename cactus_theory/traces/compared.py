@@ -67,6 +67,8 @@ class Observation:
     --------
     >>> Observation(np.array([0.8, 0.55]), 1000, np.zeros(2)).accepted
     array([0.8 , 0.55])
+    >>> Observation.of_counts([800, 460], rounds=1000, drafted=1920).accepted
+    array([0.8, 0.5])
     """
 
     accepted: Float[np.ndarray, "K"]
@@ -103,11 +105,6 @@ class Observation:
         ValueError
             Counts that rise or exceed the rounds, and rounds that draft other than K tokens, or
             fewer in more than a few of them.
-
-        Examples
-        --------
-        >>> Observation.of_counts([800, 460], rounds=1000, drafted=1920).accepted
-        array([0.8, 0.5])
         """
         width, counts = len(accepted), np.asarray(accepted, float)
         check.number("rounds", rounds, FEWEST, MOST_ROUNDS)

@@ -38,6 +38,7 @@ def test_the_tutorial_prints_and_draws_what_is_committed() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # what other tests left open
     names: dict = {"__name__": "__main__"}
     with contextlib.chdir(TUTORIAL.parent), plt.rc_context():
         for cell in CELLS[:RUN]:
