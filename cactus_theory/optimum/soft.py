@@ -54,23 +54,23 @@ class Precision(NamedTuple):
     # a secant step this small (relative) is the last one: two units of rounding, as the functions
     # have kinks where an edge passes a token, and what a step across one leaves is a share of it
     settled: float
-    # entries of a long row that are worked on at once: they stay near the core, and sums of so many
-    # products are right to the last few digits; the softmax of a longer row may miss 1 by more.
-    # OpenBLAS gives a float64 dot of more than 10,000 entries to its threads, which fight torch's
-    part: int
     # the same where the edges are multiples of each other (KL at a price): a hundred times larger
     # steps then leave the emitted law of float32 rows as near
     settled_multiples: float
     # of a sum over a row
     rounding: float
+    # entries of a long row that are worked on at once: they stay near the core, and sums of so many
+    # products are right to the last few digits; the softmax of a longer row may miss 1 by more.
+    # OpenBLAS gives a float64 dot of more than 10,000 entries to its threads, which fight torch's
+    part: int
 
 
 # the dtypes that rows are decided in
 PRECISIONS = {
     precision.dtype: precision
     for precision in (
-        Precision(torch.float32, 1e-30, 1e25, 2e-4, 2e-7, 16384, 2e-5, 1e-7),
-        Precision(torch.float64, 1e-290, 1e280, 2e-9, SENSITIVE, 8192, SENSITIVE, 1e-16),
+        Precision(torch.float32, 1e-30, 1e25, 2e-4, 2e-7, 2e-5, 1e-7, 16384),
+        Precision(torch.float64, 1e-290, 1e280, 2e-9, SENSITIVE, SENSITIVE, 1e-16, 8192),
     )
 }
 
