@@ -13,9 +13,7 @@ from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.solve import solve_band
 from cactus_theory.policies import Declaration, Policy
-
-# A budget counts as held if exceeded by no more than rounding of a sum over the vocabulary.
-BUDGET_TOLERANCE = 1e-9
+from cactus_theory.policies._records import BUDGET_TOLERANCE
 
 
 def emitted_law(
@@ -68,7 +66,10 @@ class Audit:
     divergences : spec → (...), D(emitted‖q).
     within : (...) bool, whether the declared budget held; None without a budget.
     spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
-        over proposals with p > 0; None without a budget.
+        over proposals with p > 0; None without a budget. Of a policy that states no proposals,
+        the least of rows that accept each token so often; ∞ where a stated one is no distribution
+        or gives its token less than is accepted.
+    bounds : what that is, in words, as ``check`` says it; None without a budget.
     over_share : (...), probability (over drafts) of a proposal over its budget; None for
         policies without a per-proposal budget.
     optimum_acceptance : (...), the best acceptance at the same emitted divergence.
@@ -94,6 +95,7 @@ class Audit:
     divergences: dict[str, Any]
     within: Any
     spent: Any
+    bounds: str | None
     over_share: Any
     optimum_acceptance: Any
     optimum_divergence: Any
@@ -140,7 +142,7 @@ def audit(
     values.setdefault(reference.spec, reference.value(law, q))
     spent, over = _spent(rule, q, p, law)
     budget = rule.declares.budget
-    within = None if budget is None or spent is None else spent <= budget.amount + BUDGET_TOLERANCE
+    within = None if budget is None or spent is None else budget.held(spent)
     best, least = _optima(q, p, reference, values[reference.spec], accepted)
 
     def shaped(value: Tensor | None) -> Any:
@@ -153,6 +155,7 @@ def audit(
         divergences={spec: shaped(value) for spec, value in values.items()},
         within=shaped(within),
         spent=shaped(spent),
+        bounds=None if budget is None else budget.bounds(_states_proposals(rule, q, p)),
         over_share=shaped(over),
         optimum_acceptance=shaped(best),
         optimum_divergence=shaped(least),
@@ -172,8 +175,13 @@ def _spent(
         return kind.value(law, q), None
     costs = policy.proposal_divergence(q, p, kind)
     drafted = p > 0
-    over = torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1)
+    over = torch.where(budget.held(costs), 0.0, p).sum(-1)
     return torch.where(drafted, costs, 0.0).amax(-1), over
+
+
+def _states_proposals(policy: Policy, q: Tensor, p: Tensor) -> bool:
+    """Return whether a policy says which row each token is verified against."""
+    return policy.proposal(q[:1], p[:1], p[:1].argmax(-1, keepdim=True)) is not None
 
 
 def _optima(

@@ -77,12 +77,15 @@ def run(args: argparse.Namespace) -> int:
     budget = report.declares.budget
     save_outputs(args, q, p, {"policy": report.policy}, columns, spent, policy)
     if args.json:
+        columns |= {} if report.bounds is None else {"bounds": report.bounds}
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
         header = {"policy": report.policy, "declares": declared}
         return print_json(header | {"divergences": report.divergences} | columns)
     worst = f"no budget; the most it spends on a row here: {report.reference} {spent.max():.6g}"
     print(f"{report.policy} declares: {worst if budget is None else budget}")
     print_rows(columns)
+    if report.bounds is not None:
+        print(f"spent: {report.bounds}")
     print("mean divergences of the emitted law from the target:")
     for spec, value in report.divergences.items():
         print(f"  {spec:<20} {np.mean(value):.6g}")

@@ -52,6 +52,8 @@ LAWS = ("keep", "proposal", "proposal_divergence", "target", "target_in_block", 
 # relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
 # for example) do not depend on the order of summation
 TIE = 1e-12
+# what rounding may add to a sum over the vocabulary
+SUM = 1e-9
 
 
 def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:
@@ -64,6 +66,12 @@ def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
     total = residual.sum(-1, keepdim=True)
     empty = total <= 0
     return torch.where(empty, fallback, residual / torch.where(empty, 1.0, total))
+
+
+def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
+    """Return D(h‖q) for q scaled off n so that h_n is given: the cheapest row with that h_n."""
+    rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
+    return kind.value(*rows)
 
 
 def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]:
@@ -151,13 +159,19 @@ class Mathematics(ABC):
 
     @in_float64
     def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
-        """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V); ValueError without proposals."""
-        rows = self.proposal(q, p, _all_tokens(q))
+        """Return D(h⁽ⁿ⁾‖q) for every token n, (..., V).
+
+        Without proposals it is the least D of a row that keeps n so often. A proposal is charged
+        ∞ if it is no distribution, or gives n less than is kept.
+        """
+        tokens, kept = _all_tokens(q), p * self.keep(q, p)
+        rows = self.proposal(q, p, tokens)
         if rows is None:
-            raise ValueError(
-                f"rule: {self.spec} declares a per-proposal budget and has no proposal"
-            )
-        return kind.value(rows, q[..., None, :].expand_as(rows))
+            return raised_alone(kind, torch.maximum(kept, q), q)
+        h_n = rows.gather(-1, tokens[..., None])[..., 0]
+        sound = ((rows.sum(-1) - 1).abs() <= SUM) & (h_n >= kept - SUM)
+        costs = kind.value(rows, q[..., None, :].expand_as(rows))
+        return torch.where(sound, costs, torch.inf)
 
     @in_float64
     def keep(self, q: Rows, p: Rows) -> Rows:

@@ -19,6 +19,7 @@ from cactus_theory.policies._base import (
     Rows,
     keep_probability,
     normalised_or,
+    raised_alone,
 )
 from cactus_theory.policies._records import UNSCALED, Decision, Path, Residual, Support
 
@@ -244,8 +245,7 @@ class PerProposal(Entrywise):
 
     def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
         """Return D(h⁽ⁿ⁾‖q) of every token: q is scaled off n, so it is that of two points."""
-        gamma = self.gamma(q)
-        return kind.value(torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
+        return raised_alone(kind, self.gamma(q), q)
 
     def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
         """Return the emitted law: a proposal depends on the drafted token, its law does not."""

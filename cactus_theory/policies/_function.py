@@ -251,13 +251,15 @@ class FunctionRule(FunctionPolicy):
         return self._answers(self.source.recovery, questions, q.shape)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
-        """Return what ``proposal`` returns, None without one."""
+        """Return what ``proposal`` returns, None without one; q for tokens with p = 0."""
         if self.source.proposal is None:
             return None
-        row = torch.arange(n.numel(), device=n.device) // max(1, n.shape[-1])
-        questions = Questions(_flat(q), _flat(p.expand(q.shape)), row, n.reshape(-1))
-        answers = self._answers(self.source.proposal, questions, q.shape[-1:])
-        return answers.reshape(*n.shape, q.shape[-1])
+        rows = q[..., None, :].double().expand(*n.shape, q.shape[-1]).clone()
+        drafted = p.expand(q.shape).gather(-1, n) > 0
+        row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
+        questions = Questions(_flat(q), _flat(p.expand(q.shape)), row[drafted], n[drafted])
+        rows[drafted] = self._answers(self.source.proposal, questions, q.shape[-1:])
+        return rows
 
 
 class SharedFunctionRule(FunctionRule):

@@ -13,6 +13,9 @@ from torch import Tensor
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
 SUPPORTS = get_args(Support)
+# a budget counts as held if exceeded by no more than rounding of a sum over the vocabulary,
+# relative to an amount above 1, up to the largest for which that says anything
+BUDGET_TOLERANCE, LARGEST = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,23 @@ class Budget:
 
     def __str__(self) -> str:
         return f"{self.divergence} <= {self.amount:g} {self.scope}"
+
+    @property
+    def rounding(self) -> float:
+        """Return by how much rounding may exceed the amount."""
+        return BUDGET_TOLERANCE * (1 + min(self.amount, LARGEST))
+
+    def held(self, spent: Tensor) -> Tensor:
+        """Return whether each divergence is within the budget, up to rounding; NaN is not."""
+        return spent <= self.amount + self.rounding
+
+    def bounds(self, stated: bool, token: str = "a token") -> str:
+        """Return what is bounded, in words; ``stated``: the policy states its proposals."""
+        if self.scope == "emitted":
+            return f"{self.divergence} of the emitted law"
+        if stated:
+            return f"{self.divergence} of the proposal of {token}"
+        return f"least {self.divergence} of a row that accepts {token} so often"
 
 
 @dataclass(frozen=True)

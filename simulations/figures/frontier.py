@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.emitted import BUDGET_TOLERANCE
 from cactus_theory.policies import Policy
 
 from ..common.inputs import add_pair_arguments, load_model, load_prompts, log_rows
@@ -106,7 +105,7 @@ def over_share(policy: Policy, q: Rows, p: Rows) -> float | None:
     if budget is None or budget.scope != "per proposal":
         return None
     costs = policy.proposal_divergence(q, p, ct.divergence(budget.divergence))
-    return torch.where(costs > budget.amount + BUDGET_TOLERANCE, p, 0.0).sum(-1).mean().item()
+    return torch.where(budget.held(costs), 0.0, p).sum(-1).mean().item()
 
 
 @dataclass(frozen=True)

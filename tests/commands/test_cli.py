@@ -99,7 +99,9 @@ def test_audit_says_the_worst_row_of_a_policy_without_a_budget(tmp_path: Path, c
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith(f"declares: no budget; the most it spends on a row here: kl {worst}")
     assert main(["audit", *paths, "--policy", "cactus:delta=0.1"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith("declares: kl <= 0.1 per proposal")
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].endswith("declares: kl <= 0.1 per proposal")
+    assert "spent: kl of the proposal of a token" in out
 
 
 def test_audit_of_certain_drafts(files, tmp_path: Path, capsys) -> None:

@@ -1,6 +1,7 @@
 """A plain function becomes a policy: its knobs, its promises, its recovery."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from cactus_theory.policies import FixedTarget, _base, _foreign_code, _function
 from cactus_theory.testing import _policies, assert_policy_properties
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
+from tests.testing.gallery import taylor, unjustified
 
 SEED = torch.Generator().manual_seed(0)
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -279,3 +281,55 @@ def test_a_rule_without_a_budget_is_told_its_worst_divergence():
     )
     budgeted = ct.rule(lambda q, p, n: 0.9, budget="kl <= 9 emitted")
     assert check_rule(budgeted, [(q, p)]).advice == ""
+
+
+def raised_row(q, p, n, *, delta=0.25):
+    """Return q with the entry that the Taylor rule accepts at n, and the rest scaled down."""
+    row = np.array(q)
+    raised = min(1, q[n] + np.sqrt(2 * delta * q[n] * (1 - q[n])))
+    row *= (1 - raised) / (1 - q[n]) if p[n] > 0 else 1 / 0
+    row[n] = raised
+    return row
+
+
+BUDGET = "kl <= delta per proposal"
+# rules, what audit and check say that their budget bounds, and which rows below are within it
+PER_PROPOSAL = {
+    "without a proposal": (
+        taylor,
+        "least kl of a row that accepts {} so often",
+        [True, False, True],
+    ),
+    "with one": (
+        ct.rule(taylor.function, proposal=raised_row, budget=BUDGET),
+        "kl of the proposal of {}",
+        [False, False, True],
+    ),
+    "with one that gives too little": (
+        unjustified,
+        "kl of the proposal of {}",
+        [True, False, False],
+    ),
+    "with one that is no row": (
+        ct.rule(taylor.function, proposal=lambda q, p, n: q / 2, budget=BUDGET),
+        "kl of the proposal of {}",
+        [False, False, False],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PER_PROPOSAL)
+def test_audit_and_check_judge_a_budget_per_proposal_alike(case):
+    rule, words, expected = PER_PROPOSAL[case]
+    q = torch.tensor([[0.2, 0.2, 0.6], [0.667, 0.1, 0.233], [0.4, 0.5, 0.1]], dtype=torch.float64)
+    p = torch.tensor([[0.2, 0.2, 0.6], [0.97, 0.0, 0.03], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    audited = ct.audit(rule, q, p)
+    assert audited.bounds == words.format("a token")
+    for row, within in enumerate(audited.within):
+        pair = q[row : row + 1], p[row : row + 1]
+        report = check_rule(rule, [pair], properties=["budget_holds"], shrink_seconds=0)
+        assert report.passed == bool(within)
+        for finding in report.findings if audited.spent[row].isfinite() else ():
+            assert re.fullmatch(words.format(r"token \d"), finding.about)
+            assert float(finding.found) == pytest.approx(float(audited.spent[row]), rel=1e-8)
+    assert audited.within.tolist() == expected

@@ -8,6 +8,7 @@ from torch import Tensor
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Policy
+from cactus_theory.policies._base import raised_alone
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -79,20 +80,20 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     budget = seen.rule.declares.budget
     assert budget is not None
     kind, most = find_divergence(budget.divergence), budget.amount
-    allowed = EXACT * (1 + min(most, 1e9))
+    allowed = budget.rounding
     if budget.scope == "emitted":
         # masses are sums of rounded terms: move them towards q by the rounding error
         away = seen.emitted - seen.q
         sure = away.sign() * (away.abs() - ROUNDING).clamp(min=0.0)
         spent = kind.value(seen.q + sure, seen.q)
-        yield Bounds(spent, None, most, f"{budget.divergence} of the emitted law", allowed)
+        yield Bounds(spent, None, most, budget.bounds(False), allowed)
         return
-    least = _least_cost(seen)
-    about = f"least {budget.divergence} of a row that accepts token {{0}} so often"
-    yield Bounds(least, None, most, about, allowed, seen.drafted)
     row, token = seen.pairs
     rows = seen.rule.proposal(seen.q[row], seen.p[row], token[:, None])
     if rows is None:
+        least = _two_point(seen, _raised(seen))
+        about = budget.bounds(stated=False, token="token {0}")
+        yield Bounds(least, None, most, about, allowed, seen.drafted)
         return
     rows = shaped("proposal", rows, (len(row), 1, seen.q.shape[-1]))[:, 0]
     about = of_token(token, "sum of the proposal of token {n}")
@@ -101,7 +102,7 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     about = "what the proposal of token {n} gives that token, which is accepted more often"
     yield Bounds(raised, seen.kept[row, token], None, of_token(token, about), rows=row)
     spent = kind.value(rows, seen.q[row])
-    about = of_token(token, f"{budget.divergence} of the proposal of token {{n}}")
+    about = of_token(token, budget.bounds(stated=True, token="token {n}"))
     yield Bounds(spent, None, most, about, allowed, rows=row)
 
 
@@ -114,12 +115,7 @@ def _two_point(seen: Behaviour, raised: Tensor) -> Tensor:
     """Return D of q scaled off n so that h_n is ``raised``: the cheapest such row."""
     budget = seen.rule.declares.budget
     assert budget is not None
-    h = torch.stack([raised, 1 - raised], -1).clamp(0, 1)
-    return find_divergence(budget.divergence).value(h, torch.stack([seen.q, 1 - seen.q], -1))
-
-
-def _least_cost(seen: Behaviour) -> Tensor:
-    return _two_point(seen, _raised(seen))
+    return raised_alone(find_divergence(budget.divergence), raised, seen.q)
 
 
 @policy_property(
@@ -214,7 +210,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     judged = seen.drafted & (seen.phi < 1) & (1 / seen.q).isfinite() & (raised < 1 - EXACT)
     more = _two_point(seen, raised + STEP * (1 - raised))
     about = f"{budget.divergence} of accepting token {{0}} slightly more often"
-    yield Bounds(more, budget.amount, None, about, EXACT * (1 + min(budget.amount, 1e9)), judged)
+    yield Bounds(more, budget.amount, None, about, budget.rounding, judged)
 
 
 @policy_property(
