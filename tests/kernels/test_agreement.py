@@ -57,6 +57,41 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     assert verdict.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
 
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_the_residual_of_a_band_has_its_lower_edge_once(verifier, device):
+    """(a q − p)₊ is (0, .15, .035) at a = .837; (a² q − p)₊ would leave token 1 alone."""
+    q = torch.tensor([0.3, 0.3, 0.4], device=device)
+    p = torch.tensor([0.6, 0.1, 0.3], device=device)
+    seeds = torch.arange(1200, device=device)
+    zero = torch.zeros_like(seeds)
+    coins = random_numbers.coins(seeds, zero, zero[:, None], random_numbers.ACCEPT)[:, 0]
+    noise = random_numbers.noise(seeds, zero, zero, random_numbers.RECOVERED, 3)
+    residual = torch.tensor([0.0, 0.151, 0.0348], device=device)
+    third = (noise / residual).argmin(-1) == 2
+    at = ((coins > 0.9) & third).nonzero()[: amount(2, 15), 0]
+    rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
+    verdict = verify_logits(
+        ct.policy("band", price=2.0), *rows, zero[at][:, None],
+        seeds=seeds[at], positions=zero[at], verifier=verifier,
+    )  # fmt: skip
+    assert verdict.output_token_ids.tolist() == [[2, -1]] * amount(2, 15)
+
+
+def test_where_nothing_is_left_the_whole_row_is_drawn_from(device):
+    """A draft's row that is no distribution leaves no residual."""
+    numbers = torch.arange(amount(4, 30), device=device)
+    generator = torch.Generator(device=device).manual_seed(3)
+    target = torch.randn(len(numbers), 2, 9, generator=generator, device=device)
+    draft = torch.full((len(numbers), 1, 9), torch.nan, device=device)
+    place = torch.zeros_like(numbers)
+    verdict = verify_logits(
+        ct.policy("speculative"), target, draft, place[:, None], seeds=numbers, positions=numbers
+    )
+    noise = random_numbers.noise(numbers, numbers, place, random_numbers.RECOVERED, 9)
+    drawn = (target[:, 0].double() - noise.log()).argmax(-1)
+    assert verdict.output_token_ids[:, 0].equal(drawn)
+
+
 @pytest.mark.parametrize("spec", ["speculative", "band:price=2"] if THOROUGH else ["speculative"])
 def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     """Coins on either side of the first node's value, and a last one that does not pass."""
@@ -81,6 +116,28 @@ def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
         seeds=seeds[at], positions=zero[at], verifier="block",
     )  # fmt: skip
     assert verdict.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["bonus", "recovered"])
+@pytest.mark.parametrize("certain", [False, True], ids=["sampled", "certain"])
+def test_a_row_is_raced_over_in_turns(kept, certain, device):
+    """Parts of four turns: the largest logit so far changes between them, and units with it."""
+    rule, vocab, batch = ct.policy("speculative"), 2300, amount(6, 40)
+    generator = torch.Generator(device=device).manual_seed(11)
+    target = 4 * torch.randn(batch, 2, vocab, generator=generator, device=device)
+    draft = target[:, :1].clone() if kept else target[:, :1].flip(-1).contiguous()
+    ids = (target if kept or certain else draft)[:, 0].argmax(-1, keepdim=True)
+    if certain:  # q_n is 1, or 1/2 below the coin: the token may not be drawn again
+        rest = target[:, 0].scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        target[:, 0].scatter_(-1, ids, rest + 60 if kept else rest)
+    numbers = torch.arange(50 * batch, device=device)
+    coins = random_numbers.coins(numbers, numbers, 0 * numbers[:, None], random_numbers.ACCEPT)
+    numbers = (coins[:, 0] > 0.6).nonzero()[:batch, 0]
+    given = None if certain else draft
+    verdict = verify_logits(rule, target, given, ids, seeds=numbers, positions=numbers)
+    counted = compare(rule, "chain", rows_of(target, given, ids), numbers, numbers, verdict)
+    assert verdict.num_accepted.tolist() == [int(kept)] * batch
+    assert not counted["mismatches"] and not counted["excluded"]
 
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough; run by make test-thorough")
