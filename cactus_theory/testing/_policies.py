@@ -14,7 +14,12 @@ from cactus_theory.testing._checker import Checker, Clock, Hang, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._report import Report, Verdict, declared, message, row
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
-from cactus_theory.testing.properties._behaviour import other_knobs
+from cactus_theory.testing.properties._behaviour import (
+    BETWEEN,
+    knob_ladder,
+    other_knobs,
+    own_value,
+)
 
 # additional seconds for the very first call, which may import packages
 FIRST = 10.0
@@ -82,6 +87,7 @@ def check_rule(
     scalar = isinstance(rule, FunctionPolicy) and not rule.source.vectorised
     advice = [f"slow: {VECTORISE}"] if slow and scalar else []
     advice += _most_spent(behaviours) if rule.declares.budget is None else []
+    advice += _knob_values(rule, elsewhere, others, {v.law for v in verdicts if v.examples})
     return Report(rule.spec, declared(rule), verdicts, "\n".join(advice))
 
 
@@ -98,6 +104,27 @@ def _most_spent(behaviours: list[Behaviour]) -> list[str]:
             most, rows = float(spent[at]), f"  target q  {row(q)}\n  draft  p  {row(p)}"
     count = f"no budget is declared; the most KL that it emits on these rows is {most:.6g}"
     return [f"{count}\n{rows}"] if rows else []
+
+
+def _knob_values(
+    rule: Policy, elsewhere: bool, others: list[Behaviour], judged: set[str]
+) -> list[str]:
+    """Return, in words, the values of the knob at which the judged properties were tried."""
+    own = own_value(rule)
+    if own is None:
+        return []
+    parts = [f"at {own:g}"]
+    if others and any(PROPERTIES[name].at_other_knobs for name in judged):
+        drawn = ", ".join(f"{value:g}" for seen in others for value in seen.knobs.values())
+        parts += [f"at {drawn} on {max(len(seen.q) for seen in others)} rows of a few tokens"]
+    if "acceptance_follows_the_knob" in judged:
+        along = ", ".join(f"{value:g}" for value, _ in knob_ladder(rule, BETWEEN))
+        parts += [f"along {along} for acceptance_follows_the_knob"]
+    if "strict_point_is_lossless" in judged:
+        parts += [f"at {rule.declares.strict:g} for strict_point_is_lossless"]
+    if len(parts) == 1 and elsewhere and not other_knobs(rule):
+        parts += ["no other value was, as none of direction, strict, knob_range is declared"]
+    return [f"the knob {rule.knob} was tried {'; '.join(parts)}"]
 
 
 def _time_one_row(checker: Checker, groups: list[Pair]) -> None:

@@ -83,8 +83,8 @@ class Report:
 
     Attributes
     ----------
-    advice : what would make the next check easier, and what a rule without a budget spends, in
-        words; empty if nothing.
+    advice : what would make the next check easier, what a rule without a budget spends, and the
+        values of the knob that were tried, in words; empty if nothing.
 
     Examples
     --------

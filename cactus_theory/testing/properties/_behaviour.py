@@ -203,6 +203,15 @@ def at_knob(rule: Policy, value: float) -> Policy | None:
         return None
 
 
+def own_value(rule: Policy) -> int | float | None:
+    """Return the value of the rule's knob, None without one or if it is no number."""
+    if rule.knob is None:
+        return None
+    knob = knobs.of(rule).get(rule.knob)
+    value = knob.default if hasattr(rule, "source") and knob else getattr(rule, rule.knob, None)
+    return None if isinstance(value, bool) or not isinstance(value, int | float) else value
+
+
 def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
     """Return (value, rule) at rising values of the knob, its own among them.
 
@@ -211,11 +220,8 @@ def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[flo
     the ends of ``knob_range``. A knob whose value is an int is only tried at ints. ``between``
     values are added between each two neighbours, one drawn from each part of the gap.
     """
-    if rule.knob is None:
-        return []
-    knob = knobs.of(rule).get(rule.knob)
-    value = knob.default if hasattr(rule, "source") and knob else getattr(rule, rule.knob, None)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = own_value(rule)
+    if value is None:
         return []
     whole = isinstance(value, int)
     fixed = _fixed(rule, value, whole)
