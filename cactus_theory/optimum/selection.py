@@ -164,6 +164,7 @@ def _among_denormal(q: Row, most: Row, weights: Row, certain: Sequence[int]) -> 
     """Return p° where only tokens of denormal q are cut, those of positive ``weights``."""
     cut, law = weights > 0, most.copy()
     law[certain] = 0.0
+    law[q == 0] = 0.0  # no multiple of q reaches them
     places = np.flatnonzero(cut).tolist()
     left = 1 - float(law[~cut].sum())
     inside = [places.index(token) for token in certain if cut[token]]

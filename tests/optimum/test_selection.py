@@ -141,6 +141,15 @@ def test_certain_tokens_out_of_reach_and_ties():
     np.testing.assert_allclose(ct.selection_law(q, p, 1), p, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("kind", ["certain+off", "certain+sampled"])
+def test_a_certain_token_of_denormal_mass_takes_what_impossible_tokens_leave(kind):
+    """As one of mass 1e-300 does, whose multiple does not overflow."""
+    q, p = np.array([0.0, 1.0, 8.5e-310]), np.array([0.6, 0.1, 0.3])
+    law = ct.selection_law(q, p, kind=kind, certain=[2])
+    near = ct.selection_law(np.array([0.0, 1.0, 1e-300]), p, kind=kind, certain=[2])
+    np.testing.assert_allclose(law, near, rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("kind", ["iid", "certain+sampled"])
 def test_a_large_vocabulary(kind):
     rng = np.random.default_rng(7)
