@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         named = {chosen, " ".join(arguments[:2])}
         kept = GOES_ON if named & {*RESUMED} else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
         print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)
         return 2
 

@@ -92,3 +92,22 @@ def test_the_library_loads_no_optional_package():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_the_kit_names_the_extra_that_brings_hypothesis():
+    """In a process without hypothesis each public name either loads or says what to install."""
+    code = (
+        "import sys; sys.modules['hypothesis'] = None\n"
+        "import cactus_theory.testing as kit\n"
+        "for name in kit.__all__:\n"
+        "    try:\n"
+        "        getattr(kit, name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        print(\"extra 'testing'\" in str(error), name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert {"True assert_policy_properties", "True strategies"} <= {*lines}
+    assert not [line for line in lines if line.startswith("False")]

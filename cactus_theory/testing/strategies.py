@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
 
 check.optional_module("hypothesis", "testing")
+from hypothesis import strategies as st  # noqa: E402
 
 __all__ = [
     "any_pairs",
