@@ -722,6 +722,21 @@ def test_a_refused_token_does_not_come_back_by_rounding():
             assert int(found.last[row]) not in [int(draft.token_ids[row, place]) for place in drawn]
 
 
+@pytest.mark.parametrize("runs", ["block", "chain"])
+def test_a_refused_token_that_rounding_brings_back_ends_the_walk(runs):
+    """Refused by the last bit, it leaves no residual and is drawn from q: it is not accepted."""
+    last_coin, ulp = 1 - 2.0**-53, 2.0**-53
+    q = torch.full((1, 3, 2), 0.5).double()
+    p = torch.tensor([[[0.5 + ulp, 0.5], [0.5, 0.5]]], dtype=torch.float64)
+    assert last_coin >= 0.5 / float(p[0, 0, 0])  # refused, and (q - p)+ is 0 everywhere
+    ids, parents = torch.tensor([[0, 1]]), torch.tensor([[-1, 0]])
+    options = {"runs": runs, "sampled": torch.tensor([[True, False]]), "validate": False}
+    coins = torch.full((1, 2), last_coin, dtype=torch.float64), torch.zeros(1, 3).double()
+    rule = ct.policy("speculative")
+    found = ct.verify_tree(rule, q, p, ids, parents, coins=coins, **options)
+    assert found.output_token_ids.tolist() == [[0, -1, -1]] and found.num_accepted.tolist() == [0]
+
+
 @pytest.mark.parametrize("ratio", [0.9, 1.0])
 def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatch):
     """Its P h/r may be far above the bounds of a token that is only sampled."""
