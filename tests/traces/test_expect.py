@@ -88,6 +88,33 @@ def test_texts_of_a_prompt_are_errors_of_their_own(tmp_path: Path, tiny) -> None
     assert expect(trace.part([0, 1, 2])).freedom == 2
 
 
+def test_scatter_is_that_of_the_coins_where_texts_are_alike(tmp_path: Path) -> None:
+    """Two kinds of rounds in every text; what each may emit is enumerated."""
+    rows = torch.tensor([[[0.5, 0.5], [0.75, 0.25]], [[0.875, 0.125], [0.25, 0.75]]])
+    rows = torch.cat([rows, rows[:, :1]], 1).double()
+    cycles = [Cycle(0, place, torch.zeros(2, dtype=torch.int64), q, None)
+              for place, q in enumerate(rows)]  # fmt: skip
+    trace = save_trace(
+        tmp_path / "t", [cycles, cycles], vocab_size=2, num_draft_tokens=2, dtype="float32"
+    )
+    seen = expect(trace)
+    reached, own, lengths = np.zeros(2), np.zeros(2), []
+    for cycle in trace:
+        first, second = (float(q[0]) for q in cycle.target_probs[:2])
+        lengths.append([1 - first, first * (1 - second), first * second])
+        for place, (alive, kept) in enumerate(((1.0, first), (first, second))):
+            rate = seen.if_reached[place].value
+            chances = np.array([1 - alive, alive * (1 - kept), alive * kept])
+            values = np.array([0.0, -rate, 1 - rate])  # accepted minus expected
+            own[place] += chances @ values**2 - (chances @ values) ** 2
+            reached[place] += alive
+    found = [seen.scatter(place) for place in range(2)]
+    assert found == pytest.approx(own / reached, abs=EXACT)
+    chances = np.mean(lengths, 0)
+    variance = chances @ np.arange(3) ** 2 - (chances @ np.arange(3)) ** 2
+    assert seen.length_scatter == pytest.approx(variance, abs=EXACT)
+
+
 def test_critical_values_are_students() -> None:
     for freedom, level, value in [(5, 0.95, 2.5706), (10, 0.99, 3.1693), (1, 0.9, 6.3138)]:
         assert critical(1, freedom, level) == pytest.approx(value, abs=TABULATED)
@@ -140,6 +167,11 @@ def test_what_is_expected_is_no_alarm_and_a_gap_is_at_its_position() -> None:
     rates = np.array([own.value for own in seen.accepted])
     same = compare_observed(seen, Observation(rates, 2000, np.zeros(4)))
     assert not same.alarm and max(abs(gap["errors"]) for gap in same.gaps) < EXACT
+    for counts, shown in ((0.4, False), (0.6, True)):  # a count is a whole number
+        near = compare_observed(
+            seen, Observation(rates + [counts / 2000, 0, 0, 0], 2000, np.zeros(4))
+        )
+        assert (near.gaps[0]["errors"] > 0) == shown
     lower = rates * [1, 0.3, 0.3, 0.3]
     found = compare_observed(seen, Observation(lower, 2000, np.zeros(4)))
     assert [gap["position"] for gap in found.gaps if gap["off"]] == [2]
@@ -229,6 +261,8 @@ def test_shares_are_of_the_rounds_that_drafted_a_position() -> None:
     assert whole.accepted.tolist() == [0.8, 0.4] and not whole.rounding.any()
     four = Observation.of_counts([800, 600, 400, 300], 1000, drafted=3940)
     assert four.rounds.tolist() == [1000, 990, 980, 970]
+    taken_off = four.accepted - [0.8, 0.6, 0.4, 0.3]
+    assert four.rounding == pytest.approx(taken_off / 2, abs=EXACT) and taken_off[3] > 0
     certain = Observation.of_counts([1000, 990, 990, 990], 1000, drafted=3940)
     assert certain.accepted.tolist() == [1, 1, 1, 1]
     with pytest.raises(ValueError, match="rounds: must lie in"):

@@ -119,6 +119,7 @@ def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server
     # a float32 row is summed in another order
     shown = {labels["policy"]: own for labels, own in fake.shown("cactus:emitted_divergence_nats")}
     assert shown == {LOOSE: pytest.approx(spent[LOOSE], abs=ROUNDING)}
+    hook.reporter.flush()  # an answer is entered once
     answers = {labels["policy"]: own for labels, own in fake.shown("cactus:answer_divergence_nats")}
     assert answers == {label: pytest.approx(own, abs=ROUNDING) for label, own in spent.items()}
     verified = fake.shown("cactus:verified_rows")
@@ -126,6 +127,19 @@ def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server
     for name in ("drafted", "accepted", "emitted"):
         counted = sum(own for _, own in fake.shown(f"cactus:{name}_tokens"))
         assert counted == sum(own[name] for own in readings)
+
+
+def test_the_meter_reads_rows_under_a_cap_by_the_price_that_judged_them(server, tmp_path):
+    shown = []
+    for meter in ({"CACTUS_READINGS": str(tmp_path / "readings")}, {"CACTUS_METER": "1"}):
+        kind, _ = server(CACTUS_CAP=str(CAP), **meter)
+        runner = kind(**requests(None, None))
+        for seed in range(6):
+            step(runner, seed, ["r0", "r1"], [3, 3])
+        runner._update_states(fake.SchedulerOutput({"r0", "r1"}))
+        shown += fake.shown("cactus:emitted_divergence_nats")
+    (labels, spent), metered = shown
+    assert spent > 0 and metered == (labels, pytest.approx(spent, abs=ROUNDING))
 
 
 def test_a_reading_says_when_what_and_why(server, tmp_path):
