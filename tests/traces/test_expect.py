@@ -178,6 +178,8 @@ def test_what_is_expected_is_no_alarm_and_a_gap_is_at_its_position() -> None:
     assert found.not_excluded == ()
     few = compare_observed(seen, Observation(np.array([0.7, 0.004, 0.0, 0.0]), 1000, np.zeros(4)))
     assert [gap["position"] for gap in few.gaps] == [1, 2]  # 4 rounds reach position 3
+    ten = compare_observed(seen, Observation(np.array([0.7, 0.01, 0.0, 0.0]), 1000, np.zeros(4)))
+    assert [gap["position"] for gap in ten.gaps] == [1, 2, 3]
     with pytest.raises(ValueError, match="the 4 positions that are expected"):
         compare_observed(seen, Observation(rates[:3], 2000, np.zeros(3)))
 
@@ -209,8 +211,19 @@ def test_what_no_position_shows_is_seen_in_the_direction_of_a_fault() -> None:
     far = compare_observed(own, seen, {"far": lowered(own, 0.5)})
     assert far.alarm and far.not_excluded == ()  # lower everywhere, and yet nothing that is known
     assert "excluded among 1 known faults; an unknown one can look the same" in far.sentence
+    higher = compare_observed(own, seen, {"faint": lowered(own, 0.94), "up": lowered(own, 1.005)})
+    assert higher.alike == () and higher.not_excluded == ("faint",)  # up fits no worse than healthy
     many = {f"faint{number}": lowered(own, 0.94) for number in range(40)}
     assert not compare_observed(own, seen, many).alarm  # 3.7 errors once among 40 are no alarm
+
+
+def test_a_fault_of_the_same_trace_shows_by_its_difference() -> None:
+    own = made(np.random.default_rng(0), 8, 4, 0.0)
+    seen = Observation(np.array([mean.value for mean in own.accepted]), 2000, np.zeros(2))
+    same = lowered(own, 0.98)
+    other = replace(same, replay=replace(same.replay, source="another"))
+    alike = [compare_observed(own, seen, {"near": fault}).alike for fault in (same, other)]
+    assert alike == [(), ("near",)]
 
 
 def test_settings_are_thought_of_before_faults() -> None:

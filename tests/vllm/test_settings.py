@@ -14,7 +14,9 @@ def test_nothing_is_asked_for_without_a_policy(environ):
 
 
 @pytest.mark.parametrize("more", [{}, BAND])
-@pytest.mark.parametrize("name", ["CACTUS_VERIFER", "CACTUS_POLICIY", "CACTUS_cap", "CACTUS_"])
+@pytest.mark.parametrize(
+    "name", ["CACTUS_VERIFER", "CACTUS_POLICIY", "CACTUS_cap", "Cactus_Policy", "CACTUS_"]
+)
 def test_a_setting_with_an_unknown_name_is_refused(name, more):
     with pytest.raises(ValueError) as caught:
         settings.read(more | {name: "block"})
