@@ -135,7 +135,7 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
-    """P φ ≥ min(p, q) for every token, as in lossless sampling (declares ``at_least_speculative``).
+    """Keep at least as much: p φ ≥ min(p, q) for every token (declares ``at_least_speculative``).
 
     A claim about every token, not only about their sum.
     """
