@@ -138,6 +138,10 @@ normalised = ct.rule(
     recovery=lambda q, p, n: spread(above_zero(q - p)),
     budget="kl <= 0 emitted",
 )
+draws_from_q = ct.rule(lenient, recovery=lambda q, p, n: q, direction=-1, **KNOB)
+draws_from_the_other_residual = ct.rule(
+    lenient, recovery=lambda q, p, n: spread(above_zero(p - q)), direction=-1, **KNOB
+)
 blind = ct.rule(lenient, recovery=lambda q, p, n: spread(above_zero(1 - p)))
 one_token_short = ct.rule(
     lossless.source.function,
@@ -414,7 +418,30 @@ FAULTS = (
     Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
     Fault("per-proposal budget declared as emitted", "budget_holds", Averaged(0.1)),
     Fault("argmax recovery declared lossless", "budget_holds", argmax_recovery, lossless),
-    Fault("recovers from q instead of the residual", "budget_holds", recovers_from_q, lossless),
+    Fault(
+        "recovers from q instead of the residual",
+        "recovery_is_the_residual",
+        recovers_from_q,
+        lossless,
+    ),
+    Fault(
+        "recovers from q at every value of a knob",
+        "recovery_is_the_residual",
+        draws_from_q,
+        lenience,
+    ),
+    Fault(
+        "recovers from (p − q)₊ instead of (q − p)₊",
+        "recovery_is_the_residual",
+        draws_from_the_other_residual,
+        lenience,
+    ),
+    Fault(
+        "recovers from (q − p)₊ where another row is emitted",
+        "recovery_is_the_residual",
+        ResidualFromTheWrongRow(),
+        ClippedTarget(),
+    ),
     Fault("p/q in the acceptance instead of q/p", "budget_holds", swapped_rows, lossless),
     Fault(
         "knob declared the wrong way round", "acceptance_follows_the_knob", reversed_knob, lenience

@@ -36,7 +36,7 @@ def test_it_prints_what_the_readme_says_and_a_test_that_fails_until_it_is_mended
     out, err = capfd.readouterr()
     assert REPORT in out and "Traceback" not in err
     assert f"{len(PROPERTIES)}/{len(PROPERTIES)}" in err and out.count("\n") > 30
-    pasted = out.split("# paste into a test file beside the rule\n")[1].split("\n\n1 broken")[0]
+    pasted = out.split("# paste into a test file beside the rule\n")[1].split("\n\nthe knob")[0]
 
     def run():
         sys.modules.pop("my_rule", None)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum import optimal_acceptance
-from cactus_theory.policies import Policy
+from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies._base import raised_alone
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
@@ -67,6 +67,43 @@ def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
     exact = seen.on(seen.q, seen.p, rule=at_knob(seen.rule, lossless))
     about = f"emitted probability of token {{0}} at {seen.rule.knob}={lossless:g}"
     yield Bounds(exact.emitted, seen.q, seen.q, about)
+
+
+def _may_spend_nothing(rule: Policy) -> bool:
+    budget = rule.declares.budget
+    return budget is not None and budget.scope == "emitted" and budget.amount == 0
+
+
+def _claims_a_row(rule: Policy) -> bool:
+    return isinstance(rule, FixedTarget) or _has_lossless_value(rule) or _may_spend_nothing(rule)
+
+
+@policy_property(
+    _claims_a_row,
+    hint="the recovery is not the residual of the emitted row h: it must be (h − p)₊ over its sum, "
+    "not q, and not the residual of another row",
+)
+def recovery_is_the_residual(seen: Behaviour) -> Iterator[Bounds]:
+    """Where tokens are kept as for h, what replaces the others is (h − p)₊ over its sum.
+
+    h is the target of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
+    the knob (declares ``strict``).
+    """
+    rule, row, where = seen.rule, seen.q, ""
+    if isinstance(rule, FixedTarget):
+        row = rule.target(seen.q, seen.p)
+    elif not _may_spend_nothing(rule):
+        lossless = rule.declares.strict
+        if lossless is None or seen.knobs:  # at other knobs it is the same rule
+            return
+        rule, where = at_knob(rule, lossless), f" at {rule.knob}={lossless:g}"
+    exact = seen if rule is seen.rule else seen.on(seen.q, seen.p, rule=rule)
+    as_for_row = (exact.kept - torch.minimum(row, seen.p)).abs() <= EXACT
+    judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
+    recovered, residual = exact.emitted - exact.kept, (row - seen.p).clamp(min=0.0)
+    about = f"mass of token {{0}} out of recoveries{where}, beside its residual (h − p)₊"
+    judged = judged[:, None].expand(row.shape)
+    yield Bounds(recovered, residual, residual, about, EXACT, judged)
 
 
 @policy_property(
