@@ -85,12 +85,6 @@ def write_csv(
     tables.write_csv(path, columns, fields, provenance)
 
 
-def filled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows that share all columns, those of any of them; None where one had no value."""
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return [{**columns, **row} for row in rows]
-
-
 def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Return the rows, fields as text, and the provenance of a file from :func:`write_csv`."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()

@@ -30,7 +30,7 @@ from cactus_theory.base.terminal import Progress
 from ..common.grid import checked_policy, followers
 from ..common.inputs import ROOT, at_least, command_line
 from ..common.journal import Journal
-from ..common.results import filled, provenance, write_csv
+from ..common.results import provenance, write_csv
 from .executors import cluster, on_cluster, serial
 from .kinds import KINDS, release
 from .tasks import Task
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         kept = [journal.results[task.key] for task in tasks if task.key in journal.results]
     if errors:
         origin["failed"] = f"{len(errors)} of {len(tasks)} tasks, which are left out"
-    rows = filled([row for outcome in kept for row in outcome["rows"]])
+    rows = [row for outcome in kept for row in outcome["rows"]]
     for path in filter(None, (args.out / "sweep.csv", args.publish)):
         path.unlink(missing_ok=True)
         if rows:

@@ -28,8 +28,8 @@ class Kind:
     """What a kind is: the flags that only it reads, its tasks, the rows of a task.
 
     ``tasks`` are those of cells (policy, verifier), and raise for flags that would make them
-    fail. ``measure`` returns the same whenever and wherever it is called; its rows begin with the
-    task's own columns.
+    fail. ``measure`` returns the same whenever and wherever it is called; all rows of a kind share
+    their columns, the first of which are the task's own.
     """
 
     flags: tuple[str, ...]

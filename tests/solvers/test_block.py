@@ -114,6 +114,7 @@ def test_the_ends_need_no_solver():
     for goal in ({"price": 0}, {"per_call": 9.0}, {"per_token": math.inf}):
         whole = block.solve(tree, **goal)
         assert whole.tokens == pytest.approx(tree.possible.sum())
+        np.testing.assert_allclose(whole.target.sum(-1), 1, atol=ROUNDING)
         assert (whole.solver, whole.price) == ("identity", 0)
         assert abs(whole.gap) < ROUNDING
 

@@ -204,6 +204,17 @@ def test_what_a_pass_is_shown(tiny) -> None:
         assert MisledDrafting.fed(work, 0, 1) == (tokens, positions)
 
 
+def test_a_refusal_costs_the_cache_its_last_tokens_but_the_newest(tiny) -> None:
+    """Of two drafted tokens after three: the first is refused, the last one, none."""
+    for length, lost in [(4, {1, 2}), (5, {2, 3}), (6, set())]:
+        texts = SimpleNamespace(lengths=[length])
+        work = SimpleNamespace(
+            drafter=Misled(tiny[1], lost=2), lost=[set()], texts=texts, drafted_from=[(3, 2)]
+        )
+        MisledDrafting.settle(work)
+        assert work.lost == [lost]
+
+
 def test_a_window_is_run_as_full_attention() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 48}

@@ -237,7 +237,7 @@ def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more
     assert any("ZeroDivisionError" in line and "without loss" in line for line in hook.logged)
 
 
-@pytest.mark.parametrize("own", [{"CACTUS_CAP": "0.5"}, {"CACTUS_READINGS": "log"}])
+@pytest.mark.parametrize("own", [{"CACTUS_CAP": "0"}, {"CACTUS_READINGS": "log"}])
 def test_runner_v2_is_refused_by_name_where_accounts_are_asked_for(own):
     asked = settings.read({"CACTUS_POLICY": LOOSE} | own)
     config = SimpleNamespace(speculative_config=SimpleNamespace(), use_v2_model_runner=True)

@@ -28,6 +28,8 @@ def test_another_run_is_not_mixed_in(tmp_path: Path) -> None:
         assert journal.results == {"a": {"seconds": 1.5}}
     with pytest.raises(ValueError, match="another seed"):
         Journal(path, {"seed": 1, "room": 5})
+    with pytest.raises(ValueError, match="another room"):
+        Journal(path, {"seed": 0})
     Journal(path, {"room": 5, "seed": 0}).close()  # a refusal leaves it unlocked
 
 
