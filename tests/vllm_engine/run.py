@@ -4,9 +4,9 @@ A job has ``engine`` (arguments of ``LLM``) and ``requests`` (each: prompt, how 
 arguments of ``SamplingParams``, perhaps the first of as many seeds). It may also ask for
 ``starts`` that must be refused, for ``bad`` extra arguments of requests, to answer ``alone``,
 one by one, to ``age`` vLLM before anything is loaded, to set an environment ``late``, after this
-process has read its own, to ``take`` the hook away at the end, and to wait until the counters of
-other processes have ``settled``. The answer has the tokens of
-every request, the counters of this process, and all that was refused.
+process has read its own, to ``take`` the hook away at the end, and to wait until other processes
+have ``settled`` the counts of so many answers. The answer has the tokens of every request, the
+counters of this process, and all that was refused.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def main() -> None:
         "tokens": [list(one.outputs[0].token_ids) for one in done],
         "stopped": stopped,
         "refused": refused,
-        "counters": settled() if job.get("settled") else counters(),
+        "counters": settled(job["settled"]) if job.get("settled") else counters(),
         "preemptions": preemptions(),
         "taken": taken(engine, prompts[0], params[0]) if job.get("take") else None,
     }
@@ -110,14 +110,22 @@ def counters() -> dict[str, dict[str, float]]:
     return found
 
 
-def settled() -> dict[str, dict[str, float]]:
-    """Return the same once an engine of another process has sent all that it has measured."""
+def settled(answers: int) -> dict[str, dict[str, float]]:
+    """Return the same once an engine of another process has sent what so many answers took.
+
+    A step may send all rows before the next one tells that the last answer has ended.
+    """
     for _ in range(100):
         found = counters()
-        measured, verified = (
-            found.get(f"cactus:{name}_rows_total", {}) for name in ("measured", "verified")
+        measured, verified, ended = (
+            found.get(f"cactus:{name}", {})
+            for name in (
+                "measured_rows_total",
+                "verified_rows_total",
+                "answer_divergence_nats_count",
+            )
         )
-        if measured and measured == verified:
+        if measured == verified and sum(ended.values()) == answers:
             break
         time.sleep(0.1)
     return found

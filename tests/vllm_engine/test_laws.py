@@ -137,7 +137,7 @@ def test_processes_of_their_own_emit_the_law_and_count_it(run, tmp_path):
     file, policy = tmp_path / "readings", "mixture:alpha=0.5"
     (tmp_path / "metrics").mkdir()
     requests = [request(PROMPT, TIMES), request(PROMPT, 20, temperature=0.0)]
-    job = {"engine": engine(processes=3), "requests": requests, "settled": True}
+    job = {"engine": engine(processes=3), "requests": requests, "settled": TIMES}
     where = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"), "CACTUS_READINGS": str(file)}
     ended = run(job, processes=3, CACTUS_POLICY=policy, **where)
     texts, _ = texts_of(ended.answer, job)
