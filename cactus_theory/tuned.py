@@ -1,7 +1,6 @@
 """Read the file that ``cactus-theory tune`` writes: the setting to decode with."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.traces.log import check_weights
 from cactus_theory.verify.contract import find_verifier, registered_verifier
 
 FORMAT = "cactus-theory tuned"
@@ -20,6 +20,8 @@ WEIGHTS = ("target_weights", "draft_weights")
 @dataclass(frozen=True)
 class TunedSetting:
     """What to decode with: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
+
+    ``check_pair(target, draft)`` tells before whether it was tuned for these models.
 
     Attributes
     ----------
@@ -56,7 +58,7 @@ class TunedSetting:
 
     @property
     def plain(self) -> bool:
-        """Return whether to decode without a draft (``generate_plain``)."""
+        """Return whether to decode without a draft."""
         return self.policy is None
 
     @property
@@ -70,7 +72,7 @@ class TunedSetting:
         """
         if self.plain:
             raise ValueError(
-                "tuned: must name a policy; plain decoding was faster, use generate_plain"
+                "tuned: must name a policy; plain decoding was faster, so decode without a draft"
             )
         names = "policy", "verifier", "num_draft_tokens", "temperature"
         return {name: getattr(self, name) for name in names}
@@ -83,8 +85,6 @@ class TunedSetting:
         ValueError
             Another target or another draft.
         """
-        from cactus_theory.traces.log import check_weights
-
         check_weights("tuned", self.weights, target_model, draft_model)
 
 
@@ -96,26 +96,6 @@ def below_floor(level: float, floor: float) -> str | None:
         f"the budget of {level:.3g} nats a token is below the {floor:.3g} by which the target's "
         "passes over several tokens differ from passes over one: rounding alone spends more"
     )
-
-
-def follow(
-    tuned: "TunedSetting | str | Path",
-    target_model: Any,
-    draft_model: Any,
-    arguments: Mapping[str, tuple[Any, Any]],
-) -> TunedSetting:
-    """Return the setting that ``tuned=`` names, if it fits these models and nothing beside it.
-
-    ``arguments`` are those that the setting decides, each with its default. Raises ValueError for
-    one that is not, other models, or plain decoding that was faster.
-    """
-    setting = tuned if isinstance(tuned, TunedSetting) else load_tuned(tuned)
-    for name, (value, usual) in arguments.items():
-        if value is not usual and value != usual:
-            raise ValueError(f"{name}: must not be given with tuned, which has one; got {value!r}")
-    setting.check_pair(target_model, draft_model)
-    _ = setting.options
-    return setting
 
 
 def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:

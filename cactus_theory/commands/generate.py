@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         if not is_utf8(text):
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _tuned_setting(args)
-    from cactus_theory.decoding import DecodeOptions, decode, load_pair
+    from cactus_theory.decoding import Callbacks, DecodeOptions, decode, load_pair
     from cactus_theory.decoding.drafters import Siblings, as_drafter
     from cactus_theory.decoding.stream import TextPieces
 
@@ -115,10 +115,11 @@ def run(args: argparse.Namespace) -> int:
         options,
         policy=options.policy if tuned.plain else _scheduled(args, tuned, pair.tokenizer),
         eos_token_ids=pair.target.generation_config.eos_token_id,
-        on_tokens=(lambda new: _print(pieces.add(new))) if args.stream else None,
     )
     if args.stream:
         _print(args.prompt)
+        show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
+        options = replace(options, callbacks=show)
     drafter: Any = None if tuned.plain else as_drafter(pair.draft)
     if args.draft_stop is not None:
         if not hasattr(drafter, "stop"):

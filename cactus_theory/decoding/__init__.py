@@ -1,5 +1,6 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
+from cactus_theory.decoding.doors import decode, generate
 from cactus_theory.decoding.drafters import (
     BlockDrafter,
     Cascade,
@@ -13,20 +14,18 @@ from cactus_theory.decoding.drafters import (
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair, load_pair
-from cactus_theory.decoding.loop import decode, generate, generate_plain
-from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.options import Callbacks, DecodeOptions
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult, LogProbs
 from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
-from cactus_theory.decoding.stream import (
-    speculative_stream,
-)
+from cactus_theory.decoding.stream import speculative_stream
 
 __all__ = [
     "Between",
     "BlockDrafter",
     "ByPosition",
+    "Callbacks",
     "Cascade",
     "DecodeOptions",
     "DecodingError",
@@ -44,7 +43,6 @@ __all__ = [
     "Siblings",
     "decode",
     "generate",
-    "generate_plain",
     "load_pair",
     "speculative_generate",
     "speculative_stream",

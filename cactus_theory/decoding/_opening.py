@@ -1,4 +1,4 @@
-"""What a decode begins with: models and prompts, checked, and what its rounds work on."""
+"""Second stage of a decode: models and prompts, checked, and what its rounds work on."""
 
 import warnings
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The decode loop on the host: draft, verify in one forward pass, roll back."""
+"""A round on the host: draft, verify in one forward pass of the target, roll back."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Round
-from cactus_theory.decoding.rounds import Loop
+from cactus_theory.decoding.rounds import Rounds
 from cactus_theory.policies._foreign_code import copied
 from cactus_theory.verify.draft import Draft, Verdict, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
 
-class Decode(Loop):
+class HostRounds(Rounds):
     """The rounds of a decode on the host; texts that have ended leave the batch.
 
     The target's rows of a round stand in the memory of its logits: the loop alone writes there,
@@ -70,10 +70,10 @@ class Decode(Loop):
                 p = None if draft.probs is None else draft.probs[row]
                 raise self.failure(row, q[row], p, range(len(ids) - 1, draft.lengths[row] + 1))
         new = self._settle(tokens, verdict)
-        if self.options.on_rows is not None:
+        if self.options.callbacks.on_rows is not None:
             counts = map(len, map(texts.new_ids, range(len(new))))
             earlier = [after - len(ids) for after, ids in zip(counts, new, strict=True)]
-            self.options.on_rows(*copied((q, draft, self.text_numbers, earlier)))
+            self.options.callbacks.on_rows(*copied((q, draft, self.text_numbers, earlier)))
         self.measure(Verified(assigned, q, draft, verdict), new)
         for row, ids in enumerate(new):
             self.policies.advance(row, ids)
@@ -164,7 +164,7 @@ class Decode(Loop):
             accepted, cut = self.count(self.text_numbers[row], count, ids, emitted)
             kept += accepted
             refused += accepted < count and not cut
-        if self.options.on_round is None:
+        if self.options.callbacks.on_round is None:
             return
         now = self.clock.parts
         spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
@@ -180,7 +180,7 @@ class Decode(Loop):
             verify_seconds=spent.get("verify", 0.0),
             rows=len(new),
         )
-        self.options.on_round(round_counts)
+        self.options.callbacks.on_round(round_counts)
         self.clock.lap("callback")
 
 

@@ -6,8 +6,8 @@ nothing. They are given as ``text_streamer``, ``text_tokenizer`` and ``draft_mod
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +16,13 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
+from cactus_theory.decoding.doors import decode
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.loop import decode
-from cactus_theory.decoding.options import DecodeOptions, OnTokens
+from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
-from cactus_theory.tuned import TunedSetting, follow
 from cactus_theory.verify.contract import Verifier
 
 # options of other loops of the library, with the value that asks for nothing
@@ -52,12 +51,11 @@ def speculative_generate(
     fast_forward: bool | None = None,
     meter: bool | str | Divergence | None = None,
     log_probs: bool = False,
-    on_tokens: OnTokens | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
     device_loop: bool | str | None = False,
     text_streamer: Any = None,
     text_tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
-    tuned: TunedSetting | str | Path | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode speculatively inside ``generate`` of a Hugging Face causal LM.
@@ -75,7 +73,6 @@ def speculative_generate(
     seed : as :func:`cactus_theory.decoding.generate`; None takes one from PyTorch's global
         generator, as sampling inside ``generate`` does.
     log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.
-    on_tokens : called after every round with the new ids (one row) or a list of them per row.
     text_streamer : a streamer of the library, such as ``TextStreamer``. It gets what
         ``streamer=`` gets without the hook: the prompt, one call a new token as soon as a round
         has verified it, ``end``. The library drops ``streamer=`` itself, silently, before it
@@ -85,12 +82,11 @@ def speculative_generate(
         ``GenerationConfig`` are refused by the library, which misses the tokenizer.
     meter : as :func:`cactus_theory.decoding.generate`; on by default where the output can hold
         it, with ``return_dict_in_generate``.
-    tuned : a file that ``cactus-theory tune --out`` wrote for these models, instead of policy,
-        verifier and num_draft_tokens; ``temperature=`` of the call must be that of the file.
 
     Notes
     -----
-    The other parameters are those of :func:`cactus_theory.decoding.generate`.
+    The other parameters are those of :func:`cactus_theory.decoding.generate`. Those of a
+    tuned setting are given as there: ``do_sample=True, **ct.load_tuned(file).options``.
 
     Raises
     ------
@@ -111,16 +107,6 @@ def speculative_generate(
     8
     """
     _check(generation_config, model_kwargs, draft_model)
-    if tuned is not None:
-        settings = {
-            "policy": (policy, "speculative"),
-            "verifier": (verifier, "chain"),
-            "num_draft_tokens": (num_draft_tokens, 5),
-        }
-        setting = follow(tuned, model, draft_model, settings)
-        _check_temperature(generation_config, setting.temperature)
-        policy, verifier = setting.policy or policy, setting.verifier or verifier
-        num_draft_tokens = setting.num_draft_tokens
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]
@@ -128,17 +114,25 @@ def speculative_generate(
     columns = None if text_streamer is None else Columns(text_streamer, len(input_ids), pad)
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
-    limits = _limits(criteria, generation_config)
-    arguments = {
-        "max_new_tokens": limits[0] - input_ids.shape[1],
-        "attention_mask": model_kwargs.get("attention_mask"),
-        "temperature": 1.0 if generation_config.do_sample else 0.0,
-        "eos_token_ids": limits[1],
-        "stop": _stop(criteria),
-        "meter": meter or log_probs,
-        "on_tokens": _shown(on_tokens, columns, len(input_ids)),
-    }
-    options = DecodeOptions.of(locals() | arguments)
+    length, ends = _limits(criteria, generation_config)
+    options = DecodeOptions(
+        policy=policy,
+        num_draft_tokens=num_draft_tokens,
+        max_new_tokens=length - input_ids.shape[1],
+        attention_mask=model_kwargs.get("attention_mask"),
+        temperature=1.0 if generation_config.do_sample else 0.0,
+        logits_processor=logits_processor,
+        eos_token_ids=ends,
+        stop=_stop(criteria),
+        seed=seed,
+        generator=generator,
+        verifier=verifier,
+        fast_forward=fast_forward,
+        meter=meter or log_probs,
+        log_probs=log_probs,
+        callbacks=_streamed(callbacks, columns, len(input_ids)),
+        device_loop=device_loop,
+    )
     drafter = as_drafter(draft_model)
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
@@ -177,16 +171,6 @@ def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
         raise ValueError(
             f"past_key_values: must be empty, the loop keeps its own cache; "
             f"got {cached.get_seq_length()} positions"
-        )
-
-
-def _check_temperature(config: Any, tuned: float) -> None:
-    """Raise unless the call samples at the temperature that was tuned at."""
-    temperature = (1.0 if config.temperature is None else config.temperature) * config.do_sample
-    if temperature != tuned:
-        raise ValueError(
-            f"temperature: must be the {tuned:g} that was tuned at (do_sample=True, "
-            f"temperature={tuned:g}); got {temperature:g}"
         )
 
 
@@ -232,16 +216,17 @@ def _stop(criteria: Sequence[Any]) -> Stop | None:
     )
 
 
-def _shown(on_tokens: OnTokens | None, columns: Columns | None, batch: int) -> OnTokens | None:
+def _streamed(callbacks: Callbacks, columns: Columns | None, batch: int) -> Callbacks:
+    """Return the callbacks with a streamer that hears new ids before they do."""
     if columns is None:
-        return on_tokens
+        return callbacks
 
-    def show(new: Any) -> None:
+    def on_tokens(new: Any) -> None:
         columns.add([new] if batch == 1 else new)
-        if on_tokens is not None:
-            on_tokens(new)
+        if callbacks.on_tokens is not None:
+            callbacks.on_tokens(new)
 
-    return show
+    return replace(callbacks, on_tokens=on_tokens)
 
 
 @lru_cache(maxsize=1)

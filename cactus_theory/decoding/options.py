@@ -1,7 +1,7 @@
-"""The keywords of a decode as one object, checked once, when it is made."""
+"""First stage of a decode: its keywords as one object, checked once, when it is made."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,20 +23,47 @@ from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
 
-# the new ids of the only row, or a list of them per row
-OnTokens = Callable[[Any], None]
-OnRound = Callable[[Round], None]
-# the target's rows (B, K + 1, V), the draft, the number of each text, its new tokens before
-OnRows = Callable[[Tensor, Draft, list[int], list[int]], None]
 # who verifies in the device loop, where it is said
 STEPS = ("torch", "kernels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What a decode tells after every round, while it runs; None: nobody listens.
+
+    What is told are copies. The time they take is kept out of the decode's.
+
+    Attributes
+    ----------
+    on_tokens : called with the new ids of the only row, or a list of them per row.
+    on_rows : called with all rows of the target (B, K + 1, V), those after a refusal too, the
+        draft, the number of each text in the batch, and how many new tokens it had before.
+    on_round : called with the round's counts and seconds (``result.Round``); what passes between
+        two rounds is in neither.
+
+    Examples
+    --------
+    >>> rounds = []
+    >>> told = Callbacks(on_round=rounds.append)
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> result = generate(pair.target, pair.draft, ids, max_new_tokens=8, callbacks=told)
+    >>> sum(one.emitted for one in rounds)
+    8
+    """
+
+    on_tokens: Callable[[Any], None] | None = None
+    on_rows: Callable[[Tensor, Draft, list[int], list[int]], None] | None = None
+    on_round: Callable[[Round], None] | None = None
+
+
+NO_CALLBACKS = Callbacks()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecodeOptions:
     """The keywords of :func:`generate`, which says what each means, as one checked object.
 
-    Specs are read here and nowhere beneath; :func:`decode` and both loops take the object.
+    Specs are read here and nowhere beneath; :func:`decode` and the stages after it take the object.
     ``dataclasses.replace`` makes another one.
 
     Raises
@@ -69,10 +96,8 @@ class DecodeOptions:
     meter: bool | str | Divergence = True
     record_rows: bool = False
     log_probs: bool = False
-    on_tokens: OnTokens | None = None
-    on_rows: OnRows | None = None
+    callbacks: Callbacks = NO_CALLBACKS
     device_loop: bool | str | None = False
-    on_round: OnRound | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperature", checked_temperature(self.temperature))
@@ -81,6 +106,8 @@ class DecodeOptions:
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
         for policy in self.policies:
             check_followed(policy, self.judge)
+        if not isinstance(self.callbacks, Callbacks):
+            raise TypeError(f"callbacks: must be a Callbacks object; got {self.callbacks!r:.60}")
         if self.log_probs and not self.meter:
             raise ValueError(
                 "log_probs: needs the meter, which has the emitted laws; got meter=False"
@@ -92,12 +119,6 @@ class DecodeOptions:
             allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
             raise ValueError(f"device_loop: must be one of {allowed}; got {loop!r}")
         _ = self.metered, self.sources  # read now, so that what is wrong is found here
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "DecodeOptions":
-        """Return the options among the arguments of a function that has them as keywords."""
-        names = [option.name for option in fields(cls) if option.name in arguments]
-        return cls(**{name: arguments[name] for name in names})
 
     @cached_property
     def policies(self) -> tuple[Policy | Schedule, ...]:

@@ -1,4 +1,4 @@
-"""What every decode loop shares: rounds until each text has ended, their counts, its error."""
+"""Third stage of a decode: rounds until each text has ended, their counts, and their error."""
 
 import math
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ class DecodingError(RuntimeError):
     ...     return scores if ids.shape[1] < 6 else scores * float("nan")
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> try:
-    ...     generate_plain(pair.target, ids, max_new_tokens=8, logits_processor=[spoilt])
+    ...     generate(pair.target, None, ids, max_new_tokens=8, logits_processor=[spoilt])
     ... except DecodingError as error:
     ...     error.text, error.position, error.result.num_tokens
     (0, 3, 3)
@@ -52,8 +52,11 @@ class DecodingError(RuntimeError):
         return str(self.args[0])
 
 
-class Loop(ABC):
-    """Rounds until every text has ended; ``text_numbers`` are those of the rows still open."""
+class Rounds(ABC):
+    """Rounds until every text has ended; ``text_numbers`` are those of the rows still open.
+
+    ``HostRounds`` and ``DeviceRounds`` draft and verify one; counts, meter and result are here.
+    """
 
     def __init__(self, opening: Opening) -> None:
         self.clock = Stopwatch()
@@ -68,7 +71,7 @@ class Loop(ABC):
 
     def run(self) -> GenerationResult:
         """Decode until every row has ended or is full."""
-        on_tokens, single = self.options.on_tokens, self.texts.batch == 1
+        on_tokens, single = self.options.callbacks.on_tokens, self.texts.batch == 1
         self.clock.lap("other")
         while self.texts.open:
             new = self.round()

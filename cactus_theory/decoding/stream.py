@@ -117,9 +117,13 @@ class SpeculativeStream:
 
     def _decode(self) -> None:
         from cactus_theory.decoding.hugging_face import speculative_generate
+        from cactus_theory.decoding.options import Callbacks
 
         try:
-            ours = {"custom_generate": speculative_generate, "on_tokens": self._take}
+            ours = {
+                "custom_generate": speculative_generate,
+                "callbacks": Callbacks(on_tokens=self._take),
+            }
             given = {"text_tokenizer": self.tokenizer} | self.options
             self.output = self.model.generate(**given, **ours)
         except _Abandoned:
@@ -159,7 +163,7 @@ def speculative_stream(model: Any, tokenizer: Any, **options: Any) -> Speculativ
     Raises
     ------
     ValueError
-        More than one prompt, ``on_tokens`` among the options. What the decode raises is raised
+        More than one prompt, ``callbacks`` among the options. What the decode raises is raised
         by the loop.
 
     Examples
@@ -177,7 +181,7 @@ def speculative_stream(model: Any, tokenizer: Any, **options: Any) -> Speculativ
             raise ValueError(f"{name}: must hold one prompt to be streamed; got {rows}")
     if (sequences := options.get("num_return_sequences")) not in (None, 1):
         raise ValueError(f"num_return_sequences: must be 1 to be streamed; got {sequences}")
-    for name in ("on_tokens", "custom_generate"):
+    for name in ("callbacks", "custom_generate"):
         if name in options:
             raise ValueError(f"{name}: must not be given to a stream; got {options[name]!r}")
     return SpeculativeStream(model, tokenizer, options)

@@ -13,7 +13,7 @@ from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding._sampling import Uniforms, Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import Drafter, Drafting, Setting
-from cactus_theory.decoding.host import Decode
+from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.result import Stopwatch
@@ -239,10 +239,10 @@ def decoded(
     ids = torch.tensor([prompt] * len(numbers))
     opening = Opening(bench.target_model, bench.drafter, ids, options)
     opening.coins.streams = [stream(torch.tensor(row, dtype=torch.float64)) for row in numbers]
-    decode = Decode(opening)
+    rounds = HostRounds(opening)
     if bench.reads:  # as if a round had been there before
-        _feed(decode.target, decode.texts)
-    return decode.round(), watching
+        _feed(rounds.target, rounds.texts)
+    return rounds.round(), watching
 
 
 def compared(

@@ -14,10 +14,10 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding._opening import opened_texts
+from cactus_theory.decoding.doors import decode
 from cactus_theory.decoding.drafters import Drafter, as_drafter
-from cactus_theory.decoding.loop import decode
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.options import Callbacks, DecodeOptions
 from cactus_theory.policies import Policy
 from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces._shard import DTYPES, Cycle
@@ -253,7 +253,10 @@ def _cycles(
         cycles.append(Cycle.of(text, before[0], q, draft))
 
     options = replace(
-        options, seed=header.seed + text, stop=lambda ids: ids.shape[1] >= most, on_rows=keep
+        options,
+        seed=header.seed + text,
+        stop=lambda ids: ids.shape[1] >= most,
+        callbacks=Callbacks(on_rows=keep),
     )
     decode(*pair, torch.tensor([prompt], device=pair[0].device), options)
     return cycles

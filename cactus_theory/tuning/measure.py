@@ -9,6 +9,7 @@ from typing import Any
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Round
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
@@ -187,7 +188,7 @@ def _timed(
         eos_token_ids=prompts.eos_token_ids,
         seed=prompts.seed + repeat * prompts.batch,
         meter=False,
-        on_round=rounds.append,
+        callbacks=Callbacks(on_round=rounds.append),
     )
     return _split(decode(target, None if setting is None else draft, ids, options), rounds)
 

@@ -27,7 +27,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.files import first_line
-from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.decoding import generate
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device.round import Repeated, never_waits
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
@@ -387,7 +387,7 @@ def _decode(bench: Bench, names: tuple[str, str], line: Config) -> Row:
     drafted: Row = {"policy": line.method, "verifier": line.verifier}
     drafted["num_draft_tokens"] = line.width
     if line.method == PLAIN:
-        metered, timed = (generate_plain(pair[0], ids, **shared) for _ in range(2))
+        metered, timed = (generate(pair[0], None, ids, **shared) for _ in range(2))
     else:
         metered, timed = (
             generate(pair[0], pair[1], ids, meter=meter, **shared, **drafted)

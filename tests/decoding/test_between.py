@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import Between, ModelDrafter, generate
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.schedule import spellings
 from cactus_theory.testing import assert_schedule_properties
 from tests.amounts import amount, some
@@ -87,7 +88,7 @@ def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(tiny, verifier,
         result = generate(
             tiny[0], ModelDrafter(tiny[1], greedy=certain), given, attention_mask=mask,
             policy=section, verifier=verifier, num_draft_tokens=6, max_new_tokens=40, seed=trial,
-            log_probs=True, on_rows=drafts,
+            log_probs=True, callbacks=Callbacks(on_rows=drafts),
         )  # fmt: skip
         for row, (prompt, shown) in enumerate(zip(given, mask, strict=True)):
             state = section.begin(prompt[shown.bool()].tolist())

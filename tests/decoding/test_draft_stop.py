@@ -16,6 +16,7 @@ from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters.stop import ACCEPTANCE, PLACES
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
@@ -103,7 +104,7 @@ def test_callbacks_are_told_what_was_drafted(tiny):
     ids = torch.tensor([[1, 5, 9], [2, 4, 8], [3, 3, 7]])
     drafter = ModelDrafter(model, stop=0.5)
     result = generate(target, drafter, ids, policy="speculative", num_draft_tokens=6,
-                      max_new_tokens=30, on_round=seen.append)  # fmt: skip
+                      max_new_tokens=30, callbacks=Callbacks(on_round=seen.append))  # fmt: skip
     drafted = sum(count * times for (count, _, _), times in result.rounds.items())
     refused = sum(t for (count, kept, cut), t in result.rounds.items() if kept < count and not cut)
     assert sum(done.drafted for done in seen) == drafted

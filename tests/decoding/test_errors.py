@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cactus_theory.cli import main
-from cactus_theory.decoding import generate, generate_plain, load_pair
+from cactus_theory.decoding import generate, load_pair
 
 PROMPT = torch.tensor([[1, 5, 9]])
 
@@ -52,7 +52,7 @@ def test_refuses_bad_prompts(tiny, ids, kind, message):
     with pytest.raises(kind, match=message):
         generate(*tiny, ids, policy="speculative", max_new_tokens=4)
     with pytest.raises(kind, match=message):
-        generate_plain(tiny[0], ids, max_new_tokens=4)
+        generate(tiny[0], None, ids, max_new_tokens=4)
 
 
 def test_respects_the_positions_of_both_models(tiny, make_model):

@@ -13,7 +13,6 @@ from cactus_theory.decoding import (
     NGram,
     RecurrentDrafter,
     generate,
-    generate_plain,
 )
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
@@ -22,6 +21,7 @@ from cactus_theory.decoding.drafters._heads import HeadShape
 from cactus_theory.decoding.drafters.block import BlockDrafting, BlockHead
 from cactus_theory.decoding.drafters.recurrent import RecurrentHead
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.testing import assert_drafter_properties
 from tests.amounts import amount, some
@@ -41,7 +41,7 @@ def drafters(tiny):
     """Return drafters by name, on heads that have learned a little of the tiny target."""
     target = tiny[0]
     starts = torch.arange(12)[:, None]
-    texts = generate_plain(target, starts, max_new_tokens=23, seed=1).output_token_ids
+    texts = generate(target, None, starts, max_new_tokens=23, seed=1).output_token_ids
 
     @cache
     def trained(kind):
@@ -126,7 +126,11 @@ def assert_rows_are_those_of_training(target, drafter, states):
         rows.append((earlier[0], draft))
 
     prompt = PROMPTS[:1]
-    text = generate(target, drafter, prompt, on_rows=keep, **options).output_token_ids[0].tolist()
+    text = (
+        generate(target, drafter, prompt, callbacks=Callbacks(on_rows=keep), **options)
+        .output_token_ids[0]
+        .tolist()
+    )
     checked = 0
     for made, draft in rows[1:]:
         settled = prompt[0].tolist() + text[:made]

@@ -7,6 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ModelDrafter, NGram, generate
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.policies._records import Path
 from tests.amounts import some
 from tests.decoding.test_ragged import padded, prompts
@@ -74,7 +75,7 @@ def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
     found = generate(
         tiny[0], DRAFTERS[drafter](tiny[1]), ids, attention_mask=mask, policy=policy, seed=5,
         verifier=verifier, max_new_tokens=30, num_draft_tokens=3, eos_token_ids=(7, 13),
-        log_probs=True, on_rows=rounds,
+        log_probs=True, callbacks=Callbacks(on_rows=rounds),
     )  # fmt: skip
     kinds = {"accepted": 0, "recovered": 0, "bonus": 0}
     for row, (own, length) in enumerate(zip(rounds.texts, found.row_lengths, strict=True)):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import DecodingError, generate, generate_plain, speculative_generate
+from cactus_theory.decoding import DecodingError, generate, speculative_generate
 from tests.amounts import amount
 
 PROMPTS = torch.tensor([[1, 5, 9], [1, 6, 4]])
@@ -29,7 +29,7 @@ class Spoil:
 def decode(tiny, kind, **options):
     shared = {"max_new_tokens": NEW, "seed": 3, **options}
     if kind == "plain":
-        return generate_plain(tiny[0], PROMPTS, **shared)
+        return generate(tiny[0], None, PROMPTS, **shared)
     verifier, _, policy = kind.partition(" ")
     return generate(*tiny, PROMPTS, policy=policy, verifier=verifier, num_draft_tokens=3, **shared)
 

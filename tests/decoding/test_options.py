@@ -13,7 +13,6 @@ from cactus_theory.decoding import (
     DecodeOptions,
     decode,
     generate,
-    generate_plain,
     speculative_generate,
 )
 
@@ -29,13 +28,11 @@ def keywords(function):
 
 def test_the_options_are_the_keywords():
     own = keywords(generate)
-    assert own.keys() - FIELDS.keys() == {"tuned"} and not FIELDS.keys() - own.keys()
-    missing = {name for name, default in own.items() if default is inspect.Parameter.empty}
-    assert missing == {"max_new_tokens"} and FIELDS["max_new_tokens"] is MISSING
-    shared = FIELDS.keys() - missing - {"policy"}  # which may come from tuned
-    assert {name: FIELDS[name] for name in shared} == {name: own[name] for name in shared}
-    assert keywords(generate_plain).keys() < FIELDS.keys()
-    more = {"draft_model", "text_streamer", "stop_strings", "text_tokenizer", "tuned"}
+    required = own.pop("max_new_tokens"), FIELDS["max_new_tokens"]
+    assert required == (inspect.Parameter.empty, MISSING)
+    assert own == {name: default for name, default in FIELDS.items() if name in own}
+    assert own.keys() | {"max_new_tokens"} == FIELDS.keys() and len(FIELDS) <= 18
+    more = {"draft_model", "text_streamer", "stop_strings", "text_tokenizer"}
     assert keywords(speculative_generate).keys() - FIELDS.keys() == more
 
 
@@ -72,6 +69,7 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
         ({"seed": 0, "generator": torch.Generator()}, "seed, generator: at most one may be given"),
         ({"meter": "nope"}, "'nope'"),
         ({"meter": False, "log_probs": True}, "log_probs: needs the meter"),
+        ({"callbacks": print}, "callbacks: must be a Callbacks object; got <built-in"),
         ({"device_loop": "x"}, "device_loop: must be one of True, False, None, 'torch'"),
         ({"device_loop": 1}, "device_loop: must be one of True, False, None, 'torch'"),
     ],
@@ -106,7 +104,7 @@ def test_one_object_decodes_with_a_draft_and_without(tiny):
     assert drafted.output_token_ids.equal(same.output_token_ids)
     plain = decode(tiny[0], None, IDS, options)
     assert plain.output_token_ids.equal(
-        generate_plain(tiny[0], IDS, max_new_tokens=6, seed=3).output_token_ids
+        generate(tiny[0], None, IDS, max_new_tokens=6, seed=3).output_token_ids
     )
     assert (
         plain.reading.emitted_divergence is plain.rows is plain.log_probs is None

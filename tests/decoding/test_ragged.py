@@ -14,7 +14,6 @@ from cactus_theory.decoding import (
     ModelDrafter,
     NGram,
     generate,
-    generate_plain,
 )
 from tests.amounts import THOROUGH
 
@@ -134,9 +133,9 @@ def test_plain_rows_equal_each_alone(tiny):
     rows = prompts(seed=6)
     ids, mask = padded(rows)
     options = {"max_new_tokens": 14, "eos_token_ids": 7, "temperature": 0.9}
-    batch = generate_plain(tiny[0], ids, attention_mask=mask, seed=SEEDS, **options)
+    batch = generate(tiny[0], None, ids, attention_mask=mask, seed=SEEDS, **options)
     for number, (row, seed) in enumerate(zip(rows, SEEDS, strict=True)):
-        single = generate_plain(tiny[0], torch.tensor([row]), seed=seed, **options)
+        single = generate(tiny[0], None, torch.tensor([row]), seed=seed, **options)
         text = batch.output_token_ids[number, : batch.row_lengths[number]]
         assert text.tolist() == single.output_token_ids[0].tolist()
 

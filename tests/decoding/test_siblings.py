@@ -13,8 +13,8 @@ from cactus_theory.decoding import (
     NGram,
     Siblings,
     generate,
-    generate_plain,
 )  # fmt: skip
+from cactus_theory.decoding.options import Callbacks
 from tests.amounts import amount, some
 from tests.decoding.models.families import build, families
 from tests.decoding.test_ragged import compare, prompts
@@ -40,7 +40,7 @@ def test_greedy_output_is_the_plain_one(tiny, name, fast, eos):
     """A penalty on used tokens makes the text depend on all that is shown: ancestors only."""
     options = {"temperature": 0.0, "max_new_tokens": 20, "eos_token_ids": eos}
     options["logits_processor"] = [transformers.RepetitionPenaltyLogitsProcessor(1.8)]
-    plain = generate_plain(tiny[0], TEXTS, attention_mask=MASK, **options)
+    plain = generate(tiny[0], None, TEXTS, attention_mask=MASK, **options)
     drafter = Siblings(drafters(tiny[1])[name], 3)
     options |= TREE | {"policy": "band:price=1", "fast_forward": fast, "attention_mask": MASK}
     found = generate(tiny[0], drafter, TEXTS, **options)
@@ -76,7 +76,10 @@ def test_what_is_beside_a_path_was_likeliest_before_it_was_drawn(tiny):
 
     options = TREE | {"policy": "band:price=1", "max_new_tokens": amount(10, 24)}
     drafter = Siblings(ModelDrafter(tiny[1]), certain=True)
-    assert generate(tiny[0], drafter, TEXTS, on_rows=see, **options).num_accepted > 0
+    assert (
+        generate(tiny[0], drafter, TEXTS, callbacks=Callbacks(on_rows=see), **options).num_accepted
+        > 0
+    )
 
 
 def test_the_default_dtype_of_torch_changes_no_text(tiny):
@@ -97,9 +100,9 @@ def test_ngrams_offer_what_else_followed():
     ids = torch.tensor([[5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 5, 6]])
     seen = []
     options = TREE | {"policy": "speculative", "max_new_tokens": 4, "meter": False}
-    options["on_rows"] = lambda q, draft, texts, before: seen.append(draft)
+    see = Callbacks(on_rows=lambda q, draft, texts, before: seen.append(draft))
     model = build(*families()["LlamaForCausalLM"])
-    generate(model, Siblings(NGram(), 2), ids, **options)
+    generate(model, Siblings(NGram(), 2), ids, callbacks=see, **options)
     draft = seen[0]
     assert draft.token_ids[0, : draft.lengths[0]].tolist() == [8, 5, 6, 7, 9]
     assert draft.parents[0, : draft.lengths[0]].tolist() == [-1, 0, 1, -1, 0]

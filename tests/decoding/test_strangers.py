@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import Schedule, generate, generate_plain
+from cactus_theory.decoding import Schedule, generate
+from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks
 
 PROMPTS = torch.tensor([[3, 5, 7, 2], [4, 4, 1, 9]])
 
@@ -102,12 +103,12 @@ def test_callbacks_may_write_into_what_they_get(tiny) -> None:
         spoil(list(parts))
 
     quiet = {"stop": lambda ids: ids[0, -1].item() == 11}
-    loud = {"stop": stop, "on_rows": on_rows, "on_tokens": spoil, "on_round": spoil}
+    loud = {"stop": stop, "callbacks": Callbacks(on_rows=on_rows, on_tokens=spoil, on_round=spoil)}
     found = [decoded(tiny, True, policy="band:price=1", **options) for options in (quiet, loud)]
     assert found[0] == found[1]
     plain = [
-        generate_plain(tiny[0], PROMPTS, max_new_tokens=6, on_tokens=seen).output_token_ids.tolist()
-        for seen in (None, spoil)
+        generate(tiny[0], None, PROMPTS, max_new_tokens=6, callbacks=seen).output_token_ids.tolist()
+        for seen in (NO_CALLBACKS, Callbacks(on_tokens=spoil))
     ]
     assert plain[0] == plain[1]
 

@@ -10,6 +10,7 @@ from cactus_theory.decoding import (
     speculative_generate,
     speculative_stream,
 )
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.stream import TextPieces
 from tests.amounts import amount, some
 from tests.decoding.letters import PIECES, tokenizer
@@ -67,8 +68,10 @@ def test_a_streamer_hears_tokens_during_the_decode(tiny):
     """Every round's tokens are heard before the next round's are drafted."""
     target, draft = tiny
     streamer, heard = Heard(), []
-    told = {"on_tokens": lambda new: heard.append((len(new), len(streamer.calls)))}
-    target.generate(IDS, **GREEDY, **OURS, draft_model=draft, text_streamer=streamer, **told)
+    told = Callbacks(on_tokens=lambda new: heard.append((len(new), len(streamer.calls))))
+    target.generate(
+        IDS, **GREEDY, **OURS, draft_model=draft, text_streamer=streamer, callbacks=told
+    )
     assert len(heard) > 5
     assert [count for _, count in heard] == [
         1 + sum(length for length, _ in heard[: number + 1]) for number in range(len(heard))
@@ -181,7 +184,11 @@ def test_pieces_come_while_it_is_decoded_and_make_the_text(tiny):
 def test_what_a_streamed_decode_raises_is_raised_by_the_loop(tiny):
     with pytest.raises(ValueError, match="policy"):
         list(streamed(tiny, policy="no_such_rule"))
-    for wrong in ({"inputs": IDS.repeat(2, 1)}, {"num_return_sequences": 2}, {"on_tokens": print}):
+    for wrong in (
+        {"inputs": IDS.repeat(2, 1)},
+        {"num_return_sequences": 2},
+        {"callbacks": Callbacks(on_tokens=print)},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             streamed(tiny, **wrong)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import NGram, generate, generate_plain
+from cactus_theory.decoding import NGram, generate
 from cactus_theory.tuned import TunedSetting
 
 PROMPT = torch.tensor([[1, 5, 9, 5]])
@@ -26,7 +26,7 @@ def test_half_precision_on_a_cpu_is_named_with_its_remedy(make_model):
 
 def test_results_tell_their_dtype(tiny, make_model):
     assert generate(*tiny, PROMPT, **OPTIONS).dtype == "float64"
-    assert generate_plain(tiny[0], PROMPT, max_new_tokens=2).dtype == "float64"
+    assert generate(tiny[0], None, PROMPT, max_new_tokens=2).dtype == "float64"
     single = make_model(dtype=torch.float32)
     assert generate(single, tiny[0], PROMPT, **OPTIONS).dtype == "float32, float64"
 

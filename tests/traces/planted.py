@@ -12,6 +12,7 @@ from cactus_theory.decoding import DecodeOptions, ModelDrafter, decode
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Observation, compare_observed
 from cactus_theory.traces.faults import Fault, _cut
@@ -137,7 +138,7 @@ class Decodes:
             seed=[seed + row for row in range(size * repeats)],
             meter=False,
             verifier=judge,
-            on_rows=keep,
+            callbacks=Callbacks(on_rows=keep),
             stop=_after({tuple(own): len(own) for own in self.prompts}, longest),
         )
         decode(self.target, drafter, torch.tensor(ids * repeats), options)

@@ -20,7 +20,7 @@ from typing import Any
 
 from cactus_theory.base.rows import ORDINARY
 from cactus_theory.decoding._opening import Opening
-from cactus_theory.decoding.device.loop import DeviceDecode, capacity
+from cactus_theory.decoding.device.loop import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters.model import ModelDrafter
@@ -31,7 +31,7 @@ from cactus_theory.decoding.options import DecodeOptions
 BY_KERNELS = "device, by kernels"
 
 
-def on_device(opening: Opening) -> tuple[DeviceDecode | None, str]:
+def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
     """Return the device's decode if it is to run, and what a result says of its loop.
 
     Raises ValueError where it, or the kernels, are required and cannot run.
@@ -49,7 +49,7 @@ def on_device(opening: Opening) -> tuple[DeviceDecode | None, str]:
     )
     if reason is None:
         step, loop = _step(opening, list(models.values()))
-        return DeviceDecode(opening, step), loop
+        return DeviceRounds(opening, step), loop
     if device_loop:
         raise ValueError(f"device_loop: must be None or False here, {reason}; got {device_loop!r}")
     return None, f"host, {reason}"
@@ -94,7 +94,8 @@ def _round_obstacle(opening: Opening) -> str | None:
 
 def _option_obstacle(options: DecodeOptions) -> str | None:
     """Return which options are given that the device loop does not have."""
-    names = [name for name in ("record_rows", "on_rows", "on_round") if getattr(options, name)]
+    names = ["record_rows"] * options.record_rows
+    names += [name for name in ("on_rows", "on_round") if getattr(options.callbacks, name)]
     names += ["fast_forward"] * (options.fast_forward is False)
     names += ["stop"] * (options.stop is not None)
     return f"where {', '.join(names)} is used" if names else None

@@ -1,4 +1,4 @@
-"""The host's part of a decode on a device: coins and lengths in, one read a round out."""
+"""A round on a device, the host's part: coins and lengths in, one read out."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from cactus_theory.decoding.device.verify import VerifyStep, probabilities, torc
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.decoding.rounds import Loop
+from cactus_theory.decoding.rounds import Rounds
 from cactus_theory.verify.draft import Assignment, Draft, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
@@ -20,7 +20,7 @@ Tokens = list[list[int]]
 BUCKET = 256
 
 
-class DeviceDecode(Loop):
+class DeviceRounds(Rounds):
     """The state of one decode of B texts; rows that have ended run along until all have.
 
     The caches' lengths are those of the prompts: the device's are in its inputs. Without

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from cactus_theory.decoding import generate, generate_plain
+from cactus_theory.decoding import generate
 from cactus_theory.decoding.device import loop as device_loop
 from cactus_theory.decoding.device import round as device_round
 from tests.decoding.device.test_same import ENDS, assert_same, prompts
@@ -49,7 +49,7 @@ def test_captured_rounds_are_the_usual_ones(moved, monkeypatch, policy, verifier
 def test_plain_decoding_is_captured(moved):
     given = {name: part.cuda() for name, part in prompts().items()}
     runs = [
-        generate_plain(moved[0], **given, max_new_tokens=12, device_loop=on)
+        generate(moved[0], None, **given, max_new_tokens=12, device_loop=on)
         for on in (False, "torch")
     ]
     assert runs[1].output_token_ids.equal(runs[0].output_token_ids)

@@ -8,8 +8,9 @@ import torch
 
 from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, device, generate
 from cactus_theory.decoding._opening import Opening
-from cactus_theory.decoding.device import DeviceDecode, verify
+from cactus_theory.decoding.device import DeviceRounds, verify
 from cactus_theory.decoding.device.verify import torch_step
+from cactus_theory.decoding.options import Callbacks
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment
 
@@ -28,7 +29,7 @@ def run(tiny, draft=None, **options):
         ({"draft": NGram()}, "a drafter is more than a model"),
         ({"stop": lambda ids: False}, "stop is used"),
         ({"record_rows": True}, "record_rows is used"),
-        ({"on_rows": lambda *rows: None}, "on_rows is used"),
+        ({"callbacks": Callbacks(on_rows=lambda *rows: None)}, "on_rows is used"),
         ({"fast_forward": False}, "fast_forward is used"),
         ({"verifier": "block:bonus=policy"}, "one more draft row"),
         ({"logits_processor": [lambda ids, scores: scores]}, "processors"),
@@ -70,7 +71,7 @@ def test_a_kernel_may_verify(tiny):
         return usual(replace(given, accept=torch.ones_like(given.accept)))  # no coin is below φ
 
     with torch.inference_mode():
-        result = DeviceDecode(opening, step).run()
+        result = DeviceRounds(opening, step).run()
     assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,), (2,)]
     assert result.num_accepted == 0 and result.row_lengths == (6, 6)
 

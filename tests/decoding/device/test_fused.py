@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import DecodingError, device, generate, generate_plain
+from cactus_theory.decoding import DecodingError, device, generate
 from cactus_theory.decoding.device import BY_KERNELS
 from cactus_theory.decoding.device import round as device_round
 from cactus_theory.divergences import divergence
@@ -125,7 +125,7 @@ def test_greedy_texts_are_those_of_the_usual_loop(single, interpreted, policy, v
 def test_plain_decoding_by_kernels(single, interpreted):
     options = prompts(lengths=(4, 2)) | {"max_new_tokens": 4, "temperature": 0.0}
     found, usual = (
-        generate_plain(single[0], **options, device_loop=on) for on in ("kernels", False)
+        generate(single[0], None, **options, device_loop=on) for on in ("kernels", False)
     )
     assert found.loop == BY_KERNELS and found.output_token_ids.equal(usual.output_token_ids)
 

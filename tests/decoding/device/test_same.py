@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import generate, generate_plain, load_pair
+from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.device import loop as device_loop
 from simulations.common.inputs import PAIR
 from tests.amounts import some
@@ -105,7 +105,7 @@ def test_plain_decoding(tiny):
     for temperature in (0.0, 1.0):
         options = {"max_new_tokens": 12, "temperature": temperature, "eos_token_ids": ENDS}
         runs = [
-            generate_plain(tiny[0], **prompts(), **options, device_loop=on) for on in (False, True)
+            generate(tiny[0], None, **prompts(), **options, device_loop=on) for on in (False, True)
         ]
         usual, found = runs
         assert (usual.loop, found.loop) == ("host", "device")
@@ -116,7 +116,7 @@ def test_plain_decoding(tiny):
 def test_the_coins_of_a_row_are_its_own_stream(tiny):
     """Plain decoding takes one number a token, in order: the inverse of the target's law."""
     ids = torch.tensor([[5, 6, 7]])
-    result = generate_plain(tiny[0], ids, max_new_tokens=6, seed=3, device_loop=True)
+    result = generate(tiny[0], None, ids, max_new_tokens=6, seed=3, device_loop=True)
     stream, text = np.random.default_rng(3).random(6), ids
     for coin, token in zip(stream, result.output_token_ids[0].tolist(), strict=True):
         law = tiny[0](text).logits[0, -1].softmax(-1).cumsum(-1)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from cactus_theory.decoding import generate_plain
+from cactus_theory.decoding import generate
 from cactus_theory.decoding.models.cached import check_positions
 from cactus_theory.decoding.models.trial import runs_together
 from tests.amounts import THOROUGH
@@ -63,8 +63,8 @@ def check_decides(name):
     model = built(name)
     own = theirs(model, name)
     try:
-        ours = generate_plain(
-            model, IDS, attention_mask=MASK, max_new_tokens=NEW, temperature=0.0
+        ours = generate(
+            model, None, IDS, attention_mask=MASK, max_new_tokens=NEW, temperature=0.0
         ).output_token_ids.tolist()
     except ValueError as refusal:
         assert str(refusal).startswith("model: ")
@@ -95,7 +95,7 @@ def test_families_that_take_no_mask_of_ours_run_row_by_row(name):
 def test_families_whose_cache_differs_are_refused_in_words(name):
     model = built(name)
     with pytest.raises(ValueError, match=REFUSED[name]):
-        generate_plain(model, IDS, attention_mask=MASK, max_new_tokens=NEW, temperature=0.0)
+        generate(model, None, IDS, attention_mask=MASK, max_new_tokens=NEW, temperature=0.0)
 
 
 @pytest.mark.thorough
@@ -121,10 +121,10 @@ def test_a_rotary_table_that_changes_with_the_text_ends_it():
     given = {"rope_parameters": rope, "original_max_position_embeddings": 16}
     model = build(config, model_class, sliding_window=None, **given)
     options = {"max_new_tokens": 9, "temperature": 0.0}
-    ours = generate_plain(model, IDS[:1], **options).output_token_ids.tolist()
+    ours = generate(model, None, IDS[:1], **options).output_token_ids.tolist()
     assert ours == own_greedy(model, IDS[:1], 9)
     with pytest.raises(ValueError, match="Phi3ForCausalLM must stay within 16 positions"):
-        generate_plain(model, IDS[:1], **(options | {"max_new_tokens": 10}))
+        generate(model, None, IDS[:1], **(options | {"max_new_tokens": 10}))
 
 
 def test_the_trial_is_made_once_per_model(monkeypatch):

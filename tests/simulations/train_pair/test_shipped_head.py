@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cactus_theory.cli import main
-from cactus_theory.decoding import generate, generate_plain, load_pair
+from cactus_theory.decoding import generate, load_pair
 from cactus_theory.testing import assert_drafter_properties
 from simulations.common.inputs import PAIR, load_prompts
 from simulations.train_pair.train import num_parameters
@@ -73,7 +73,7 @@ def test_lossless_texts_have_the_targets_law(pair, prompts):
 def test_greedy_texts_are_those_of_plain_decoding(pair, prompts):
     options = {"max_new_tokens": 24, "temperature": 0.0}
     for ids in prompts[: amount(2, 16)]:
-        plain = generate_plain(pair.target, torch.tensor([ids]), **options)
+        plain = generate(pair.target, None, torch.tensor([ids]), **options)
         own = {"policy": "speculative", "num_draft_tokens": 4} | options
         found = generate(pair.target, pair.draft, torch.tensor([ids]), **own)
         assert found.output_token_ids.equal(plain.output_token_ids)

@@ -1,8 +1,12 @@
-"""Decode a batch of texts: with any policy and drafter, or with the target alone."""
+"""The doors of a decode: keywords or one object of options in, a result out.
+
+The stages behind them, in order: ``options`` checks what was asked for, ``_opening`` the models
+and prompts; ``rounds`` drafts, verifies and measures until every text has ended, on the host
+(``host``) or on a GPU (``device``); ``result`` says what came out.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +16,11 @@ from cactus_theory.decoding._opening import Opening, dtype_of, warn_of
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.device import on_device
-from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.host import Decode
-from cactus_theory.decoding.options import DecodeOptions, OnRound, OnRows, OnTokens
+from cactus_theory.decoding.host import HostRounds
+from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.divergences import Divergence
-from cactus_theory.tuned import TunedSetting, follow
 from cactus_theory.verify.contract import Verifier
 
 
@@ -27,7 +29,7 @@ def generate(
     draft_model: Any,
     input_ids: Tensor,
     *,
-    policy: Spec | Schedule | Sequence[Spec | Schedule] | None = None,
+    policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative",
     num_draft_tokens: int = 4,
     max_new_tokens: int,
     attention_mask: Tensor | None = None,
@@ -42,11 +44,8 @@ def generate(
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
     log_probs: bool = False,
-    on_tokens: OnTokens | None = None,
-    on_rows: OnRows | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
     device_loop: bool | str | None = False,
-    on_round: OnRound | None = None,
-    tuned: TunedSetting | str | Path | None = None,
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -60,7 +59,8 @@ def generate(
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
     draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()`` or
-        ``ModelDrafter(model, stop=0.3)``, which drafts fewer tokens where it is unsure.
+        ``ModelDrafter(model, stop=0.3)``, which drafts fewer tokens where it is unsure. None is
+        the target alone: one token a row and forward pass, nothing to draft, meter or record.
     input_ids : (B, T) int64, T ≥ 1.
     policy : a Policy, a spec such as ``"cactus:delta=0.1"``, or a Schedule of them; or a list
         of B of these.
@@ -84,10 +84,7 @@ def generate(
     record_rows : also return the verified rows.
     log_probs : also return ln q and ln h of every new token (``LogProbs``); needs the meter,
         which has the emitted laws.
-    on_tokens : called after every round with the new ids (B = 1) or a list of them per row.
-    on_rows : called after every round with all rows of the target (B, K + 1, V), those after a
-        refusal too, the draft, the number of each text in the batch, and how many new tokens
-        it had before.
+    callbacks : what is called after every round: :class:`Callbacks`.
     device_loop : whether rounds run as one captured graph each, with one read by the host
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
         fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
@@ -97,10 +94,6 @@ def generate(
         shorter logits, Triton. They have random numbers of their own, so that a seed gives
         other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
         the usual one, ``"kernels"`` requires the kernels.
-    on_round : called after every round with its counts and seconds (``result.Round``); what
-        passes between two rounds is in neither.
-    tuned : instead of policy, verifier, num_draft_tokens and temperature: a file that
-        ``cactus-theory tune --out`` wrote for these models, or what ``ct.load_tuned`` read.
 
     Notes
     -----
@@ -134,69 +127,35 @@ def generate(
     torch.Size([1, 16])
     >>> 0 <= result.reading.emitted_divergence_per_token < 1
     True
+    >>> generate(pair.target, None, ids, max_new_tokens=8).target_calls
+    8
     """
-    if tuned is not None:
-        settings = {
-            "policy": (policy, None),
-            "verifier": (verifier, "chain"),
-            "num_draft_tokens": (num_draft_tokens, 4),
-            "temperature": (temperature, 1.0),
-        }
-        setting = follow(tuned, target_model, draft_model, settings)
-        policy, verifier = setting.policy, setting.verifier or "chain"
-        num_draft_tokens, temperature = setting.num_draft_tokens, setting.temperature
-    if policy is None:
-        raise ValueError("policy, tuned: exactly one must be given; got neither")
-    options = DecodeOptions.of(locals())
-    return decode(target_model, as_drafter(draft_model), input_ids, options)
-
-
-def generate_plain(
-    target_model: Any,
-    input_ids: Tensor,
-    *,
-    max_new_tokens: int,
-    attention_mask: Tensor | None = None,
-    temperature: float = 1.0,
-    logits_processor: Sequence[Any] = (),
-    eos_token_ids: int | Iterable[int] | None = None,
-    stop: Stop | None = None,
-    seed: int | Sequence[int] | None = None,
-    generator: Generators = None,
-    on_tokens: OnTokens | None = None,
-    device_loop: bool | str | None = False,
-    on_round: OnRound | None = None,
-) -> GenerationResult:
-    """Sample from the target alone, one token a row and forward pass.
-
-    Uses the same forward pass, cache, probabilities and draws as
-    :func:`cactus_theory.decoding.generate`, whose arguments it shares.
-
-    Raises
-    ------
-    ValueError, TypeError, DecodingError
-        As :func:`cactus_theory.decoding.generate`.
-
-    Examples
-    --------
-    >>> ids = pair.tokenizer("def f(", return_tensors="pt").input_ids
-    >>> result = generate_plain(pair.target, ids, max_new_tokens=8)
-    >>> result.num_tokens, result.target_calls
-    (8, 8)
-    """
-    return decode(target_model, None, input_ids, DecodeOptions.of(locals()))
+    options = DecodeOptions(
+        policy=policy,
+        num_draft_tokens=num_draft_tokens,
+        max_new_tokens=max_new_tokens,
+        attention_mask=attention_mask,
+        temperature=temperature,
+        logits_processor=logits_processor,
+        eos_token_ids=eos_token_ids,
+        stop=stop,
+        seed=seed,
+        generator=generator,
+        verifier=verifier,
+        fast_forward=fast_forward,
+        meter=meter,
+        record_rows=record_rows,
+        log_probs=log_probs,
+        callbacks=callbacks,
+        device_loop=device_loop,
+    )
+    return decode(target_model, draft_model, input_ids, options)
 
 
 def decode(
     target_model: Any, draft_model: Any, input_ids: Tensor, options: DecodeOptions
 ) -> GenerationResult:
-    """Do what :func:`generate` does with ``options``; without a draft, :func:`generate_plain`.
-
-    Parameters
-    ----------
-    draft_model : a causal LM or a drafter, or None: one token a row and forward pass, nothing
-        to draft, meter or record.
-    input_ids : (B, T) int64, T ≥ 1.
+    """Do what :func:`generate` does, whose keywords ``options`` has.
 
     Raises
     ------
@@ -216,5 +175,5 @@ def decode(
         warn_of(opening.models)
     with torch.inference_mode():
         device, loop = on_device(opening)
-        result = (device or Decode(opening)).run()
+        result = (device or HostRounds(opening)).run()
     return replace(result, loop=loop, dtype=dtype_of(opening.models.values()))
