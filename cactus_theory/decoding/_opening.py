@@ -15,7 +15,6 @@ from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
-from cactus_theory.decoding.result import VerifiedRows
 
 HALF = (torch.float16, torch.bfloat16)
 # a draft with so many times its target's parameters is no draft; a little more may be meant
@@ -51,12 +50,9 @@ class Opening:
         self.coins = Coins(batch, options.sources, self.texts.device)
         self.warp = Warp(options.temperature, options.logits_processor, padding)
         self.meter: Meter | None = None
-        self.recorder: list[VerifiedRows] | None = None
         if metered is not None:
             log = TokenLog(batch, options.max_new_tokens, options.log_probs)
             self.meter = Meter(self.policies.distinct, metered, options.judge, log)
-        if self.drafter is not None and options.record_rows:
-            self.recorder = []
 
 
 def opened_texts(

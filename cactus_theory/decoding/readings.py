@@ -20,6 +20,7 @@ conditional_acceptance_rates   the same among drafts that reached place i, with 
                                tokens before it accepted and one drafted there
 num_tokens, num_calls          N; target calls with this text in them, those without a     ours
                                draft as well
+accepted_per_call              num_accepted_tokens/num_calls                               ours
 tokens_per_call                N/num_calls                                                 ours
 emitted_divergence             Σ D(out‖q) over the verified rows, up to and including a     ours
                                round's first rejection, exact, in the unit of D
@@ -165,8 +166,13 @@ class Reading:
         return sum(self.rounds.values())
 
     @property
+    def accepted_per_call(self) -> float:
+        """Return the mean accepted length AL, without recovered and bonus tokens."""
+        return _share(self.num_accepted_tokens, self.num_calls)
+
+    @property
     def tokens_per_call(self) -> float:
-        """Return new tokens a target call."""
+        """Return new tokens a target call, recovered and bonus tokens included."""
         return _share(self.num_tokens, self.num_calls)
 
     @property

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -165,16 +164,12 @@ class GenerationResult:
     ----------
     output_token_ids : (B, N) int64, the new tokens of each row, the end-of-text token
         included, padded with −1 to the longest row.
-    ended : whether every text ended by itself.
-    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
-    accepted_histogram : entry a counts the rounds of a row with a accepted tokens. Drafted
-        tokens after an end of text are not counted.
-    seconds : where the time went.
-    reading : what all rows took and emitted together, with every rate.
-    rows : the verified rows, None unless they were recorded.
-    row_lengths : new tokens of each row.
     row_ended : whether each text ended by itself.
     row_rounds : (drafted, accepted, ended inside) → how many rounds did that, of each row.
+    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
+    seconds : where the time went.
+    reading : what all rows took and emitted together, with every count and rate.
+    rows : the verified rows, None unless they were recorded.
     token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
         one that was not drafted, and padding. Sums over a row are what that row spent; the sum
         over its first t tokens is what an answer that ended there would have spent.
@@ -192,21 +187,18 @@ class GenerationResult:
     (8, torch.Size([1, 8]))
     >>> result.reading.emitted_divergence >= 0
     True
-    >>> sum(result.accepted_histogram) == result.target_calls
+    >>> result.reading.num_calls == result.target_calls
     True
     """
 
     output_token_ids: Int[Tensor, "batch new"]
-    ended: bool
+    row_ended: tuple[bool, ...]
+    row_rounds: tuple[dict[Kind, int], ...]
     target_calls: int
     draft_calls: int
-    accepted_histogram: tuple[int, ...]
     seconds: Seconds
     reading: Reading
     rows: VerifiedRows | None = None
-    row_lengths: tuple[int, ...] = ()
-    row_ended: tuple[bool, ...] = ()
-    row_rounds: tuple[dict[Kind, int], ...] = ()
     token_charges: Float[Tensor, "batch new"] | None = None
     log_probs: LogProbs | None = None
     loop: str = "host"
@@ -215,12 +207,7 @@ class GenerationResult:
     @property
     def num_tokens(self) -> int:
         """Return the number of new tokens."""
-        return int((self.output_token_ids >= 0).sum())
-
-    @property
-    def rounds(self) -> Mapping[Kind, int]:
-        """Return how many rounds of all rows did each thing, as ``row_rounds`` of each."""
-        return self.reading.rounds
+        return self.reading.num_tokens
 
     @property
     def num_accepted(self) -> int:
@@ -228,24 +215,14 @@ class GenerationResult:
         return self.reading.num_accepted_tokens
 
     @property
-    def row_calls(self) -> int:
-        """Return target calls counted once per row that took part; target_calls if B = 1."""
-        return sum(self.accepted_histogram)
+    def row_lengths(self) -> tuple[int, ...]:
+        """Return the new tokens of each row."""
+        return tuple((self.output_token_ids >= 0).sum(-1).tolist())
 
     @property
-    def accepted_per_call(self) -> float:
-        """Return the mean accepted length AL, without recovered and bonus tokens."""
-        return self.num_accepted / self.row_calls
-
-    @property
-    def tokens_per_call(self) -> float:
-        """Return new tokens per row and target call, recovered and bonus tokens included."""
-        return self.num_tokens / self.row_calls
-
-    @property
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Return, for each place in a draft, the share of tokens kept among those reached."""
-        return self.reading.conditional_acceptance_rates
+    def ended(self) -> bool:
+        """Return whether every text ended by itself."""
+        return all(self.row_ended)
 
     def readings(self) -> list[Reading]:
         """Return what each row took and emitted, by itself; see ``decoding.readings``."""
@@ -265,27 +242,28 @@ class GenerationResult:
 
     def statistics(self) -> dict[str, Any]:
         """Return every figure under the name that tables and JSON give it."""
+        reading = self.reading
         figures: dict[str, Any] = {
             "dtype": self.dtype,
             "tokens": self.num_tokens,
             "ended": self.ended,
             "target_calls": self.target_calls,
             "draft_calls": self.draft_calls,
-            "accepted_histogram": list(self.accepted_histogram),
-            "acceptance_by_position": list(self.acceptance_by_position),
-            "accepted_per_call": self.accepted_per_call,
-            "tokens_per_call": self.tokens_per_call,
+            "acceptance_histogram": list(reading.acceptance_histogram),
+            "acceptance_by_position": list(reading.conditional_acceptance_rates),
+            "accepted_per_call": reading.accepted_per_call,
+            "tokens_per_call": reading.tokens_per_call,
             "tokens_per_second": self.tokens_per_second,
             "seconds": self.seconds.total,
             **{f"{part}_seconds": getattr(self.seconds, part) for part in DECODING_PARTS},
             "overhead": self.seconds.overhead,
         }
-        if self.reading.emitted_divergence is not None:
-            name = self.reading.divergence
+        if reading.emitted_divergence is not None:
+            name = reading.divergence
             figures |= {
-                f"emitted_{name}_per_row": self.reading.emitted_divergence_per_row,
-                f"emitted_{name}_per_token": self.reading.emitted_divergence_per_token,
-                f"largest_row_{name}": self.reading.largest_row_divergence,
+                f"emitted_{name}_per_row": reading.emitted_divergence_per_row,
+                f"emitted_{name}_per_token": reading.emitted_divergence_per_token,
+                f"largest_row_{name}": reading.largest_row_divergence,
                 "meter_seconds": self.seconds.meter,
             }
         return figures

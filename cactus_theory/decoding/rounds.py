@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from cactus_theory.decoding._opening import HALF, Opening, dtype_of
 from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.readings import Kind, Reading, pooled
-from cactus_theory.decoding.result import GenerationResult, Seconds, Stopwatch
+from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
 from cactus_theory.verify.draft import Verified
 
 
@@ -62,7 +61,9 @@ class Rounds(ABC):
         self.clock = Stopwatch()
         self.opening, self.options, self.verifier = opening, opening.options, opening.options.judge
         self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
-        self.meter, self.recorder = opening.meter, opening.recorder
+        self.meter = opening.meter
+        recorded = opening.drafter is not None and self.options.record_rows
+        self.recorder: list[VerifiedRows] | None = [] if recorded else None
         self.text_numbers = list(range(self.texts.batch))
         # for each text (drafted, accepted, ended inside) → how many rounds did that
         self.kinds: list[dict[Kind, int]] = [{} for _ in self.text_numbers]
@@ -161,35 +162,26 @@ class Rounds(ABC):
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
         finished = [self.finished[text] for text in range(len(self.kinds))]
-        new, ended = [ids for ids, _ in finished], tuple(by_itself for _, by_itself in finished)
+        new, ended = zip(*finished, strict=True)
         rounds, longest = pooled(self.kinds), max(map(len, new))
-        histogram = [0] * (self.opening.width + 1)
-        for (_, accepted, _), times in rounds.items():
-            histogram[accepted] += times
+        reading = Reading(rounds, sum(map(len, new)))
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
-        result = GenerationResult(
-            torch.tensor(padded, dtype=torch.int64),
-            all(ended),
-            *self.calls,
-            tuple(histogram),
-            Seconds(),
-            Reading(rounds, sum(map(len, new))),
-            row_lengths=tuple(map(len, new)),
-            row_ended=ended,
-            row_rounds=tuple(self.kinds),
-        )
+        token_ids = torch.tensor(padded, dtype=torch.int64)
         self.clock.lap("other")
         measured: dict[str, Any] = {}
         if self.meter is not None:
-            measured["reading"] = self.meter.reading(rounds, result.num_tokens)
+            reading = self.meter.reading(rounds, reading.num_tokens)
             if (log := self.meter.log) is not None:
-                width = result.output_token_ids.shape[1]
-                measured |= {"token_charges": log.costs(width), "log_probs": log.log_probs(width)}
+                measured["token_charges"] = log.costs(longest)
+                measured["log_probs"] = log.log_probs(longest)
         if self.recorder is not None:
             vocab = text_config(self.opening.target_model).vocab_size
             measured["rows"] = stacked(self.recorder, vocab)
         self.clock.lap("meter")
-        return replace(result, seconds=self.clock.seconds(), **measured)
+        seconds = self.clock.seconds()
+        return GenerationResult(
+            token_ids, ended, tuple(self.kinds), *self.calls, seconds, reading, **measured
+        )
 
 
 def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:

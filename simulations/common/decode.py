@@ -46,9 +46,8 @@ class Decoded:
         seconds, reading = self.result.seconds, self.result.reading
         record |= {
             "target_calls": self.result.target_calls,
-            "row_calls": self.result.row_calls,
-            "accepted": self.result.num_accepted,
-            "histogram": list(self.result.accepted_histogram),
+            "row_calls": reading.num_calls,
+            "accepted": reading.num_accepted_tokens,
             "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
         }
         if reading.emitted_divergence is not None:

@@ -86,7 +86,9 @@ def test_a_decode_charges_every_token_of_a_drafted_round(tiny, spec):
         target, draft, PROMPT, policy=spec, num_draft_tokens=3, max_new_tokens=25,
         verifier="block:bonus=policy", seed=4,
     )  # fmt: skip
-    plain_rounds = sum(times for (drafted, *_), times in found.rounds.items() if not drafted)
+    plain_rounds = sum(
+        times for (drafted, *_), times in found.reading.rounds.items() if not drafted
+    )
     assert found.reading.rows == sum(found.row_lengths) - plain_rounds
     assert (found.reading.emitted_divergence > 0.01) == (spec != "speculative")
 

@@ -93,9 +93,9 @@ def test_a_zero_threshold_never_stops_and_one_stops_at_once(tiny):
     free = generate(target, model, PROMPT, **options)
     never = generate(target, ModelDrafter(model, stop=0), PROMPT, **options)
     assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
-    assert never.rounds == free.rounds and never.draft_calls == free.draft_calls
+    assert never.reading.rounds == free.reading.rounds and never.draft_calls == free.draft_calls
     always = generate(target, ModelDrafter(model, stop=1.0), PROMPT, **options)
-    assert {drafted for drafted, _, _ in always.rounds} <= {0, 1}
+    assert {drafted for drafted, _, _ in always.reading.rounds} <= {0, 1}
 
 
 def test_callbacks_are_told_what_was_drafted(tiny):
@@ -105,8 +105,10 @@ def test_callbacks_are_told_what_was_drafted(tiny):
     drafter = ModelDrafter(model, stop=0.5)
     result = generate(target, drafter, ids, policy="speculative", num_draft_tokens=6,
                       max_new_tokens=30, callbacks=Callbacks(on_round=seen.append))  # fmt: skip
-    drafted = sum(count * times for (count, _, _), times in result.rounds.items())
-    refused = sum(t for (count, kept, cut), t in result.rounds.items() if kept < count and not cut)
+    drafted = sum(count * times for (count, _, _), times in result.reading.rounds.items())
+    refused = sum(
+        t for (count, kept, cut), t in result.reading.rounds.items() if kept < count and not cut
+    )
     assert sum(done.drafted for done in seen) == drafted
     assert sum(done.refused for done in seen) == refused
     assert sum(done.steps for done in seen if done.drafted) == result.draft_calls
@@ -128,7 +130,7 @@ def test_certain_drafts_are_not_stopped(tiny, width):
         generate(target, drafter, PROMPT, num_draft_tokens=width, **options)
         for drafter in (model, ModelDrafter(model, stop=0.9))
     )
-    assert stopped.rounds == free.rounds
+    assert stopped.reading.rounds == free.reading.rounds
 
 
 def test_a_cascade_tells_what_was_planned(tiny):

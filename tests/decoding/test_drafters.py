@@ -51,7 +51,7 @@ def test_an_ngram_decode_makes_no_draft_calls(tiny):
     result = generate(tiny[0], NGram(), ids, policy="cactus:delta=1", max_new_tokens=30)
     assert result.draft_calls == 0
     assert result.num_accepted > 0
-    assert {drafted for drafted, _, _ in result.rounds} > {0, 4}  # as much as was found
+    assert {drafted for drafted, _, _ in result.reading.rounds} > {0, 4}  # as much as was found
 
 
 def test_a_cascade_asks_the_model_only_where_nothing_matches(tiny):

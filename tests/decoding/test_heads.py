@@ -196,7 +196,7 @@ def proposed(target, drafter, states, coins, wanted=PLACES, next_row=False):
 def test_more_tokens_than_places_are_not_drafted(tiny, drafters):
     options = {"policy": "speculative", "num_draft_tokens": 9, "max_new_tokens": 20}
     result = generate(tiny[0], drafters("block"), PROMPTS[:1], **options)
-    assert max(drafted for drafted, _, _ in result.rounds) == PLACES
+    assert max(drafted for drafted, _, _ in result.reading.rounds) == PLACES
 
 
 @pytest.mark.parametrize("kind", [BlockHead, RecurrentHead])

@@ -103,8 +103,6 @@ def test_each_row_reads_as_it_does_alone_and_all_add_up(tiny, verifier, stop):
     assert pooled.emitted_divergence == pytest.approx(
         result.reading.emitted_divergence, abs=ROUNDING
     )
-    assert pooled.tokens_per_call == result.tokens_per_call
-    assert pooled.conditional_acceptance_rates == result.acceptance_by_position
     assert len({own.emitted_divergence for own in readings}) == len(rows)
 
 

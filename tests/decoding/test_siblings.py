@@ -60,7 +60,10 @@ def test_without_siblings_it_is_the_path_itself(tiny):
     options = TREE | {"policy": "band:price=1", "max_new_tokens": 12, "seed": 3}
     bare = generate(*tiny, TEXTS, **options)
     found = generate(tiny[0], Siblings(ModelDrafter(tiny[1]), 0), TEXTS, **options)
-    assert found.output_token_ids.equal(bare.output_token_ids) and found.rounds == bare.rounds
+    assert (
+        found.output_token_ids.equal(bare.output_token_ids)
+        and found.reading.rounds == bare.reading.rounds
+    )
 
 
 def test_what_is_beside_a_path_was_likeliest_before_it_was_drawn(tiny):

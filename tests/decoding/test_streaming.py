@@ -113,12 +113,12 @@ def test_a_text_that_is_stopped_inside_a_draft_is_charged_up_to_there(tiny):
         assert not any(ends[:-1]) and (ends[-1] or len(new) == 40)
         assert result.num_tokens == len(new) == result.log_probs.target.shape[1]
         assert float(result.token_charges.sum()) == pytest.approx(result.reading.emitted_divergence)
-        accepted = sum(taken * times for (_, taken, _), times in result.rounds.items())
+        accepted = sum(taken * times for (_, taken, _), times in result.reading.rounds.items())
         assert result.reading.rows == accepted + sum(
-            times for (drafted, taken, cut), times in result.rounds.items()
+            times for (drafted, taken, cut), times in result.reading.rounds.items()
             if taken < drafted and not cut
         )  # fmt: skip
-        inside += any(cut and taken < drafted for drafted, taken, cut in result.rounds)
+        inside += any(cut and taken < drafted for drafted, taken, cut in result.reading.rounds)
     assert inside
 
 

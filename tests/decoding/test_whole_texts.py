@@ -123,7 +123,7 @@ def test_decodes_have_the_enumerated_law(models, pair, spec, verifier, width, en
     check_mean(float(counts @ ratio) / DECODES, exact.kl, deviation)
     if spec != "speculative":  # so far from what the target's own texts would give, at most 0
         assert exact.kl > SIGMAS * deviation / math.sqrt(DECODES)
-    check_mean(result.row_calls / DECODES, exact.calls.mean, exact.calls.deviation)
+    check_mean(result.reading.num_calls / DECODES, exact.calls.mean, exact.calls.deviation)
     check_mean(result.reading.emitted_divergence / DECODES, exact.meter.mean, exact.meter.deviation)
     check_mean(result.num_tokens / DECODES, exact.tokens, spread(exact.law))
 

@@ -104,7 +104,7 @@ def test_bfloat16_costs_what_it_costs_the_small_model(pair):
 def new_ids(target, draft, prompts, **options):
     common = {"max_new_tokens": 9, "num_draft_tokens": 3, "eos_token_ids": 0}
     result = generate(target, draft, prompts, **(common | options))
-    return result.output_token_ids.tolist(), result.accepted_histogram
+    return result.output_token_ids.tolist(), result.reading.acceptance_histogram
 
 
 @pytest.mark.parametrize(

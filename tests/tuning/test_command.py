@@ -52,13 +52,13 @@ def test_generate_does_what_the_file_says(tmp_path: Path, capsys, alone, verifie
     told = run_json(capsys, *asked, "--tuned", str(out))
     flags = ("--policy", best["policy"], "--verifier", verifier, "--num-draft-tokens", "3")
     by_flags = run_json(capsys, *asked, *flags)
-    for name in ("policy", "verifier", "text", "accepted_histogram", "emitted_kl_per_token"):
+    for name in ("policy", "verifier", "text", "acceptance_histogram", "emitted_kl_per_token"):
         assert told[name] == by_flags[name]
     pair = load_pair(PAIR / "target", PAIR / "draft")
     tuned.check_pair(pair.target, pair.draft)
     ids = torch.tensor([pair.tokenizer.encode("def f(")])
     result = generate(pair.target, pair.draft, ids, **tuned.options, max_new_tokens=12, seed=3)
-    assert list(result.accepted_histogram) == told["accepted_histogram"]
+    assert list(result.reading.acceptance_histogram) == told["acceptance_histogram"]
 
 
 def test_plain_decoding_is_told_too(tmp_path: Path, capsys, alone) -> None:

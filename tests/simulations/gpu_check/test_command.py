@@ -84,8 +84,8 @@ def test_rows_are_what_the_usual_loop_measures(rehearsed):
     options = {"policy": f"cactus:{row['knob']}", "num_draft_tokens": int(row["num_draft_tokens"])}
     options |= {"max_new_tokens": command.TINY_NEW_TOKENS, "attention_mask": mask, "seed": 3}
     result = generate(*pair, ids, **options)
-    assert float(row["tokens_per_call"]) == result.tokens_per_call
-    assert float(row["accepted_per_call"]) == result.accepted_per_call
+    assert float(row["tokens_per_call"]) == result.reading.tokens_per_call
+    assert float(row["accepted_per_call"]) == result.reading.accepted_per_call
     spent = (result.reading.emitted_divergence or 0.0) / result.num_tokens
     assert float(row["emitted_kl_per_token"]) == pytest.approx(spent, rel=1e-4)  # float32 rows
 
