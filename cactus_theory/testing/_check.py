@@ -1,6 +1,7 @@
 """Check a rule in its own process: a crash or a hang there becomes a finding."""
 
 import json
+import math
 import os
 import queue
 import signal
@@ -10,18 +11,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.specs import split
 from cactus_theory.policies import Policy, policy
-from cactus_theory.testing._report import Finding, Report, Verdict
+from cactus_theory.testing._report import Finding, Report
 
-# seconds on top of the limit of one call: starting Python, shrinking a finding
-PATIENCE = 60.0
-# and for drawing one row, on a busy machine
-DRAWING = 0.05
+# seconds for starting Python and for drawing one row, on a busy machine
+STARTING, DRAWING = 60.0, 0.05
+# and on top of the limit of a question: a package that the rule imports, shrinking a finding
+PATIENCE = 10.0
 SAID = 400
 WORK = "from cactus_theory.testing._worker import main; main()"
 
@@ -54,21 +55,6 @@ class Refused(ValueError):
     """The request is invalid, whatever the rule does."""
 
 
-@dataclass
-class Progress:
-    """What is known about a run so far; ``statements`` are those of all properties."""
-
-    rule: str
-    declares: str = ""
-    law: str = "answers"
-    statements: dict[str, str] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
-    ended: bool = False
-    advice: str = ""
-    broken: str = ""
-    silent: bool = False
-
-
 def check_file(
     source: str,
     *,
@@ -81,55 +67,42 @@ def check_file(
     """Return the report on the rule ``file.py:name``, which runs in its own process.
 
     ``timeout`` is in seconds for one property on a few rows; it grows with the rows and with
-    the time that the rule's first calls took. Refused, OSError, TypeError where there is no such
-    file or name, for a file that raises, and for a name that is no rule.
+    the time that the rule's first calls took. A process that ends or says nothing for so long is
+    the finding of the property at hand, and no other is checked. Refused, OSError, TypeError where
+    there is no such file or name, for a file that raises, and for a name that is no rule.
     """
     split(source)
     options = {"source": source, "examples": examples, "seed": seed, "properties": properties}
-    options |= {"timeout": timeout, "trace": ""}
-    state = Progress(rule=source)
+    options |= {"timeout": timeout, "singly": False}
+    silence, state = timeout + STARTING + DRAWING * examples, {}
     with tempfile.TemporaryFile() as printed:
-        for event in run(options, timeout + PATIENCE + DRAWING * examples, printed):
-            take(state, event)
-            chosen = list(state.statements) if properties is None else properties
-            if event["event"] == "law" and event["law"] in chosen:
+        for event in run(options, silence, printed):
+            state |= event
+            chosen = properties or [law["law"] for law in state.get("report", {"laws": []})["laws"]]
+            if event.get("law") in chosen:
                 progress(event["law"], chosen.index(event["law"]) + 1, len(chosen))
-        if state.ended:
-            return Report(state.rule, state.declares, state.verdicts, state.advice)
         output = _tail(printed)
-    if not state.declares:
-        raise Refused(f"{source}: {state.broken} while the file was read{_printed(output)}")
-    rows = _last_row(options | {"trace": state.law}, timeout)
-    return _cut_short(
-        state, list(state.statements) if properties is None else properties, rows, output
-    )
-
-
-def take(state: Progress, event: dict[str, Any]) -> None:
-    """Record an event of the worker."""
-    kind = event["event"]
-    if kind == "refused":
-        raise Refused(event["message"])
-    if kind == "loaded":
-        state.rule, state.declares = event["rule"], event["declares"]
-        state.statements = event["statements"]
-    elif kind == "law":
-        state.law = event["law"]
-    elif kind == "verdict":
-        plain = event["verdict"]
-        finding = None if plain["finding"] is None else Finding(**plain["finding"])
-        state.verdicts.append(Verdict(**{**plain, "finding": finding}))
-    elif kind in ("dead", "silent"):
-        state.broken, state.silent = event["message"], kind == "silent"
-    elif kind == "end":
-        state.ended, state.advice = True, event["advice"]
+    if "refused" in state:
+        raise Refused(state["refused"])
+    if "report" not in state:
+        raise Refused(f"{source}: {state['fault']} while the file was read{output}")
+    report = Report.of(state["report"])
+    if "fault" not in state:
+        return report
+    (law,) = (law for law in report.laws if law.law == state["law"])
+    rows = _last_rows(options | {"properties": [law.law], "singly": True}, silence)
+    fault, margin = state["fault"] + output, -math.inf
+    finding = Finding(law.law, law.statement, *rows, "the rule itself", "an answer", fault, margin)
+    kind = "inconclusive" if state["late"] else "fails"
+    verdict = replace(law, verdict=kind, worst=margin, finding=finding)
+    return replace(report, laws=[verdict if each is law else each for each in report.laws])
 
 
 def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield its events; at the end its process group is ended.
+    """Start a worker and yield what it says; at the end its process group is ended.
 
-    The last event is ``dead`` if it died, and ``silent`` if it sent nothing for the number of
-    seconds that it had announced (``silence`` at first).
+    The last event has the ``fault`` of one that died, or that said nothing for the number of
+    seconds that it had announced (``silence`` at first) and is ``late``.
     """
     # Hypothesis must not create its database next to the user's rule
     stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
@@ -144,20 +117,19 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
         start_new_session=True,
     )
     events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_read, args=(process, events), daemon=True).start()
+    threading.Thread(target=_read, args=(process.stdout, events), daemon=True).start()
     try:
         while (event := events.get(timeout=silence)) is not None:
-            if event["event"] == "waiting":
-                silence = max(silence, event["seconds"] + PATIENCE)
-                continue
+            if "seconds" in event:
+                silence = event["seconds"] + PATIENCE
             yield event
-            if event["event"] in ("end", "refused"):
+            if event.get("done"):
                 return
         code = process.wait(silence)  # a rule may close what it says, and go on
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        yield {"event": "dead", "message": f"the process ended with {how}"}
+        yield {"fault": f"the process ended with {how}", "late": False}
     except (queue.Empty, subprocess.TimeoutExpired):
-        yield {"event": "silent", "message": f"no answer within {silence:g} s"}
+        yield {"fault": f"no answer within {silence:.3g} s", "late": True}
     finally:
         process.kill()
         if hasattr(os, "killpg"):
@@ -166,49 +138,27 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
         process.wait()
 
 
-def _read(process: Any, events: "queue.Queue[dict[str, Any] | None]") -> None:
+def _read(stream: Any, events: "queue.Queue[dict[str, Any] | None]") -> None:
     """Collect the events, and None at their end."""
-    with process.stdout as stream:
+    with stream:
         for line in stream:
             with suppress(ValueError):
                 events.put(json.loads(line))
     events.put(None)
 
 
-def _last_row(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:
+def _last_rows(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:
     """Return the (target, draft) rows on which the rule's process ends or hangs."""
-    last: tuple[list[float], list[float]] = ([], [])
+    state: dict[str, Any] = {}
     with tempfile.TemporaryFile() as printed:
-        for event in run(options, max(silence, 20.0), printed):
-            if event["event"] == "row":
-                last = (event["target"], event["draft"])
-            elif event["event"] in ("silent", "dead"):
-                return last
-    return [], []
+        for event in run(options, silence, printed):
+            state |= event
+    return state.get("rows", ([], [])) if "fault" in state else ([], [])
 
 
 def _tail(printed: Any) -> str:
+    """Return what was printed last, in words; nothing if nothing was."""
     end = printed.seek(0, os.SEEK_END)
     printed.seek(max(0, end - 8 * SAID))
-    return " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]
-
-
-def _printed(output: str) -> str:
+    output = " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]
     return f"; it last printed: {output}" if output else ""
-
-
-def _cut_short(
-    state: Progress, chosen: list[str], rows: tuple[list[float], list[float]], output: str
-) -> Report:
-    """Return the report of a run that ended early."""
-    name, statement = state.law, state.statements[state.law]
-    fault = state.broken + _printed(output)
-    finding = Finding(name, statement, *rows, "the rule itself", "an answer", fault, -float("inf"))
-    kind = "inconclusive" if state.silent else "fails"
-    verdicts = {v.law: v for v in state.verdicts}
-    verdicts[name] = Verdict(name, statement, kind, 0, finding.margin, finding)
-    rest = (
-        verdicts.get(other, Verdict(other, state.statements[other], "not checked", 0, None))
-        for other in (chosen if name in chosen else [name, *chosen])
-    )
-    return Report(state.rule, state.declares, list(rest))

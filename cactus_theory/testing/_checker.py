@@ -1,16 +1,12 @@
-"""How a stranger's policy is checked: its errors are borne, its time limited, its rows shrunk."""
+"""How a stranger's policy is checked: its errors are borne, and its rows made simple."""
 
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,76 +15,6 @@ from cactus_theory.policies import Policy
 from cactus_theory.testing._property import Property, Worst, finding, measure
 from cactus_theory.testing._report import Finding, Verdict
 from cactus_theory.testing.properties import Behaviour
-
-# the first property makes each call about once, others up to this often (at values of a knob)
-ONCE, OFTEN = 2, 40
-# factor for a machine that becomes busier than it was during the first calls
-BUSIER = 5.0
-# seconds after which a row that hung once counts as hanging again
-HANG_AGAIN = 1.0
-# seconds between two messages to the process that waits for this one
-QUIET = 0.2
-
-
-class Hang(Exception):
-    """A rule did not answer in time."""
-
-
-@contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise Hang after so many seconds, where the system can interrupt Python."""
-    possible = (
-        seconds is not None
-        and hasattr(signal, "setitimer")
-        and threading.current_thread() is threading.main_thread()
-    )
-    if not possible:
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> NoReturn:
-        raise Hang(f"no answer within {seconds:.3g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-class Clock:
-    """The time limit for one property on some rows; None everywhere if ``least`` is None."""
-
-    def __init__(
-        self, least: float | None, tell: Callable[[float], None] = lambda seconds: None
-    ) -> None:
-        self.least = least  # seconds that are always allowed; more rows get more
-        self.tell = tell  # called with the seconds that the next answer may take
-        self.each = 0.0  # seconds that one drafted token took, the slowest answer so far
-        self.last = (-math.inf, 0.0)  # when ``tell`` was called, and with what
-
-    def limit(self, prop: Property, seen: Behaviour, again: bool = False) -> float | None:
-        """Return the seconds for a property; ``again`` for a row that may be without an answer."""
-        if self.least is None:
-            return None
-        calls = ONCE if prop.name == "answers" else OFTEN
-        seconds = self.least + calls * BUSIER * self.each * _questions(seen)
-        now = time.monotonic()
-        if now - self.last[0] > QUIET or seconds > self.last[1]:
-            self.last = now, seconds
-            self.tell(seconds)
-        return seconds - self.least + min(self.least / 5, HANG_AGAIN) if again else seconds
-
-    def took(self, seen: Behaviour, seconds: float) -> None:
-        """Record how long it took to make each call once."""
-        self.each = max(self.each, seconds / _questions(seen))
-
-
-def _questions(seen: Behaviour) -> int:
-    return max(1, int(seen.drafted.sum()))
-
 
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]
@@ -175,10 +101,6 @@ def _valid(q: Tensor, p: Tensor) -> Iterator[Pair]:
     yield rows[0], rows[1]
 
 
-# after this many rows on which the rule hangs, no more are tried
-MOST_HANGS = 2
-# seconds spent on shrinking such a row
-HANG_SECONDS = 3.0
 JUMPS = (
     "the answer jumps near these rows; if it is meant to, declare continuous=False, and such "
     "rows are left out"
@@ -194,7 +116,7 @@ class Checker:
 
     rule: Policy
     verify: Callable[..., Any] | None = None
-    clock: Clock = field(default_factory=lambda: Clock(None))
+    asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None
     shrink_seconds: float = 10.0
 
     def behaviour(
@@ -203,53 +125,37 @@ class Checker:
         """Return the rule, or the rule at other knobs, on a batch of rows."""
         return Behaviour(self.rule if rule is None else rule, *group, self.verify, knobs)
 
-    def worst(self, prop: Property, seen: Behaviour, limit: float | None = None) -> Worst:
-        """Return the worst entry of a property, in limited time; the rule's exceptions pass."""
-        seconds = self.clock.limit(prop, seen) if limit is None else limit
-        with warnings.catch_warnings(), time_limit(seconds):
+    def worst(self, prop: Property, seen: Behaviour) -> Worst:
+        """Return the worst entry of a property; the rule's exceptions pass."""
+        self.asking(prop, seen)
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return measure(prop, seen)
 
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return what the rows without errors do, and the others' errors, up to a few hangs."""
+        """Return what the rows without errors do, and the others' errors."""
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:
-            try:
-                start = time.monotonic()
-                self.worst(prop, seen)
-                self.clock.took(seen, time.monotonic() - start)
-                sound.append(seen)
-            except Exception as error:  # whatever the user's code raises
-                good, bad = self.one_by_one(prop, seen)
-                crashed += bad or [(seen, error)]
-                if good and bad:
-                    sound.append(seen.on(seen.q[good], seen.p[good]))
-                if sum(isinstance(e, Hang) for _, e in crashed) >= MOST_HANGS:
-                    break
-        return sound, crashed
-
-    def one_by_one(self, prop: Property, seen: Behaviour) -> tuple[list[int], list[Crash]]:
-        """Return which rows of a batch are sound, and the others with their errors."""
-        good: list[int] = []
-        bad: list[Crash] = []
-        for i in range(len(seen.q)):
-            row = seen.on(seen.q[i : i + 1], seen.p[i : i + 1])
-            error = self.error_on(prop, row)
+            error = self.error_on(prop, seen)
             if error is None:
-                good.append(i)
+                sound.append(seen)
                 continue
-            bad.append((row, error))
-            if sum(isinstance(e, Hang) for _, e in bad) >= MOST_HANGS:
-                break
-        return good, bad
+            rows = [seen.on(seen.q[i : i + 1], seen.p[i : i + 1]) for i in range(len(seen.q))]
+            errors = [self.error_on(prop, row) for row in rows]
+            bad = [(row, each) for row, each in zip(rows, errors, strict=True) if each]
+            crashed += bad or [(seen, error)]
+            good = [i for i, each in enumerate(errors) if each is None]
+            if good and bad:
+                sound.append(seen.on(seen.q[good], seen.p[good]))
+        return sound, crashed
 
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
         """Return what the rule raises there, if anything."""
         try:
-            self.worst(prop, seen, self.clock.limit(prop, seen, again=True))
+            self.worst(prop, seen)
         except Exception as error:  # whatever the user's code raises
             return error
         return None
@@ -268,14 +174,13 @@ class Checker:
             def again(q: Tensor, p: Tensor) -> bool:
                 return type(self.error_on(prop, seen.on(q[None], p[None]))) is type(error)
 
-            most = HANG_SECONDS if isinstance(error, Hang) else self.shrink_seconds
-            q, p = shrink(q, p, again, min(most, self.shrink_seconds))
+            q, p = shrink(q, p, again, self.shrink_seconds)
             error = self.error_on(prop, seen.on(q[None], p[None])) or error
         text = _printable(" ".join(str(error).split()))
         fault = f"{type(error).__name__}: {text}"[:500]
         worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", fault)
-        hint = "" if isinstance(error, Hang) else _likeliest(prop, seen)
-        return finding(prop, worst, (q.tolist(), p.tolist()), knobs=seen.knobs, hint=hint)
+        more = {"knobs": seen.knobs, "hint": _likeliest(prop, seen)}
+        return finding(prop, worst, (q.tolist(), p.tolist()), **more)
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
         """Return the finding for a broken property, on rows as simple as possible."""
@@ -300,9 +205,9 @@ class Checker:
         return finding(prop, worst, rows, emitted=smallest.emitted[0].tolist(), **more)
 
     def judge(self, prop: Property, behaviours: list[Behaviour]) -> Verdict:
-        """Return the verdict on all rows; broken outweighs late."""
+        """Return the verdict on all rows."""
         verdict = partial(Verdict, prop.name, prop.statement)
-        counted, least, failing, late = 0, math.inf, None, None
+        counted, least, failing = 0, math.inf, None
         for seen in behaviours:
             if not prop.applies(seen.rule):
                 continue
@@ -313,9 +218,6 @@ class Checker:
                 if not crashed:
                     continue
                 fault = self.crash(prop, *crashed[0])
-                if isinstance(crashed[0][1], Hang):
-                    late = late or fault
-                    continue
                 return verdict("fails", counted, fault.margin, fault)
             counted += worst.counted if not seen.knobs else 0
             least = min(least, worst.margin)
@@ -323,8 +225,6 @@ class Checker:
                 failing = (seen, worst)
         if failing is not None:
             return verdict("fails", counted, least, self.counterexample(prop, *failing))
-        if late is not None:
-            return verdict("inconclusive", counted, late.margin, late)
         return verdict("holds", counted, least) if counted else verdict("not checked", 0, None)
 
 

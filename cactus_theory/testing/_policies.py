@@ -10,8 +10,9 @@ from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._function import VECTORISE, FunctionPolicy
-from cactus_theory.testing._checker import Checker, Clock, Hang, Pair
+from cactus_theory.testing._checker import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
+from cactus_theory.testing._property import Property
 from cactus_theory.testing._report import Report, Verdict, declared, message, row
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 from cactus_theory.testing.properties._behaviour import (
@@ -21,8 +22,6 @@ from cactus_theory.testing.properties._behaviour import (
     own_value,
 )
 
-# additional seconds for the very first call, which may import packages
-FIRST = 10.0
 # rows on which a rule is tried at each other value of its knob
 ROWS_AT_OTHER_KNOBS = 24
 # the most tokens of such a row
@@ -39,41 +38,37 @@ def check_rule(
     *,
     properties: Iterable[str] | None = None,
     verify: Callable[..., Any] | None = None,
-    limit: float | None = None,
     shrink_seconds: float = SHRINK_SECONDS,
     elsewhere: bool = True,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda prop: None,
-    done: Callable[[Verdict], None] = lambda verdict: None,
-    waiting: Callable[[float], None] = lambda seconds: None,
+    progress: Callable[[str, Report], None] = lambda prop, so_far: None,
+    asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None,
 ) -> Report:
     """Return the report on ``rule`` for every property, or the named ones, on batches of rows.
 
-    ``limit`` is in seconds for one property on few rows and grows with the rows and with the
-    time of the first calls; if a rule takes longer, the property is ``inconclusive``.
     ``shrink_seconds`` is for shrinking one counterexample (0 keeps the rows as they are).
     With ``elsewhere`` some rows are also tried at values of the knob between those of the
-    ladder, drawn with ``seed``. ``progress`` is called with a property's name before it is
-    checked, ``done`` with its verdict, ``waiting`` with the seconds that a call may take.
+    ladder, drawn with ``seed``. ``progress`` is called with a property's name and the report so
+    far before it is checked, ``asking`` before each time that it is looked at on some rows.
     """
-    checker = Checker(rule, verify, Clock(limit, waiting), shrink_seconds)
+    checker = Checker(rule, verify, asking, shrink_seconds)
     chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
-    verdicts = []
+    claims = declared(rule)
+    verdicts = {name: _unchecked(name) for name in chosen}
     start = time.monotonic()
-    progress(first.name)
+    so_far = {first.name: _unchecked(first.name)} | verdicts
+    progress(first.name, Report(rule.spec, claims, [*so_far.values()]))
     groups = list(groups)
     others = _at_other_knobs(checker, groups, seed) if elsewhere else []
-    _time_one_row(checker, groups)
     behaviours, crashed = checker.without_crashes(first, map(checker.behaviour, groups))
     for name in chosen:
         prop = PROPERTIES[name]
-        progress(name)
+        progress(name, Report(rule.spec, claims, [*verdicts.values()]))
         if prop is first and crashed:
             finding = checker.crash(prop, *crashed[0])
             count = sum(len(seen.q) for seen in behaviours) + len(crashed)
-            kind = "inconclusive" if isinstance(crashed[0][1], Hang) else "fails"
-            verdict = Verdict(name, prop.statement, kind, count, finding.margin, finding)
+            verdict = Verdict(name, prop.statement, "fails", count, finding.margin, finding)
         elif not prop.applies(rule):
             verdict = Verdict(name, prop.statement, "not declared", 0, None)
         else:
@@ -81,14 +76,18 @@ def check_rule(
         if prop is first:  # one mistake, one finding: the other properties use the sound rows
             behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
             others = _sound(checker, others)
-        verdicts.append(verdict)
-        done(verdict)
+        verdicts[name] = verdict
     slow = time.monotonic() - start > SLOW_SECONDS
     scalar = isinstance(rule, FunctionPolicy) and not rule.source.vectorised
     advice = [f"slow: {VECTORISE}"] if slow and scalar else []
     advice += _most_spent(behaviours) if rule.declares.budget is None else []
-    advice += _knob_values(rule, elsewhere, others, {v.law for v in verdicts if v.examples})
-    return Report(rule.spec, declared(rule), verdicts, "\n".join(advice))
+    judged = {name for name, verdict in verdicts.items() if verdict.examples}
+    advice += _knob_values(rule, elsewhere, others, judged)
+    return Report(rule.spec, claims, [*verdicts.values()], "\n".join(advice))
+
+
+def _unchecked(name: str) -> Verdict:
+    return Verdict(name, PROPERTIES[name].statement, "not checked", 0, None)
 
 
 def _most_spent(behaviours: list[Behaviour]) -> list[str]:
@@ -125,22 +124,6 @@ def _knob_values(
     if len(parts) == 1 and elsewhere and not other_knobs(rule):
         parts += ["no other value was, as none of direction, strict, knob_range is declared"]
     return [f"the knob {rule.knob} was tried {'; '.join(parts)}"]
-
-
-def _time_one_row(checker: Checker, groups: list[Pair]) -> None:
-    """Tell the clock how long the rule takes for a single row, if it returns."""
-    q, p = min(groups, key=lambda group: group[0].shape[-1], default=(None, None))
-    if q is None or p is None or checker.clock.least is None:
-        return
-    seen = checker.behaviour((q[:1], p[:1]))
-    start = time.monotonic()
-    try:
-        checker.worst(PROPERTIES["answers"], seen, checker.clock.least + FIRST)
-        start = time.monotonic()
-        checker.worst(PROPERTIES["answers"], seen.on(seen.q, seen.p))
-        checker.clock.took(seen, time.monotonic() - start)
-    except Exception:  # found again, and reported, on these very rows
-        pass
 
 
 def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Behaviour]:

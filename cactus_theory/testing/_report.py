@@ -98,6 +98,15 @@ class Report:
     laws: list[Verdict]
     advice: str = ""
 
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> "Report":
+        """Return the report whose plain values ``asdict`` gave."""
+        laws = [
+            Verdict(**law | {"finding": law["finding"] and Finding(**law["finding"])})
+            for law in plain["laws"]
+        ]
+        return cls(plain["rule"], plain["declares"], laws, plain["advice"])
+
     @property
     def outcome(self) -> Outcome:
         """Return ``failed`` if a property is broken, ``inconclusive`` if one is undecided."""

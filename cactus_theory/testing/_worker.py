@@ -8,9 +8,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,17 +22,21 @@ from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
+from cactus_theory.testing._checker import Pair
 from cactus_theory.testing._divergence import assert_divergence_properties
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule
-from cactus_theory.testing._property import measure
-from cactus_theory.testing._report import Finding, Verdict, declared
+from cactus_theory.testing._property import Property
+from cactus_theory.testing._report import Finding, Report, Verdict, declared
 from cactus_theory.testing._schedule import assert_schedule_properties
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 
 Say = Callable[..., None]
 # the part of the machine's memory that a rule may use
 MEMORY_SHARE = 0.5
+# a property makes each call up to this often (at values of a knob), on a machine that may become
+# busier by this factor than it was during the first calls
+OFTEN, BUSIER = 40, 5.0
 
 
 def main() -> None:
@@ -71,44 +76,56 @@ def _speaker() -> Say:
 
 
 def _work(options: dict[str, Any], say: Say) -> None:
-    """Check the rule, or with ``trace`` try one row after the other until the process dies."""
+    """Check the rule and say what is known so far; ``singly``: row by row, each said before."""
     torch.set_num_threads(1)
+    source, names = options["source"], options["properties"]
     try:
-        rule = _read(options["source"])
+        rule = _read(source)
         if isinstance(rule, Schedule | Divergence):
-            return _check_at_once(rule, options, say)
-        claims = declaration(rule, options["source"])
-        PROPERTIES.chosen("--properties", options["properties"] or ())
+            return say(report=asdict(_checked_at_once(rule, options, say)), done=True)
+        declaration(rule, source)
+        PROPERTIES.chosen("--properties", names or ())
     except (ValueError, TypeError, OSError) as error:
-        say(event="refused", message=" ".join(str(error).split()))
-        return
-    statements = {prop.name: prop.statement for prop in PROPERTIES.values()}
-    say(event="loaded", rule=rule.spec, declares=claims, statements=statements)
-    groups = examples(options["examples"], options["seed"])
-    if options["trace"]:
-        prop = PROPERTIES[options["trace"]]
-        for q, p in groups:
-            for i in range(len(q)):
-                say(event="row", target=q[i].tolist(), draft=p[i].tolist())
-                with suppress(Exception):  # only the end of the process is of interest here
-                    measure(prop, Behaviour(rule, q[i : i + 1], p[i : i + 1]))
-        say(event="end", advice="")
-        return
+        return say(refused=" ".join(str(error).split()), done=True)
 
-    def done(verdict: Verdict) -> None:
-        say(event="verdict", verdict=asdict(verdict))
+    def progress(law: str, report: Report) -> None:
+        say(law=law, report=asdict(report))
 
-    report = check_rule(
-        rule,
-        groups,
-        properties=options["properties"],
-        limit=options["timeout"],
-        seed=options["seed"],
-        progress=lambda name: say(event="law", law=name),
-        done=done,
-        waiting=lambda seconds: say(event="waiting", seconds=seconds),
-    )
-    say(event="end", advice=report.advice)
+    def ask_one(prop: Property, seen: Behaviour) -> None:
+        say(seconds=options["timeout"], rows=(seen.q[0].tolist(), seen.p[0].tolist()))
+
+    def rows() -> Iterator[Pair]:
+        groups = examples(options["examples"], options["seed"])
+        if options["singly"]:
+            groups = [(q[i : i + 1], p[i : i + 1]) for q, p in groups for i in range(len(q))]
+        q, p = groups[0]
+        for asking in (ask_one, pace):  # the first call may import packages
+            first = [(q[:1], p[:1])]
+            check_rule(rule, first, properties=["answers"], shrink_seconds=0, asking=asking)
+        yield from groups
+
+    pace = Pace(options["timeout"], say)
+    asking = ask_one if options["singly"] else pace
+    chosen = {"properties": names, "elsewhere": not options["singly"], "seed": options["seed"]}
+    report = check_rule(rule, rows(), progress=progress, asking=asking, **chosen)
+    say(report=asdict(report), done=True)
+
+
+class Pace:
+    """Says how long the next question may take: longer for more rows, and for a slow rule."""
+
+    def __init__(self, least: float, say: Say) -> None:
+        self.least, self.say = least, say
+        self.each = 0.0  # seconds that making each call once took a drafted token, at most
+        self.asked: tuple[float, int] | None = None  # when that was asked last, of how many
+
+    def __call__(self, prop: Property, seen: Behaviour) -> None:
+        """Say the seconds before a property is looked at on some rows."""
+        now, tokens = time.monotonic(), max(1, int(seen.drafted.sum()))
+        if self.asked is not None:
+            self.each = max(self.each, (now - self.asked[0]) / self.asked[1])
+        self.asked = (now, tokens) if prop.name == "answers" else None
+        self.say(seconds=self.least + OFTEN * BUSIER * self.each * tokens)
 
 
 def _read(source: str) -> Policy | Schedule | Divergence:
@@ -118,7 +135,7 @@ def _read(source: str) -> Policy | Schedule | Divergence:
     return find_divergence(source) if issubclass(kind, Divergence) else find_rule(source)
 
 
-def _check_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Say) -> None:
+def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Say) -> Report:
     """Hold a schedule or a divergence to the assertion of its kind, as one property."""
     if isinstance(what, Schedule):
         name, hold = "schedule", assert_schedule_properties
@@ -130,19 +147,18 @@ def _check_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Sa
         declares = _kind_of(what)
     for law in options["properties"] or ():
         check.one_of("--properties", law, (name,))
-    say(event="loaded", rule=what.spec, declares=declares, statements={name: statement})
-    if not options["trace"]:
-        say(event="law", law=name)
-        finding = None
-        try:
-            hold(what, examples=options["examples"], seed=options["seed"])  # type: ignore[arg-type]
-        except AssertionError as error:
-            broken = f"the {name}", "what may be relied on", str(error), -math.inf
-            finding = Finding(name, statement, [], [], *broken)
-        outcome = "holds" if finding is None else "fails"
-        verdict = Verdict(name, statement, outcome, options["examples"], None, finding)
-        say(event="verdict", verdict=asdict(verdict))
-    say(event="end", advice="")
+    verdict = Verdict(name, statement, "not checked", options["examples"], None)
+    report = Report(what.spec, declares, [verdict])
+    say(law=name, report=asdict(report))
+    if options["singly"]:
+        return report
+    try:
+        hold(what, examples=options["examples"], seed=options["seed"])  # type: ignore[arg-type]
+    except AssertionError as error:
+        broken = f"the {name}", "what may be relied on", str(error), -math.inf
+        finding = Finding(name, statement, [], [], *broken)
+        return replace(report, laws=[replace(verdict, verdict="fails", finding=finding)])
+    return replace(report, laws=[replace(verdict, verdict="holds")])
 
 
 def _kind_of(divergence: Divergence) -> str:

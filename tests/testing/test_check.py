@@ -208,9 +208,9 @@ def test_a_hang_is_inconclusive(folder, capfd) -> None:
     assert check("rules.py:hangs", *options) == 3
     out, _ = capfd.readouterr()
     assert "did not answer in time for the property answers" in out
-    assert "no answer within" in out and "target q  [1.0, 0.0]" in out
+    assert "no answer within" in out and re.search(r"target q  .*\b0\.0\b", out)
     assert re.search(r"^answers +inconclusive", out, flags=re.M)
-    assert re.search(r"acceptance_is_a_probability +holds", out)
+    assert re.search(r"acceptance_is_a_probability +not checked", out)
     assert out.endswith("\n1 inconclusive property\n")
 
 
