@@ -31,7 +31,7 @@ OWN_THREADS = ("train-pair", "kernels", "gpu-check")
 # what a command that was stopped by Ctrl-C has kept
 RESUMED = (
     *("train-pair", "throughput", "trace", "tune-check", "sweep"),
-    *("table drafters", "table blocks", "table ledger"),
+    *("table drafters", "table ledger"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {

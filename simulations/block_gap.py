@@ -9,12 +9,10 @@ beside a policy that does.
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import cactus_theory as ct
@@ -33,10 +31,6 @@ from .markov.rounds import drafted_rounds
 PRICES = (4, 2, 1, 0.5, 0.3, 0.2)
 POLICIES = ["speculative", *(f"{name}:price={x}" for name in ("band", "soft_band") for x in PRICES),
             *(f"cactus:delta={x}" for x in (0.01, 0.1, 1))]  # fmt: skip
-# where a knob is looked for at a given divergence: decades, points a decade, halvings after that
-DECADES, STEPS, HALVINGS = (-4, 3), 2, 26
-# of a knob that was looked for
-DIGITS = 6
 # divergence below this is rounding
 ROUNDING = 1e-12
 
@@ -115,25 +109,6 @@ def can_follow(verifier: str, policy: Policy) -> bool:
     return True
 
 
-def measure(
-    tree: PathTree,
-    cases: Sequence[tuple[str, Policy]],
-    divergence: str = "kl",
-    per_token: float | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Yield one row a verifier and policy: tokens, divergence, the optimum there, the gap.
-
-    ``per_token`` is the metered divergence per token at which to compare: each policy's knob is
-    set to meet it, and policies that cannot are left out. Knobs stay as they are if None.
-    """
-    for verifier, policy in cases:
-        compared: Policy | None = policy
-        if per_token is not None and policy.knob is not None:
-            compared = tuned(policy, verifier, tree, divergence, per_token)
-        if compared is not None:
-            yield row_of(tree, verifier, compared, divergence)
-
-
 def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> dict[str, Any]:
     """Return what a policy comes to beside the optimum at its divergence per token.
 
@@ -158,38 +133,6 @@ def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> di
     }
 
 
-def tuned(
-    policy: Policy, verifier: str, tree: PathTree, divergence: str, per_token: float
-) -> Policy | None:
-    """Return the policy with its knob set to meter ``per_token``; None if no value of it does.
-
-    Where the divergence jumps over ``per_token``, that is the knob just before the jump.
-    """
-
-    def excess(log: float) -> float | None:
-        """Return by how much ``per_token`` is exceeded at a knob; None outside its range."""
-        try:
-            at_knob = ct.policy(policy, **{str(policy.knob): math.exp(log)})
-        except ValueError:
-            return None
-        return value_of(at_knob, verifier, tree, divergence).per_token - per_token
-
-    logs = np.log(np.logspace(*DECADES, STEPS * (DECADES[1] - DECADES[0]) + 1)).tolist()
-    known = [(log, over) for log in logs if (over := excess(log)) is not None]
-    pairs = zip(known, known[1:], strict=False)
-    around = next((pair for pair in pairs if (pair[0][1] > 0) != (pair[1][1] > 0)), None)
-    if around is None:
-        return None
-    (low, first), (high, _) = around
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        over = excess(middle)
-        assert over is not None  # between two values in the knob's range
-        low, high = (middle, high) if (over > 0) == (first > 0) else (low, middle)
-    knob = float(f"{math.exp(high if first > 0 else low):.{DIGITS}g}")
-    return ct.policy(policy, **{str(policy.knob): knob})
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--rows", type=Path, help="a .npz of rows by prefix instead of random trees")
@@ -202,15 +145,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", nargs="+", metavar="SPEC", default=POLICIES)
     add("--verifier", nargs="+", choices=verifiers(metered=True), default=["chain", "block"])
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
-    add("--kl-per-token", type=float, help="set each policy's knob to spend this much")
     add("--out", type=Path, default=OUT, help="the CSV")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure every policy on every tree, print a table, write the CSV."""
-    rows = list(_rows(args))
-    if not rows:
-        raise ValueError("--policy: none of them can be followed, or none can spend that much")
+    cases = [(verifier, policy) for verifier in args.verifier
+             for policy in map(ct.policy, dict.fromkeys(args.policy))
+             if can_follow(verifier, policy)]  # fmt: skip
+    if not cases:
+        raise ValueError("--policy: none of them can be followed")
+    trees, rows = _trees(args), []
+    with Progress("verifying", len(trees) * len(cases)) as progress:
+        for name, tree in trees.items():
+            compared = []
+            for verifier, policy in cases:
+                compared.append(row_of(tree, verifier, policy, args.divergence))
+                progress.advance(policy.spec)
+            rows += [{"tree": name, **row} for row in sorted(compared, key=_gap)]
     print(columns(rows, COLUMNS))
     notes = {
         "units": f"{args.divergence}, nats for kl; tokens include the recovered or bonus token",
@@ -220,33 +172,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the table's rows, tree after tree, in order of the gap."""
-    cases, trees = _cases(args), _trees(args)
-    with Progress("verifying", len(trees) * len(cases)) as progress:
-        for name, tree in trees.items():
-            rows = []
-            for case in cases:
-                rows += measure(tree, [case], args.divergence, args.kl_per_token)
-                progress.advance(case[1].spec)
-            for row in sorted(rows, key=_gap):
-                yield {"tree": name, **row}
-
-
 def _gap(row: dict[str, Any]) -> float:
     return math.inf if row["gap_percent"] is None else row["gap_percent"]
-
-
-def _cases(args: argparse.Namespace) -> list[tuple[str, Policy]]:
-    """Return verifiers and policies; each policy once if its knob will be set for it."""
-    cases: dict[tuple[str, ...], tuple[str, Policy]] = {}
-    for verifier in args.verifier:
-        for policy in map(ct.policy, args.policy):
-            set_later = args.kl_per_token is not None and policy.knob is not None
-            key = (policy.name, str(policy.knob)) if set_later else (policy.spec,)
-            if can_follow(verifier, policy):
-                cases.setdefault((verifier, *key), (verifier, policy))
-    return list(cases.values())
 
 
 def _trees(args: argparse.Namespace) -> dict[str, PathTree]:

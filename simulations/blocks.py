@@ -1,8 +1,8 @@
 """Replay policies under the chain and the block verifier on a trace, at equal emitted KL.
 
-TRACE is a folder from ``python -m simulations trace``. Every replay is kept in journal.jsonl under
---out before the next one starts. Tokens per call at a level are interpolated between two knob
-values; errors count texts, and ratios to the token-wise band at a constant price are paired.
+TRACE is a folder from ``python -m simulations trace``. Tokens per call at a level are interpolated
+between two knob values; errors count texts, and ratios to the token-wise band at a constant price
+are paired.
 """
 
 import argparse
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from cactus_theory.base.terminal import Progress
+from cactus_theory.traces import Replay, Trace
+from cactus_theory.traces.replays import replay_widths
 
-from cactus_theory.traces import Replay, Trace, replay
-
-from .common.journal import Journal, fill
 from .common.results import columns, publish
 from .replay import tokens_at_level, valued
 
@@ -80,10 +79,7 @@ HEADS = {
     "ratio": f"× {REFERENCE}\n(lossless: speculative, chain)",
     "ratio_se": "±",
 }
-SUMS = ("cycles", "tokens", "accepted", "reached", "kept")
 Row = dict[str, Any]
-# drafted tokens, family, policy
-Job = tuple[int, Family, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,39 +94,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay what is missing, print the table; return 0."""
+    """Replay every family, print the table, write the CSV; return 0."""
     trace = Trace.open(args.trace)
+    compared = families() if trace.manifest.total("draft_rows") else certain_families()
+    replays: dict[int, dict[str, list[Replay]]] = {}
+    with Progress("replaying", sum(len(family.policies) for family in compared)) as progress:
+        for family in compared:
+            for policy in family.policies:
+                results = replay_widths(trace, policy, family.verifier, args.num_draft_tokens)
+                for width, result in results.items():
+                    replays.setdefault(width, {}).setdefault(family.name, []).append(result)
+                progress.advance(policy)
+    rows: list[Row] = []
     for width in args.num_draft_tokens:
-        if not 1 <= width <= trace.num_draft_tokens:
-            raise ValueError(
-                f"--num-draft-tokens: must be from 1 to the {trace.num_draft_tokens} logged; "
-                f"got {width}"
-            )
-    certain = not trace.manifest.total("draft_rows")
-    compared = certain_families() if certain else families()
-    rows = []
-    path, settings = args.out / "journal.jsonl", {"trace": trace.fingerprint}
-    jobs = {
-        f"{policy}|{family.verifier}|K={width}": (width, family, policy)
-        for width in args.num_draft_tokens for family in compared for policy in family.policies
-    }  # fmt: skip
-
-    def replayed(job: Job) -> dict[str, Any]:
-        width, family, policy = job
-        result = replay(trace, policy, family.verifier, num_draft_tokens=width)
-        sums = {name: getattr(result, name).tolist() for name in SUMS}
-        return sums | {"kl": result.spent["kl"].tolist()}
-
-    with Journal(path, settings) as journal:
-        label = "K={0} {1.name}".format
-        results = fill(jobs, replayed, journal, "replaying", lambda job: label(*job))
-    for width in args.num_draft_tokens:
-        replays: dict[str, list[Replay]] = {}
-        for key, job in jobs.items():
-            if job[0] == width:
-                result = _from_journal(trace, job, results[key])
-                replays.setdefault(job[1].name, []).append(result)
-        rows += _table(width, compared, replays, args.levels)
+        rows += _table(width, compared, replays[width], args.levels)
     publish(args, rows, args.out / "blocks.csv", args.publish, **_sources(trace))
     print(columns(rows, HEADS))
     return 0
@@ -140,14 +117,6 @@ def _sources(trace: Trace) -> dict[str, str]:
     """Return what the trace was made from, enough to make it again."""
     notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
     return notes | {"trace_made": json.dumps(trace.header.flat())}
-
-
-def _from_journal(trace: Trace, job: Job, sums: dict[str, Any]) -> Replay:
-    width, family, policy = job
-    arrays = {name: np.array(sums[name]) for name in SUMS}
-    spent = {"kl": np.array(sums["kl"])}
-    return Replay(policy=policy, verifier=family.verifier, num_draft_tokens=width,
-                  source=trace.fingerprint, spent=spent, **arrays)  # fmt: skip
 
 
 def _table(

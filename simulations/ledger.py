@@ -7,7 +7,8 @@ straight line between its prices. Standard errors leave out one group of prompts
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 
 from .common.decode import Harness
-from .common.grid import Config
+from .common.grid import Config, Grid, Job, Record
 from .common.inputs import DATA, add_pair_arguments, at_least, load_prompts
-from .common.journal import Journal, fill
+from .common.journal import Journal
 from .common.results import columns, publish
 
 # groups of prompts that are left out in turn
@@ -45,6 +46,11 @@ class Line:
         """Return the name under which results are kept."""
         return f"{self.verifier}|{self.kind}|{self.setting:g}"
 
+    @property
+    def batch(self) -> int:
+        """Return so many that all prompts are decoded at once."""
+        return sys.maxsize
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -52,6 +58,11 @@ class Answers:
 
     costs: list[np.ndarray]
     calls: np.ndarray
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Answers":
+        costs = [np.array(values) for record in records for values in record["costs"]]
+        return cls(costs, np.array([values for record in records for values in record["calls"]]))
 
     def only(self, indices: np.ndarray) -> "Answers":
         return Answers([self.costs[i] for i in indices], self.calls[indices])
@@ -182,20 +193,17 @@ def run(args: argparse.Namespace) -> int:
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
-    todo = {f"{line.key}|{repeat}": (line, repeat)
-            for repeat in range(args.repeats) for line in plan}  # fmt: skip
+    harness = Harness(load_pair(args.target, args.draft), prompts, args.max_new_tokens, seed=0)
+    grid = Grid(plan, len(prompts), repeats=0, metered=args.repeats)
+
+    def decoded(job: Job) -> Record:
+        line = job.config
+        config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
+        return answered(harness, config, policies[line.key], job.repeat)
+
     with Journal(args.work / "journal.jsonl", settings) as journal:
-        if todo.keys() - journal.results:
-            pair = load_pair(args.target, args.draft)
-            harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
-
-            def decoded(job: tuple[Line, int]) -> dict[str, Any]:
-                line, repeat = job
-                config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
-                return answered(harness, config, policies[line.key], repeat)
-
-            fill(todo, decoded, journal, "decoding", lambda job: job[0].key)
-        answers = {line: _answers(journal, line.key, args.repeats) for line in plan}
+        runs = grid.runs(grid.fill(decoded, journal))
+    answers = {line: Answers.of(line_runs.metered) for line, line_runs in runs.items()}
     rows = rows_of(answers, len(prompts))
     publish(args, rows, args.out / "ledger.csv")
     publish(args, list(along(answers)), args.out / "ledger_answers.csv")
@@ -211,16 +219,10 @@ def policy_of(line: Line, loosest: str) -> Any:
     return f"band:price={line.setting!r}" if line.kind == "band" else Ledger(loosest, line.setting)
 
 
-def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> dict[str, Any]:
+def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> Record:
     """Return what each answer of one pass cost, token by token, and its target calls."""
     result = harness.decode(config, 0, repeat=repeat, meter=True, policy=policy).result
     assert result is not None and result.token_charges is not None
     rows = zip(result.token_charges.tolist(), result.row_lengths, strict=True)
     costs = [row[:length] for row, length in rows]
     return {"costs": costs, "calls": [reading.num_calls for reading in result.readings()]}
-
-
-def _answers(journal: Journal, key: str, repeats: int) -> Answers:
-    passes = [journal.results[f"{key}|{repeat}"] for repeat in range(repeats)]
-    costs = [np.array(values) for record in passes for values in record["costs"]]
-    return Answers(costs, np.array([values for record in passes for values in record["calls"]]))

@@ -163,7 +163,7 @@ class Grid:
     the ``metered`` ones before them are not; ``seed`` is of the order of the decodes.
     """
 
-    lines: Sequence[Config]
+    lines: Sequence[Any]
     prompts: int
     repeats: int
     metered: int = 1

@@ -87,7 +87,7 @@ class Journal(Resource):
             key = changed[0]
             values = f" ({stored.get(key)!r}, now {settings.get(key)!r})"
             raise ValueError(
-                f"--out: {self.path} belongs to a run with another {key}"
+                f"{self.path} belongs to a run with another {key}"
                 f"{values if len(values) <= SHOWN else ''}; name another folder or delete it"
             )
 
@@ -102,12 +102,11 @@ def fill(
     make: Callable[[T], dict[str, Any]],
     journal: Journal | None,
     label: str,
-    note: Callable[[T], str] = lambda _: "",
 ) -> dict[str, dict[str, Any]]:
     """Make what the journal lacks, showing progress, and return all results by key.
 
-    ``todo`` is key → what ``make`` makes a result of; the progress line says ``label``, and of
-    each piece its ``note``. The journal keeps each result before the next one is made.
+    ``todo`` is key → what ``make`` makes a result of; the progress line says ``label``. The journal
+    keeps each result before the next one is made.
     """
     results = {} if journal is None else journal.results
     missing = {key: piece for key, piece in todo.items() if key not in results}
@@ -118,5 +117,5 @@ def fill(
                 results[key] = result
             else:
                 journal.add(key, result)
-            progress.advance(note(piece))
+            progress.advance()
     return results

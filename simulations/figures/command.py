@@ -12,7 +12,7 @@ TABLES = {
     "solver-error": (solver_error, "the closed form against programs over V"),
     "overspend": (overspend, "how far the published rule exceeds its budget"),
     "design-example": (design_example, "a row under constraints of your own"),
-    "blocks": (blocks, "token-wise against block verification on a trace; resumes"),
+    "blocks": (blocks, "token-wise against block verification on a trace"),
     "drafters": (drafters, "drafters of one target, per second and per call; resumes"),
     "ledger": (ledger, "a hard cap on every answer against the same mean; resumes"),
     "measured": (measured, "the tables of the pages, from the committed CSV"),

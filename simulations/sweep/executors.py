@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import Any
+
+from cactus_theory.base import arguments as check
 
 from .kinds import Outcome, perform
 from .tasks import Task
@@ -33,10 +34,10 @@ def cluster(workers: int | None, address: str | None) -> Iterator[Any]:
     """Open the client of a cluster: of so many processes of this machine, or at an address.
 
     Processes are fresh interpreters, of one thread, that end with this one. Raises
-    RuntimeError without Dask, ValueError for an address of no known kind, OSError where no
+    ModuleNotFoundError without Dask, ValueError for an address of no known kind, OSError where no
     scheduler answers or none of its workers is there.
     """
-    distributed = _distributed()
+    distributed = check.optional_module("distributed", "sweep")
     with ExitStack() as stack:
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)  # what the library's log lines tell is told in words
@@ -47,12 +48,14 @@ def cluster(workers: int | None, address: str | None) -> Iterator[Any]:
             options |= {"dashboard_address": None, "silence_logs": logging.CRITICAL}
             options |= {"preload": IGNORES_INTERRUPTS}
             place = stack.enter_context(distributed.LocalCluster(**options))
-        yield stack.enter_context(_client(distributed, place))
+        client = distributed.Client(place, timeout=PATIENCE_S, set_as_default=False)
+        stack.enter_context(client).wait_for_workers(1, timeout=PATIENCE_S)
+        yield client
 
 
 def on_cluster(client: Any, tasks: Sequence[Task], planned: Mapping[str, str | None]) -> Outcomes:
     """Yield what each task comes to, as they finish; OSError once the scheduler is lost."""
-    distributed = _distributed()
+    distributed = check.optional_module("distributed", "sweep")
     # not pure: what another client computed of a task is not taken
     futures = client.map(perform, tasks, planned=planned, pure=False)
     by_key = {future.key: task for future, task in zip(futures, tasks, strict=True)}
@@ -67,29 +70,3 @@ def on_cluster(client: Any, tasks: Sequence[Task], planned: Mapping[str, str | N
             yield by_key[future.key], {"error": " ".join(str(result[1]).split())}
         else:
             raise OSError("--scheduler: it is lost; the same command goes on from what is kept")
-
-
-def _client(distributed: Any, place: Any) -> Any:
-    try:
-        client = distributed.Client(place, timeout=PATIENCE_S, set_as_default=False)
-    except ValueError as error:
-        raise ValueError(f"--scheduler: {error}") from None
-    except (OSError, TimeoutError, distributed.comm.core.CommClosedError):
-        raise OSError(
-            f"--scheduler: {place} must answer within {PATIENCE_S} s; it does not"
-        ) from None
-    try:
-        client.wait_for_workers(1, timeout=PATIENCE_S)
-    except TimeoutError:
-        client.close()
-        raise OSError(f"--scheduler: {place} must have a worker; it has none") from None
-    return client
-
-
-def _distributed() -> Any:
-    try:
-        return import_module("distributed")
-    except ModuleNotFoundError:
-        raise RuntimeError(
-            "--workers, --scheduler: dask is not installed: pip install 'dask[distributed]'"
-        ) from None

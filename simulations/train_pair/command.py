@@ -20,11 +20,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory import losses
 from cactus_theory.base.arguments import threads
-from cactus_theory.base.files import FolderLock
 from cactus_theory.decoding.drafters._heads import HeadShape
 
 from ..common.inputs import PAIR, at_least, folder_digest, load_model
 from ..common.inputs import command_line as called_as
+from ..common.journal import Journal
 from ..common.results import write_json
 from . import corpus, heads, ship, train
 from .corpus import Document, Stream
@@ -77,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=None, help="where it goes (the shipped pair; DRAFTER in it)")
     add("--drafter", choices=("model", *heads.HEADS), default="model", help="what is trained")
     add("--corpus", type=Path, default=None, help="folder of .py files (the standard library)")
-    add("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of training")
     kinds = {"of both": SHARED, "of the pair alone": OF_THE_PAIR, "of a head alone": OF_A_HEAD}
     for title, flags in kinds.items():
         add = parser.add_argument_group(title).add_argument
@@ -96,9 +95,8 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(threads(args.threads))
     disable_progress_bar()
     out = args.out or (PAIR if args.drafter == "model" else PAIR / args.drafter)
-    with FolderLock(args.work_dir):
-        documents = corpus.read_corpus(args.corpus or corpus.standard_library())
-        _claim(args, corpus.fingerprint(documents))
+    documents = corpus.read_corpus(args.corpus or corpus.standard_library())
+    with Journal(args.work_dir / "journal.jsonl", _settings(args, documents)):
         finished, measured = (_pair if args.drafter == "model" else _head)(args, documents)
         report = {"command": command_line(args)} | measured | ship.origin(documents)
         write_json(finished / "report.json", report)
@@ -186,8 +184,7 @@ def _student(args: argparse.Namespace, steps: int, seed: int, **more: Any) -> Pl
 
 
 def _plan(args: argparse.Namespace, steps: int, rate: float, seed: int, **more: Any) -> Plan:
-    half = args.precision == "bfloat16"
-    return Plan(steps, args.batch_size, args.length, rate, seed=args.seed + seed, half=half, **more)
+    return Plan(steps, args.batch_size, args.length, rate, seed=args.seed + seed, **more)
 
 
 def check_flags(args: argparse.Namespace) -> None:
@@ -206,8 +203,6 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--price: must be at least 0; got {args.price}")
     if args.places >= args.length:
         raise ValueError(f"--places: must be below --length {args.length}; got {args.places}")
-    if args.corpus is not None and not args.corpus.is_dir():
-        raise ValueError(f"--corpus: must be a folder; got {args.corpus}")
 
 
 def command_line(args: argparse.Namespace) -> str:
@@ -215,16 +210,11 @@ def command_line(args: argparse.Namespace) -> str:
     return called_as("train-pair", add_arguments, args, FOLDERS)
 
 
-def _claim(args: argparse.Namespace, corpus_sha256: str) -> None:
-    """Refuse a work directory whose checkpoints came from other data or flags."""
-    # folders and threads cannot change the result
-    names = ["drafter", "precision", *SHARED, *OF_THE_PAIR, *OF_A_HEAD]
-    origin = {name: getattr(args, name) for name in names if name not in (*FOLDERS, "threads")}
-    origin["corpus_sha256"] = corpus_sha256
+def _settings(args: argparse.Namespace, documents: list[Document]) -> dict[str, Any]:
+    """Return all that decides a result: folders and threads cannot change it."""
+    names = ["drafter", *SHARED, *OF_THE_PAIR, *OF_A_HEAD]
+    settings = {name: getattr(args, name) for name in names if name not in (*FOLDERS, "threads")}
+    settings["corpus_sha256"] = corpus.fingerprint(documents)
     if args.drafter != "model":
-        origin["target_sha256"] = folder_digest(args.target)
-    path = args.work_dir / "origin.json"
-    if path.exists() and (before := json.loads(path.read_text())) != origin:
-        changed = sorted(k for k in origin.keys() | before.keys() if origin.get(k) != before.get(k))
-        raise ValueError(f"--work-dir: must hold the same run; got another {', '.join(changed)}")
-    write_json(path, origin)
+        settings["target_sha256"] = folder_digest(args.target)
+    return settings

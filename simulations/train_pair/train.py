@@ -8,7 +8,7 @@ target's distribution.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,10 @@ class Shape:
 
 def build(shape: Shape, vocab_size: int, seed: int) -> LlamaForCausalLM:
     """Return a freshly initialised float32 model; the global generator is left as it was."""
-    if min(shape.layers, shape.width, shape.head_size) < 1:
-        raise ValueError(f"layers, width and head size must be positive, got {shape}")
     if shape.width % shape.head_size:
         raise ValueError(f"head size must divide width, got {shape.head_size} and {shape.width}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(_config(shape, vocab_size))
-
-
-def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
     heads = shape.width // shape.head_size
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=shape.width,
         intermediate_size=shape.feed_forward,
@@ -65,6 +57,9 @@ def _config(shape: Shape, vocab_size: int) -> LlamaConfig:
         tie_word_embeddings=True,
         **SPECIAL,
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -99,7 +94,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does; a checkpoint of another plan is refused."""
+    """What a run does."""
 
     steps: int
     batch_size: int = 16
@@ -109,7 +104,6 @@ class Plan:
     decay: float = 0.35
     weight_decay: float = 0.1
     seed: int = 0
-    half: bool = True
 
     def rate(self, step: int) -> float:
         """Warm up linearly, hold, then fall linearly, never below 2 % of the peak.
@@ -169,13 +163,10 @@ def fit(
     *,
     label: str,
 ) -> dict[str, Any]:
-    """Run the plan from the checkpoint if there is one, else from the start; return what it took.
-
-    ValueError if the checkpoint belongs to a different plan.
-    """
+    """Run the plan from its checkpoint, or from the start; return what it took."""
     optimizer = _optimizer(model, plan)
     generator = Generator().manual_seed(plan.seed)
-    state = _resume(checkpoint, plan, model, optimizer, generator)
+    state = _resume(checkpoint, model, optimizer, generator)
     start = saved = time.monotonic()
     first, before, value = state["step"], state["seconds"], state["loss"]
     model.train()
@@ -188,7 +179,7 @@ def fit(
             progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
             if now - saved >= EVERY_S or step + 1 == plan.steps:
                 state = {"step": step + 1, "seconds": before + now - start, "loss": value}
-                _save(checkpoint, plan, model, optimizer, generator, state)
+                _save(checkpoint, model, optimizer, generator, state)
                 saved = now
     model.eval()
     tokens = state["step"] * plan.batch_size * plan.length
@@ -208,7 +199,7 @@ def _optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -> float:
     for group in optimizer.param_groups:
         group["lr"] = plan.rate(step)
-    with torch.autocast("cpu", torch.bfloat16, enabled=plan.half):
+    with torch.autocast("cpu", torch.bfloat16):
         value = loss(model, window)
     value.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -217,9 +208,8 @@ def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -
     return value.item()
 
 
-def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state: dict) -> None:
+def _save(path: Path, model, optimizer, generator: Generator, state: dict) -> None:
     checkpoint = {
-        "plan": asdict(plan),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "generator": generator.get_state(),
@@ -228,12 +218,10 @@ def _save(path: Path, plan: Plan, model, optimizer, generator: Generator, state:
     write_tensors(path, checkpoint)
 
 
-def _resume(path: Path, plan: Plan, model, optimizer, generator: Generator) -> dict:
+def _resume(path: Path, model, optimizer, generator: Generator) -> dict:
     if not path.exists():
         return {"step": 0, "seconds": 0.0, "loss": float("nan")}
     checkpoint = torch.load(path, weights_only=True)
-    if checkpoint["plan"] != asdict(plan):
-        raise ValueError(f"checkpoint {path.name} must come from {plan}, got {checkpoint['plan']}")
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     generator.set_state(checkpoint["generator"])

@@ -29,7 +29,7 @@ STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 TINY_TRAINING = (
     "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
     "--draft-width 32 --steps 6 --draft-steps 4 --distil-steps 4 --overlap-steps 4 --pool-chunks 2 "
-    "--pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 --precision float32"
+    "--pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32"
 )
 
 

@@ -16,8 +16,7 @@ from tests.amounts import some
 TINY = (
     "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
     "--draft-width 32 --steps 6 --draft-steps 4 --distil-steps 4 "
-    "--overlap-steps 4 --pool-chunks 2 --pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32 "
-    "--precision float32"
+    "--overlap-steps 4 --pool-chunks 2 --pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32"
 )
 
 
@@ -77,7 +76,7 @@ def test_finished_work_is_published_again_without_training(first, corpus_folder)
 
 
 def test_work_dir_of_another_run_is_refused(first, corpus_folder):
-    with pytest.raises(ValueError, match="--work-dir: must hold the same run; got another steps"):
+    with pytest.raises(ValueError, match="journal.jsonl belongs to a run with another steps"):
         run(tiny(corpus_folder, first, "--steps 7"))
 
 
@@ -91,7 +90,7 @@ def test_work_dir_of_another_run_is_refused(first, corpus_folder):
         ("--seed -1", "--seed: must be at least 0; got -1"),
         ("--vocab-size 20", "vocab_size must be at least 257, got 20"),
         ("--target-width 48", "head size must divide width, got 32 and 48"),
-        ("--corpus /no/such/folder", "--corpus: must be a folder; got /no/such/folder"),
+        ("--corpus /no/such/folder", "training .py file, got none in /no/such/folder"),
         ("--price 2", "--price: must not be given with --drafter model; got 2.0"),
         ("--target elsewhere", "--target: must not be given with --drafter model; got elsewhere"),
     ],
@@ -103,7 +102,7 @@ def test_bad_arguments_are_named(corpus_folder, tmp_path, flags, message):
 
 HEAD = (
     "--places 3 --head-layers 1 --distil-steps 3 --overlap-steps 2 --pool-chunks 1 "
-    "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32 --precision float32"
+    "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32"
 )
 
 

@@ -70,12 +70,6 @@ def test_a_killed_run_equals_one_that_was_not(
     assert same(train(stream, tmp_path / "model.pt"), uninterrupted)
 
 
-def test_checkpoint_of_another_plan_is_refused(stream, tmp_path):
-    train(stream, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="checkpoint model.pt must come from Plan.steps=13"):
-        train(stream, tmp_path / "model.pt", Plan(steps=13, batch_size=4, length=16, seed=3))
-
-
 def test_windows_are_pieces_of_the_stream(stream):
     batches = text_batches(stream, PLAN)
     pieces = {tuple(row) for row in stream.tokens.unfold(0, 16, 1).tolist()}
@@ -99,8 +93,6 @@ def test_short_stream_and_bad_shapes_are_refused(stream):
         text_batches(stream, Plan(steps=1, length=10_000))
     with pytest.raises(ValueError, match="head size must divide width, got 32 and 48"):
         build(Shape(1, 48), 300, seed=0)
-    with pytest.raises(ValueError, match="must be positive"):
-        build(Shape(0, 32), 300, seed=0)
 
 
 def test_mixed_batches_take_their_share(stream):
