@@ -7,14 +7,15 @@ nor vLLM, and does nothing but look for misspelt settings::
     CACTUS_POLICY=band:price=2.0 vllm serve TARGET --speculative-config '{"method": "draft_model",
         "model": "DRAFT", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
 
-See ``settings`` for what can be asked for, ``v1`` for what is replaced, ``batch`` for the law that
-is emitted, and ``metrics`` for what is counted and where it is seen. ``VLLM_PLUGINS``, where it is
-set, must name ``cactus_theory``; a server that it leaves out is not changed.
+See ``settings`` for what can be asked for, ``admission`` for what a request gets, ``v1`` and ``v2``
+for what is replaced, ``logits_processor`` for the third way, ``batch`` for the law that is emitted,
+and ``metrics`` for what is counted and where it is seen. ``VLLM_PLUGINS``, where it is set, must
+name ``cactus_theory``; a server that it leaves out is not changed.
 """
 
 from contextlib import suppress
 
-from cactus_theory.vllm import settings
+from cactus_theory.vllm import engine, settings
 
 
 def register() -> None:
@@ -28,13 +29,15 @@ def register() -> None:
         if server_settings is None:
             return
         from cactus_theory.vllm import v2
+        from cactus_theory.vllm.admission import Admission
         from cactus_theory.vllm.install import install
 
-        install(server_settings)
+        admission = Admission(server_settings)
+        install(admission)
         # where it fails, require_hook stops the servers that need it
-        with suppress(ImportError, settings.UnknownVersion):
-            v2.install(server_settings)
-    except (ValueError, settings.UnknownVersion) as error:
-        settings.stop(str(error))
+        with suppress(ImportError, engine.UnknownVersion):
+            v2.install(admission)
+    except (ValueError, engine.UnknownVersion) as error:
+        engine.stop(str(error))
     except ImportError as error:
-        settings.stop(str(settings.unknown_version(str(error))))
+        engine.stop(str(engine.unknown_version(str(error))))

@@ -1,4 +1,4 @@
-"""What a request may ask for: read within bounds, compared with the server's, built and tried once.
+"""What a request gets: asked for within bounds, compared with the server's, built and tried once.
 
 ``CACTUS_REQUESTS`` says what is admitted:
 
@@ -10,62 +10,110 @@
 ``off``                 nothing: the server's policy decides for every request
 ======================  ===================================================================
 
-Requests come from strangers. Lengths are bounded before anything is parsed, refusals repeat a
-short part of what was said, and no file is opened: a policy in a file and a knob that holds text
-other than ``TEXTS`` are the server's alone. An admitted policy has judged drafts in the
-functions that the sampler calls, and is kept as that object; a bounded number of them are
-remembered by a digest.
+Requests come from strangers. What they say is read within bounds (``words``), and no file is
+opened: a policy in a file and a knob that holds text other than ``TEXTS`` are the server's alone.
+An admitted policy has judged drafts in the functions that the sampler calls, and is kept as that
+object; a bounded number of them are remembered by a digest.
+
+The hooks of both model runners and the logits processor ask the same :class:`Admission`; what
+differs is a :class:`Way`. A request of the logits processor may also ask for a margin (a bias in
+logits at temperature 0) and for a cut of q before the policy acts.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from cactus_theory.base.specs import names_a_file, parse_knobs, parse_spec
-from cactus_theory.policies import Policy, _knobs, _registry
+from cactus_theory.base.specs import names_a_file
+from cactus_theory.policies import Policy, _knobs, _registry, policy
 from cactus_theory.policies._function import FunctionPolicy
 from cactus_theory.policies.speculative import Speculative
-from cactus_theory.vllm.settings import ARGUMENT, CAP_ARGUMENT, Settings, named
+from cactus_theory.vllm.batch import try_rows
+from cactus_theory.vllm.bias import HOTTEST, Cut, check_policy, is_lossless, try_bias
+from cactus_theory.vllm.settings import (
+    ARGUMENT,
+    CAP_ARGUMENT,
+    MOST_MARGIN,
+    NAMES,
+    Settings,
+    named,
+    read,
+)
+from cactus_theory.vllm.words import CUTS, cut_of, extra_arg, name_and_knobs, number, shown
 
-# the longest spec of a policy of this package, with every knob to its last digit, has about 130
-LONGEST = 200
-MOST_KNOBS = 8
-LONGEST_INTEGER = 64  # bits
-SHOWN = 60  # characters of a value that a refusal repeats
 REMEMBERED = 1024  # policies
-# a bias on logits, T ln r, stays far inside float32; rows are uniform to their last digit before
-HOTTEST = 1e6
 # knobs that hold text a request may choose: names that are looked up in the package's own lists
 TEXTS = ("divergence", "form", "recover")
-NamedKnobs = tuple[str | None, dict[str, Any]]
+LOSSLESS = policy("speculative")
 KEYS = (ARGUMENT, CAP_ARGUMENT)
-# what the logits processor reads besides
-PROCESSOR_KEYS = (*KEYS, "cactus_margin", "cactus_top_p", "cactus_top_k", "cactus_min_p")
+MARGIN_ARGUMENT = f"{ARGUMENT}_margin"
+MARGINS = "must be a number of at least 0, in logits, at most 1e6"
+PROCESSOR_KEYS = (*KEYS, MARGIN_ARGUMENT, *(f"{ARGUMENT}_{name}" for name in CUTS))
+
+
+class Grant(NamedTuple):
+    """What a request gets: its policy, and what one of the three ways knows besides."""
+
+    policy: Policy
+    cap: float | None = None  # nats a token of its answer, kept by the hook of model runner V1
+    cut: Cut = Cut()  # made by the logits processor at positive temperatures
+    margin: float = 0.0  # in logits, what the logits processor adds at temperature 0
+
+    def acts(self, temperature: float) -> bool:
+        """Return whether the logits processor changes logits."""
+        lossy = self.cut != Cut() or not is_lossless(self.policy)
+        return lossy if temperature > 0 else self.margin > 0
+
+
+class Way(NamedTuple):
+    """A way in which policies decide drafts.
+
+    ``keys`` are those of ``extra_args`` that are read; ``fits`` raises ValueError for a policy that
+    cannot decide so, ``tried`` whatever it raises where it judges a few rows as the sampler would.
+    """
+
+    keys: Sequence[str]
+    fits: Callable[[Policy, Settings], None]
+    tried: Callable[[Policy, Settings], None]
+
+
+BY_HOOK = Way(KEYS, lambda rule, settings: settings.verifier.check(rule), try_rows)
+BY_BIAS = Way(PROCESSOR_KEYS, lambda rule, _: check_policy(rule), lambda rule, _: try_bias(rule))
 
 
 class Admission:
-    """Decides what requests get.
+    """Decides what requests get, whichever of the three ways serves them.
 
-    ``trial`` calls what the sampler calls: what it raises refuses a policy. ``policies`` are kept
-    by the digest of what asked for them; ``keys`` are those of ``extra_args`` that are read here.
+    ``policies`` are kept by the digest of what asked for them.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        trial: Callable[[Policy, Settings], None],
-        keys: Sequence[str] = KEYS,
-    ) -> None:
-        self.settings, self.trial, self.keys = settings, trial, keys
+    def __init__(self, settings: Settings, way: Way = BY_HOOK) -> None:
+        self.settings, self.way = settings, way
         self.policies: dict[bytes, Policy] = {}
 
-    def check(self, sampling_params: Any) -> None:
-        """Raise ValueError for a request that is not served as it asks."""
-        extra = sampling_params.extra_args
-        check_keys(extra, self.keys)
-        self.policy_of(extra)
-        self.cap_of(extra)
-        check_temperature(getattr(sampling_params, "temperature", None))
+    def grant(self, sampling_params: Any) -> Grant:
+        """Return what a request gets; ValueError, in one line, for one that is not served so."""
+        extra = getattr(sampling_params, "extra_args", None)
+        temperature = getattr(sampling_params, "temperature", None)
+        check_keys(extra, self.way.keys)
+        rule, cap = self.policy_of(extra), self.cap_of(extra)
+        check_temperature(temperature)
+        if MARGIN_ARGUMENT not in self.way.keys:
+            return Grant(rule, cap)
+        granted = Grant(rule, cap, cut_of(extra), self.margin_of(extra))
+        if temperature and granted.acts(temperature):
+            refuse_truncation(sampling_params)
+        return granted
+
+    def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
+        """Return what a request gets in a step; one that was not refused before is lossless."""
+        try:
+            return self.grant(sampling_params)
+        except ValueError as error:
+            warn(f"{error}; the request is served without loss")
+            return Grant(LOSSLESS)
 
     def policy_of(self, extra_args: Mapping[str, Any] | None) -> Policy:
         """Return the policy of a request; ValueError, in one line, for one that is not admitted."""
@@ -83,6 +131,17 @@ class Admission:
             raise ValueError(f"{CAP_ARGUMENT}: must not be given, as this server takes no caps")
         requirement = f"must lie in [0, {server_cap:g}], in nats a token"
         return number(CAP_ARGUMENT, value, server_cap, requirement)
+
+    def margin_of(self, extra_args: Mapping[str, Any] | None) -> float:
+        """Return a request's margin in logits; ValueError above the server's."""
+        most, mode = self.settings.margin, self.settings.requests
+        value = extra_arg(extra_args, MARGIN_ARGUMENT)
+        margin = most if value is None else number(MARGIN_ARGUMENT, value, MOST_MARGIN, MARGINS)
+        if not (margin == most or mode == "any" or (mode == "stricter" and margin < most)):
+            raise ValueError(
+                f"{MARGIN_ARGUMENT}: must not exceed the server's own, {most}; got {margin}"
+            )
+        return margin
 
     def _policy(self, value: Any) -> Policy:
         if self.settings.requests == "off":
@@ -103,12 +162,12 @@ class Admission:
         if self.settings.requests == "stricter":
             check_stricter(policy, server)
         try:
-            self.settings.verifier.check(policy)
+            self.way.fits(policy, self.settings)
         except ValueError as error:  # which verifies is not a request's choice
             refusal, _, _ = str(error).partition("; try verifier=")
             raise ValueError(f'{refusal}; this server takes "speculative"') from None
         try:
-            self.trial(policy, self.settings)
+            self.way.tried(policy, self.settings)
         except Exception as error:
             raise ValueError(
                 f"policy: must judge a few rows without an error; {policy.name} raised "
@@ -117,13 +176,16 @@ class Admission:
         return policy
 
 
-def extra_arg(extra_args: Mapping[str, Any] | None, key: str) -> Any:
-    """Return what a request says under a key, None for nothing."""
-    if extra_args is None:
-        return None
-    if not isinstance(extra_args, Mapping):
-        raise ValueError(f"extra_args: must be a mapping; got {shown(extra_args)}")
-    return extra_args.get(key)
+@lru_cache(maxsize=4)
+def _of_processor(values: tuple[str, ...]) -> Admission:
+    settings = read(dict(zip(NAMES, values, strict=True)), by_bias=True)
+    assert settings is not None
+    return Admission(settings, BY_BIAS)
+
+
+def of_processor(environ: Mapping[str, str] = os.environ) -> Admission:
+    """Return what the logits processor admits; ValueError for a bad setting of the server."""
+    return _of_processor(tuple(environ.get(name, "") for name in NAMES))
 
 
 def check_keys(extra_args: Mapping[str, Any] | None, keys: Sequence[str]) -> None:
@@ -138,27 +200,6 @@ def check_keys(extra_args: Mapping[str, Any] | None, keys: Sequence[str]) -> Non
         raise ValueError(
             f"extra_args (over HTTP vllm_xargs): must be one of {', '.join(keys)}; got {shown(key)}"
         )
-
-
-def name_and_knobs(value: Any) -> NamedKnobs:
-    """Return the name (None: the server's policy) and the knobs of a request, within bounds."""
-    if isinstance(value, str):
-        return _split(value)
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(
-            f'must be a spec or knobs, such as "band:price=2" or "price=2"; got {shown(value)}'
-        )
-    if len(value) > MOST_KNOBS:
-        raise ValueError(f"must name at most {MOST_KNOBS} knobs; got {len(value)}")
-    other_knobs = {_plain("knob", key).strip(): _value(key, value) for key, value in value.items()}
-    spec = other_knobs.pop("policy", None)
-    if spec is not None and not isinstance(spec, str):
-        raise ValueError(f"policy: must be a spec string; got {shown(spec)}")
-    name, knobs = (None, {}) if spec is None else _split(spec)
-    repeated = knobs.keys() & other_knobs.keys()
-    if repeated or len(other_knobs) + (spec is not None) < len(value):
-        raise ValueError(f"{min(repeated, default='knob')}: must be given once")
-    return name, knobs | other_knobs
 
 
 def requested_policy(server: Policy, name: str | None, knobs: dict[str, Any]) -> Policy:
@@ -205,6 +246,19 @@ def check_stricter(requested: Policy, server: Policy) -> None:
             )
 
 
+def refuse_truncation(sampling_params: Any) -> None:
+    """Raise ValueError where vLLM would cut the row that a policy's bias has made."""
+    off = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None)}
+    for name, values in off.items():
+        value = getattr(sampling_params, name)
+        if value not in values:
+            raise ValueError(
+                f"{name}: must be off beside a lossy policy of cactus-theory, since vLLM cuts "
+                f"after the policy's bias; got {value} (before it, over HTTP in vllm_xargs: "
+                f'{{"{ARGUMENT}_{name}": {value}}}; lossless: {{"{ARGUMENT}": "speculative"}})'
+            )
+
+
 def family(policy: Policy) -> str:
     """Return a policy's name without its knobs, and without the file that it was read from."""
     return policy.name if policy.name in _registry.POLICIES.known else "the server's policy"
@@ -224,62 +278,6 @@ def check_temperature(temperature: float | None) -> None:
             f"temperature: must be at most {HOTTEST:g} with a policy of cactus-theory; "
             f"got {shown(temperature)}"
         )
-
-
-def number(name: str, value: Any, most: float, requirement: str) -> float:
-    """Return a number in [0, most]; ``requirement`` is what a refusal says."""
-    try:
-        amount = float(_value(name, value))
-    except (TypeError, ValueError):
-        amount = float("nan")
-    if not 0 <= amount <= most or isinstance(value, bool):
-        raise ValueError(f"{name}: {requirement}; got {shown(value)}")
-    return amount
-
-
-def shown(value: Any) -> str:
-    """Return a value in as many characters as a refusal repeats."""
-    if isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
-        return f"a whole number of {value.bit_length():,} bits"
-    if value is None or isinstance(value, int | float):
-        return repr(value)
-    if not isinstance(value, str):
-        return f"a {type(value).__name__}"
-    if len(value) <= SHOWN:
-        return repr(value)
-    return f"{value[:SHOWN]!r}… ({len(value):,} characters)"
-
-
-def _split(spec: str) -> NamedKnobs:
-    text = _plain("policy", spec)
-    if "=" in text.partition(":")[0]:
-        return None, dict(parse_knobs(text, f":{text}"))
-    if names_a_file(text):
-        raise ValueError(f"policy: must be a registered name, not a file; got {shown(text)}")
-    name, knobs = parse_spec(text)
-    return name, dict(knobs)
-
-
-def _plain(name: str, text: str) -> str:
-    """Return text that is short, and printed as it is."""
-    if len(text) > LONGEST:
-        raise ValueError(f"{name}: must have at most {LONGEST} characters; got {shown(text)}")
-    if not (text.isascii() and text.isprintable()):
-        raise ValueError(f"{name}: must be printable ASCII; got {shown(text)}")
-    return text
-
-
-def _value(knob: str, value: Any) -> Any:
-    """Return a knob's value if it is short text, a number, true, false or none."""
-    if isinstance(value, str):
-        return _plain(knob, value)
-    large = isinstance(value, int) and value.bit_length() > LONGEST_INTEGER
-    if large or not (value is None or isinstance(value, int | float)):
-        raise ValueError(
-            f"{knob}: must be text, a number of at most {LONGEST_INTEGER} bits, true, "
-            f"false or none; got {shown(value)}"
-        )
-    return value
 
 
 def _source(policy: Policy) -> Any:

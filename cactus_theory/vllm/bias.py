@@ -23,6 +23,7 @@ drafted token is then emitted iff its logit is less than ``margin`` below the la
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,6 +37,8 @@ from cactus_theory.policies.speculative import Speculative
 
 # odds of the drafted token at h_d = 1; what is left to the others is 0 in the dtype of the row
 MOST_ODDS = {torch.float32: 110.0, torch.float64: 760.0}
+# a bias on logits, T ln r, stays far inside float32; rows are uniform to their last digit before
+HOTTEST = 1e6
 # a constant ln r above this is this: it outweighs every difference of logits, and stays finite
 MOST_UNIT = 1e4
 
@@ -200,6 +203,29 @@ def _unit(policy: Policy) -> float | None:
     ):
         return min(1 / policy.price, MOST_UNIT) if policy.price > 0 else MOST_UNIT
     return 0.0 if isinstance(policy, SoftBand) else None
+
+
+def try_bias(policy: Policy) -> None:
+    """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
+    logits = torch.tensor(
+        [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]]
+    )
+    for drafted in ([0, 1, -1], [1, 0, -1], [2, 2, -1], [1, 1, 1]):
+        ids = torch.tensor(drafted)
+        for heat in (1e-2, 1.0, HOTTEST):
+            bias = drafted_bias(
+                lifts_of([policy]), logits, ids, torch.full((3,), heat), width=len(drafted)
+            )
+            if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added
+                raise ArithmeticError(f"a bias that is no number at temperature {heat:g}")
+
+
+class Cut(NamedTuple):
+    """A truncation of q before the policy acts; these values leave it whole."""
+
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 def truncate_(

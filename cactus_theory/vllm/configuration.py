@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
-from cactus_theory.vllm.settings import CAP, READINGS, Settings, UnknownVersion, stop
+from cactus_theory.vllm.engine import TESTED_V2, UnknownVersion, require_names, stop
+from cactus_theory.vllm.settings import Settings, refuse_accounts
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
+CONFIG = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
 # decides certain drafts of model runner V2
 PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 
@@ -25,11 +27,13 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
     if getattr(config, "use_v2_model_runner", False):
-        for name, is_set in ((CAP, settings.cap is not None), (READINGS, settings.readings)):
-            if is_set:
-                stop(f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0")
-        if loads_processor(config):
-            return check_processor(config)
+        try:
+            refuse_accounts(settings.cap is not None, settings.readings)
+            if loads_processor(config):
+                drafts_of(config)
+                return None
+        except (ValueError, UnknownVersion) as error:
+            stop(str(error))
         require_hook(warn)
     method = getattr(speculative, "rejection_sample_method", LAWFUL)
     if method != LAWFUL:
@@ -44,21 +48,33 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
         )
 
 
+def drafts_of(vllm_config: Any) -> int:
+    """Return the most tokens that are drafted, 0 without speculation.
+
+    ValueError for drafts that are sampled and for an engine whose own method is not lossless.
+    """
+    drafts = vllm_config.speculative_config
+    if drafts is None:
+        return 0
+    require_names(drafts, CONFIG, "SpeculativeConfig", TESTED_V2)
+    if drafts.draft_sample_method != "greedy":
+        raise ValueError(
+            "draft_sample_method: must be greedy for CactusLogitsProcessor, since a biased logit "
+            f"is the law of certain drafts alone; got {drafts.draft_sample_method!r}"
+        )
+    if drafts.rejection_sample_method not in ("standard", "block"):
+        raise ValueError(
+            "rejection_sample_method: must be standard or block for CactusLogitsProcessor, since "
+            f"the engine has to be lossless; got {drafts.rejection_sample_method!r}"
+        )
+    return drafts.num_speculative_tokens
+
+
 def loads_processor(config: Any) -> bool:
     """Return whether the logits processor decides this server's drafts."""
     loaded = getattr(config.model_config, "logits_processors", None) or ()
     named = any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
     return named and bool(getattr(config, "use_v2_model_runner", False))
-
-
-def check_processor(config: Any) -> None:
-    """Stop the start-up where a bias on logits would be another law."""
-    from cactus_theory.vllm.certain import drafts_of
-
-    try:
-        drafts_of(config)
-    except (ValueError, UnknownVersion) as error:
-        stop(str(error))
 
 
 def require_hook(warn: Callable[[str], None]) -> None:

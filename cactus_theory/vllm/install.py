@@ -7,20 +7,14 @@ looked at in :mod:`cactus_theory.vllm.configuration`, before its processes start
 """
 
 import atexit
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.vllm.admission import KEYS, PROCESSOR_KEYS, Admission
+from cactus_theory.vllm.admission import BY_BIAS, BY_HOOK, Admission
 from cactus_theory.vllm.configuration import check_config, loads_processor, served_name, show_info
+from cactus_theory.vllm.engine import require_names, require_parameters, unknown_version, wrapped
 from cactus_theory.vllm.metrics import Prometheus, Reporter
 from cactus_theory.vllm.requests import reporter_of
-from cactus_theory.vllm.settings import (
-    Settings,
-    require_names,
-    require_parameters,
-    unknown_version,
-)
 from cactus_theory.vllm.v1 import Hook
 
 PARAMETERS = (
@@ -40,7 +34,7 @@ REASONS = "cactus_finish_reasons"  # our own attribute of a scheduler and of wha
 METADATA = ("temperature", "all_greedy", "all_random", "generators")
 
 
-def install(settings: Settings) -> Hook:
+def install(admission: Admission) -> Hook:
     """Replace and wrap vLLM's functions; a second call changes nothing.
 
     UnknownVersion if names differ from those that are relied on.
@@ -55,13 +49,13 @@ def install(settings: Settings) -> Hook:
     check_names(module, worker)
     prove_it_is_called(module)
     logger = init_logger("vllm.plugins.cactus_theory")
-    hook = Hook(settings, module.rejection_sample, logger.warning)
+    hook = Hook(admission, module.rejection_sample, logger.warning)
     module.rejection_sample = hook.rejection_sample
     _wrap_runner(worker.GPUModelRunner, hook, logger.info)
     _wrap_ends(worker.GPUModelRunner, hook)
-    _wrap_requests(hook.admission)
-    _wrap_config(hook.admission, logger.warning, logger.info)
-    if settings.readings:
+    _wrap_requests(admission)
+    _wrap_config(admission, logger.warning, logger.info)
+    if admission.settings.readings:
         _wrap_scheduler()
     return hook
 
@@ -97,10 +91,9 @@ def prove_it_is_called(module: Any) -> None:
 
 def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> None:
     """Tell the hook which runner samples, and stop an engine that does not call it."""
-    original = runner_class._sample
 
-    @functools.wraps(original)
-    def sample(runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+    @wrapped(runner_class, "_sample")
+    def sample(original: Any, runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         if hook.reporter is None:
             _begin(hook, runner.vllm_config, log)
         if spec_decode_metadata is None:
@@ -114,8 +107,6 @@ def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> N
         if hook.calls == calls_before:
             raise unknown_version("a step with drafts did not call rejection_sample")
         return output
-
-    runner_class._sample = sample
 
 
 def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
@@ -138,14 +129,11 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
 
 def _wrap_ends(runner_class: Any, hook: Hook) -> None:
     """Tell the hook which requests have ended or were aborted."""
-    original = runner_class._update_states
 
-    @functools.wraps(original)
-    def update(runner: Any, scheduler_output: Any) -> Any:
+    @wrapped(runner_class, "_update_states")
+    def update(original: Any, runner: Any, scheduler_output: Any) -> Any:
         hook.end(scheduler_output.finished_req_ids, getattr(scheduler_output, REASONS, None))
         return original(runner, scheduler_output)
-
-    runner_class._update_states = update
 
 
 def _wrap_scheduler() -> None:
@@ -159,21 +147,18 @@ def _wrap_scheduler() -> None:
     require_parameters(Scheduler._free_request, FREE, "Scheduler._free_request")
     require_names(Scheduler, ["schedule"], "Scheduler")
     require_names(Request, ["get_finished_reason"], "Request")
-    free, schedule = Scheduler._free_request, Scheduler.schedule
 
-    @functools.wraps(free)
-    def freed(scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrapped(Scheduler, "_free_request")
+    def freed(free: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         reasons = vars(scheduler).setdefault(REASONS, {})
         reasons[request.request_id] = str(request.get_finished_reason())
         return free(scheduler, request, *args, **kwargs)
 
-    @functools.wraps(schedule)
-    def scheduled(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrapped(Scheduler, "schedule")
+    def scheduled(schedule: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         output = schedule(scheduler, *args, **kwargs)
         setattr(output, REASONS, vars(scheduler).pop(REASONS, {}))
         return output
-
-    Scheduler._free_request, Scheduler.schedule = freed, scheduled
 
 
 def _wrap_requests(admission: Admission) -> None:
@@ -181,17 +166,13 @@ def _wrap_requests(admission: Admission) -> None:
     from vllm.exceptions import VLLMValidationError  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
-    original = SamplingParams.verify
-
-    @functools.wraps(original)
-    def verify(params: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrapped(SamplingParams, "verify")
+    def verify(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            admission.check(params)
+            admission.grant(params)
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
         return original(params, *args, **kwargs)
-
-    SamplingParams.verify = verify
 
 
 def _wrap_config(
@@ -199,20 +180,18 @@ def _wrap_config(
 ) -> None:
     """Refuse, before processes start, what would bypass the hook; say once what was asked for.
 
-    Which keys requests may use depends on the configuration, too.
+    Which way serves requests is known from the configuration alone.
     """
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
 
-    original, said = EngineArgs.create_engine_config, []
+    said = []
 
-    @functools.wraps(original)
-    def create_engine_config(engine_args: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrapped(EngineArgs, "create_engine_config")
+    def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
         check_config(config, warn, admission.settings)
-        admission.keys = PROCESSOR_KEYS if loads_processor(config) else KEYS
+        admission.way = BY_BIAS if loads_processor(config) else BY_HOOK
         if config.speculative_config is not None and not said:
             show_info(admission.settings, served_name(config), log)
             said.append(True)
         return config
-
-    EngineArgs.create_engine_config = create_engine_config

@@ -36,20 +36,23 @@ its names, batches in its layout against the exact laws, and the runner's real r
 """
 
 import importlib.util
+import logging
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.vllm.bias import drafted_bias, lifts_of, truncate_
-from cactus_theory.vllm.certain import TESTED, Cut, PlainRequest, drafts_of, wish_of
-from cactus_theory.vllm.settings import (
-    check_names,
+from cactus_theory.vllm.admission import of_processor
+from cactus_theory.vllm.bias import Cut, drafted_bias, lifts_of, truncate_
+from cactus_theory.vllm.configuration import drafts_of
+from cactus_theory.vllm.engine import (
+    TESTED_V2,
     require_names,
     require_parameters,
     unknown_version,
 )
+from cactus_theory.vllm.settings import check_names
 
 INTERFACE = "vllm.v1.worker.gpu.sample.logits_processor.interface"
 METHODS = {
@@ -61,6 +64,7 @@ METHODS = {
 CONTEXT = ("expanded_idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids")
 COLUMNS = ("policy", "temperature", "margin", *Cut._fields)  # of a slot, on the device
 STATE = ("device", "max_num_reqs")
+_log = logging.getLogger(__name__)
 
 if importlib.util.find_spec("vllm") is None:
     raise ModuleNotFoundError(
@@ -74,15 +78,15 @@ try:
         LogitsProcRequestState,
     )
 except ImportError as error:
-    raise unknown_version(f"{INTERFACE} cannot be imported ({error})", TESTED) from None
+    raise unknown_version(f"{INTERFACE} cannot be imported ({error})", TESTED_V2) from None
 
 for _name, _parameters in METHODS.items():
     require_parameters(
-        getattr(LogitsProcessor, _name), _parameters, f"LogitsProcessor.{_name}", TESTED
+        getattr(LogitsProcessor, _name), _parameters, f"LogitsProcessor.{_name}", TESTED_V2
     )
-require_names(LogitsProcessor, ("validate_params",), "LogitsProcessor", TESTED)
-require_names(LogitsContext, CONTEXT, "LogitsContext", TESTED)
-require_names(LogitsProcRequestState, STATE, "LogitsProcRequestState", TESTED)
+require_names(LogitsProcessor, ("validate_params",), "LogitsProcessor", TESTED_V2)
+require_names(LogitsContext, CONTEXT, "LogitsContext", TESTED_V2)
+require_names(LogitsProcRequestState, STATE, "LogitsProcRequestState", TESTED_V2)
 
 
 class CactusLogitsProcessor(LogitsProcessor):
@@ -94,27 +98,28 @@ class CactusLogitsProcessor(LogitsProcessor):
         check_names()
         self.width = drafts_of(vllm_config)
         v2.remove()  # else the policy would act twice
-        server_wish = wish_of(PlainRequest())  # a bad setting of the server stops the start-up here
+        server_policy = of_processor().settings.policy  # a bad setting stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
-        self.policies = [server_wish.policy] * requests
+        self.policies = [server_policy] * requests
         self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
         self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64)
-        self.on_device, self.lifts = self.table.to(self.device), lifts_of([server_wish.policy])
+        self.on_device, self.lifts = self.table.to(self.device), lifts_of([server_policy])
         self.changed = False
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """Raise ValueError for a request that cannot be served as it asks."""
-        wish_of(sampling_params)
+        of_processor().grant(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take over a slot; return whether logits of the request are changed."""
-        wish, temperature = wish_of(sampling_params), float(sampling_params.temperature)
-        self.policies[req_idx] = wish.policy
-        self.cutting[req_idx] = temperature > 0 and wish.cut != Cut()
-        acts = self.width > 0 and wish.acts(temperature)
+        granted = of_processor().served(sampling_params, _log.warning)
+        temperature = float(sampling_params.temperature)
+        self.policies[req_idx] = granted.policy
+        self.cutting[req_idx] = temperature > 0 and granted.cut != Cut()
+        acts = self.width > 0 and granted.acts(temperature)
         self.acting[req_idx] = acts or self.cutting[req_idx]
-        values = [temperature, wish.margin, *wish.cut]
+        values = [temperature, granted.margin, *granted.cut]
         self.table[req_idx, 1:] = torch.tensor(values, dtype=torch.float64)
         self.changed = True
         return bool(self.acting[req_idx])

@@ -40,8 +40,8 @@ from torch import Tensor
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import verified_rows
 from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.policies import Policy
 from cactus_theory.verify.draft import Verified
+from cactus_theory.vllm.admission import Grant
 from cactus_theory.vllm.settings import LOG, Settings
 
 LONGEST_NAME = 200  # characters of a request's id, which a client may choose
@@ -54,10 +54,10 @@ class Request:
     ledger's books. The meter measures every row, where readings are asked for.
     """
 
-    def __init__(self, params: Any, policy: Policy, cap: float | None, settings: Settings) -> None:
-        self.params, self.policy, self.cap = params, policy, cap
-        self.ledger = None if cap is None else Ledger(policy, cap)
-        self.rules = (policy,) if self.ledger is None else self.ledger.rules
+    def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
+        self.params, self.policy, self.cap = params, granted.policy, granted.cap
+        self.ledger = None if self.cap is None else Ledger(self.policy, self.cap)
+        self.rules = (self.policy,) if self.ledger is None else self.ledger.rules
         self.judge = settings.verifier
         self.account = None if self.ledger is None else self.ledger.begin(())
         measured = bool(settings.readings)

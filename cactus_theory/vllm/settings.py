@@ -12,7 +12,7 @@
                         end at; ``inf``: only where its request sets one
 ``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
                         (see :mod:`cactus_theory.vllm.requests`); every row is measured
-``CACTUS_MARGIN``       of the logits processor alone: see :mod:`cactus_theory.vllm.certain`
+``CACTUS_MARGIN``       of the logits processor alone: logits that a greedy request gives up
 ======================  ===================================================================
 
 Another variable that begins with ``CACTUS_`` stops the start, whether a policy is set or not: it is
@@ -24,16 +24,12 @@ A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP:
 server's policy alone, ``{"cactus": {"price": 4}}`` or ``{"cactus": "price=4"}``, and lower its
 cap, ``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.vllm.admission` for what is
 admitted. Nothing here imports torch before a policy is asked for.
-
-:func:`require_parameters` and :func:`require_names` compare what is relied on in vLLM with what
-there is; :func:`stop` ends the start of a server with one line.
 """
 
-import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +48,9 @@ OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|POR
 ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
 MODES = ("stricter", "any", "off")
 LOG = "log"
+MOST_MARGIN = 1e6  # logits
 MEASURED = 16  # measuring a row of a large vocabulary costs as much as verifying a whole batch
 LONGEST_LINE = 1000  # characters of a refusal
-# run in an engine here; the first eight parameters were read in 0.18.0, 0.22.0, 0.27.0 and 0.33.0
-TESTED = ("0.32.0",)
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,7 @@ class Settings:
     requests: str = MODES[0]
     cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
     readings: str = ""  # ``log`` or a file for the numbers of single requests
-
-
-def is_set(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a policy was asked for."""
-    return bool(environ.get(POLICY, "").strip())
+    margin: float = 0.0  # what greedy requests give up, in logits; the logits processor alone
 
 
 def check_names(environ: Mapping[str, str] = os.environ) -> None:
@@ -84,33 +75,49 @@ def check_names(environ: Mapping[str, str] = os.environ) -> None:
             raise ValueError(f"{name}: must be one of {', '.join(NAMES)}")
 
 
-def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
+def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> Settings | None:
     """Return what the environment asks for, None if it does not ask for a policy.
 
-    ValueError, in one line: the variable, what it must be (every valid name), and its value.
+    ``by_bias`` is for the logits processor: it decides without loss where no policy is asked for,
+    by policies that are a bias whoever verifies, and keeps no accounts. ValueError, in one line:
+    the variable, what it must be (every valid name), and its value.
     """
     check_names(environ)
-    if not is_set(environ):
+    text = {name: environ.get(name, "").strip() for name in NAMES}
+    spec = text[POLICY] or ("speculative" if by_bias else "")
+    if not spec:
         return None
+    from cactus_theory.base.arguments import number, one_of
     from cactus_theory.divergences import divergence
     from cactus_theory.policies import policy
+    from cactus_theory.vllm.bias import check_policy
 
-    rule = named(POLICY, policy, environ[POLICY].strip())
-    verifier = named(VERIFIER, _chain_or_block, environ.get(VERIFIER, "").strip() or "chain")
-    named(VERIFIER, verifier.check, rule)
-    divergence_spec = environ.get(DIVERGENCE, "").strip() or "kl"
-    readings = _readings(environ)
+    rule = named(POLICY, policy, spec)
+    verifier = named(VERIFIER, _chain_or_block, text[VERIFIER] or "chain")
+    if by_bias:
+        refuse_accounts(text[CAP], text[READINGS])
+        named(POLICY, check_policy, rule)
+    else:
+        named(VERIFIER, verifier.check, rule)
     return Settings(
-        rule, verifier, named(DIVERGENCE, divergence, divergence_spec), _meter(environ, readings),
-        requests_of(environ), _cap(environ, rule), readings,
-    )  # fmt: skip
+        policy=rule,
+        verifier=verifier,
+        divergence=named(DIVERGENCE, divergence, text[DIVERGENCE] or "kl"),
+        meter=_meter(text[METER], text[READINGS]),
+        requests=one_of(REQUESTS, text[REQUESTS] or MODES[0], MODES),
+        cap=_cap(text[CAP], rule),
+        readings=_readings(text[READINGS]),
+        margin=number(MARGIN, text[MARGIN] or 0.0, 0, MOST_MARGIN),
+    )
 
 
-def requests_of(environ: Mapping[str, str]) -> str:
-    """Return what a request may ask for; ValueError for another word."""
-    from cactus_theory.base.arguments import one_of
-
-    return one_of(REQUESTS, environ.get(REQUESTS, "").strip() or MODES[0], MODES)
+def refuse_accounts(cap: Any, readings: Any) -> None:
+    """Raise ValueError where accounts of single requests are asked for: only runner V1 has them."""
+    for name, given in ((CAP, cap), (READINGS, readings)):
+        if given:
+            raise ValueError(
+                f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0"
+            )
 
 
 def _chain_or_block(name: str) -> "Verifier":
@@ -120,8 +127,7 @@ def _chain_or_block(name: str) -> "Verifier":
     return find_verifier(one_of("verifier", name, ("chain", "block")))
 
 
-def _meter(environ: Mapping[str, str], readings: str) -> int:
-    text = environ.get(METER, "").strip()
+def _meter(text: str, readings: str) -> int:
     if readings:
         if text not in ("", "1"):
             raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")
@@ -133,11 +139,10 @@ def _meter(environ: Mapping[str, str], readings: str) -> int:
     return int(text) if text else MEASURED
 
 
-def _cap(environ: Mapping[str, str], rule: "Policy") -> float | None:
+def _cap(text: str, rule: "Policy") -> float | None:
     from cactus_theory.base.arguments import number
     from cactus_theory.decoding.ledger import Ledger
 
-    text = environ.get(CAP, "").strip()
     if not text:
         return None
     cap = number(CAP, text, 0)
@@ -145,8 +150,7 @@ def _cap(environ: Mapping[str, str], rule: "Policy") -> float | None:
     return cap
 
 
-def _readings(environ: Mapping[str, str]) -> str:
-    text = environ.get(READINGS, "").strip()
+def _readings(text: str) -> str:
     if text and text != LOG:
         named(READINGS, Path(text).open, "a").close()
     return text
@@ -159,54 +163,3 @@ def named(name: str, function: Any, *arguments: Any) -> Any:
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{name}: {message[:LONGEST_LINE]}") from None
-
-
-class UnknownVersion(RuntimeError):
-    """A version of vLLM that this package was not written against."""
-
-
-def vllm_version() -> str:
-    """Return the version of vLLM, ``not installed`` if there is none."""
-    try:
-        import vllm  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        return "not installed"
-    return str(getattr(vllm, "__version__", "unknown"))
-
-
-def unknown_version(difference: str, tested: Sequence[str] = TESTED) -> UnknownVersion:
-    """Return the one-line refusal."""
-    return UnknownVersion(
-        f"vllm {vllm_version()}: {difference}; "
-        f"cactus-theory was tested with vllm {', '.join(tested)}. "
-        "Install one of these, or unset CACTUS_POLICY"
-    )
-
-
-def require_parameters(
-    function: Callable[..., Any],
-    names: Sequence[str],
-    where: str,
-    tested: Sequence[str] = TESTED,
-) -> None:
-    """Raise UnknownVersion unless the first parameters of a function have these names."""
-    parameters = tuple(inspect.signature(function).parameters)[: len(names)]
-    if parameters != tuple(names):
-        raise unknown_version(
-            f"{where} takes ({', '.join(parameters)}), not ({', '.join(names)})", tested
-        )
-
-
-def require_names(
-    thing: Any, names: Sequence[str], where: str, tested: Sequence[str] = TESTED
-) -> None:
-    """Raise UnknownVersion unless a module, class or dataclass has these names."""
-    field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
-    missing = [name for name in names if name not in field_names and not hasattr(thing, name)]
-    if missing:
-        raise unknown_version(f"{where} has no {', '.join(missing)}", tested)
-
-
-def stop(line: str) -> None:
-    """End the process with one line: what a plugin raises besides is logged, or a traceback."""
-    raise SystemExit(f"cactus-theory: {line}")

@@ -40,14 +40,15 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._verification import rows_of
-from cactus_theory.policies import Policy, policy
+from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment
 from cactus_theory.verify.draft import Verified
-from cactus_theory.vllm.admission import Admission
-from cactus_theory.vllm.batch import FlatBatch, try_rows, verify_flat
+from cactus_theory.vllm.admission import LOSSLESS, Admission
+from cactus_theory.vllm.batch import FlatBatch, verify_flat
+from cactus_theory.vllm.engine import refuse_other_rules
 from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.requests import Request
-from cactus_theory.vllm.settings import LONGEST_LINE, Settings
+from cactus_theory.vllm.settings import LONGEST_LINE
 
 LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
@@ -61,14 +62,13 @@ class Hook:
     """
 
     def __init__(
-        self, settings: Settings, original: Callable[..., Tensor], warn: Callable[[str], None]
+        self, admission: Admission, original: Callable[..., Tensor], warn: Callable[[str], None]
     ) -> None:
-        self.settings, self.original, self.warn = settings, original, warn
-        self.admission = Admission(settings, try_rows)
-        self.lossless = policy("speculative")
+        self.admission, self.settings = admission, admission.settings
+        self.original, self.warn = original, warn
         self.calls = 0
         self.runner: Any = None
-        self.tally = Tally(settings)
+        self.tally = Tally(self.settings)
         self.reporter: Reporter | None = None
         self.counts_here = True
         self.warned: set[str] = set()
@@ -93,7 +93,7 @@ class Hook:
         self.calls += 1
         arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
         arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
-        refuse_other_rules(kwargs)
+        refuse_other_rules(kwargs, LOSSY_RULES)
         if sampling_metadata.all_greedy:
             output = self.original(*arguments, *args, **kwargs)
             if self.settings.readings:
@@ -162,18 +162,9 @@ class Hook:
         params = getattr(state, "sampling_params", None)
         request = self.requests.get(name)
         if request is None or request.params is not params:  # new, or asked anew under the same id
-            request = self.requests[name] = self._new_request(params)
+            granted = self.admission.served(params, self._warn_once)
+            request = self.requests[name] = Request(params, granted, self.settings)
         return request
-
-    def _new_request(self, params: Any) -> Request:
-        """Return a new request; one that was not refused where it was submitted is lossless."""
-        extra = getattr(params, "extra_args", None)
-        try:
-            policy, cap = self.admission.policy_of(extra), self.admission.cap_of(extra)
-        except ValueError as error:
-            self._warn_once(f"{error}; the request is served without loss")
-            policy, cap = self.lossless, None
-        return Request(params, policy, cap, self.settings)
 
     def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verified | None]:
         """Return what is emitted; policies of requests that raise are replaced for the step."""
@@ -193,7 +184,7 @@ class Hook:
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self._warn_once(f"{message}; drafts of this step are judged without loss")
-            return verify_flat(self.settings.verifier, [self.lossless], replace(batch))
+            return verify_flat(self.settings.verifier, [LOSSLESS], replace(batch))
         for place, choice in enumerate(choices):
             assert verified is not None
             request = requests[batch.drafted[place]]
@@ -226,16 +217,6 @@ class Hook:
         if text not in self.warned and len(self.warned) < 100:
             self.warned.add(text)
             self.warn(f"cactus-theory: {text}")
-
-
-def refuse_other_rules(kwargs: dict[str, Any]) -> None:
-    """Raise RuntimeError if vLLM's own lossy rules are asked for as well."""
-    for name in LOSSY_RULES:
-        if kwargs.get(name):
-            raise RuntimeError(
-                f"{name}: vLLM's own lossy rule cannot decide together with a policy of "
-                "cactus-theory; unset it or CACTUS_POLICY"
-            )
 
 
 def _choices(batch: FlatBatch, requests: list[Request]) -> list[Tensor]:

@@ -35,7 +35,6 @@ published layout under Triton's interpreter against exact laws, and beside the r
 
 import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -46,10 +45,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.kernels import verify_logits
-from cactus_theory.policies import Policy, policy
+from cactus_theory.policies import Policy
 from cactus_theory.vllm.admission import Admission
-from cactus_theory.vllm.batch import try_rows
-from cactus_theory.vllm.settings import Settings, require_parameters, unknown_version
+from cactus_theory.vllm.engine import (
+    TESTED_V2,
+    refuse_other_rules,
+    require_parameters,
+    unknown_version,
+    unwrap,
+    wrapped,
+)
 
 # the digits of π, as 62 bits: a request whose seed differs from another's by this is no accident
 SALT = 0x3141592653589793
@@ -122,7 +127,6 @@ def requests_of(
     return Requests(target, draft, drafted, seeds, positions, sampled.float())
 
 
-TESTED = ("0.32.0", "0.33.0")  # their functions; no engine was run
 SAMPLER = "vllm.v1.worker.gpu.sample.sampler"
 MODULE = "vllm.v1.worker.gpu.spec_decode.rejection_sampler"
 PARAMETERS = (
@@ -151,9 +155,8 @@ class Hook:
     chunk, on the host, None outside.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.calls = settings, 0
-        self.admission, self.lossless = Admission(settings, try_rows), policy("speculative")
+    def __init__(self, admission: Admission) -> None:
+        self.admission, self.settings, self.calls = admission, admission.settings, 0
         self.policies: dict[int, Policy] = {}
         self.slots: np.ndarray | None = None
 
@@ -163,7 +166,7 @@ class Hook:
         RuntimeError if a rule of the engine's own is asked for, too.
         """
         arguments = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        _refuse_other_rules(arguments)
+        refuse_other_rules(arguments, REFUSED)
         self.calls += 1
         batch = requests_of(**{name: arguments[name] for name in READ})
         verifier = self.settings.verifier.name
@@ -180,13 +183,7 @@ class Hook:
     def add_request(self, slot: int, sampling_params: Any) -> None:
         """Take note of what a request asks for; one that is not admitted is lossless."""
         self.policies.pop(slot, None)
-        extra = getattr(sampling_params, "extra_args", None)
-        try:
-            rule = self.admission.policy_of(extra)
-            self.admission.cap_of(extra)
-        except ValueError as error:
-            _log.warning("cactus-theory: %s; the request is served without loss", error)
-            rule = self.lossless
+        rule = self.admission.served(sampling_params, _warn).policy
         if rule is not self.settings.policy:
             self.policies[slot] = rule
 
@@ -202,7 +199,7 @@ class Hook:
         return list(groups.values())
 
 
-def install(settings: Settings) -> Hook:
+def install(admission: Admission) -> Hook:
     """Let the policy decide the drafts of model runner V2; a second call changes nothing.
 
     UnknownVersion for functions with other parameters than those known here, ImportError for a vLLM
@@ -212,10 +209,33 @@ def install(settings: Settings) -> Hook:
     if hook is not None:
         return hook
     module, sampler = known_functions()
-    hook = Hook(settings)
-    _wrap(module.RejectionSampler, "_verify", lambda old: _with_slots(hook, old))
-    _wrap(sampler, "add_request", lambda old: _with_requests(hook, old))
-    _wrap(module, "rejection_sample", lambda old: _replacement(hook))
+    hook = Hook(admission)
+    at = VERIFY.index("idx_mapping_np")
+
+    @wrapped(module.RejectionSampler, "_verify")
+    def verify(original: Any, *args: Any, **kwargs: Any) -> Any:
+        hook.slots = kwargs["idx_mapping_np"] if len(args) <= at else args[at]
+        calls = hook.calls
+        try:
+            output = original(*args, **kwargs)
+        finally:
+            hook.slots = None
+        if hook.calls == calls:
+            raise RuntimeError(
+                "CACTUS_POLICY is set and vLLM verified drafts without asking cactus-theory"
+            )
+        return output
+
+    @wrapped(sampler, "add_request")
+    def add_request(original: Any, own: Any, req_idx: int, sampling_params: Any) -> Any:
+        hook.add_request(req_idx, sampling_params)
+        return original(own, req_idx, sampling_params)
+
+    @wrapped(module, "rejection_sample")
+    def rejection_sample(_: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return hook.rejection_sample(*args, **kwargs)
+
+    rejection_sample.cactus_hook = hook
     return hook
 
 
@@ -236,7 +256,7 @@ def remove() -> None:
             (module.RejectionSampler, "_verify"),
             (import_module(SAMPLER).Sampler, "add_request"),
         ):
-            setattr(thing, name, getattr(thing, name).cactus_original)
+            unwrap(thing, name)
 
 
 def known_functions() -> tuple[Any, Any]:
@@ -244,67 +264,19 @@ def known_functions() -> tuple[Any, Any]:
     module: Any = import_module(MODULE)
     sampler: Any = import_module(SAMPLER).Sampler
     where = "MRV2 rejection_sample"
-    require_parameters(module.rejection_sample, PARAMETERS, where, TESTED)
+    require_parameters(module.rejection_sample, PARAMETERS, where, TESTED_V2)
     known_parameters = {*PARAMETERS, *PRECISION, *REFUSED, *IGNORED}
     new = [name for name in inspect.signature(module.rejection_sample).parameters
            if name not in known_parameters]  # fmt: skip
     if new:
-        raise unknown_version(f"{where} also takes {', '.join(new)}", TESTED)
+        raise unknown_version(f"{where} also takes {', '.join(new)}", TESTED_V2)
     require_parameters(
-        module.RejectionSampler._verify, VERIFY, "MRV2 RejectionSampler._verify", TESTED
+        module.RejectionSampler._verify, VERIFY, "MRV2 RejectionSampler._verify", TESTED_V2
     )
     names = ("self", "req_idx", "sampling_params")
-    require_parameters(sampler.add_request, names, "MRV2 Sampler.add_request", TESTED)
+    require_parameters(sampler.add_request, names, "MRV2 Sampler.add_request", TESTED_V2)
     return module, sampler
 
 
-def _refuse_other_rules(arguments: dict[str, Any]) -> None:
-    for name in REFUSED:
-        value = arguments.get(name)
-        if value is not None and (isinstance(value, Tensor) or value):
-            raise RuntimeError(
-                f"{name}: a rule of vLLM's own cannot decide together with a policy of "
-                "cactus-theory; unset it or CACTUS_POLICY"
-            )
-
-
-def _wrap(thing: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
-    original = getattr(thing, name)
-    function = wrapped(original)
-    function.cactus_original = original
-    setattr(thing, name, function)
-
-
-def _replacement(hook: Hook) -> Callable[..., Any]:
-    def rejection_sample(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return hook.rejection_sample(*args, **kwargs)
-
-    rejection_sample.cactus_hook = hook  # type: ignore[attr-defined]
-    return rejection_sample
-
-
-def _with_slots(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
-    at = VERIFY.index("idx_mapping_np") - 1
-
-    def _verify(self: Any, *args: Any, **kwargs: Any) -> Any:
-        hook.slots = kwargs["idx_mapping_np"] if len(args) <= at else args[at]
-        calls = hook.calls
-        try:
-            output = original(self, *args, **kwargs)
-        finally:
-            hook.slots = None
-        if hook.calls == calls:
-            raise RuntimeError(
-                "CACTUS_POLICY is set and vLLM verified drafts without asking cactus-theory"
-            )
-        return output
-
-    return _verify
-
-
-def _with_requests(hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
-    def add_request(self: Any, req_idx: int, sampling_params: Any) -> Any:
-        hook.add_request(req_idx, sampling_params)
-        return original(self, req_idx, sampling_params)
-
-    return add_request
+def _warn(text: str) -> None:
+    _log.warning("cactus-theory: %s", text)

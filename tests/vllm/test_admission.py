@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import cactus_theory as ct
-from cactus_theory.vllm import admission as own
-from cactus_theory.vllm import certain, settings
-from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm import settings
+from cactus_theory.vllm.admission import BY_BIAS, BY_HOOK, Admission, of_processor
 from cactus_theory.vllm.batch import try_rows, verify_flat
 from tests.amounts import THOROUGH, amount
 from tests.vllm.flat import random_batch
@@ -27,7 +26,7 @@ def untried(rule, asked):
 
 
 def admission(policy=BAND, trial=untried, **more):
-    return Admission(settings.read({"CACTUS_POLICY": policy} | more), trial)
+    return Admission(settings.read({"CACTUS_POLICY": policy} | more), BY_HOOK._replace(tried=trial))
 
 
 def asked(given, **more):
@@ -35,7 +34,7 @@ def asked(given, **more):
 
 
 def request(extra):
-    return SimpleNamespace(extra_args=extra, temperature=1.0)
+    return SimpleNamespace(extra_args=extra, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def refusal(given, **more):
@@ -132,19 +131,20 @@ def test_a_key_that_nobody_reads_is_refused_by_name(key):
     for mode in settings.MODES:
         door = admission(CACTUS_REQUESTS=mode, CACTUS_CAP="1")
         with pytest.raises(ValueError) as caught:
-            door.check(request({key: "price=4", "other": 1}))
+            door.grant(request({key: "price=4", "other": 1}))
         said = str(caught.value)
         assert key[:20] in said and "cactus, cactus_cap" in said and len(said) < 200
-        door.check(request({"other": 1, 3: 2}))
+        door.grant(request({"other": 1, 3: 2}))
 
 
 @pytest.mark.parametrize("key", ["cactus_top_p", "cactus_top_k", "cactus_min_p", "cactus_margin"])
 def test_a_hook_refuses_by_name_what_only_the_logits_processor_reads(key):
-    door = admission()
+    door = admission(CACTUS_MARGIN="1")
     with pytest.raises(ValueError, match=f"{key}: .*logits processor"):
-        door.check(request({key: 0.5}))
-    door.keys = own.PROCESSOR_KEYS
-    door.check(request({key: 0.5}))
+        door.grant(request({key: 1}))
+    door.way = BY_BIAS
+    granted = door.grant(request({key: 1}))
+    assert 1 in (granted.margin, granted.cut.top_k, granted.cut.top_p, granted.cut.min_p)
 
 
 def test_off_admits_nothing():
@@ -189,7 +189,7 @@ def test_a_policy_is_built_once_and_few_are_kept(monkeypatch):
     door = admission(trial=lambda rule, asked: tried.append(rule))
     found = door.policy_of({"cactus": "price=3"})
     assert door.policy_of({"cactus": {"price": "3"}}) is found and len(tried) == 1
-    monkeypatch.setattr(own, "REMEMBERED", 5)
+    monkeypatch.setattr("cactus_theory.vllm.admission.REMEMBERED", 5)
     for price in range(4, 40):
         door.policy_of({"cactus": f"price={price}"})
     assert len(door.policies) <= 5 and all(len(digest) == 32 for digest in door.policies)
@@ -315,7 +315,7 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened):
     doors = [admission(trial=untried, **own) for own in DOORS]
     environs = [{"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": own["CACTUS_REQUESTS"]} for own in DOORS]
     for environ in environs:
-        certain.wish_of(certain.PlainRequest(), environ)
+        of_processor(environ)
     count, admitted, heats = amount(250, 20_000), {}, (1.0,) * 9 + (0.0, 0.7, 1e300)
     draw, batch = random.Random(0), random_batch(0, [2, 1])
     ct.policy("band:price=1"), verify_flat(doors[0].settings.verifier, [ct.policy(BAND)], batch)
@@ -329,7 +329,7 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened):
             extra_args=hostile(draw), temperature=draw.choice(heats), top_p=1.0, top_k=0, min_p=0.0
         )
         try:
-            door.check(request)
+            door.grant(request)
             rule = door.policy_of(request.extra_args)
             admitted.setdefault((which, rule.spec), rule)
         except ValueError as error:
@@ -337,7 +337,7 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened):
             assert "\n" not in said and len(said) < 1100, said
         try:
             if number % amount(20, 2) == 0:
-                certain.wish_of(request, environs[which])
+                of_processor(environs[which]).grant(request)
         except ValueError as error:
             assert "\n" not in str(error) and len(str(error)) < 1100
         assert time.process_time() - began < SECONDS

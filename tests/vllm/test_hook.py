@@ -12,9 +12,10 @@ import torch
 import cactus_theory as ct
 from cactus_theory import vllm as plugin
 from cactus_theory.vllm import install, settings
+from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.batch import verify_flat
 from cactus_theory.vllm.configuration import check_config
-from cactus_theory.vllm.settings import UnknownVersion
+from cactus_theory.vllm.engine import UnknownVersion
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, emitted, random_batch
 
@@ -33,7 +34,7 @@ def served(monkeypatch, logged):
     """A fake vLLM with the hook in place: its module, its runner and the hook."""
     sampler, runner = fake.install(monkeypatch, logged=logged)
     read = settings.read({"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": "any"})
-    return sampler, runner, install.install(read)
+    return sampler, runner, install.install(Admission(read))
 
 
 def call(batch, metadata=None):
@@ -156,7 +157,7 @@ def test_a_step_without_drafts_is_left_alone(served):
 def test_installing_twice_changes_nothing(served):
     sampler, runner, hook = served
     before = sampler.rejection_sample, runner._sample
-    assert install.install(settings.read({"CACTUS_POLICY": "speculative"})) is hook
+    assert install.install(Admission(settings.read({"CACTUS_POLICY": "speculative"}))) is hook
     assert (sampler.rejection_sample, runner._sample) == before
 
 
@@ -183,7 +184,7 @@ def test_an_unknown_version_is_refused_and_nothing_is_replaced(monkeypatch, old,
     sampler, runner = fake.install(monkeypatch, source)
     before = sampler.rejection_sample, runner._sample
     with pytest.raises(UnknownVersion, match=r"^vllm 9.9.9: .*tested with vllm 0.32.0"):
-        install.install(settings.read({"CACTUS_POLICY": BAND}))
+        install.install(Admission(settings.read({"CACTUS_POLICY": BAND})))
     assert (sampler.rejection_sample, runner._sample) == before
 
 

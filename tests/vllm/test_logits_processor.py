@@ -199,6 +199,7 @@ def test_without_a_setting_logits_are_the_same_object_and_numbers(processor_clas
 def test_only_requests_that_ask_are_touched_and_slots_are_taken_over(processor_class):
     step, processor = Step(), made(processor_class)
     asked = params(extra={"cactus": "band:price=1"})
+    assert processor.add_request(7, params(extra={"cactus": "bad"})) is False  # without loss
     assert processor.add_request(7, asked) is True
     moved = step.run(processor, [params(), params(), asked, params()])
     changed = (moved != step.logits).nonzero().tolist()
@@ -267,7 +268,7 @@ def test_a_request_may_lower_the_margin(processor_class, monkeypatch, mode, give
 @pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS"])
 def test_accounts_of_requests_stop_the_start(processor_class, monkeypatch, name):
     monkeypatch.setenv(name, "0.5")
-    with pytest.raises(ValueError, match=f"{name}: is kept by the hook of model runner V1 alone"):
+    with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
         made(processor_class)
 
 
@@ -294,10 +295,11 @@ def test_servers_on_which_the_law_would_be_another(processor_class, given, said)
 def test_the_hook_makes_way_for_the_processor(processor_class):
     """Else the policy would act twice."""
     from cactus_theory.vllm import settings, v2
+    from cactus_theory.vllm.admission import Admission
 
     asked = settings.read({settings.POLICY: "band:price=2"})
     assert asked is not None
-    v2.install(asked)
+    v2.install(Admission(asked))
     with pytest.raises(ValueError):
         made(processor_class, config("probabilistic"))
     assert v2.installed() is not None
@@ -318,7 +320,7 @@ def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_cla
 
 
 def test_other_versions_are_refused_with_one_line(monkeypatch):
-    from cactus_theory.vllm.settings import UnknownVersion
+    from cactus_theory.vllm.engine import UnknownVersion
 
     class Other(published.LogitsProcessor):
         def apply(self, logits, context):

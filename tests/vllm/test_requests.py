@@ -10,6 +10,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.vllm import install, settings
+from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.batch import verify_flat
 from cactus_theory.vllm.configuration import check_config
 from cactus_theory.vllm.requests import reporter_of
@@ -31,7 +32,7 @@ def server(monkeypatch, tmp_path):
         _, runner = fake.install(monkeypatch, logged=logged)
         meter = {} if "CACTUS_READINGS" in environ else {"CACTUS_METER": "off"}
         read = settings.read({"CACTUS_POLICY": LOOSE} | meter | environ)
-        hook = install.install(read)
+        hook = install.install(Admission(read))
         hook.logged = logged
         return runner, hook
 

@@ -9,7 +9,8 @@ import torch
 import cactus_theory as ct
 from cactus_theory.kernels import random_numbers, verify_logits
 from cactus_theory.vllm import settings, v2
-from cactus_theory.vllm.settings import UnknownVersion
+from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.engine import UnknownVersion
 from tests.amounts import THOROUGH, amount
 from tests.kernels import checks as laws
 from tests.kernels.conftest import device  # noqa: F401
@@ -26,7 +27,7 @@ def asked(policy="band:price=1", verifier="chain"):
     environ = {settings.POLICY: policy, settings.VERIFIER: verifier, settings.REQUESTS: "any"}
     found = settings.read(environ)
     assert found is not None
-    return found
+    return Admission(found)
 
 
 class Batch:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from cactus_theory.vllm import settings
+from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.metrics import Prometheus, Reporter
 from cactus_theory.vllm.v1 import Hook
 
@@ -58,7 +59,7 @@ def kinds():
     for policy, verifier, meter in CASES:
         asked = {"POLICY": policy, "VERIFIER": verifier, "METER": meter}
         own = settings.read({f"CACTUS_{name}": value for name, value in asked.items()})
-        hook = Hook(own, stock, print)
+        hook = Hook(Admission(own), stock, print)
         hook.runner = SimpleNamespace(input_batch=batch, requests={})
         hook.reporter = Reporter(Prometheus(hook.tally, registry=CollectorRegistry()), print, NEVER)
         found[f"{policy}, {verifier}, meter {meter}"] = hook.rejection_sample

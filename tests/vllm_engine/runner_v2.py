@@ -127,8 +127,9 @@ def verified(batch, job):
     draft_logits = None
     if not job["certain"]:
         from cactus_theory.vllm import settings, v2
+        from cactus_theory.vllm.admission import Admission
 
-        hook = v2.install(settings.read())
+        hook = v2.install(Admission(settings.read()))
         draft_logits = batch.draft.expand(len(batch.slots), -1, -1).contiguous()
         os.environ.pop("TRITON_INTERPRET")  # ours in torch: interpreted, it takes minutes
     _, sampled, counts = runner._verify(

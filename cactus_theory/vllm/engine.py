@@ -1,0 +1,100 @@
+"""What is relied on in vLLM: names are compared, then functions replaced; else one line says why.
+
+:func:`require_parameters` and :func:`require_names` compare what is relied on with what there is,
+:func:`wrapped` replaces a function, :func:`refuse_other_rules` keeps vLLM's own lossy rules apart,
+and :func:`stop` ends the start of a server with one line.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+# run in an engine here; the first eight parameters were read in 0.18.0, 0.22.0, 0.27.0 and 0.33.0
+TESTED = ("0.32.0",)
+TESTED_V2 = ("0.32.0", "0.33.0")  # functions and interface of model runner V2; no engine was run
+
+
+class UnknownVersion(RuntimeError):
+    """A version of vLLM that this package was not written against."""
+
+
+def vllm_version() -> str:
+    """Return the version of vLLM, ``not installed`` if there is none."""
+    try:
+        import vllm  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        return "not installed"
+    return str(getattr(vllm, "__version__", "unknown"))
+
+
+def unknown_version(difference: str, tested: Sequence[str] = TESTED) -> UnknownVersion:
+    """Return the one-line refusal."""
+    return UnknownVersion(
+        f"vllm {vllm_version()}: {difference}; "
+        f"cactus-theory was tested with vllm {', '.join(tested)}. "
+        "Install one of these, or unset CACTUS_POLICY"
+    )
+
+
+def require_parameters(
+    function: Callable[..., Any],
+    names: Sequence[str],
+    where: str,
+    tested: Sequence[str] = TESTED,
+) -> None:
+    """Raise UnknownVersion unless the first parameters of a function have these names."""
+    parameters = tuple(inspect.signature(function).parameters)[: len(names)]
+    if parameters != tuple(names):
+        raise unknown_version(
+            f"{where} takes ({', '.join(parameters)}), not ({', '.join(names)})", tested
+        )
+
+
+def require_names(
+    thing: Any, names: Sequence[str], where: str, tested: Sequence[str] = TESTED
+) -> None:
+    """Raise UnknownVersion unless a module, class or dataclass has these names."""
+    field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
+    missing = [name for name in names if name not in field_names and not hasattr(thing, name)]
+    if missing:
+        raise unknown_version(f"{where} has no {', '.join(missing)}", tested)
+
+
+def stop(line: str) -> None:
+    """End the process with one line: what a plugin raises besides is logged, or a traceback."""
+    raise SystemExit(f"cactus-theory: {line}")
+
+
+def refuse_other_rules(arguments: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise RuntimeError if a rule of vLLM's own is asked for by one of these arguments."""
+    for name in names:
+        value = arguments.get(name)
+        # a tensor, of whatever numbers, is the table of such a rule
+        if value is not None and (hasattr(value, "shape") or value):
+            raise RuntimeError(
+                f"{name}: a rule of vLLM's own cannot decide together with a policy of "
+                "cactus-theory; unset it or CACTUS_POLICY"
+            )
+
+
+def wrapped(thing: Any, name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate what replaces a function of a module or class: it gets the original first."""
+    original = getattr(thing, name)
+
+    def put(function: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        vars(replacement)["cactus_original"] = original
+        setattr(thing, name, replacement)
+        return replacement
+
+    return put
+
+
+def unwrap(thing: Any, name: str) -> None:
+    """Put back what :func:`wrapped` has replaced."""
+    setattr(thing, name, getattr(thing, name).cactus_original)
