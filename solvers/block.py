@@ -18,6 +18,7 @@ p(u) Σ q P f(s w/(qP)).
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -114,7 +115,7 @@ def solve(
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
     kind = _program.additive(divergence)
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
-    program = Program(Layout.of(tree), kind, goal)
+    program = Program(tree, kind, goal)
     answer = _without_solver(tree, kind, goal) or program.solve(program.guess)
     followed = answer.followed
     value = followed.tokens if answer.solver == "identity" else goal.value(followed)
@@ -170,33 +171,41 @@ class Goal:
 class Layout:
     """The tokens that a program is about: those with q > 0 at nodes that can be reached.
 
-    ``row`` and ``token`` (m,) are the node of each entry, and its token.
+    Of one tree or of several of one shape, one after another. ``start``, ``node`` and ``token``
+    (m,) are the tree of each entry, its node there, and its token.
     """
 
-    tree: PathTree
-    row: np.ndarray
+    trees: Sequence[PathTree]
+    start: np.ndarray
+    node: np.ndarray
     token: np.ndarray
 
     @classmethod
-    def of(cls, tree: PathTree) -> "Layout":
-        """Return the layout of a tree."""
-        reachable = tree.possible[: len(tree.target)] > 0
-        return cls(tree, *np.nonzero(reachable[:, None] & (tree.target > 0)))
+    def of(cls, trees: Sequence[PathTree]) -> "Layout":
+        """Return the layout of trees."""
+        reachable = [tree.possible[: len(tree.target), None] > 0 for tree in trees]
+        kept = [tree.target > 0 for tree in trees]
+        return cls(trees, *np.nonzero(np.stack(reachable) & np.stack(kept)))
+
+    @cached_property
+    def target(self) -> np.ndarray:
+        """Return (S, nodes, V) the target's rows of every tree."""
+        return np.stack([tree.target for tree in self.trees])
 
     @cached_property
     def q(self) -> np.ndarray:
         """Return (m,) the target."""
-        return self.tree.target[self.row, self.token]
+        return self.entries(self.target)
 
     @cached_property
     def p(self) -> np.ndarray:
         """Return (m,) the draft."""
-        return self.tree.draft[self.row, self.token]
+        return self.entries(np.stack([tree.draft for tree in self.trees]))
 
     @cached_property
     def weight(self) -> np.ndarray:
         """Return (m,) the probability of drafting each entry's node."""
-        return self.tree.possible[self.row]
+        return np.stack([tree.possible for tree in self.trees])[self.start, self.node]
 
     @cached_property
     def children(self) -> np.ndarray:
@@ -205,43 +214,73 @@ class Layout:
 
     @property
     def child_prefixes(self) -> np.ndarray:
-        """Return (n,) the prefix of each child, its number in the tree."""
-        return self.row[self.children] * self.tree.vocabulary + self.token[self.children] + 1
+        """Return (n,) the prefix of each child, its number in its tree."""
+        return (self.node * self.target.shape[-1] + self.token + 1)[self.children]
 
-    @cached_property
-    def alive_at(self) -> tuple[Any, np.ndarray]:
-        """Return (matrix (m, n), vector (m,)): the alive ratio at each entry's node."""
-        sparse = check.optional_module("scipy.sparse", "solvers")
-        count = len(self.children)
-        child = np.full(len(self.tree.possible), -1)
-        child[self.child_prefixes] = np.arange(count)
-        inner = np.flatnonzero(self.row > 0)
-        ones = (np.ones(len(inner)), (inner, child[self.row[inner]]))
-        return sparse.csr_matrix(ones, (len(self.row), count)), (self.row == 0) * 1.0
+    @property
+    def alive_at(self) -> Any:
+        """Return the matrix (m, n) of the alive ratio at each entry's node, 0 at a root."""
+        count, inner = len(self.children), np.flatnonzero(self.node > 0)
+        child = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)
+        child[self.start[self.children], self.child_prefixes] = np.arange(count)
+        places = inner, child[self.start[inner], self.node[inner]]
+        return counted(*places, (len(self.q), count))
 
-    @cached_property
-    def first(self) -> np.ndarray:
-        """Return the first entry of each node that has entries."""
-        return np.flatnonzero(np.diff(self.row, prepend=-1))
-
-    @cached_property
-    def sums(self) -> Any:
-        """Return the matrix (nodes with entries, m) that adds the entries of a node."""
-        sparse = check.optional_module("scipy.sparse", "solvers")
-        node = np.cumsum(np.diff(self.row, prepend=-1) > 0) - 1
-        return sparse.csr_matrix((np.ones(len(node)), (node, np.arange(len(node)))))
+    def entries(self, rows: np.ndarray) -> np.ndarray:
+        """Return the entries (m,) of rows (S, nodes, V)."""
+        return rows[self.start, self.node, self.token]
 
     def spread(self, entries: np.ndarray) -> np.ndarray:
-        """Return entries (m,) as rows (nodes, V), 0 elsewhere."""
-        rows = np.zeros_like(self.tree.target)
-        rows[self.row, self.token] = entries
+        """Return entries (m,) as rows (S, nodes, V), 0 elsewhere."""
+        rows = np.zeros_like(self.target)
+        rows[self.start, self.node, self.token] = entries
         return rows
 
     def normalised(self, raw: np.ndarray) -> np.ndarray:
-        """Return g (m,) as rows (nodes, V) that sum to 1; q where a node has no mass."""
+        """Return g (m,) as rows (S, nodes, V) that sum to 1; q where a node has no mass."""
         rows = self.spread(np.maximum(raw, 0.0))
         mass = rows.sum(-1, keepdims=True)
-        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.tree.target)
+        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.target)
+
+
+class Flow:
+    """What every verifier keeps to, in variables w and t of one scaling; S trees' own ``rounds``.
+
+    ``alive`` (m,) is P at each entry's node, ``tokens`` what is emitted; the first of ``limits`` is
+    t ≤ g.
+    """
+
+    def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:
+        cp, children, begun = cvxpy(), layout.children, rounds[layout.start]
+        self.layout, self.scale = layout, scale
+        self.w, self.kept = (cp.Variable(len(x), nonneg=True) for x in (scale, children))
+        self.alive = layout.alive_at @ self.kept + times((layout.node == 0) * 1.0, begun)
+        emission = times(layout.p[children] / scale[children], self.kept) <= self.w[children]
+        node = layout.start * layout.target.shape[1] + layout.node
+        _, first, node = np.unique(node, return_index=True, return_inverse=True)
+        sums = counted(node, np.arange(len(node)), (len(first), len(node)))
+        whole = sums @ times(scale, self.w) == self.alive[first]
+        self.limits = [emission, self.kept <= begun[children], whole]
+        self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.kept
+
+    def spent(self, f: FDivergence) -> tuple[Any, list[Any]]:
+        """Return the metered divergence, and the constraints that its form needs."""
+        terms = Terms(self.w, self.alive, self.scale / self.layout.q)
+        return (self.layout.weight * self.layout.q) @ perspective(terms, f), terms.constraints
+
+    @property
+    def multipliers(self) -> np.ndarray:
+        """Return α (S, nodes, V) of t ≤ g, once solved."""
+        children, alpha = self.layout.children, np.zeros(len(self.scale))
+        worth = self.layout.weight[children] * self.scale[children]
+        alpha[children] = self.limits[0].dual_value / worth
+        return self.layout.spread(alpha)
+
+
+def counted(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
+    """Return the sparse matrix of ones at (rows, columns), which adds entries up."""
+    sparse = check.optional_module("scipy.sparse", "solvers")
+    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape)
 
 
 @dataclass(frozen=True)
@@ -261,11 +300,16 @@ class Answer:
 class Program(Attempted[Answer]):
     """The program of a goal on a tree, given an f-divergence."""
 
-    layout: Layout
+    tree: PathTree
     f: FDivergence
     goal: Goal
 
     promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Return the tokens that it is about."""
+        return Layout.of([self.tree])
 
     @property
     def linear(self) -> bool:
@@ -281,20 +325,20 @@ class Program(Attempted[Answer]):
         q, p = self.layout.q, self.layout.p
         if self.goal.form != PRICE or not self.f.smooth:
             return np.sqrt(q * np.maximum(p, q))
-        step = (self.layout.tree.depth + 1) / self.goal.amount
+        step = (self.tree.depth + 1) / self.goal.amount
         slope = torch.tensor(self.f.slope_at_one + step, dtype=torch.float64)
         return np.clip(p, q, q * float(self.f.ratio_at(slope)))
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer, its rows followed exactly, with its bound."""
-        built = self._built(scale)
-        if not _program.believable(built.problem, *solver) or built.emission.dual_value is None:
+        problem, flow, budget = self._built(scale)
+        if not _program.believable(problem, *solver) or flow.limits[0].dual_value is None:
             return None
-        alpha, price = self._multipliers(scale, built)
-        target = self.layout.normalised(scale * built.w.value)
-        followed = follow(self.layout.tree, target, self.f)
-        bound = self.goal.bound(self.layout.tree, alpha, self.f, price)
-        return Answer(target, alpha, followed, price, bound, solver[0], built.problem.status)
+        alpha, price = self._multipliers(flow, budget)
+        (target,) = self.layout.normalised(scale * flow.w.value)
+        followed = follow(self.tree, target, self.f)
+        bound = self.goal.bound(self.tree, alpha, self.f, price)
+        return Answer(target, alpha, followed, price, bound, solver[0], problem.status)
 
     def fault(self, answer: Answer) -> str | None:
         """Return what an answer breaks, None if it keeps its budget and meets its bound."""
@@ -305,52 +349,29 @@ class Program(Attempted[Answer]):
 
     def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
         """Return the size of g at an answer, or q if there was none."""
-        q, row, token = self.layout.q, self.layout.row, self.layout.token
         if answer is None:
-            return q
-        size = answer.followed.alive[row] * answer.target[row, token]
-        return np.maximum(size, SMALLEST_SCALE * q)
+            return self.layout.q
+        size = answer.followed.alive[: len(answer.target), None] * answer.target
+        return np.maximum(self.layout.entries(size[None]), SMALLEST_SCALE * self.layout.q)
 
-    def _built(self, scale: np.ndarray) -> "_Built":
-        cp, layout, goal, children = cvxpy(), self.layout, self.goal, self.layout.children
-        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(children), nonneg=True)
-        matrix, root = layout.alive_at
-        terms = Terms(w, matrix @ kept + root, scale / layout.q)
-        spent = (layout.weight * layout.q) @ perspective(terms, self.f)
-        emission = times(layout.p[children] / scale[children], kept) <= w[children]
-        whole = layout.sums @ times(scale, w) == terms.alive[layout.first]
-        limits = [emission, kept <= 1, whole, *terms.constraints]
-        tokens = 1 + (layout.weight * layout.p)[children] @ kept
+    def _built(self, scale: np.ndarray) -> tuple[Any, Flow, Any | None]:
+        """Return the problem in one scaling, its flow, and the budget's constraint if any."""
+        cp, goal, flow = cvxpy(), self.goal, Flow(self.layout, scale, np.ones(1))
+        spent, forms = flow.spent(self.f)
+        limits = [*flow.limits, *forms]
         if goal.form == PRICE:
-            problem = cp.Problem(cp.Maximize(tokens - goal.amount * spent), limits)
-            return _Built(problem, w, emission, None)
-        budget = spent <= goal.amount * (tokens if goal.form == PER_TOKEN else 1)
-        return _Built(cp.Problem(cp.Maximize(tokens), [*limits, budget]), w, emission, budget)
+            return cp.Problem(cp.Maximize(flow.tokens - goal.amount * spent), limits), flow, None
+        budget = spent <= goal.amount * (flow.tokens if goal.form == PER_TOKEN else 1)
+        return cp.Problem(cp.Maximize(flow.tokens), [*limits, budget]), flow, budget
 
-    def _multipliers(self, scale: np.ndarray, built: "_Built") -> tuple[np.ndarray, float]:
+    def _multipliers(self, flow: Flow, budget: Any | None) -> tuple[np.ndarray, float]:
         """Return α (nodes, V) and ν of the price form.
 
         Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
         """
-        children, alpha = self.layout.children, np.zeros(len(scale))
-        price, unit = self.goal.amount, 1.0
-        if built.budget is not None:
-            price = max(0.0, float(np.sum(built.budget.dual_value)))
-        if self.goal.form == PER_TOKEN:
-            unit = 1 + price * self.goal.amount
-        worth = unit * self.layout.weight[children] * scale[children]
-        alpha[children] = built.emission.dual_value / worth
-        return self.layout.spread(alpha), price / unit
-
-
-@dataclass(frozen=True)
-class _Built:
-    """A program in one scaling: its variable w, the constraints t ≤ g, and the budget's if any."""
-
-    problem: Any
-    w: Any
-    emission: Any
-    budget: Any | None
+        price = self.goal.amount if budget is None else max(0.0, float(np.sum(budget.dual_value)))
+        unit = 1 + price * self.goal.amount if self.goal.form == PER_TOKEN else 1.0
+        return flow.multipliers[0] / unit, price / unit
 
 
 def _goal(**knobs: float | None) -> Goal:

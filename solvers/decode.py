@@ -18,7 +18,7 @@ the block program's dual allows where ending it in s' earns π_{s'}. Source: THE
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,9 +30,9 @@ from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _program
 from ._dual import price_bound
-from ._perspective import Terms, cvxpy, perspective, times
+from ._perspective import cvxpy, times
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
-from .block import Layout
+from .block import Flow, Layout, counted
 from .paths import Followed, PathTree, check_count, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left
@@ -110,9 +110,9 @@ def solve(
     moves = _following(following, target.shape)
     _check_size(moves.shape, depth)
     trees = [state_tree(target, draft, moves, depth, state) for state in range(len(target))]
-    paths, states = map(list, zip(*trees, strict=True))
-    program = Program(paths, states, moves, kind, budget)
-    answer = program.solve(program.stacked("q"))
+    paths, states = zip(*trees, strict=True)
+    program = Program(paths, np.stack(states), moves, kind, budget)
+    answer = program.solve(program.layout.q)
     return DecodeProgram(
         tokens=answer.tokens,
         divergence=answer.divergence,
@@ -187,10 +187,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Program(Attempted[Answer]):
-    """The program of S trees; ``states`` are those at every prefix, (nodes + V^K,) each."""
+    """The program of S trees; ``states`` (S, nodes + V^K) are those at every prefix."""
 
-    trees: list[PathTree]
-    states: list[np.ndarray]
+    trees: Sequence[PathTree]
+    states: np.ndarray
     following: np.ndarray
     f: FDivergence
     budget: float
@@ -203,24 +203,23 @@ class Program(Attempted[Answer]):
         return self.f.linear or self.budget in (0.0, math.inf)
 
     @cached_property
-    def layouts(self) -> list[Layout]:
-        """Return the tokens that each tree's part of the program is about."""
-        return [Layout.of(tree) for tree in self.trees]
+    def layout(self) -> Layout:
+        """Return the tokens that it is about."""
+        return Layout.of(self.trees)
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer, its rows followed exactly, with its bound."""
-        built = self._built(scale)
-        if not _program.believable(built.problem, *solver) or built.emission.dual_value is None:
+        problem, flow, rounds, balance, budget = self._built(scale)
+        if not _program.believable(problem, *solver) or flow.limits[0].dual_value is None:
             return None
-        parts = zip(self.layouts, self._split(scale * built.w.value), strict=True)
-        target = np.stack([layout.normalised(part) for layout, part in parts])
-        rounds = zip(self.trees, target, strict=True)
-        followed = [follow(tree, rows, self.f) for tree, rows in rounds]
+        target = self.layout.normalised(scale * flow.w.value)
+        pairs = zip(self.trees, target, strict=True)
+        followed = [follow(tree, rows, self.f) for tree, rows in pairs]
         ends = zip(self.states, target, followed, strict=True)
         moves = np.stack([self._ends(*each) for each in ends])
-        occupancy = settled(np.maximum(built.rounds.value, 0.0), moves)
-        price, bound = self._proof(scale, built)
-        return Answer(target, followed, occupancy, price, bound, solver[0], built.problem.status)
+        occupancy = settled(np.maximum(rounds.value, 0.0), moves)
+        price, bound = self._proof(flow, balance, budget)
+        return Answer(target, followed, occupancy, price, bound, solver[0], problem.status)
 
     def fault(self, answer: Answer) -> str | None:
         """Return what an answer breaks, None if it keeps its budget and meets its bound."""
@@ -231,72 +230,53 @@ class Program(Attempted[Answer]):
 
     def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
         """Return the size of g at an answer, or q if there was none."""
-        q = self.stacked("q")
         if answer is None:
-            return q
-        trees = zip(answer.occupancy, answer.followed, answer.target, self.layouts, strict=True)
-        sizes = [
-            share * followed.alive[layout.row] * rows[layout.row, layout.token]
-            for share, followed, rows, layout in trees
-        ]
-        return np.maximum(np.concatenate(sizes), SMALLEST_SCALE * q)
+            return self.layout.q
+        alive = np.stack([each.alive for each in answer.followed])[:, : answer.target.shape[1]]
+        size = answer.occupancy[:, None, None] * alive[..., None] * answer.target
+        return np.maximum(self.layout.entries(size), SMALLEST_SCALE * self.layout.q)
 
-    def _built(self, scale: np.ndarray) -> "_Built":
-        cp, children, start = cvxpy(), self._children, self._start
-        q, p, weight = (self.stacked(name) for name in ("q", "p", "weight"))
+    def _built(self, scale: np.ndarray) -> tuple[Any, ...]:
+        """Return the problem in one scaling, its flow, μ, the balance of states, and the budget."""
+        cp, layout = cvxpy(), self.layout
         rounds = cp.Variable(len(self.trees), nonneg=True)
-        w, kept = cp.Variable(len(scale), nonneg=True), cp.Variable(len(children), nonneg=True)
-        inside, root = zip(*(layout.alive_at for layout in self.layouts), strict=True)
-        alive = _diagonal(inside) @ kept + times(np.concatenate(root), rounds[start])
-        emission = times(p[children] / scale[children], kept) <= w[children]
-        whole = _diagonal([layout.sums for layout in self.layouts]) @ times(scale, w)
-        tokens = cp.sum(rounds) + (weight * p)[children] @ kept
-        ends = self._arrivals(times(weight * scale, w), times((weight * p)[children], kept))
-        balance = (ends - rounds)[:-1] == 0
-        limits = [emission, kept <= rounds[start[children]], whole == alive[self._first]]
-        limits += [balance, cp.sum(rounds) == 1]
-        budget = None
+        flow = Flow(layout, scale, rounds)
+        balance = (self._arrivals(flow) - rounds)[:-1] == 0
+        limits, budget = [*flow.limits, balance, cp.sum(rounds) == 1], None
         if self.budget == 0:
-            limits.append(times(scale, w) == times(q, alive))
+            limits.append(times(scale, flow.w) == times(layout.q, flow.alive))
         elif not math.isinf(self.budget):
-            terms = Terms(w, alive, scale / q)
-            spent = (weight * q) @ perspective(terms, self.f)
-            budget = spent <= self.budget * tokens
-            limits += [*terms.constraints, budget]
-        problem = cp.Problem(cp.Maximize(tokens), limits)
-        return _Built(problem, w, rounds, emission, balance, budget)
+            spent, forms = flow.spent(self.f)
+            budget = spent <= self.budget * flow.tokens
+            limits += [*forms, budget]
+        return cp.Problem(cp.Maximize(flow.tokens), limits), flow, rounds, balance, budget
 
-    def _proof(self, scale: np.ndarray, built: "_Built") -> tuple[float, float]:
+    def _proof(self, flow: Flow, balance: Any, budget: Any | None) -> tuple[float, float]:
         """Return the price of divergence and a proven bound on the tokens per call."""
         price, unit = (0.0 if self.budget else math.inf), 1.0
-        if built.budget is not None:
-            price = max(0.0, float(np.sum(built.budget.dual_value)))
+        if budget is not None:
+            price = max(0.0, float(np.sum(budget.dual_value)))
             unit = 1 + price * self.budget
-        ending = np.append(-built.balance.dual_value, 0.0)
-        alpha = np.zeros(len(scale))
-        children, weight = self._children, self.stacked("weight")
-        alpha[children] = built.emission.dual_value / (weight[children] * scale[children])
+        ending = np.append(-balance.dual_value, 0.0)
         bounds = []
-        for state, entries in enumerate(self._split(alpha)):
-            tree = self.trees[state]
-            inner, last = np.split(self.states[state], [len(tree.target)])
+        for state, rows in enumerate(flow.multipliers):
+            inner, last = np.split(self.states[state], [len(rows)])
             worth = {"ends": ending[self.following[inner]], "after": self._bonus[last] @ ending}
-            rows = self.layouts[state].spread(entries)
-            most = price_bound(tree, rows, self.f, price, unit=unit, **worth)
+            most = price_bound(self.trees[state], rows, self.f, price, unit=unit, **worth)
             bounds.append(most - ending[state])
         return price, float(max(bounds))
 
-    def _arrivals(self, emitted: Any, kept: Any) -> Any:
+    def _arrivals(self, flow: Flow) -> Any:
         """Return how often rounds end in each state, (S,), from g (m,) and t (n,)."""
-        count = len(self.trees)
-        after, stays, bonus = [], [], []
-        for layout, states in zip(self.layouts, self.states, strict=True):
-            after.append(self.following[states[layout.row], layout.token])
-            stays.append(after[-1][layout.children])
-            prefix = layout.child_prefixes
-            bonus.append(self._bonus[states[prefix]].T * (prefix >= len(layout.tree.target)))
-        shift = np.concatenate(bonus, axis=1) - _counted(np.concatenate(stays), count).toarray()
-        return _counted(np.concatenate(after), count) @ emitted + shift @ kept
+        layout, count = self.layout, len(self.trees)
+        children, prefix = layout.children, layout.child_prefixes
+        after = self.following[self.states[layout.start, layout.node], layout.token]
+        ends = counted(after, np.arange(len(after)), (count, len(after)))
+        whole = prefix >= layout.target.shape[1]
+        bonus = self._bonus[self.states[layout.start[children], prefix]].T * whole
+        emitted = times(layout.weight * flow.scale, flow.w)
+        kept = times((layout.weight * layout.p)[children], flow.kept)
+        return ends @ emitted + (bonus - ends[:, children].toarray()) @ kept
 
     def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
         """Return (S,) how often a round towards ``rows`` ends in each state, exactly."""
@@ -314,59 +294,6 @@ class Program(Attempted[Answer]):
         for state, tree in enumerate(self.trees):
             np.add.at(moves[state], self.following[state], tree.target[0])
         return moves
-
-    def stacked(self, name: str) -> np.ndarray:
-        """Return an array of every layout, one after another: (m,)."""
-        return np.concatenate([getattr(layout, name) for layout in self.layouts])
-
-    @cached_property
-    def _offsets(self) -> np.ndarray:
-        return np.cumsum([0, *(len(layout.q) for layout in self.layouts)])
-
-    @cached_property
-    def _start(self) -> np.ndarray:
-        """Return (m,) the state that each entry's tree is drafted from."""
-        return np.repeat(np.arange(len(self.trees)), np.diff(self._offsets))
-
-    @cached_property
-    def _children(self) -> np.ndarray:
-        return self._shifted("children")
-
-    @cached_property
-    def _first(self) -> np.ndarray:
-        return self._shifted("first")
-
-    def _shifted(self, name: str) -> np.ndarray:
-        pairs = zip(self._offsets, self.layouts, strict=False)
-        return np.concatenate([offset + getattr(layout, name) for offset, layout in pairs])
-
-    def _split(self, entries: np.ndarray) -> list[np.ndarray]:
-        return np.split(entries, self._offsets[1:-1])
-
-
-def _diagonal(blocks: Iterable[Any]) -> Any:
-    sparse = check.optional_module("scipy.sparse", "solvers")
-    return sparse.block_diag(list(blocks), format="csr")
-
-
-def _counted(states: np.ndarray, count: int) -> Any:
-    """Return the matrix (count, n) that adds entries (n,) up by their states."""
-    sparse = check.optional_module("scipy.sparse", "solvers")
-    return sparse.csr_matrix(
-        (np.ones(len(states)), (states, np.arange(len(states)))), (count, len(states))
-    )
-
-
-@dataclass(frozen=True)
-class _Built:
-    """A program in one scaling: w, μ, the constraints t ≤ g, the balance of states, the budget."""
-
-    problem: Any
-    w: Any
-    rounds: Any
-    emission: Any
-    balance: Any
-    budget: Any | None
 
 
 def settled(begun: np.ndarray, moves: np.ndarray) -> np.ndarray:

@@ -114,6 +114,11 @@ def test_anything_may_be_spent():
     assert free.tokens == pytest.approx(4, abs=PROOF) and free.price == 0
 
 
+def test_a_draft_that_is_never_emitted_leaves_one_token_a_call():
+    target, draft = np.tile([0.5, 0.5, 0.0], (3, 1)), np.tile([0.0, 0.0, 1.0], (3, 1))
+    assert decode.solve(target, draft, 1, per_token=0.1).tokens == pytest.approx(1, abs=PROOF)
+
+
 @pytest.mark.parametrize("spec", ["pearson_chi2", "total_variation", "alpha:a=0.5"])
 def test_other_divergences(spec):
     pair = markov_pair(3, seed=5)
