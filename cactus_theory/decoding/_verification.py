@@ -11,7 +11,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule
+from cactus_theory.decoding.schedule import OnePolicy, Schedule
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._foreign_code import copied, is_own
@@ -20,11 +20,78 @@ from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified
 
 
-class RowPolicies:
-    """One policy for everything, or a policy or schedule per row.
+class Followed:
+    """A policy or a schedule along one text, with its state; foreign schedules see copies."""
 
-    ``distinct`` are the different policies; a choice is an index into them.
-    """
+    def __init__(self, rule: Policy | Schedule, prompt: Sequence[int]) -> None:
+        self.schedule = rule if isinstance(rule, Schedule) else OnePolicy(rule)
+        self.rules, kind = self.schedule.rules, type(self.schedule)
+        self.own = is_own(kind)
+        self.reads_rows = kind.choose_by_rows is not Schedule.choose_by_rows
+        self.observes = kind.observe is not Schedule.observe
+        self.state = self.schedule.begin(list(prompt))
+
+    def choose(self, row: int, q: Tensor, draft: Draft) -> Int[Tensor, "K"]:
+        """Return which of the rules judges each drafted token of a row, by its node."""
+        choice = torch.zeros_like(draft.token_ids[row])
+        count = int(draft.lengths[row])
+        if len(self.rules) == 1 or not count:
+            return choice
+        if draft.parents is None:
+            choice[:count] = self._along(row, q, draft, slice(0, count))
+            return choice
+        for place in range(count):  # the last choice does not know its own token
+            path = draft.path(row, place)
+            choice[draft.node(row, place)] = self._along(row, q, draft, path)[-1]
+        return choice
+
+    def _along(self, row: int, q: Tensor, draft: Draft, path: Any) -> Int[Tensor, "count"]:
+        """Return what is chosen for the tokens of one drafted path."""
+        drafted = draft.token_ids[row, path]
+        if not self.reads_rows:
+            return self.schedule.choose(self.state, *self._shown(drafted))
+        nodes = path if draft.parents is None else [draft.node(row, place) for place in path]
+        rows = rows_of(row, nodes, path, q, draft)
+        return self.schedule.choose_by_rows(self.state, *self._shown(drafted, *rows))
+
+    def observe(self, rows: VerifiedRows) -> None:
+        """Show the schedule the rows that were verified, if it observes them."""
+        if self.observes:
+            self.state = self.schedule.observe(self.state, *self._shown(rows))
+
+    def advance(self, new_ids: Sequence[int]) -> None:
+        self.state = self.schedule.advance(self.state, list(new_ids))
+
+    def _shown(self, *values: Any) -> tuple[Any, ...]:
+        return values if self.own else copied(values)
+
+
+def rules_of(followed: Sequence[Followed]) -> tuple[Policy, ...]:
+    """Return the different policies that may judge tokens of these texts."""
+    rules: list[Policy] = []
+    for own in followed:
+        rules += [rule for rule in own.rules if rule not in rules]
+    return tuple(rules)
+
+
+def assigned(
+    followed: Sequence[Followed],
+    rules: tuple[Policy, ...],
+    q: Float[Tensor, "batch K1 vocab"],
+    draft: Draft,
+) -> Assignment:
+    """Return which of ``rules`` judges which drafted token of a round."""
+    if len(rules) == 1:
+        return Assignment(rules)
+    chosen = []
+    for row, own in enumerate(followed):
+        numbers = draft.token_ids.new_tensor([rules.index(rule) for rule in own.rules])
+        chosen.append(numbers[own.choose(row, q, draft)])
+    return Assignment(rules, torch.stack(chosen))
+
+
+class RowPolicies:
+    """What each text follows, one thing for all or one a row; ``rules`` are all their policies."""
 
     def __init__(self, policies: Sequence[Policy | Schedule], texts: Texts) -> None:
         if len(policies) not in (1, texts.batch):
@@ -32,79 +99,17 @@ class RowPolicies:
                 f"policy: must be one or one per row of input_ids ({texts.batch}); "
                 f"got {len(policies)}"
             )
-        distinct: list[Policy] = []
-        for item in policies:
-            for policy in item.rules if isinstance(item, Schedule) else (item,):
-                if policy not in distinct:
-                    distinct.append(policy)
-        self.distinct = tuple(distinct)
-        self.of_row = list(policies) * (texts.batch // len(policies))
-        self.schedules = [item if isinstance(item, Schedule) else None for item in self.of_row]
-        self.states: list[Any] = [
-            None if schedule is None else schedule.begin(list(ids))
-            for schedule, ids in zip(self.schedules, texts.ids, strict=True)
-        ]
+        of_row = list(policies) * (texts.batch // len(policies))
+        self.followed = [Followed(*pair) for pair in zip(of_row, texts.ids, strict=True)]
+        self.rules = rules_of(self.followed)
 
     @property
     def observing(self) -> bool:
         """Return whether any schedule observes verified rows."""
-        return any(item is not None and _overrides(item, "observe") for item in self.schedules)
+        return any(own.observes for own in self.followed)
 
     def keep(self, rows: Sequence[int]) -> None:
-        for name in ("of_row", "schedules", "states"):
-            values = getattr(self, name)
-            setattr(self, name, [values[row] for row in rows])
-
-    def assign(self, q: Float[Tensor, "batch K1 vocab"], draft: Draft) -> Assignment:
-        """Return which policy judges which drafted token of this round."""
-        if len(self.distinct) == 1:
-            return Assignment(self.distinct)
-        chosen = [self._chosen(row, q, draft) for row in range(len(draft.token_ids))]
-        return Assignment(self.distinct, torch.stack(chosen))
-
-    def _chosen(self, row: int, q: Tensor, draft: Draft) -> Int[Tensor, "K"]:
-        """Return a policy for each node of a row that tokens were drafted after."""
-        schedule, policy, drafted = self.schedules[row], self.of_row[row], draft.token_ids[row]
-        if schedule is None:
-            return torch.full_like(drafted, self.distinct.index(policy))  # type: ignore[arg-type]
-        numbers = drafted.new_tensor([self.distinct.index(policy) for policy in schedule.rules])
-        if draft.parents is None:
-            return numbers[self._scheduled(row, q, draft, slice(0, len(drafted)))]
-        choice = torch.zeros_like(drafted)
-        for place in range(draft.lengths[row]):  # the last choice does not know its own token
-            path = draft.path(row, place)
-            choice[draft.node(row, place)] = numbers[self._scheduled(row, q, draft, path)[-1]]
-        return choice
-
-    def _scheduled(self, row: int, q: Tensor, draft: Draft, path: Any) -> Int[Tensor, "count"]:
-        """Return what the schedule of a row chooses for the tokens of one drafted path."""
-        schedule, drafted = self.schedules[row], draft.token_ids[row, path]
-        assert schedule is not None
-        if not _overrides(schedule, "choose_by_rows"):
-            return schedule.choose(self.states[row], *_shown(schedule, drafted))
-        nodes = path if draft.parents is None else [draft.node(row, place) for place in path]
-        rows = rows_of(row, nodes, path, q, draft)
-        return schedule.choose_by_rows(self.states[row], *_shown(schedule, drafted, *rows))
-
-    def observe(self, row: int, rows: VerifiedRows) -> None:
-        """Show the schedule of a row the rows that were verified, if it observes them."""
-        schedule = self.schedules[row]
-        if schedule is not None and _overrides(schedule, "observe"):
-            self.states[row] = schedule.observe(self.states[row], *_shown(schedule, rows))
-
-    def advance(self, row: int, new_ids: Sequence[int]) -> None:
-        schedule = self.schedules[row]
-        if schedule is not None:
-            self.states[row] = schedule.advance(self.states[row], list(new_ids))
-
-
-def _shown(schedule: Schedule, *values: Any) -> tuple[Any, ...]:
-    """Return what a schedule is shown: copies, if its class is not the package's own."""
-    return values if is_own(type(schedule)) else copied(values)
-
-
-def _overrides(schedule: Schedule, method: str) -> bool:
-    return getattr(type(schedule), method) is not getattr(Schedule, method)
+        self.followed = [self.followed[row] for row in rows]
 
 
 def stacked(rounds: Sequence[VerifiedRows], vocab: int) -> VerifiedRows:

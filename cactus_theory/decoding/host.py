@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding._verification import assigned
 from cactus_theory.decoding.drafters import Setting
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
@@ -59,10 +60,11 @@ class HostRounds(Rounds):
         draft = self._propose(draft_lengths, draft_coins)
         steps = self.calls[1] - steps
         q = self._score(draft)
-        assigned = self.policies.assign(q, draft)
+        policies = self.policies
+        judges = assigned(policies.followed, policies.rules, q, draft)
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
-        verdict = self.verifier.verify(assigned, q, draft, coins, draw)
+        verdict = self.verifier.verify(judges, q, draft, coins, draw)
         tokens = verdict.rows()
         self.clock.lap("verify")
         for row, ids in enumerate(tokens):
@@ -74,9 +76,9 @@ class HostRounds(Rounds):
             counts = map(len, map(texts.new_ids, range(len(new))))
             earlier = [after - len(ids) for after, ids in zip(counts, new, strict=True)]
             self.options.callbacks.on_rows(*copied((q, draft, self.text_numbers, earlier)))
-        self.measure(Verified(assigned, q, draft, verdict), new)
-        for row, ids in enumerate(new):
-            self.policies.advance(row, ids)
+        self.measure(Verified(judges, q, draft, verdict), new)
+        for own, ids in zip(policies.followed, new, strict=True):
+            own.advance(ids)
         self._note(before, draft.longest, new, tokens, steps)
         new_of_all: list[list[int]] = [[] for _ in range(self.batch)]
         for text, ids in zip(self.text_numbers, new, strict=True):

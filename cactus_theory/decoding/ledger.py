@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule, Spec, check_bonus_is_free
+from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec, check_bonus_is_free
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -94,7 +94,7 @@ class Ledger(Schedule):
         for name, value in (("cap", self.cap), ("burst", self.burst)):
             if value == math.inf:
                 raise ValueError(f"{name}: must be finite; got {value}")
-        self.inner = policy if isinstance(policy, Schedule) else _OnePolicy(policy)
+        self.inner = policy if isinstance(policy, Schedule) else OnePolicy(policy)
         for member in self.inner.rules:
             if member.needs_path:
                 raise ValueError(
@@ -199,24 +199,6 @@ class Ledger(Schedule):
             return 0
         short = math.log(PATIENCE * self.cap / allowed) / (2 * math.log(STEP))
         return min(math.ceil(short), rungs - 1)
-
-
-class _OnePolicy(Schedule):
-    def __init__(self, policy: Spec) -> None:
-        self.rules = (find_policy(policy),)
-
-    @property
-    def spec(self) -> str:
-        return self.rules[0].spec
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        return None
-
-    def advance(self, state: None, new_ids: Sequence[int]) -> None:
-        return None
-
-    def choose(self, state: None, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        return torch.zeros_like(drafted)
 
 
 class _Charges:

@@ -124,7 +124,7 @@ class Rounds(ABC):
             if recorder is not None or observing:
                 nodes = verdict.charged_rows(row, count)
                 rows = verified_rows(row, nodes, verified, self.verifier)
-                self.policies.observe(row, rows)
+                self.policies.followed[row].observe(rows)
                 if recorder is not None:
                     recorder.append(rows)
             if meter is not None:

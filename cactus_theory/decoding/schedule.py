@@ -96,6 +96,28 @@ class Schedule(ABC):
         return state
 
 
+class OnePolicy(Schedule):
+    """One policy for every token."""
+
+    def __init__(self, policy: Spec) -> None:
+        self.rules = (find_policy(policy),)
+
+    @property
+    def spec(self) -> str:
+        """Return the policy's."""
+        return self.rules[0].spec
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Return no state."""
+
+    def advance(self, state: None, new_ids: Sequence[int]) -> None:
+        """Return no state."""
+
+    def choose(self, state: None, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
+        """Return 0 for every token."""
+        return torch.zeros_like(drafted)
+
+
 class ByPosition(Schedule):
     """A sequence of policies, each from a number of new tokens on.
 

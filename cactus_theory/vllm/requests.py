@@ -33,12 +33,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
 from cactus_theory.decoding._meter import Meter
-from cactus_theory.decoding._verification import verified_rows
+from cactus_theory.decoding._verification import Followed, verified_rows
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import Grant
@@ -50,33 +46,27 @@ LONGEST_NAME = 200  # characters of a request's id, which a client may choose
 class Request:
     """One request: what it was admitted with, has been granted, has spent and has got.
 
-    ``rules`` are the policies that may judge its tokens, one without a cap; ``account`` the
-    ledger's books. The meter measures every row, where readings are asked for.
+    ``followed`` is its policy, under a cap a ledger of it with its books. The meter measures every
+    row, where readings are asked for.
     """
 
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
-        self.ledger = None if self.cap is None else Ledger(self.policy, self.cap)
-        self.rules = (self.policy,) if self.ledger is None else self.ledger.rules
-        self.judge = settings.verifier
-        self.account = None if self.ledger is None else self.ledger.begin(())
+        rule = self.policy if self.cap is None else Ledger(self.policy, self.cap)
+        self.followed, self.judge = Followed(rule, ()), settings.verifier
         measured = bool(settings.readings)
-        self.meter = Meter(self.rules, settings.divergence, settings.verifier) if measured else None
+        self.meter: Meter | None = None
+        if measured:
+            self.meter = Meter(self.followed.rules, settings.divergence, settings.verifier)
         self.drafted = self.accepted = self.emitted = 0
         self.greedy = getattr(params, "temperature", None) == 0
 
-    def choice(
-        self,
-        drafted: Int[Tensor, "K"],
-        target_probs: Float[Tensor, "K vocab"],
-        draft_probs: Float[Tensor, "K vocab"],
-    ) -> Int[Tensor, "K"]:
-        """Return which of ``rules`` judges each token."""
-        if self.ledger is None or self.account is None:
-            return torch.zeros_like(drafted)
-        return self.ledger.choose_by_rows(self.account, drafted, target_probs, draft_probs)
+    @property
+    def accounted(self) -> bool:
+        """Return whether its rounds are to be booked: it has a cap or a meter."""
+        return self.cap is not None or self.meter is not None
 
-    def book(self, verified: Verified, place: int, choice: Int[Tensor, "K"]) -> tuple[int, float]:
+    def book(self, verified: Verified, place: int) -> tuple[int, float]:
         """Enter what a round has emitted, at row ``place`` of what was verified.
 
         Return the rows that were measured and what they add up to.
@@ -87,13 +77,14 @@ class Request:
         charged = slice(0, min(accepted + 1, count))
         self._count(count, accepted)
         rows = verified_rows(place, charged, verified, self.judge)
-        if self.ledger is not None and self.account is not None:
-            account = self.ledger.observe(self.account, rows)
-            self.account = self.ledger.advance(account, [0] * (accepted + 1))
+        self.followed.observe(rows)
+        self.followed.advance([0] * (accepted + 1))
         if self.meter is None:
             return 0, 0.0
         before = self.meter.sums()
-        self.meter.add(rows.target_probs, rows.draft_probs, choice[charged], rows.path)
+        judges = [self.followed.rules.index(policy) for policy in rows.policies]
+        choice = rows.draft_token_ids.new_tensor(judges)
+        self.meter.add(rows.target_probs, rows.draft_probs, choice, rows.path)
         after = self.meter.sums()  # rows of a step are not kept
         return after[0] - before[0], after[1] - before[1]
 

@@ -39,9 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._verification import rows_of
-from cactus_theory.policies import Policy
-from cactus_theory.verify import Assignment
+from cactus_theory.decoding._verification import assigned, rules_of
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import LOSSLESS, Admission
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
@@ -171,25 +169,22 @@ class Hook:
         policies = [request.policy for request in requests] or [self.settings.policy]
         if all(rule is policies[0] for rule in policies):
             policies = policies[:1]
-        booked = any(
-            request.ledger is not None or request.meter is not None for request in requests
-        )
-        choices: list[Tensor] = []
+        followed = [requests[row].followed for row in batch.drafted] if requests else []
+        booked = any(request.accounted for request in requests)
         try:
-            choices = _choices(batch, requests) if booked and batch.drafted else []
-            assigned = _assigned(batch, requests, choices) if choices else None
-            output, verified = verify_flat(self.settings.verifier, policies, batch, None, assigned)
+            judges = None
+            if booked and followed:
+                judges = assigned(followed, rules_of(followed), batch.target_rows, batch.draft)
+            output, verified = verify_flat(self.settings.verifier, policies, batch, None, judges)
         except Exception as error:
             if all(rule is self.settings.policy for rule in policies):
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self._warn_once(f"{message}; drafts of this step are judged without loss")
             return verify_flat(self.settings.verifier, [LOSSLESS], replace(batch))
-        for place, choice in enumerate(choices):
-            assert verified is not None
-            request = requests[batch.drafted[place]]
-            rows, spent = request.book(verified, place, choice)
-            self.tally.take(request.policy, rows, spent)
+        if booked and verified is not None:
+            for place, row in enumerate(batch.drafted):
+                self.tally.take(requests[row].policy, *requests[row].book(verified, place))
         return output, verified
 
     def _draft_rows(
@@ -217,30 +212,6 @@ class Hook:
         if text not in self.warned and len(self.warned) < 100:
             self.warned.add(text)
             self.warn(f"cactus-theory: {text}")
-
-
-def _choices(batch: FlatBatch, requests: list[Request]) -> list[Tensor]:
-    """Return which of its own rules judges each token of the requests with drafts."""
-    choices = []
-    for place, (row, count) in enumerate(zip(batch.drafted, batch.draft.lengths, strict=True)):
-        drafted = batch.draft.token_ids[place]
-        choice = torch.zeros_like(drafted)
-        if count:
-            nodes = slice(0, count)
-            rows = rows_of(place, nodes, nodes, batch.target_rows, batch.draft)
-            choice[nodes] = requests[row].choice(drafted[nodes], *rows)
-        choices.append(choice)
-    return choices
-
-
-def _assigned(batch: FlatBatch, requests: list[Request], choices: list[Tensor]) -> Assignment:
-    """Return one list of policies for the batch, and which of them judges each token."""
-    policies: list[Policy] = []
-    rows = []
-    for request, choice in zip((requests[row] for row in batch.drafted), choices, strict=True):
-        policies += [policy for policy in request.rules if policy not in policies]
-        rows.append(choice.new_tensor([policies.index(policy) for policy in request.rules])[choice])
-    return Assignment(tuple(policies), torch.stack(rows))
 
 
 def _count_greedy(

@@ -56,15 +56,15 @@ def test_every_answer_keeps_its_cap_at_every_length(server, tmp_path, verifier):
     for seed in range(amount(12, 200)):
         absent = f"r{seed % 4}"  # preempted, as it were; at 3 there is none
         names = [name for name in ("r2", "r0", "r1") if name != absent][:: 1 - 2 * (seed % 2)]
-        before = {name: hook.requests[name].account for name in hook.requests}
+        before = {name: hook.requests[name].followed.state for name in hook.requests}
         step(runner, seed, names, [2 + (seed + own) % 2 for own in range(len(names))])
         for name, own in hook.requests.items():
             if name == absent:
-                assert own.account is before[name]
+                assert own.followed.state is before[name]
             cap = CAP / 10 if name == "r2" else CAP
             spent = own.meter.sums()[1]
             assert spent <= cap * own.emitted + ROUNDING
-            assert spent == pytest.approx(own.account.spent, abs=ROUNDING)
+            assert spent == pytest.approx(own.followed.state.spent, abs=ROUNDING)
     found = {name: own.meter.sums()[1] for name, own in hook.requests.items()}
     assert found["r0"] > 0.3 * CAP * hook.requests["r0"].emitted  # it is there to be spent
     assert found["r1"] == 0 < found["r2"]
@@ -76,7 +76,7 @@ def test_without_a_cap_the_same_requests_spend_more(server, tmp_path):
     for seed in range(6):
         step(runner, seed, ["r0", "r1"], [3, 3])
     for own in hook.requests.values():
-        assert own.account is None and own.meter.sums()[1] > 2 * CAP * own.emitted
+        assert own.followed.state is None and own.meter.sums()[1] > 2 * CAP * own.emitted
 
 
 def test_an_account_ends_with_its_request_or_its_abort(server, tmp_path):
@@ -200,7 +200,7 @@ def test_by_default_nothing_is_kept_of_a_request_but_its_policy(server):
     runner = kind(**requests(None))
     step(runner, 0, ["r0"], [3])
     own = hook.requests["r0"]
-    assert own.account is None and own.meter is None and hook.write is None
+    assert own.followed.state is None and own.meter is None and hook.write is None
     runner._update_states(fake.SchedulerOutput({"r0"}))
     assert not hook.requests and not any("reading" in line for line in hook.logged)
 
@@ -216,7 +216,7 @@ def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
     runner = kind(**requests(None, None))
     heat = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
     runner._sample(None, call(random_batch(0, [3, 3]), heat))
-    assert (hook.requests["r0"].greedy, hook.requests["r0"].account.spent) == (True, 0.0)
+    assert (hook.requests["r0"].greedy, hook.requests["r0"].followed.state.spent) == (True, 0.0)
     assert hook.requests["r1"].emitted > 0
 
 

@@ -27,6 +27,7 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.fast import obstacle as not_fast
 from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.schedule import OnePolicy
 
 BY_KERNELS = "device, by kernels"
 
@@ -57,7 +58,7 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' step where it is to verify, and what a result says of the loop."""
-    options, policies, coins = opening.options, opening.policies.distinct, opening.coins
+    options, policies, coins = opening.options, opening.policies.rules, opening.coins
     device_loop, judge, temperature = options.device_loop, options.judge, options.temperature
     if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
         return None, "device"
@@ -83,7 +84,7 @@ def _round_obstacle(opening: Opening) -> str | None:
         return "where a drafter is more than a model"
     if opening.warp.processors:
         return "where logits processors apply"
-    if any(schedule is not None for schedule in opening.policies.schedules):
+    if any(not isinstance(own.schedule, OnePolicy) for own in opening.policies.followed):
         return "where a schedule chooses policies"
     if judge.drafts != ("chain",):
         return f"where {judge.spec} may walk trees"
