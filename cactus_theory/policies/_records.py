@@ -197,14 +197,13 @@ class Path:
 
 
 class Node(NamedTuple):
-    """One node of a path, on the CPU, and the token drafted there; P and left of its path."""
+    """One node of a path, on the CPU, and the token drafted there; P of its path."""
 
     q: np.ndarray  # (V,), of one precision with p
     p: np.ndarray  # where tokens are certain, what was sampled from beside them, 0 if nothing was
     q_n: float  # entries of the rows at the drafted token
     p_n: float
     alive: float
-    left: int
     ends: bool  # whether the path may end at the node, so that the residual is needed
     certain: Sequence[int] = ()  # ids of the tokens that are certain there
     joint: bool = False  # whether the drafted one is, too

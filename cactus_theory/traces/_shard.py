@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.verify._tree_host import Descent
+from cactus_theory.verify._walk import Descent
 from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.tree import declared_tree
 

@@ -21,7 +21,7 @@ from cactus_theory.policies._base import keep_probability
 from cactus_theory.policies._records import Path
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify._tree_host import Descent
+from cactus_theory.verify._walk import Descent
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Verdict, Verified
 from cactus_theory.verify.tree import Tree

@@ -26,8 +26,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
 from cactus_theory.policies._records import Path
-from cactus_theory.verify._block_host import BlockOnHost, entries_as_assigned, raised_entries
+from cactus_theory.verify._host import chains, workable
 from cactus_theory.verify._tensors import verify_tensors
+from cactus_theory.verify._walk import Blocks, entries_as_assigned, raised_entries
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -97,8 +98,7 @@ class Block(Verifier):
         bonus = self._bonus(assigned, target_probs, draft)
         if ids.is_cuda:
             return _on_device(assigned, target_probs, draft, accept, draw, bonus)
-        coins = accept.tolist(), draw.tolist()
-        return BlockOnHost(assigned, target_probs, draft.probs, draft, *coins, bonus).run()
+        return _on_host(assigned, target_probs, draft, accept, draw, bonus)
 
     def _bonus(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft
@@ -149,6 +149,26 @@ class Block(Verifier):
         stop = walk.value * torch.cat([after, torch.ones_like(walk.value[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))
         return VerdictLaw(stop, last, walk.alive, walk.emitted, raised=walk.raised)
+
+
+def _on_host(
+    assigned: Assignment,
+    target_probs: Tensor,
+    draft: Draft,
+    accept: Tensor,
+    draw: Tensor,
+    bonus: Tensor | None,
+) -> Verdict:
+    p = None if draft.probs is None else workable(draft.probs)
+    runs, index = chains(draft, draw.tolist(), accept.tolist())
+    walk = Blocks(assigned, workable(target_probs), p, draft, runs, index, bonus)
+    walk.judge()
+    width = accept.shape[1]
+    alive = [(run.alive + [0.0] * width)[:width] for run in runs]
+    ratios = torch.tensor(alive, dtype=torch.float64)
+    raised = entries_as_assigned(walk.raised, assigned)
+    ends = walk.accepted_and_last()
+    return Verdict(draft.token_ids, *ends, None, None, ratios, raised, bonus is not None)
 
 
 def _on_device(

@@ -20,11 +20,11 @@ from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._records import Residual
-from cactus_theory.verify._host import OnHost, Place, Places, residual
+from cactus_theory.verify._host import OnHost, Place, Run, chains, residual, rows_at
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
-from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
+from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick, pick_one
 
 
 @register_verifier("chain")
@@ -210,8 +210,8 @@ class ChainOnHost(OnHost):
         accept: Float[Tensor, "batch K"],
         draw: Float[Tensor, "batch"],
     ) -> None:
-        super().__init__(assigned, q, draft.probs, draft, draw.tolist())
-        self.accept = accept
+        super().__init__(assigned, q, draft.probs, *chains(draft, draw.tolist()))
+        self.ids, self.accept = draft.token_ids, accept
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
         workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in PRECISIONS
         self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
@@ -220,47 +220,38 @@ class ChainOnHost(OnHost):
 
     def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return accepted counts and the token that follows them."""
-        kept = self._kept().tolist()
-        waiting = range(len(self.lengths))
-        passed: list[Place] = []
+        kept, waiting = self._kept().tolist(), self.runs
         refused: list[Place] = []
         while waiting:
             undecided = []
-            for row in waiting:
-                place, drafted, flags = self.accepted[row], self.lengths[row], kept[row]
-                while place < drafted and flags[place]:
-                    place += 1
-                self.accepted[row] = place
-                if place == drafted:
-                    passed.append((row, place))
-                else:
-                    (undecided if self._may_be_kept(row, place) else refused).append((row, place))
+            for run in waiting:
+                flags = kept[run.row]
+                while run.accepted < run.count and flags[run.accepted]:
+                    run.accepted += 1
+                if run.accepted < run.count:
+                    place = run, run.accepted
+                    (refused if self.number(*place) in self.ceilings else undecided).append(place)
             waiting = self._decide(undecided) if undecided else ()
-        for number, policy_places in self._by_policy(refused):
+        for number, own in self.by_policy(refused):
             policy = self.assigned.policies[number]
-            for places in self._chunks(policy_places):
+            for places in self.chunks(own):
                 assert isinstance(policy, Entrywise)
-                entries = places.of(self.q_n), places.of(self.ceilings[number])
+                at = rows_at(places)
+                entries = self.q_n[at], self.ceilings[number][at]
                 self._replace(policy.residual_entries(*entries), places)
-        few = self._one_by_one(len(passed))
-        laws = [self.q[place] for place in passed] if few else Places(passed).of(self.q)
-        self._draw_each([row for row, _ in passed], laws)
-        for row, place in self.cuts.items():
-            if self.accepted[row] == place:
-                self.last[row] = NO_TOKEN
-        return self._accepted_and_last()
+        passed = [run for run in self.runs if run.accepted == run.count and not run.cut]
+        places = [(run, run.count) for run in passed]
+        if self.one_by_one(len(passed)):
+            self.draw_each(passed, [self.q[run.row, run.count] for run in passed])
+        elif passed:
+            self.draw_each(passed, self.q[rows_at(places)])
+        return self.accepted_and_last()
 
     def _kept(self) -> Bool[Tensor, "batch K"]:
         """Return which tokens are kept without reading their rows."""
         policies, choice = self.assigned.policies, self.assigned.choice
         kept = [self._kept_at_once(number) for number in range(len(policies))]
         return kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
-
-    def _may_be_kept(self, row: int, place: int) -> bool:
-        """Return whether a token that is not kept at once may be kept by its rows."""
-        choice = self.assigned.choice
-        number = 0 if choice is None else int(choice[row, place])
-        return number not in self.ceilings
 
     def _kept_at_once(self, number: int) -> Bool[Tensor, "batch K"]:
         policy = self.assigned.policies[number]
@@ -271,41 +262,41 @@ class ChainOnHost(OnHost):
         shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
         return policy.keeps_at_once(self.q_n * shrink, self.p_n, self.accept)
 
-    def _decide(self, undecided: list[Place]) -> list[int]:
+    def _decide(self, undecided: Sequence[Place]) -> list[Run]:
         """Let the policies decide each row's first undecided token; return the rows that go on."""
         going_on = []
-        for number, policy_places in self._by_policy(undecided):
+        for number, own in self.by_policy(undecided):
             policy = self.assigned.policies[number]
             if policy.answers_rows and self.rows is not None:
-                going_on += [place[0] for place in policy_places if self._keeps(policy, place)]
+                going_on += [place[0] for place in own if self._keeps(policy, *place)]
             else:
-                for places in self._chunks(policy_places):
+                for places in self.chunks(own):
                     going_on += self._decide_chunk(policy, places)
         return going_on
 
-    def _keeps(self, policy: Policy, place: Place) -> bool:
+    def _keeps(self, policy: Policy, run: Run, place: int) -> bool:
         """Return whether the token at a place is kept; if not, draw the one that replaces it."""
         assert self.rows is not None
-        q, p = (rows[place] for rows in self.rows)
-        row, index = place
-        coin, q_n, p_n = (entries[row][index] for entries in self.entries)
+        q, p = (rows[run.row, place] for rows in self.rows)
+        coin, q_n, p_n = (entries[run.row][place] for entries in self.entries)
         kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
         if kept:
-            self.accepted[place[0]] += 1
+            run.accepted += 1
         else:
-            self._replace_row(scale, place)
+            self._replace_row(scale, run, place)
         return kept
 
-    def _decide_chunk(self, policy: Policy, places: Places) -> list[int]:
-        q, ids = places.of(self.q), places.of(self.ids)
-        p = one_hot(ids, q) if self.p is None else places.of(self.p)
-        decision = policy.decide(q, p, ids, places.of(self.accept))
+    def _decide_chunk(self, policy: Policy, places: Sequence[Place]) -> list[Run]:
+        at = rows_at(places)
+        q, ids = self.q[at], self.ids[at]
+        p = one_hot(ids, q) if self.p is None else self.p[at]
+        decision = policy.decide(q, p, ids, self.accept[at])
         going_on, stopped = [], []
         for entry, kept in enumerate(decision.kept.tolist()):
             if kept:
-                row = places.places[entry][0]
-                self.accepted[row] += 1
-                going_on.append(row)
+                run, _ = places[entry]
+                run.accepted += 1
+                going_on.append(run)
             else:
                 stopped.append(entry)
         if not stopped or decision.residual is None:
@@ -313,30 +304,31 @@ class ChainOnHost(OnHost):
         if len(stopped) == len(places):
             self._replace(decision.residual, places)
         else:
-            refused = Places([places.places[entry] for entry in stopped])
+            refused = [places[entry] for entry in stopped]
             self._replace(decision.residual.at(torch.tensor(stopped)), refused)
         return going_on
 
-    def _replace(self, residual: Residual, places: Places) -> None:
+    def _replace(self, residual: Residual, places: Sequence[Place]) -> None:
         """Draw the tokens that replace refused ones."""
-        if self.rows is not None and residual.rows is None and self._one_by_one(len(places)):
-            for entry, place in enumerate(places.places):
-                self._replace_row(residual.scale_at(entry), place)
+        if self.rows is not None and residual.rows is None and self.one_by_one(len(places)):
+            for entry, place in enumerate(places):
+                self._replace_row(residual.scale_at(entry), *place)
             return
-        q, p = places.of(self.q), None if self.p is None else places.of(self.p)
+        at = rows_at(places)
+        q, p = self.q[at], None if self.p is None else self.p[at]
         out = scratch("chain.residual", tuple(q.shape), q.dtype)
-        laws = residual.law(q, p, places.of(self.ids), out)
-        self._draw_each([row for row, _ in places.places], laws)
+        laws = residual.law(q, p, self.ids[at], out)
+        self.draw_each([run for run, _ in places], laws)
 
-    def _replace_row(self, scale: float, place: Place) -> None:
+    def _replace_row(self, scale: float, run: Run, place: int) -> None:
         """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
         assert self.rows is not None
-        q, p = (rows[place] for rows in self.rows)
+        q, p = (rows[run.row, place] for rows in self.rows)
         buffer = self._buffer.numpy()
         residual(q, p, scale, buffer)
-        self._draw(place[0], self._buffer)
-        if self.last[place[0]] == NO_TOKEN and buffer.max() <= 0:  # NaN is no rounding
-            self._draw(place[0], self.q[place])
+        run.last = pick_one(self._buffer, run.draw)
+        if run.last == NO_TOKEN and buffer.max() <= 0:  # NaN is no rounding
+            run.last = pick_one(self.q[run.row, place], run.draw)
 
     @cached_property
     def _buffer(self) -> Float[Tensor, "vocab"]:

@@ -180,6 +180,10 @@ class Assignment:
     policies: tuple[Policy, ...]
     choice: Int[Tensor, "batch K"] | None = None
 
+    def policy(self, row: int, node: int) -> Policy:
+        """Return the policy that judges what follows a node of a row."""
+        return self.policies[0 if self.choice is None else int(self.choice[row, node])]
+
 
 def rows_by_choice(
     rows: Sequence[Tensor | None], choice: Int[Tensor, "batch"] | None

@@ -25,9 +25,9 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._records import Path
-from cactus_theory.verify._block_host import workable
+from cactus_theory.verify._host import index_of, workable
 from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify._tree_host import Descent, RunsOnHost, TokensOnHost
+from cactus_theory.verify._walk import Blocks, Descent, Tokens
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -108,14 +108,15 @@ class Tree(Verifier):
         ):
             for walk in walks:
                 walk.look_ahead(assigned, q[walk.row])
-        judge = RunsOnHost if self.runs == "block" else TokensOnHost
-        coins, walking = (accept.tolist(), draws.tolist()), walks
+        judge = Blocks if self.runs == "block" else Tokens
+        coins, draws, walking = accept.tolist(), draws.tolist(), walks
         while walking:
-            runs = judge(assigned, q, p, walking, *coins)
-            runs.judge()
-            ends = zip(walking, zip(runs.accepted, runs.last, runs.alive, strict=True), strict=True)
+            runs = [walk.run(assigned, coins[walk.row], draws[walk.row]) for walk in walking]
+            judge(assigned, q, p, draft, runs, index_of(runs)).judge()
             walking = [
-                walk for walk, end in ends if walk.go_on(*end) and walk.go_freely(q, coins[1])
+                walk
+                for walk, run in zip(walking, runs, strict=True)
+                if walk.go_on(run) and walk.go_freely(q, draws[walk.row])
             ]
         return _verdict(draft, walks, target_probs.device)
 

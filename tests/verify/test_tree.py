@@ -14,7 +14,7 @@ from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies._records import Path
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
-from cactus_theory.verify._host import Places
+from cactus_theory.verify._host import Run
 from cactus_theory.verify.draft import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
@@ -597,7 +597,7 @@ def test_a_sibling_drawn_from_another_row_than_declared_is_seen():
 
 def faulty(name):
     """Return what is broken under a name: an attribute of the walk or of a draft, and how."""
-    steps, runs = tree.Descent, tree.RunsOnHost
+    steps, runs = tree.Descent, tree.Blocks
     go_on, begin = steps.go_on, runs.__init__
 
     def shared_coin(self, *end):
@@ -670,26 +670,6 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
             assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
 
 
-def test_places_are_indices_of_tensors_or_stand_for_them():
-    values, stands = torch.arange(24).view(2, 4, 3), {(0, 1): (1, 3), (2, 0): (0, 2)}
-    for chosen in ([(0, 1)], [(0, 1), (2, 0)]):
-        nodes = [stands[place] for place in chosen]
-        found = Places(chosen, nodes).of(values)
-        assert found.tolist() == [values[node].tolist() for node in nodes]
-    assert Places([(0, 1), (1, 2)]).of(values).tolist() == [[3, 4, 5], [18, 19, 20]]
-
-
-def test_a_policy_that_does_not_answer_for_certain_tokens_is_named():
-    class Older(type(ct.policy("band:price=1"))):
-        def follow_row(self, node):
-            return super().follow_row(node)[:2]
-
-    case, draft = random_tree(2, batch=4)
-    coins = torch.full((4, 9), 0.5).double(), torch.full((4, 10), 0.5).double()
-    with pytest.raises(TypeError, match="follow_row of .* must return three values .* got 2"):
-        Tree().verify(Assignment((Older(price=1.0),)), case.q, draft, *coins)
-
-
 def test_each_token_that_is_drawn_from_the_target_takes_the_next_coin():
     q, none = torch.full((1, 3, 2), 0.5).double(), torch.zeros(1, 2, dtype=torch.bool)
     draft = Draft(torch.tensor([[0, 1]]), [2], None, torch.tensor([[-1, 0]]))
@@ -701,12 +681,13 @@ def test_each_token_that_is_drawn_from_the_target_takes_the_next_coin():
 
 def test_a_path_that_is_sure_to_get_there_may_end_there_whatever_rounding_does():
     """R/(R + 1 − P) is below 1 at P = 1 if 1 is added first; what is below x is biased then."""
-    coin, walk = 1 - 2.0**-53, object.__new__(tree.RunsOnHost)
-    walk.alive, walk.coins = [[1.0, 1.0]], [[coin]]
+    coin = 1 - 2.0**-53
+    run = Run(0, [0, 1], 0.5, [0], [coin])
+    run.alive = [1.0, 1.0]
     generator = torch.Generator().manual_seed(0)
     masses = torch.rand(1000, generator=generator, dtype=torch.float64).tolist()
     assert any(coin >= mass / (mass + 1 - 1.0) for mass in masses)  # what would go wrong
-    assert all(walk._passes(0, 1, mass) for mass in masses)
+    assert all(run.passes(1, mass) for mass in masses)
 
 
 def test_a_refused_token_does_not_come_back_by_rounding():
