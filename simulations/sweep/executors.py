@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from cactus_theory.base import arguments as check
-
 from .kinds import Outcome, perform
 from .tasks import Task
 
@@ -37,7 +35,8 @@ def cluster(workers: int | None, address: str | None) -> Iterator[Any]:
     ModuleNotFoundError without Dask, ValueError for an address of no known kind, OSError where no
     scheduler answers or none of its workers is there.
     """
-    distributed = check.optional_module("distributed", "sweep")
+    import distributed  # pip install 'dask[distributed]'
+
     with ExitStack() as stack:
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.CRITICAL)  # what the library's log lines tell is told in words
@@ -55,7 +54,8 @@ def cluster(workers: int | None, address: str | None) -> Iterator[Any]:
 
 def on_cluster(client: Any, tasks: Sequence[Task], planned: Mapping[str, str | None]) -> Outcomes:
     """Yield what each task comes to, as they finish; OSError once the scheduler is lost."""
-    distributed = check.optional_module("distributed", "sweep")
+    import distributed  # pip install 'dask[distributed]'
+
     # not pure: what another client computed of a task is not taken
     futures = client.map(perform, tasks, planned=planned, pure=False)
     by_key = {future.key: task for future, task in zip(futures, tasks, strict=True)}
