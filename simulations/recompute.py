@@ -94,7 +94,6 @@ ENTRIES = (
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),
     Entry("sequence_kl", "--length 4 --num-draft-tokens 2",
           "--out {made}/run --publish {csv}"),
-    Entry("solver_error", "--vocab 10 100 --seeds 0", CSV),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),
     Entry("tune", "--kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "

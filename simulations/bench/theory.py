@@ -1,8 +1,7 @@
 """Time the closed forms and their alternatives, in one run and one thread.
 
 The optimum, its policy form, exact laws and audits at real vocabulary sizes, compared with one
-softmax of the same row and a plain numpy sort-and-bisect; with convex programs in the table
-solver-error.
+softmax of the same row and a plain numpy sort-and-bisect.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The one decode harness: a pair, prompts and a method in; tokens, seconds and costs out.
 
 A method is ``plain`` (our loop, the target alone), one of the library's own (``hf_plain``,
-``hf_assisted``, ``hf_mixture:WEIGHT``), or any spec that ``ct.policy`` takes. Speeds that
+``hf_assisted``), or any spec that ``ct.policy`` takes. Speeds that
 simulations print and write all come from here.
 """
 
@@ -19,7 +19,7 @@ from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, Siblin
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import as_drafter
 
-from .grid import HF_ASSISTED, HF_MIXTURE, PLAIN, Config
+from .grid import HF_ASSISTED, PLAIN, Config
 
 # an end-of-text id that no token has, so that texts do not end
 NO_TOKEN = -1
@@ -124,13 +124,11 @@ class Harness:
         """Decode with Hugging Face ``generate``, K pinned, nothing truncated."""
         target, draft = self.pair.target, self.pair.draft
         ids, mask = left_padded(prompts, target)
-        name, _, weight = config.method.partition(":")
         options: dict[str, Any] = {} if self.ends else {"eos_token_id": NO_TOKEN, "pad_token_id": 0}
-        if name in (HF_ASSISTED, HF_MIXTURE):
+        pinned = nullcontext()
+        if config.method == HF_ASSISTED:
             options["assistant_model"] = draft
-        if name == HF_MIXTURE:
-            options["assistant_ensemble_weight"] = float(weight)
-        pinned = _pinned(draft, config.width) if "assistant_model" in options else nullcontext()
+            pinned = _pinned(draft, config.width)
         with pinned, _quiet(seed), torch.inference_mode():
             start = time.perf_counter()
             full = target.generate(

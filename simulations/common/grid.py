@@ -18,10 +18,8 @@ from cactus_theory.verify import find_verifier, verifiers
 from .journal import Journal, fill
 
 # Methods that no policy can stand for.
-PLAIN, HF_PLAIN, HF_ASSISTED, HF_MIXTURE = "plain", "hf_plain", "hf_assisted", "hf_mixture"
+BASELINES = PLAIN, HF_PLAIN, HF_ASSISTED = "plain", "hf_plain", "hf_assisted"
 UNDRAFTED = (PLAIN, HF_PLAIN)
-SINGLE_ROW = (HF_ASSISTED, HF_MIXTURE)  # the library refuses them more than one row
-BASELINES = (*UNDRAFTED, *SINGLE_ROW)
 # the verifier that names and results leave out
 USUAL = "chain"
 
@@ -97,16 +95,18 @@ def configs(
         for value in values:
             if value < 1:
                 raise ValueError(f"--{name}: must be at least 1; got {value}")
-    methods = [(_checked_baseline(name), USUAL) for name in baselines]
+    for name in baselines:
+        if name not in BASELINES:
+            raise ValueError(f"--baselines: must be among {', '.join(BASELINES)}; got {name!r}")
+    methods = [(name, USUAL) for name in baselines]
     for spec in map(checked_policy, policies):
         methods += [(spec, verifier) for verifier in followers(spec, verifiers)]
     lines = []
     for batch in batches:
         for method, verifier in dict.fromkeys(methods):
-            name = method.partition(":")[0]
-            if name in SINGLE_ROW and batch > 1:
-                continue
-            lengths = [0] if name in UNDRAFTED else widths
+            if method == HF_ASSISTED and batch > 1:
+                continue  # the library refuses it more than one row
+            lengths = [0] if method in UNDRAFTED else widths
             extra = siblings if verifier == "tree" else 0
             lines += [Config(method, width, batch, verifier, siblings=extra) for width in lengths]
     return lines
@@ -276,14 +276,3 @@ def series(method: str) -> str:
     name, knobs = label(method)
     first, *rest = knobs.split(",")
     return ":".join(filter(None, [name, ",".join([first.partition("=")[0], *rest])]))
-
-
-def _checked_baseline(spec: str) -> str:
-    name, _, weight = spec.partition(":")
-    if name not in BASELINES:
-        raise ValueError(f"--baselines: must be among {', '.join(BASELINES)}; got {spec!r}")
-    if (name == HF_MIXTURE) != bool(weight):
-        raise ValueError(
-            f"--baselines: {HF_MIXTURE} needs a weight, as in hf_mixture:0.5; got {spec!r}"
-        )
-    return spec

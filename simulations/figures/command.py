@@ -3,13 +3,12 @@
 import argparse
 
 from .. import blocks, drafters, ledger
-from . import constant_price, design_example, frontier, measured, overspend, solver_error
+from . import constant_price, design_example, frontier, measured, overspend
 
 # name: module, and what the table shows in a line
 TABLES = {
     "frontier": (frontier, "acceptance against emitted KL on real rows"),
     "constant-price": (constant_price, "constant price against constant δ, decoded"),
-    "solver-error": (solver_error, "the closed form against programs over V"),
     "overspend": (overspend, "how far the published rule exceeds its budget"),
     "design-example": (design_example, "a row under constraints of your own"),
     "blocks": (blocks, "token-wise against block verification on a trace"),

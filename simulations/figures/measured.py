@@ -282,10 +282,9 @@ def _method(row: Row) -> str:
         "plain": "plain, this loop",
         "hf_plain": "Hugging Face `generate`",
         "hf_assisted": "Hugging Face assisted",
-        "hf_mixture": "Hugging Face, `assistant_ensemble_weight`",
     }
     if row["method"] in baselines:
-        return " ".join(filter(None, [baselines[row["method"]], row["knob"]]))
+        return baselines[row["method"]]
     spec = ":".join(filter(None, [row["method"], row["knob"]]))
     return f"`{at(spec, row.get('verifier'))}`"
 

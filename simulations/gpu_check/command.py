@@ -17,9 +17,9 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ from ..inflate import inflate
 
 Row = dict[str, Any]
 Work = Callable[[], Any]
-# what is measured in one go: its name, and the rows it gives
-Job = tuple[str, Callable[[], list[Row]]]
+# what is measured in one go: its name, and what gives its row
+Job = tuple[str, Callable[[], Row]]
 # the code that is timed
 SOURCE = ("cactus_theory/**/*.py", "simulations/gpu_check/*.py")
 DRIVER = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
@@ -51,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without")
     add("--device", default="cuda", help="cuda (default), or cpu for a rehearsal at tiny sizes")
-    add("--minutes", type=float, default=4.0, help="for each part; what does not fit is named")
     add("--out", type=Path, default=Path("gpu_check"))
     add("--seed", type=int, default=0)
 
@@ -70,30 +69,17 @@ def run(args: argparse.Namespace) -> int:
     failed = False
     for name in args.parts or PARTS:
         rows: list[Row] = []
-        failed |= fill(rows, PARTS[name](bench), 60 * args.minutes)
+        for what, job in PARTS[name](bench):
+            try:
+                rows.append(job())
+                print(f"{what}: done", flush=True)
+            except Exception as error:  # whatever a first run on a new machine meets
+                failed = True
+                print(f"{what}: {type(error).__name__}: {first_line(error)}", flush=True)
         if rows:
             write_csv(args.out / f"gpu_{name}.csv", rows, origin)
     print(f"written to {args.out}/: a CSV a part")
     return 1 if failed else 0
-
-
-def fill(rows: list[Row], jobs: Iterable[Job], seconds: float) -> bool:
-    """Run jobs in order, whichever fail; name those and those that the time is too short for.
-
-    Returns whether one failed; too little memory or time is no failure.
-    """
-    until, failed = time.monotonic() + seconds, False
-    for name, job in jobs:
-        problem = None if time.monotonic() <= until else "out of time"
-        try:
-            rows += [] if problem else job()
-        except torch.cuda.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            problem = first_line(error)
-        except Exception as error:  # whatever a first run on a new machine meets
-            failed, problem = True, f"{type(error).__name__}: {first_line(error)}"
-        print(f"{name}: {problem or 'done'}", flush=True)
-    return failed
 
 
 @dataclass(frozen=True)
@@ -248,12 +234,9 @@ def verifications(bench: Bench) -> Iterator[Job]:
     for shape in TINY_SHAPES if bench.tiny else SHAPES:
         for spec in POLICIES:
             for verifier in followers(spec, VERIFIERS):
-
-                def job(shape=shape, spec=spec, verifier=verifier) -> list[Row]:
-                    return [_verification(bench, make(shape), spec, verifier)]
-
                 batch, width, vocab = shape
-                yield f"{spec} by {verifier} at B = {batch}, K = {width}, V = {vocab:,}", job
+                name = f"{spec} by {verifier} at B = {batch}, K = {width}, V = {vocab:,}"
+                yield name, partial(_verification, bench, make, shape, spec, verifier)
 
 
 class Inputs:
@@ -322,8 +305,10 @@ def fused_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
     return lambda: verify_logits(rule, inputs.target, inputs.draft, ids, **fixed)
 
 
-def _verification(bench: Bench, inputs: Inputs, spec: str, verifier: str) -> Row:
-    rule = ct.policy(spec)
+def _verification(
+    bench: Bench, make: Callable[[Shape], Inputs], shape: Shape, spec: str, verifier: str
+) -> Row:
+    rule, inputs = ct.policy(spec), make(shape)
     works = {"floor": inputs.copy, "torch": torch_step(rule, verifier, inputs)}
     kernel = fused_step(rule, verifier, inputs)
     works |= {} if kernel is None else {"kernel": kernel}
@@ -354,11 +339,10 @@ def decodes(bench: Bench) -> Iterator[Job]:
     widths, specs = (TINY_WIDTHS, TINY_DECODED) if bench.tiny else (WIDTHS, DECODED)
     for target, draft, batch in TINY_SETUPS if bench.tiny else SETUPS:
         for line in configs([PLAIN], specs, widths, [batch], VERIFIERS):
-
-            def job(names=(target, draft), line=line) -> list[Row]:
-                return [_decode(bench, names, line)]
-
-            yield f"{line.key} at {target} + {draft}", job
+            yield (
+                f"{line.key} at {target} + {draft}",
+                partial(_decode, bench, (target, draft), line),
+            )
 
 
 @lru_cache(maxsize=1)  # setups ask for a pair in turn, and a device may hold only one

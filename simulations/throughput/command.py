@@ -24,10 +24,9 @@ from cactus_theory.decoding.drafters._heads import is_head
 
 from ..common.decode import Harness
 from ..common.grid import (
+    BASELINES,
     HF_ASSISTED,
-    HF_PLAIN,
     PLAIN,
-    SINGLE_ROW,
     USUAL,
     Config,
     Grid,
@@ -48,7 +47,6 @@ from ..common.journal import Journal
 from ..common.results import WIDEST, columns, publish
 from . import table
 
-BASELINES = ("plain", "hf_plain", "hf_assisted", "hf_mixture:0.5")
 # close enough that curves can be read between .02 and .2 nats per token
 CACTUS_DELTAS = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.03, 0.1, 1)
 BAND_DELTAS = (0.01, 0.03, 0.1, 0.3)
@@ -86,9 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables and the verdict; return 0."""
     if is_head(args.draft):  # the library drafts by models alone
-        args.baselines = [
-            name for name in args.baselines if name.partition(":")[0] not in SINGLE_ROW
-        ]
+        args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds, args.siblings)
     families = table.families_of(args.compare, lines)
@@ -158,7 +154,7 @@ def method(row: Row) -> str:
 
 def emitted_kl(row: Row) -> float | None:
     """Return nats per token, 0 for what is lossless by construction, None if unknown."""
-    if row["method"] in (PLAIN, HF_PLAIN, HF_ASSISTED):
+    if row["method"] in BASELINES:
         return 0.0
     return row["emitted_kl_per_token"]
 

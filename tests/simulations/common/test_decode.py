@@ -40,7 +40,7 @@ def test_a_batch_decodes_as_its_rows_do_alone(harness: Harness) -> None:
     assert harness.group(2, 1) == range(2, 3)
 
 
-@pytest.mark.parametrize("method", ["plain", "hf_plain", "hf_assisted", "hf_mixture:0.5"])
+@pytest.mark.parametrize("method", ["plain", "hf_plain", "hf_assisted"])
 def test_baselines_decode_too_and_leave_the_models_and_the_generator_alone(harness, method) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state(), harness.pair.draft.generation_config.to_dict()

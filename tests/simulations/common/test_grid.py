@@ -56,7 +56,6 @@ def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monk
         ("band:price=2,divergence=reverse_kl", "band", "price=2,divergence=reverse_kl",
          "band:price,divergence=reverse_kl"),
         ("speculative", "speculative", "", "speculative"),
-        ("hf_mixture:0.5", "hf_mixture", "0.5", "hf_mixture:0.5"),
     ],
 )  # fmt: skip
 def test_methods_have_a_name_a_knob_and_a_family(method, name, knob, family) -> None:

@@ -1,4 +1,4 @@
-"""What is timed, in which order, what fails or does not fit, and the files."""
+"""What is timed, in which order, what fails, and the files."""
 
 import importlib
 
@@ -28,15 +28,11 @@ def test_an_unknown_part_is_one_line(capsys, tmp_path):
     assert "PART: must be among verify, decode; got 'devise'" in capsys.readouterr().err
 
 
-def test_jobs_that_fail_or_have_no_time_are_named(tmp_path, monkeypatch, capsys):
-    def too_large():
-        raise torch.cuda.OutOfMemoryError("not enough")
-
+def test_jobs_that_fail_are_named(tmp_path, monkeypatch, capsys):
     def jobs(bench):
-        yield "a", lambda: [{"step": "x", "us": 1.0}]
-        yield "b", too_large
-        yield "c", lambda: [{"step": str(1 // 0)}]
-        yield "d", lambda: [{"step": "y", "us": None}]
+        yield "a", lambda: {"step": "x", "us": 1.0}
+        yield "b", lambda: {"step": str(1 // 0)}
+        yield "c", lambda: {"step": "y", "us": None}
 
     monkeypatch.setattr(command, "PARTS", {"verify": jobs, "decode": lambda bench: iter(())})
     assert main([*REHEARSAL, "--out", str(tmp_path)]) == 1
@@ -44,10 +40,7 @@ def test_jobs_that_fail_or_have_no_time_are_named(tmp_path, monkeypatch, capsys)
     assert [row["step"] for row in rows] == ["x", "y"] and origin["device"] == "cpu (rehearsal)"
     assert not (tmp_path / "gpu_decode.csv").exists()
     said = capsys.readouterr().out.splitlines()
-    assert said[:2] == ["a: done", "b: not enough"] and said[2].startswith("c: ZeroDivisionError")
-    assert main([*REHEARSAL, "--minutes", "-1", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:4] == [f"{name}: out of time" for name in "abcd"]
+    assert said[0] == "a: done" and said[1].startswith("b: ZeroDivisionError")
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,11 @@ def make(folder: Path, status: int, *flags: str) -> str:
 
 
 def test_a_python_with_a_gpu_runs_at_once(tmp_path):
-    said = make(tmp_path, 0, "gpu-check", "ARGS=--minutes 4")
+    said = make(tmp_path, 0, "gpu-check", "ARGS=verify")
     compiled, tested, timed = said.splitlines()
     assert compiled == "ran -m simulations kernels --out gpu_check/gpu_kernels.csv"
     assert tested.startswith("ran -m pytest -q -m gpu tests/kernels ")
-    assert timed == "ran -m simulations gpu-check --minutes 4"
+    assert timed == "ran -m simulations gpu-check verify"
     asked = (tmp_path / "asked").read_text()
     assert "torch.cuda.is_available()" in asked and "jaxtyping" in asked
 

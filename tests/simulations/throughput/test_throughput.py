@@ -97,7 +97,6 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--baselines", "vllm"], "--baselines: must be among"),
-        (["--baselines", "hf_mixture"], "needs a weight"),
         (["--policies", "cactuss"], "cactuss"),
         (["--batch", "0"], "--batch: must be at least 1"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1"),

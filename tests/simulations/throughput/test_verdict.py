@@ -25,7 +25,7 @@ def test_it_names_the_fastest_lossless_and_the_fastest_at_each_price() -> None:
     rows = [
         PLAIN, row("hf_plain", 300.0), row("speculative", 1500.0, 1e-17),
         row("band:price=2", 1700.0, 0.04), row("band:price=1", 1800.0, 0.09),
-        row("cactus:delta=1", 2500.0, 0.3), row("hf_mixture:0.5", 9000.0),
+        row("cactus:delta=1", 2500.0, 0.3), row("mixture:alpha=0.5", 9000.0),
     ]  # fmt: skip
     assert verdict(rows) == [
         "Batch 1.",
