@@ -3,9 +3,10 @@
 Each kind builds, measures and prices itself.
 """
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,31 +78,34 @@ class Quantities:
         return sparse.csc_matrix((scale, place), (len(self.q), len(scale))) @ self.row.w
 
 
-@dataclass(frozen=True)
+@dataclass
 class Constraint:
     """A named constraint on the row being designed.
 
-    ``build`` returns it as cvxpy constraints. Once solved, ``slack`` is the least distance to
-    the limit (negative: broken), ``price`` what one more unit of room would buy (0 where
-    the row stays away from it), and ``charge`` enters both into a bound.
+    ``placed`` in a program it has cvxpy ``constraints``. Once these are solved, ``slack`` is the
+    least distance to the limit (negative: broken), ``price`` what one more unit of room would buy
+    (0 where the row stays away from it), and ``charge`` enters both into a bound. Rows h are (m,),
+    on tokens with q > 0.
     """
 
     name: str
+    row: Scaled = field(init=False, repr=False)  # where it is placed
+    constraints: list[Any] = field(init=False, repr=False)
 
     linear = True
 
-    def build(self, quantities: Quantities) -> "Built":
+    def placed(self, quantities: Quantities) -> "Constraint":
         """Return the constraint in the scaled variables of a program."""
+        inside = copy.copy(self)
+        inside.row, inside.constraints = quantities.row, inside.build(quantities)
+        return inside
+
+    def build(self, quantities: Quantities) -> list[Any]:
+        """Return cvxpy's constraints, and remember what reads their dual values."""
         raise NotImplementedError
 
-
-class Built:
-    """A constraint inside one program, as cvxpy's ``constraints``."""
-
-    constraints: list[Any]
-
     def slack(self, h: np.ndarray) -> float:
-        """Return the distance to the limit at the row ``h`` (m,) on tokens with q > 0."""
+        """Return the distance to the limit at the row ``h``."""
         raise NotImplementedError
 
     def price(self, h: np.ndarray) -> Dual:
@@ -117,7 +121,7 @@ class Built:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass
 class BudgetConstraint(Constraint):
     """D(h‖q) ≤ δ, of any divergence."""
 
@@ -128,18 +132,12 @@ class BudgetConstraint(Constraint):
     def linear(self) -> bool:  # type: ignore[override]
         return self.kind.linear or math.isinf(self.delta)
 
-    def build(self, quantities: Quantities) -> Built:
-        return BuiltBudget(self, quantities.row)
-
-
-class BuiltBudget(Built):
-    def __init__(self, definition: BudgetConstraint, row: Scaled) -> None:
-        self.kind, self.delta, self.q = definition.kind, definition.delta, row.q
-        self.budget = _conic.budget(row, self.kind, self.delta)
-        self.constraints = self.budget.constraints
+    def build(self, quantities: Quantities) -> list[Any]:
+        self.budget = _conic.budget(quantities.row, self.kind, self.delta)
+        return self.budget.constraints
 
     def slack(self, h: np.ndarray) -> float:
-        return self.delta - divergence_of(self.kind, h, self.q)
+        return self.delta - divergence_of(self.kind, h, self.row.q)
 
     def price(self, h: np.ndarray) -> Dual:
         return self.budget.price if self.slack(h) <= TIGHT * self.delta else 0.0
@@ -150,7 +148,7 @@ class BuiltBudget(Built):
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class LimitConstraint(Constraint):
     """h ≤ limit (``sign`` 1) or h ≥ limit (−1) on some tokens."""
 
@@ -158,65 +156,49 @@ class LimitConstraint(Constraint):
     limit: np.ndarray
     sign: int
 
-    def build(self, quantities: Quantities) -> Built:
-        return BuiltLimit(self, quantities)
-
-
-class BuiltLimit(Built):
-    """The limits on those of the tokens that can have mass at all."""
-
-    def __init__(self, definition: LimitConstraint, quantities: Quantities) -> None:
-        inside, row = quantities.inside, quantities.row
-        self.sign, self.all_tokens = definition.sign, definition.tokens
-        possible = inside[self.all_tokens]
-        self.limit, self.tokens = definition.limit[possible], self.all_tokens[possible]
-        self.places = (np.cumsum(inside) - 1)[self.tokens]
-        self.scale = row.s[self.places]
-        excess = self.sign * (row.w[self.places] - self.limit / self.scale)
-        self.constraints = [excess <= 0] if len(self.places) else []
+    def build(self, quantities: Quantities) -> list[Any]:
+        """Return the limits on those of the tokens that can have mass at all."""
+        self.possible = quantities.inside[self.tokens]
+        self.places = (np.cumsum(quantities.inside) - 1)[self.tokens[self.possible]]
+        self.scale, self.most = quantities.row.s[self.places], self.limit[self.possible]
+        excess = self.sign * (quantities.row.w[self.places] - self.most / self.scale)
+        return [excess <= 0] if len(self.places) else []
 
     def slack(self, h: np.ndarray) -> float:
         return float(self._room(h).min(initial=math.inf))
 
     def _room(self, h: np.ndarray) -> np.ndarray:
-        return self.sign * (self.limit - h[self.places])
+        return self.sign * (self.most - h[self.places])
 
     def price(self, h: np.ndarray) -> Dual:
-        prices = dict.fromkeys(self.all_tokens.tolist(), 0.0)
+        prices = np.zeros(len(self.tokens))
         if self.constraints:
             duals = np.maximum(self.constraints[0].dual_value, 0.0) / self.scale
-            duals = np.where(self._room(h) <= TIGHT * self.limit, duals, 0.0)
-            prices |= dict(zip(self.tokens.tolist(), duals.tolist(), strict=True))
-        return prices
+            prices[self.possible] = np.where(self._room(h) <= TIGHT * self.most, duals, 0.0)
+        return dict(zip(self.tokens.tolist(), prices.tolist(), strict=True))
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
         end = np.full_like(lagrangian.q, math.inf)
-        end[self.places] = self.sign * self.limit
+        end[self.places] = self.sign * self.most
         lagrangian.narrow(*((0.0, end) if self.sign > 0 else (-end, 1.0)))
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExpectationConstraint(Constraint):
     """Σ c h ≤ limit; the unit of the constraint is the largest |c|."""
 
     values: np.ndarray
     limit: float
 
-    def build(self, quantities: Quantities) -> Built:
-        return BuiltExpectation(self, quantities)
-
-
-class BuiltExpectation(Built):
-    def __init__(self, definition: ExpectationConstraint, quantities: Quantities) -> None:
-        row, self.limit = quantities.row, definition.limit
-        self.values = definition.values[quantities.inside]
-        self.unit = float(np.abs(self.values).max(initial=0.0)) or 1.0
-        mean = (self.values * row.s / self.unit) @ row.w
-        self.constraints = [mean <= self.limit / self.unit]
+    def build(self, quantities: Quantities) -> list[Any]:
+        self.inside = self.values[quantities.inside]
+        self.unit = float(np.abs(self.inside).max(initial=0.0)) or 1.0
+        mean = (self.inside * quantities.row.s / self.unit) @ quantities.row.w
+        return [mean <= self.limit / self.unit]
 
     def slack(self, h: np.ndarray) -> float:
-        return (self.limit - float(self.values @ h)) / self.unit
+        return (self.limit - float(self.inside @ h)) / self.unit
 
     @property
     def dual(self) -> float:
@@ -226,11 +208,11 @@ class BuiltExpectation(Built):
         return self.dual if self.slack(h) <= TIGHT else 0.0
 
     def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        lagrangian.add_linear(self.dual, self.values, self.limit)
+        lagrangian.add_linear(self.dual, self.inside, self.limit)
         return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class CustomConstraint(Constraint):
     """Whatever convex ≤, ≥ or == constraints a function of the named quantities returns."""
 
@@ -238,7 +220,7 @@ class CustomConstraint(Constraint):
 
     linear = False
 
-    def build(self, quantities: Quantities) -> Built:
+    def build(self, quantities: Quantities) -> list[Any]:
         """Return the function's constraints.
 
         A TypeError if they are not cvxpy's ≤, ≥ or ==, or a list of them; a ValueError if they
@@ -249,7 +231,7 @@ class CustomConstraint(Constraint):
         constraints = list(one_or_more) if several else [one_or_more]
         for constraint in constraints:
             self._check(constraint, quantities.row.w)
-        return _BuiltCustom(constraints, quantities.row)
+        return constraints
 
     def _check(self, constraint: Any, w: Any) -> None:
         kinds = cvxpy().constraints
@@ -264,11 +246,6 @@ class CustomConstraint(Constraint):
                 f"{self.name}: must be convex by cvxpy's rules; got a left minus a right "
                 f"side that is {constraint.expr.curvature.lower()}"
             )
-
-
-class _BuiltCustom(Built):
-    def __init__(self, constraints: list[Any], row: Scaled) -> None:
-        self.constraints, self.row = constraints, row
 
     def slack(self, h: np.ndarray) -> float:
         return min(self._rooms(h), default=0.0)

@@ -18,12 +18,10 @@ from cactus_theory.divergences import FDivergence
 
 from ._constraints import (
     BudgetConstraint,
-    Built,
-    BuiltBudget,
-    BuiltExpectation,
-    BuiltLimit,
     Constraint,
     CustomConstraint,
+    ExpectationConstraint,
+    LimitConstraint,
     Quantities,
 )
 from ._dual import Lagrangian
@@ -51,17 +49,17 @@ def applies(q: np.ndarray, constraints: Sequence[Constraint]) -> bool:
     return len(budgets) == len(kinds) == 1 and isinstance(kinds[0], FDivergence) and kinds[0].smooth
 
 
-def solve(quantities: Quantities, built: Iterable[Built], total: Any) -> np.ndarray:
+def solve(quantities: Quantities, built: Iterable[Constraint], total: Any) -> np.ndarray:
     """Return the row h (m,); the dual values that go with it are left in the constraints."""
     q, constraints = quantities.row.q, list(built)
     program = Lagrangian.of(q, quantities.p[quantities.inside])
-    (budget,) = (each for each in constraints if isinstance(each, BuiltBudget))
-    limits = [each for each in constraints if isinstance(each, BuiltLimit)]
-    sums = [each for each in constraints if isinstance(each, BuiltExpectation)]
+    (budget,) = (each for each in constraints if isinstance(each, BudgetConstraint))
+    limits = [each for each in constraints if isinstance(each, LimitConstraint)]
+    sums = [each for each in constraints if isinstance(each, ExpectationConstraint)]
     for limit in limits:
         limit.charge(program, q)
     program.add_budget(1.0, budget.kind, budget.delta)
-    rows = [np.ones_like(q), *(each.values / each.unit for each in sums)]
+    rows = [np.ones_like(q), *(each.inside / each.unit for each in sums)]
     right = np.array([1.0, *(each.limit / each.unit for each in sums)])
     dual = Dual(program, np.stack(rows), right)
     x, h = dual.solve()

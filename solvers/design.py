@@ -31,8 +31,6 @@ from cactus_theory.divergences import Divergence
 from . import _design_dual, _program
 from ._constraints import (
     BudgetConstraint,
-    Built,
-    BuiltLimit,
     Constraint,
     CustomConstraint,
     Dual,
@@ -232,7 +230,7 @@ class Attempt:
     """A program in one scaling, solved or not, with its row cleaned and what proves it."""
 
     quantities: Quantities
-    constraints: dict[str, Built]
+    constraints: dict[str, Constraint]
     total: Any
     status: str
     h: np.ndarray | None
@@ -315,11 +313,11 @@ class Program(Attempted[Attempt]):
         guess = np.minimum(np.clip(self.p[inside], q[inside], ceiling), limit[inside])
         return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
-    def build(self, scale: np.ndarray) -> tuple[Quantities, dict[str, Built]]:
+    def build(self, scale: np.ndarray) -> tuple[Quantities, dict[str, Constraint]]:
         """Return the quantities in one scaling, and the constraints on them by name."""
         w = cvxpy().Variable(len(scale), nonneg=True)
         quantities = Quantities(self.q, self.p, Scaled(self.q[self.q > 0], scale, w))
-        return quantities, {each.name: each.build(quantities) for each in self.constraints}
+        return quantities, {each.name: each.placed(quantities) for each in self.constraints}
 
     def attempt(self, scale: np.ndarray, solver: _program.Solver) -> Attempt:
         """Return one solver's answer, a row or only its status."""
@@ -371,11 +369,11 @@ class Program(Attempted[Attempt]):
         return "infeasible" in self.attempt(self.guess, solver).status
 
 
-def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Built]) -> np.ndarray:
+def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
     """Return the row inside its limits to the last digit, summing to 1 up to rounding."""
     box = Lagrangian.of(q, q)
     for built in constraints.values():
-        if isinstance(built, BuiltLimit):
+        if isinstance(built, LimitConstraint):
             built.charge(box, raw)
     h = np.clip(raw, box.low, np.maximum(box.low, box.high))
     for _ in range(POLISHING):

@@ -209,7 +209,7 @@ def test_cvxpy_constraints_over_named_quantities(name):
 
 
 def test_a_rule_without_a_tangent_is_proved_by_two_scalings(monkeypatch):
-    monkeypatch.setattr(_constraints._BuiltCustom, "charge", lambda self, lagrangian, h: False)
+    monkeypatch.setattr(_constraints.CustomConstraint, "charge", lambda self, lagrangian, h: False)
     row = BASE.require("mean", lambda v: v.h @ COST <= 0.6).solve()
     best = BASE.expect(COST, at_most=0.6).solve()
     assert row.proof == "two scalings"

@@ -110,20 +110,21 @@ FULL = LIMITED.budget("kl", 0.03)
 @pytest.mark.parametrize(
     "place, name, delta",
     [
-        (_constraints.BuiltBudget, "budget kl", 0.01),
-        (_constraints.BuiltLimit, "protect", 0.03),
-        (_constraints.BuiltExpectation, "expectation", 0.03),
+        (_constraints.BudgetConstraint, "budget kl", 0.01),
+        (_constraints.LimitConstraint, "protect", 0.03),
+        (_constraints.ExpectationConstraint, "expectation", 0.03),
     ],
 )
 def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name, delta):
-    make = place.__init__
+    make = place.build
 
-    def generous(self, rule, *rest):
-        make(self, rule, *rest)
-        if rule.name == name:
-            self.constraints[:] = [c.expr <= 0.2 for c in self.constraints]
+    def generous(self, quantities):
+        constraints = make(self, quantities)
+        if self.name == name:
+            constraints[:] = [c.expr <= 0.2 for c in constraints]
+        return constraints
 
-    monkeypatch.setattr(place, "__init__", generous)
+    monkeypatch.setattr(place, "build", generous)
     with pytest.raises(_program.SolverGaveUp, match=f"{name} is exceeded|misses its bound"):
         LIMITED.budget("kl", delta).solve()
 
