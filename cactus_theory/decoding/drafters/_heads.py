@@ -184,7 +184,7 @@ class FeatureDrafting(SampledDrafting):
         super().__init__(setting, greedy)
         self.head, self.features, texts = head, setting.features, self.texts
         self.embedding = setting.target_model.get_input_embeddings()
-        self.maps, self.table = prepared(head, packed_maps, others=[self.embedding.weight])
+        self.maps, self.table = prepared(head, packed_maps, self.embedding.weight)
         self.cache = RaggedCache(
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
         )

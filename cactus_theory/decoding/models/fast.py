@@ -220,7 +220,7 @@ class FastForward:
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.cache = cache
-        weights = prepared(model, Weights, _small(model))
+        weights = prepared(model, Weights) if _small(model) else Weights(model)
         self.embedding, self.norm, self.head = weights.embedding, weights.norm, weights.head
         self.layers = weights.layers
         self.width = model.model.layers[0].self_attn.head_dim

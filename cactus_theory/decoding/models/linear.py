@@ -100,27 +100,18 @@ def _half(weight: Tensor) -> Any:
     return half if bool(((products - expected).abs() <= KERNEL_ERROR * scale).all()) else None
 
 
-def prepared(
-    module: Any, make: Callable[..., Any], compared: bool = True, others: Sequence[Tensor] = ()
-) -> Any:
+def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
     """Return what ``make`` makes of a module (and of ``others``), made once for its weights.
 
-    Weights are told by address, type and version. ``compared`` adds the sum of their bits, since
-    ``weight.data.copy_(…)`` and weights made in inference mode count no versions. A change that
-    keeps all of these, such as two values exchanged through ``.data``, is not seen.
+    Weights are told by address, type and the sum of their bits, as not every change counts a
+    version. One that keeps all of these, such as two values exchanged, is not seen.
     """
     weights = [weight.detach() for weight in (*module.parameters(), *others)]
-    state: list[Any] = [(own.data_ptr(), own.shape, own.dtype, _version(own)) for own in weights]
-    if compared:
-        state += map(_sum_of_bits, weights)
+    state = [(own.data_ptr(), own.shape, own.dtype, _sum_of_bits(own)) for own in weights]
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
         known = _PREPARED[module] = (state, make(module, *others))
     return known[1]
-
-
-def _version(weight: Tensor) -> int | None:
-    return None if weight.is_inference() else weight._version
 
 
 def _sum_of_bits(weight: Tensor) -> float:
