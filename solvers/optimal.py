@@ -36,13 +36,6 @@ class OptimalProgram:
     status: str  # what it said
     seconds: float  # wall time, building the program included
 
-    @classmethod
-    def of(cls, target: np.ndarray, answer: _program.Answer, started: float) -> "OptimalProgram":
-        """Return an answer whose row over all tokens is ``target``, and its time."""
-        proof = answer.price, answer.bound, answer.gap, answer.solver, answer.status
-        seconds = time.perf_counter() - started
-        return cls(target, answer.value, answer.divergence, *proof, seconds)
-
 
 def solve(
     target_probs: Any,
@@ -98,4 +91,6 @@ def solve(
         target[inside] = answer.h
         if free:
             target[~inside] = p[~inside] * (answer.z / outside)
-    return OptimalProgram.of(target, answer, started)
+    proof = answer.price, answer.bound, answer.gap, answer.solver, answer.status
+    seconds = time.perf_counter() - started
+    return OptimalProgram(target, answer.value, answer.divergence, *proof, seconds)

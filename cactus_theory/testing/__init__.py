@@ -9,11 +9,10 @@ check what else decoding relies on, ``assert_divergence_properties`` what the op
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.testing import families, properties, strategies, verifiers
-    from cactus_theory.testing._check import load_rule
+    from cactus_theory.testing import properties, strategies, verifiers
     from cactus_theory.testing._divergence import assert_divergence_properties
     from cactus_theory.testing._drafter import assert_drafter_properties
-    from cactus_theory.testing._policies import assert_policy_properties, property_cases
+    from cactus_theory.testing._policies import assert_policy_properties
     from cactus_theory.testing._property import Bounds, Property
     from cactus_theory.testing._report import Finding, Report, Verdict
     from cactus_theory.testing._schedule import assert_schedule_properties
@@ -40,11 +39,8 @@ __all__ = [
     "assert_policy_properties",
     "assert_schedule_properties",
     "assert_verifier_properties",
-    "families",
-    "load_rule",
     "policy_property",
     "properties",
-    "property_cases",
     "strategies",
     "verifier_property",
     "verifiers",
@@ -52,10 +48,9 @@ __all__ = [
 
 # modules and what is taken from each, on first use: hypothesis is only needed where it is used
 _HOMES = {
-    "_check": ("load_rule",),
     "_divergence": ("assert_divergence_properties",),
     "_drafter": ("assert_drafter_properties",),
-    "_policies": ("assert_policy_properties", "property_cases"),
+    "_policies": ("assert_policy_properties",),
     "_property": ("Bounds", "Property"),
     "_report": ("Finding", "Report", "Verdict"),
     "_schedule": ("assert_schedule_properties",),
@@ -73,7 +68,7 @@ def __getattr__(name: str) -> Any:
     """Return a module, or import a name from its own."""
     import importlib
 
-    if name in ("families", "properties", "strategies", "verifiers"):
+    if name in ("properties", "strategies", "verifiers"):
         return importlib.import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
         if name in names:

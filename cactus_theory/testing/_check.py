@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.specs import split
-from cactus_theory.policies import Policy, policy
 from cactus_theory.testing._report import Finding, Report
 
 # seconds for starting Python and for drawing one row, on a busy machine
@@ -25,30 +24,6 @@ STARTING, DRAWING = 60.0, 0.05
 PATIENCE = 10.0
 SAID = 400
 WORK = "from cactus_theory.testing._worker import main; main()"
-
-
-def load_rule(source: str) -> Policy:
-    """Return the policy called ``name`` in ``file.py:name``, or ``file.py:name:knob=value``.
-
-    The same as ``ct.policy(source)``, for files only.
-
-    Raises
-    ------
-    ValueError, OSError
-        Not of that form, no such file, no such name in it; the file raised.
-    TypeError
-        The name does not stand for a policy.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> text = "import cactus_theory as ct; mine = ct.rule(lambda q, p, n: 1.0)"
-    >>> size = Path("mine.py").write_text(text)
-    >>> load_rule("mine.py:mine").spec
-    'mine.py:mine'
-    """
-    split(source)
-    return policy(source)
 
 
 class Refused(ValueError):

@@ -193,27 +193,3 @@ def assert_policy_properties(
     if not report.passed:
         raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
     return report
-
-
-def property_cases(
-    rules: Iterable[Policy | str], properties: Iterable[str] | None = None
-) -> list[Any]:
-    """Return pytest parameters (rule, property's name) for all properties a policy must have.
-
-    ``@pytest.mark.parametrize(("rule", "name"), property_cases([my_rule]))`` gives every property a
-    test of its own, named after both.
-
-    Examples
-    --------
-    >>> [case.id for case in property_cases(["speculative"], ["answers", "certain_drafts"])]
-    ['speculative-answers', 'speculative-certain_drafts']
-    """
-    import pytest
-
-    policies = [find_policy(rule) for rule in rules]
-    return [
-        pytest.param(rule, prop.name, id=f"{rule.spec}-{prop.name}")
-        for rule in policies
-        for prop in PROPERTIES.chosen("properties", properties or None)
-        if prop.applies(rule)
-    ]

@@ -212,13 +212,12 @@ def pasted_test(source: str, finding: Finding) -> str:
     path, name, knobs = split(source)
     module = path.stem
     plain = module.isidentifier() and not knobs
-    how = f"from {module} import {name}" if plain else f"{name} = load_rule({source!r})"
+    how = f"from {module} import {name}" if plain else f"{name} = ct.policy({source!r})"
     changed = "".join(f", {knob}={value!r}" for knob, value in finding.knobs.items())
     rule = f"ct.policy({name}{changed})" if changed else name
-    first = "import cactus_theory as ct\n" if changed else ""
-    also = "assert_policy_properties" if plain else "assert_policy_properties, load_rule"
+    first = "import cactus_theory as ct\n" if changed or not plain else ""
     return (
-        f"{first}from cactus_theory.testing import {also}\n{how}\n\n\n"
+        f"{first}from cactus_theory.testing import assert_policy_properties\n{how}\n\n\n"
         f"def test_{name}_{finding.law}():\n"
         f"    # {finding.about}: expected {finding.expected}, found {finding.found}\n"
         f"    q = {row(finding.target, None)}\n"

@@ -1,10 +1,9 @@
-"""Hypothesis strategies for probability rows, pairs of rows, chains, budgets and whole problems.
+"""Hypothesis strategies for probability rows, pairs of rows, and budgets.
 
 They favour what breaks samplers: zeros, certain tokens, entries of 1e-30 or 1e-310 next to
 entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
 budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
-dtype is named. They shrink to few tokens and round numbers. For rows whose answer is known
-see :mod:`cactus_theory.testing.families`.
+dtype is named. They shrink to few tokens and round numbers.
 
 Examples
 --------
@@ -19,7 +18,6 @@ Examples
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,12 +32,8 @@ from hypothesis import strategies as st  # noqa: E402
 __all__ = [
     "any_pairs",
     "budgets",
-    "chains",
     "distributions",
-    "drafted",
-    "float32_pairs",
     "pairs",
-    "wide_pairs",
 ]
 
 # −log10 of the smallest weight drawn together with weights of order one
@@ -192,15 +186,6 @@ def over_proposing(
 
 
 @st.composite
-def float32_pairs(
-    draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10
-) -> tuple[Tensor, Tensor]:
-    """Draw (target, draft) rounded to float32 and stored as float64: sums miss 1 by 1e-8."""
-    rows = draw(pairs(min_vocab=min_vocab, max_vocab=max_vocab, dtype=torch.float32))
-    return rows[0].double(), rows[1].double()
-
-
-@st.composite
 def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tuple[Tensor, Tensor]:
     """Draw (target, draft) of any of the kinds above; over-proposing drafts have up to 2V tokens.
 
@@ -220,59 +205,6 @@ def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tup
         kinds += [near_ties(**sizes), subnormal_tails(**sizes, deepest=DEEPEST_RATIO)]
     row = st.one_of(kinds)
     return draw(row), draw(row)
-
-
-@st.composite
-def wide_pairs(
-    draw: st.DrawFn, *, min_vocab: int = 64, max_vocab: int = 512
-) -> tuple[Tensor, Tensor]:
-    """Draw (target, draft) over many tokens: power laws, flat rows, zeros, cut or equal drafts.
-
-    Made from a drawn seed, so that they do not shrink; V shrinks to ``min_vocab``.
-    """
-    vocab = draw(st.integers(min_vocab, max_vocab))
-    return wide_pair(vocab, draw(st.integers(0, 2**32 - 1)))
-
-
-@st.composite
-def drafted(
-    draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6
-) -> tuple[Tensor, Tensor, int]:
-    """Draw (target, draft, n) with a token n that the draft can propose."""
-    target, draft = draw(any_pairs(min_vocab=min_vocab, max_vocab=max_vocab))
-    return target, draft, draw(st.sampled_from(draft.nonzero()[:, 0].tolist()))
-
-
-@dataclass(frozen=True)
-class Chain:
-    """One row for ``verify_chain``, without its batch axis.
-
-    Attributes
-    ----------
-    target_probs : (K + 1, V). ``draft_probs`` : (K, V).
-    draft_token_ids : (K,) int64, tokens the draft can propose, then −1 after a short draft.
-    """
-
-    target_probs: Tensor
-    draft_probs: Tensor
-    draft_token_ids: Tensor
-
-
-@st.composite
-def chains(draw: st.DrawFn, *, max_length: int = 4, max_vocab: int = 6) -> Chain:
-    """Draw target rows, draft rows and drafted tokens of one chain, 0 ≤ K ≤ max_length."""
-    length, vocab = draw(st.integers(0, max_length)), draw(st.integers(1, max_vocab))
-    rows = [draw(pairs(min_vocab=vocab, max_vocab=vocab)) for _ in range(length + 1)]
-    drafted_length = draw(st.integers(0, length))
-    ids = [
-        draw(st.sampled_from(p.nonzero()[:, 0].tolist())) if i < drafted_length else -1
-        for i, (_, p) in enumerate(rows[:length])
-    ]
-    return Chain(
-        torch.stack([q for q, _ in rows]),
-        torch.stack([p for _, p in rows])[:length],
-        torch.tensor(ids, dtype=torch.int64),
-    )
 
 
 def budgets(*, zero: bool = True, infinite: bool = True) -> st.SearchStrategy[float]:

@@ -165,3 +165,15 @@ def test_a_missing_cvxpy_names_the_extra(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"cvxpy is not installed.*\[solvers\]"):
         optimal.solve(q, p, delta=0.1)
     assert optimal.solve(q, p, delta=0).solver == "identity"
+
+
+@pytest.mark.parametrize(("x", "y"), [(0.2, 0.9), (0.6, 0.55), (0.97, 0.01)])
+@pytest.mark.parametrize("share", [0.1, 0.7])
+def test_two_tokens_leave_one_direction(x, y, share):
+    """Within KL(h‖q) of a row h on the way from q to p nothing closer to p can be emitted."""
+    z = x + share * (y - x)
+    q, p, h = (np.array([value, 1 - value]) for value in (x, y, z))
+    delta = float(h @ np.log(h / q))
+    for best in (optimal.solve(q, p, delta=delta), ct.optimal_acceptance(q, p, delta=delta)):
+        assert best.acceptance == pytest.approx(1 - abs(y - z), abs=ACCEPTANCE)
+        assert best.target == pytest.approx(h, abs=ACCEPTANCE)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.testing import assert_policy_properties, property_cases
+from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing._checker import shrink
 from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._policies import check_rule
@@ -14,7 +14,7 @@ from cactus_theory.testing._report import row
 from cactus_theory.testing.properties import PROPERTIES, Bounds
 from cactus_theory.testing.properties._behaviour import knob_ladder
 from tests.amounts import amount
-from tests.testing.gallery import lenience, no_ceiling, reversed_knob, unnormalised
+from tests.testing.gallery import no_ceiling, reversed_knob, unnormalised
 
 NAN, INF = math.nan, math.inf
 
@@ -136,23 +136,6 @@ def test_what_the_door_refuses():
         assert_policy_properties("speculative", rows=([0.5, 0.6], [0.5, 0.5]))
     with pytest.raises(TypeError, match="policy: must be a spec string or a Policy"):
         assert_policy_properties(3)
-
-
-@pytest.mark.parametrize(
-    ("rule", "law"),
-    property_cases(["speculative", lenience], ["answers", "acceptance_follows_the_knob"]),
-)
-def test_one_test_per_law(rule, law):
-    assert_policy_properties(rule, properties=[law], examples=30)
-
-
-def test_property_cases_leave_out_what_is_not_declared():
-    assert [case.id for case in property_cases(["speculative"], ["answers", "stays_between"])] == [
-        "speculative-answers",
-        "speculative-stays_between",
-    ]
-    names = {case.values[1] for case in property_cases(["typical"])}
-    assert "stays_between" not in names and "budget_holds" not in names and "answers" in names
 
 
 def test_ladders():

@@ -9,9 +9,7 @@ import torch
 from hypothesis import find, given
 
 import cactus_theory as ct
-from cactus_theory.testing import families, strategies
-from tests.amounts import thorough
-from tests.formulas import by_hand
+from cactus_theory.testing import strategies
 
 ROWS = {
     "distributions": strategies.distributions(),
@@ -24,7 +22,6 @@ ROWS = {
 PAIRS = {
     "pairs": strategies.pairs(),
     "over_proposing": strategies.over_proposing(),
-    "float32_pairs": strategies.float32_pairs(),
     "any_pairs": strategies.any_pairs(),
 }
 SMALLEST_NORMAL = torch.finfo(torch.float64).tiny
@@ -108,72 +105,9 @@ def test_drafts_that_over_propose_break_per_proposal_budgets():
     some(draws(strategies.over_proposing()), overspends)
 
 
-@given(strategies.float32_pairs())
-def test_float32_rows_are_float32_numbers(pair):
-    for row in pair:
-        assert torch.equal(row.float().double(), row)
-
-
-@given(strategies.drafted())
-def test_drafted_tokens_can_be_drafted(case):
-    _, draft, n = case
-    assert draft[n] > 0
-
-
-@given(strategies.chains())
-def test_chains_fit_the_verifier(chain):
-    length = len(chain.draft_token_ids)
-    assert chain.target_probs.shape[0] == length + 1 and chain.draft_probs.shape[0] == length
-    verdict = ct.verify_chain(
-        ct.policy("speculative"),
-        chain.target_probs[None],
-        chain.draft_probs[None],
-        chain.draft_token_ids[None],
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert verdict.num_accepted[0] <= (chain.draft_token_ids >= 0).sum()
-
-
-@thorough
-def test_chains_may_be_short_or_empty():
-    some(
-        draws(strategies.chains(), 400),
-        lambda chain: len(chain.draft_token_ids) == 0,
-        lambda chain: 0 < (chain.draft_token_ids >= 0).sum() < len(chain.draft_token_ids),
-        lambda chain: len(chain.draft_token_ids) == 4 and (chain.draft_token_ids >= 0).all(),
-    )
-
-
 @pytest.mark.parametrize("name", ["pairs", "any_pairs"])
 def test_minima_are_readable(name):
     smallest = find(PAIRS[name], lambda pair: not torch.equal(*pair), settings=SEARCH)
     assert len(smallest[0]) <= 3
     for x in torch.cat(smallest).tolist():
         assert abs(Fraction(x).limit_denominator(20) - x) < 1e-12, smallest
-
-
-@given(families.uniform_overlaps())
-def test_uniform_overlaps(known):
-    settle(known)
-
-
-@given(families.two_token_pairs())
-def test_two_token_pairs(known):
-    settle(known)
-
-
-def settle(known):
-    overlap = torch.minimum(known.target, known.draft).sum().item()
-    assert overlap == pytest.approx(known.speculative, abs=1e-12)
-    assert by_hand("kl", known.draft, known.target) == pytest.approx(known.kl, abs=1e-12)
-
-
-@given(families.two_token_optima())
-def test_two_token_optima(known):
-    best = ct.optimal_acceptance(known.target, known.draft, delta=known.delta)
-    assert best.acceptance.item() == pytest.approx(known.acceptance, abs=1e-7)
-    if known.delta > 1e-9:
-        torch.testing.assert_close(best.target, known.emitted, rtol=0, atol=1e-7)
-    rule = ct.policy("band", delta=known.delta)
-    kept = (known.draft * rule.keep(known.target, known.draft)).sum().item()
-    assert kept == pytest.approx(known.acceptance, abs=1e-7)
