@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.decoding import Between, ModelDrafter, generate
-from cactus_theory.decoding.options import Callbacks
+from cactus_theory.decoding import Between, Callbacks, ModelDrafter, generate
 from cactus_theory.decoding.schedule import spellings
 from cactus_theory.testing import assert_schedule_properties
 from tests.amounts import amount, some

@@ -22,15 +22,8 @@ def two_hundred(tiny):
     lengths = torch.randint(1, 13, (200,), generator=source)
     ids = torch.randint(0, 24, (200, 12), generator=source)
     mask = (torch.arange(12) >= 12 - lengths[:, None]).long()
-    plain = generate(
-        tiny[0],
-        None,
-        ids,
-        attention_mask=mask,
-        max_new_tokens=NEW,
-        temperature=0.0,
-        eos_token_ids=6,
-    )
+    options = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_ids": 6}
+    plain = generate(tiny[0], None, ids, attention_mask=mask, **options)
     return ids, mask, plain.output_token_ids
 
 

@@ -126,11 +126,8 @@ def assert_rows_are_those_of_training(target, drafter, states):
         rows.append((earlier[0], draft))
 
     prompt = PROMPTS[:1]
-    text = (
-        generate(target, drafter, prompt, callbacks=Callbacks(on_rows=keep), **options)
-        .output_token_ids[0]
-        .tolist()
-    )
+    result = generate(target, drafter, prompt, callbacks=Callbacks(on_rows=keep), **options)
+    text = result.output_token_ids[0].tolist()
     checked = 0
     for made, draft in rows[1:]:
         settled = prompt[0].tolist() + text[:made]

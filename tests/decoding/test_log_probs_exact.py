@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import ModelDrafter, NGram, generate
-from cactus_theory.decoding.options import Callbacks
+from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate
 from cactus_theory.policies._records import Path
 from tests.amounts import some
 from tests.decoding.test_ragged import padded, prompts

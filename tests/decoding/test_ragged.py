@@ -94,9 +94,7 @@ def test_every_drafter_keeps_rows_apart(tiny, draft):
     result = compare(target, drafter, prompts(seed=5), options, "cactus:delta=0.3")
     assert result.num_accepted > 5
     if draft == "stopped":  # rows of a round stop at different lengths
-        assert all(
-            any(count == own for count, _, _ in result.reading.rounds) for own in (1, 2, 3, 4)
-        )
+        assert {count for count, _, _ in result.reading.rounds} >= {1, 2, 3, 4}
 
 
 def test_rows_may_have_policies_of_their_own(tiny):

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.decoding import DecodeOptions, ModelDrafter, decode
+from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, decode
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.decoding.options import Callbacks
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Observation, compare_observed
 from cactus_theory.traces.faults import Fault, _cut

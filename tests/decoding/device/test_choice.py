@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cactus_theory.decoding import DecodeOptions, ModelDrafter, NGram, device, generate
+from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, NGram, device, generate
 from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding.device import DeviceRounds, verify
 from cactus_theory.decoding.device.verify import torch_step
-from cactus_theory.decoding.options import Callbacks
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment
 

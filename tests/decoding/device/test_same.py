@@ -76,11 +76,10 @@ def test_it_is_the_usual_loop(tiny, policy, verifier, temperature):
 
 def test_the_cases_above_end_inside_a_draft_and_at_different_lengths(tiny):
     usual, _ = both(*tiny, prompts(), policy="cactus:delta=0.1", seed=1)
-    assert any(inside for _, _, inside in usual.reading.rounds)
+    rounds = usual.reading.rounds
+    assert any(inside for _, _, inside in rounds)
     assert len(set(usual.row_lengths)) > 1
-    assert {drafted for drafted, _, _ in usual.reading.rounds} >= {1, 3} or len(
-        usual.reading.rounds
-    ) > 4
+    assert {drafted for drafted, _, _ in rounds} >= {1, 3} or len(rounds) > 4
 
 
 @pytest.mark.parametrize("seed", some(range(6), 1))
