@@ -71,7 +71,6 @@ PAIR = "{root}/simulations/pair"
 ENTRIES = (
     Entry("overspend", "--points 21", CSV),
     Entry("acceptance_kl", "--tokens-each 2", CSV),
-    Entry("design_example", "--points 3 --num-prompts 2", CSV),
     Entry("constant_price", "--decodes 1 --max-new-tokens 8", CSV),
     Entry("policies band_row",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1",

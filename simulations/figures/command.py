@@ -3,14 +3,13 @@
 import argparse
 
 from .. import blocks, drafters, ledger
-from . import constant_price, design_example, frontier, measured, overspend
+from . import constant_price, frontier, measured, overspend
 
 # name: module, and what the table shows in a line
 TABLES = {
     "frontier": (frontier, "acceptance against emitted KL on real rows"),
     "constant-price": (constant_price, "constant price against constant δ, decoded"),
     "overspend": (overspend, "how far the published rule exceeds its budget"),
-    "design-example": (design_example, "a row under constraints of your own"),
     "blocks": (blocks, "token-wise against block verification on a trace"),
     "drafters": (drafters, "drafters of one target, per second and per call; resumes"),
     "ledger": (ledger, "a hard cap on every answer against the same mean; resumes"),
