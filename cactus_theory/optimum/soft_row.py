@@ -21,7 +21,7 @@ import torch
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import FDivergence
 from cactus_theory.optimum.roots import RisingRoot
-from cactus_theory.optimum.soft import LOWEST, PRECISIONS, Precision, PricedBand
+from cactus_theory.optimum.soft import PRECISIONS, Precision, PricedBand
 
 Row = np.ndarray
 # an edge this share of the largest ratio gives visible mass to tokens with q = 0
@@ -69,7 +69,7 @@ class SoftRow:
             self.parts = [(np.divide(p, safe, out=ratio), safe, clipped)]
         else:
             self._divide(p, safe, memory)
-        if exact or band.flat or not self.short:
+        if exact or band.high == math.inf or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
             self.unit, self.total = alive * drafted / mass, alive * drafted
@@ -129,43 +129,28 @@ class SoftRow:
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
-        if self.short and self.band.drop is not None:
-            return self._passes_shortly(threshold, self.band.drop)
-        close = self.precision.rounding * self.total
-        steepness = STEEP if self.band.drop is None else STRAIGHT
-        search = self.band.search(
-            self.unit, self.precision, self._largest, threshold, steepness=steepness, close=close
-        )
-        beyond, value = self.beyond, None
-        try:
-            while True:
-                value = beyond(*search.send(value))  # type: ignore[arg-type]
-        except StopIteration as end:
-            if end.value is None:
-                return True
-            self.upper, self.scale = end.value
-            return False
-
-    def _passes_shortly(self, threshold: float, drop: float) -> bool:
-        """Return the same under KL, most decisions: the search in fewer steps."""
-        (ratio, q, clipped), precision = self.parts[0], self.precision
-        most, slack = precision.most, precision.slack
-        low = max(self.unit * (1 - slack), LOWEST)
-        high = self.band.high * self.unit * (1 + slack)
-        if threshold <= low:
+        band, unit = self.band, self.unit
+        if threshold <= unit * (1 - self.precision.slack):
             return True
-        start = threshold if threshold < high else math.sqrt(low * high)
-        root = RisingRoot(low, high, start, precision.settled_multiples, STRAIGHT, straight=True)
-        while not root.done:
-            level = root.x
-            lower = level * drop
-            ratio.clip(lower, max(min(level, most), lower), clipped)
-            value = float(clipped.dot(q)) - self.total
-            if value < 0 and level == threshold:
+        largest = max(self._largest(), unit) if band.high == math.inf else math.inf
+        steepness = STEEP if band.drop is None else STRAIGHT
+        search = band.search(unit, largest, self.precision, threshold, steepness)
+        drop, most, total = band.drop, self.precision.most, self.total
+        while not search.done:
+            upper = level = search.x
+            if drop is None:
+                upper, lower = band.edges(level, unit, largest)
+            else:
+                lower = level * drop
+            top, mass = max(min(upper, most), lower), 0.0
+            for ratio, q, clipped in self.parts:  # ``beyond``, without a call
+                ratio.clip(lower, top, clipped)
+                mass += float(clipped.dot(q))
+            if mass < total and level == threshold:
                 return True
-            root.tell(value)
-        self.upper, self.scale = root.x, root.x * drop
-        return False
+            search.tell(mass - total)
+        self.upper, self.scale = band.edges(search.x, unit, largest)
+        return self.upper > threshold
 
     def recovers(self, threshold: float) -> bool:
         """Return whether A > ``threshold`` (then it is solved) of a token that :meth:`passes`.
