@@ -69,6 +69,13 @@ def look(name: str) -> Look:
     return LOOKS.get(name, LOOKS["own" if ".py" in name else "other"])
 
 
+def band_of(row: Row) -> str:
+    """Return a row's policy, ``band_block`` for the band that sees the paths of whole blocks."""
+    name, _, knobs = str(row["policy"]).partition(":")
+    paths = name == "band" and row["verifier"] == "block" and "per_row" not in knobs
+    return "band_block" if paths else name
+
+
 def read(path: Path) -> list[Row]:
     """Return the rows of a CSV below its ``#`` lines: numbers as float, empty fields as None."""
     with path.open(newline="", encoding="utf-8") as file:

@@ -9,8 +9,8 @@ from . import _style as style
 from ._style import Row
 
 CURVES = {
-    ("soft_band", "block"): "band of p/P, block",
-    ("band", "block"): "band, block",
+    ("band_block", "block"): "band, block",
+    ("band", "block"): "band of each row, block",
     ("cactus", "block"): "Cactus, block (its emitted law)",
     ("band", "chain"): "band, token by token",
     ("cactus", "chain"): "Cactus, token by token",
@@ -57,4 +57,4 @@ def _frame(axes: Axes, height: str, title: str) -> None:
 
 
 def _key(row: Row) -> tuple[str, str]:
-    return str(row["policy"]).partition(":")[0], row["verifier"]
+    return style.band_of(row), row["verifier"]

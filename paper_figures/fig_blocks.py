@@ -12,8 +12,8 @@ from ._style import Row
 # one standard error of a paired difference says little by eye; two are drawn
 ERRORS = 2
 CURVES = {
-    "soft_band:price, block": ("soft_band", "-", "D", "soft band, block"),
-    "band:price, block": ("band_price", "-", "o", "band, constant price, block"),
+    "band:price, block": ("band_block", "-", "D", "band, constant price, block"),
+    "band:price,per_row=True, block": ("band_price", "-", "o", "each row's own band, block"),
     "band:price, chain": ("band_price", "--", "o", "band, constant price, token by token"),
     "cactus:delta, block": ("cactus", "-", "^", "Cactus, block (its emitted law)"),
     "cactus:delta, chain": ("cactus", "--", "^", "Cactus, token by token"),

@@ -17,7 +17,6 @@ POLICIES = {
     "speculative": ("speculative", "lossless"),
     "band": ("band_price", "band"),
     "cactus": ("cactus", "Cactus"),
-    "soft_band": ("soft_band", "soft band"),
     "typical": ("typical", "typical"),
 }
 # rows marked block are judged as whole drafted paths

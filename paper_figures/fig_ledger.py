@@ -10,7 +10,10 @@ from . import _style as style
 from ._style import Row
 
 CAP, VERIFIER = 0.05, "chain"
-LOOK = {"band": ("band_price", "o", "band, constant price"), "ledger": ("soft_band", "D", "ledger")}
+LOOK = {
+    "band": ("band_price", "o", "band, constant price"),
+    "ledger": ("band_block", "D", "ledger"),
+}
 LINES = {"chain": "-", "block": "--"}
 
 

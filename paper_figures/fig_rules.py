@@ -16,7 +16,7 @@ LOSSLESS_AT = 1e-3  # where no nats are drawn on the logarithmic axis
 TICKS = (0.01, 0.1, 1.0)
 # from here on stand the tokens per call; nothing is drawn there
 TEXT_FROM = 3.0
-PAYS, COULD = style.COLOUR["cactus"], style.COLOUR["soft_band"]
+PAYS, COULD = style.COLOUR["cactus"], style.COLOUR["band_block"]
 TITLES = {
     (1.0, "sampled"): "T = 1, sampled drafts",
     (1.0, "greedy"): "T = 1, greedy drafts",
@@ -46,21 +46,21 @@ def draw(data: Path) -> Figure:
 
 
 def _prices(axes: Axes, rows: list[Row]) -> None:
-    """Draw what each rule pays and what the soft band pays for as many tokens."""
+    """Draw what each rule pays and what the band in blocks pays for as many tokens."""
     ticks = TICKS[1::2] if style.narrow() else TICKS
     style.log_axis(axes.xaxis, (LOSSLESS_AT, *ticks))
     axes.set_xlim(LOSSLESS_AT * 0.7, 60)
     axes.set_xticklabels(["0", *(f"{value:g}" for value in ticks)])
     axes.set_xlabel("nats per token", fontsize=7.5)
     for place, row in enumerate(rows):
-        paid, could = (row[key] for key in ("kl_per_token", "soft_band_kl_at_tokens"))
+        paid, could = (row[key] for key in ("kl_per_token", "block_kl_at_tokens"))
         paid = max(paid, LOSSLESS_AT)
         if could is not None:
             could = max(could, LOSSLESS_AT)
             axes.plot((paid, could), (place, place), color=style.MUTED, lw=0.9, zorder=1)
             axes.plot(could, place, "D", ms=4, color=COULD, mfc="white", zorder=3)
         axes.plot(paid, place, "o", ms=4.5, color=PAYS, zorder=2)
-        rival = row["soft_band_tokens_at_kl"]
+        rival = row["block_tokens_at_kl"]
         tokens = f"{row['tokens_per_call']:.1f} → {'–' if rival is None else f'{rival:.1f}'}"
         axes.text(TEXT_FROM, place, tokens, va="center", fontsize=6.5)
 
@@ -81,9 +81,9 @@ def _legend(figure: Figure) -> None:
     handles = [
         Line2D([], [], marker="o", color=PAYS, label="what the rule pays", **look),
         Line2D([], [], marker="D", color=COULD, mfc="white",
-               label="what the soft band in blocks pays for as many tokens", **look),
+               label="what the band in blocks pays for as many tokens", **look),
         Line2D([], [], ls="", label=f"2.8 → 4.7: tokens per call (K = {WIDTH}), "
-               "and the soft band's at those nats"),
+               "and the band's at those nats"),
         Line2D([], [], ls="", label="2.5, × 1.2: tokens per call, times those of exact match"),
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", frameon=False,

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-CURVES = ("band_price", "band_delta", "cactus", "soft_band")
+CURVES = ("band_price", "band_delta", "cactus")
 # drawn left of the axis' least value: lossless methods emit no divergence at all
 LEAST_KL = 3e-3
 # between the names of baselines, of the panel's height

@@ -14,7 +14,7 @@ FAMILIES = {
     "plain": (style.MUTED, "x", "plain decoding (also dotted)"),
     "speculative": (style.COLOUR["speculative"], "s", "speculative (lossless)"),
     "band:price": (style.COLOUR["band_price"], "o", "band, constant price"),
-    "soft_band:price": (style.COLOUR["soft_band"], "D", "soft band"),
+    "band:price,per_row=True": (style.COLOUR["band_block"], "D", "each row's own band"),
     "cactus:delta": (style.COLOUR["cactus"], "^", "Cactus"),
     "lenience:lenience": (style.COLOUR["cactus_exact"], "v", "lenience"),
     "mixture:alpha": (style.COLOUR["typical"], "P", "mixture"),

@@ -23,9 +23,11 @@ from .replay import tokens_at_level, valued
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 BUDGETS = (0.005, 0.02, 0.06, 0.15, 0.4)
 PRICES = (8.0, 4.0, 2.5, 1.5, 1.0, 0.7, 0.45)
-# a soft band that looks ahead spends more at the same price
+# a band that looks ahead spends more at the same price
 PRICES_AHEAD = (20.0, 9.0, 5.0, *PRICES[1:])
 REFERENCE = "band:price, chain"
+# the band of every row by itself
+OWN_ROWS = ",per_row=True"
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,12 @@ class Family:
 
 
 def certain_families() -> list[Family]:
-    """Return what is compared on drafts of certain tokens, which a soft band knows to their end."""
+    """Return what is compared on drafts of certain tokens, which a band knows to their end."""
     return [
         *(Family(f"speculative, {judge}", judge, ("speculative",)) for judge in ("chain", "block")),
         _family("band:price", "chain", PRICES),
-        _family("soft_band:ahead=False,price", "block", PRICES),
-        _family("soft_band:price", "block", PRICES_AHEAD),
+        _family("band:price", "block", PRICES, OWN_ROWS),
+        _family("band:price", "block", PRICES_AHEAD),
     ]
 
 
@@ -60,15 +62,15 @@ def families() -> list[Family]:
             Family(f"speculative, {verifier}", verifier, ("speculative",)),
             _family("cactus:delta", verifier, DELTAS),
             _family("band:delta", verifier, BUDGETS),
-            _family("band:price", verifier, PRICES),
+            _family("band:price", verifier, PRICES, OWN_ROWS if verifier == "block" else ""),
         ]
-    compared.append(_family("soft_band:price", "block", PRICES))
+    compared.append(_family("band:price", "block", PRICES))
     return compared
 
 
-def _family(knob: str, verifier: str, amounts: Sequence[float]) -> Family:
-    policies = tuple(f"{knob}={amount:g}" for amount in amounts)
-    return Family(f"{knob}, {verifier}", verifier, policies)
+def _family(knob: str, verifier: str, amounts: Sequence[float], more: str = "") -> Family:
+    policies = tuple(f"{knob}={amount:g}{more}" for amount in amounts)
+    return Family(f"{knob}{more}, {verifier}", verifier, policies)
 
 
 HEADS = {

@@ -152,7 +152,7 @@ def _ratio(ledger: Answers, bands: list[Answers]) -> float | None:
     return float(tokens / np.interp(kl, band_kls, [calls for _, calls in points]))
 
 
-LOOSEST = "band:price=0.5"
+LOOSEST = "band:price=0.5,per_row=True"
 SHOWN = {
     "verifier": "verifier",
     "kind": "kind",
@@ -216,7 +216,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def policy_of(line: Line, loosest: str) -> Any:
-    return f"band:price={line.setting!r}" if line.kind == "band" else Ledger(loosest, line.setting)
+    band = f"band:price={line.setting!r},per_row=True"
+    return band if line.kind == "band" else Ledger(loosest, line.setting)
 
 
 def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> Record:

@@ -2,7 +2,7 @@
 
 At temperature 1 every rule is replayed on logged rows, of sampled and of greedy drafts, at its
 engine's defaults and at published settings, with the whole text as between markers. Beside it stand
-the band token by token and the soft band in blocks, at the same nats and at the same tokens; errors
+the band token by token and in blocks, at the same nats and at the same tokens; errors
 count texts, differences are paired. FLy looks ahead: its nats are exact for greedy drafts, and for
 sampled ones, where rows after undrafted tokens count, an estimate from drafting on with both
 models. At temperature 0 no KL is finite: greedy rules get the share of tokens that they
@@ -43,8 +43,8 @@ from .trace import DRAFTERS as EVERY_DRAFTER
 PRICES = (8.0, 4.0, 2.0, 1.2, 0.8, 0.5, 0.3, 0.17, 0.08)
 # policies and verifier of each band, from lossless sampling on
 BANDS = {
-    name: [(spec, verifier) for spec in ("speculative", *(f"{name}:price={x:g}" for x in PRICES))]
-    for name, verifier in (("band", "chain"), ("soft_band", "block"))
+    name: [(spec, verifier) for spec in ("speculative", *(f"band:price={x:g}" for x in PRICES))]
+    for name, verifier in (("band", "chain"), ("block", "block"))
 }
 METERED = {"kl_per_token": "kl", "tv_per_token": "total_variation"}
 # with an error each; empty where a rule has no such number
@@ -214,8 +214,8 @@ def _tables(rows: Sequence[Row]) -> str:
     whose = {"engine": "whose", "setting": "rule", "num_draft_tokens": "K"}
     at_one = {
         "tokens_per_call": "tokens/call", "kl_per_token": "nats/token",
-        "band_tokens_at_kl": "band*", "soft_band_tokens_at_kl": "soft band*",
-        "soft_band_kl_at_tokens": "its nats**",
+        "band_tokens_at_kl": "band*", "block_tokens_at_kl": "in blocks*",
+        "block_kl_at_tokens": "its nats**",
     }  # fmt: skip
     at_zero = {
         "tokens_per_call": "tokens/call", "tokens_ratio": "x exact match",

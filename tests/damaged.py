@@ -190,7 +190,7 @@ def whole(folder: Path) -> dict[str, bytes]:
     save_trace(folder / "trace", [[cycle] * 2, [cycle]], **sizes)
     costs = Costs.ratios(0.1).as_json() | {"verify": {"speculative@chain": [0.0, 0.0],
                                                       "speculative@block": [0.0, 0.0]}}  # fmt: skip
-    best = {"policy": "soft_band:price=1", "verifier": "block",
+    best = {"policy": "band:price=1", "verifier": "block",
             "num_draft_tokens": 2}  # fmt: skip
     tuned = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
              "source": {"temperature": 1.0, "target_weights": "a"},

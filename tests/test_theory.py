@@ -24,7 +24,7 @@ IMPLEMENTED = {
     11: "cactus_theory/decoding/_meter.py",
     12: "cactus_theory/verify/block.py",
     13: "solvers/block.py",
-    14: "cactus_theory/policies/soft_band.py",
+    14: "cactus_theory/optimum/gibbs.py",
     15: "cactus_theory/optimum/soft_row.py",
     16: "cactus_theory/policies/_forms.py",
     17: "cactus_theory/decoding/ledger.py",

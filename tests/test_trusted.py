@@ -52,7 +52,7 @@ def ran(spec: str) -> bool:
     return Path(spec.partition(".py")[0]).with_name("ran").exists()
 
 
-def tuned(folder: Path, policy: str = "soft_band:price=1", **more) -> Path:
+def tuned(folder: Path, policy: str = "band:price=1", **more) -> Path:
     """Write what ``tune`` writes; ``more`` is of the recommended setting."""
     best = {"policy": policy, "verifier": "block", "num_draft_tokens": 2} | more
     content = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
@@ -117,7 +117,7 @@ def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
 
 
 def test_registered_rules_of_data_are_those_of_code() -> None:
-    for spec in ("band:price=1", "soft_band:price=2,ahead=false", "speculative"):
+    for spec in ("band:price=1", "band:price=2,per_row=true", "speculative"):
         assert policy_of_data(spec, "tuned.json") == ct.policy(spec)
     for wrong in (None, 3, ["band"], "band:price=x", "nix", "band:price=1,price=2"):
         with pytest.raises(ValueError, match=r"^\w+: "):

@@ -288,10 +288,9 @@ def _payload(trace: Trace, expectation: Any) -> Line:
         "errors_of_these_prompts": bool(expectation.strata.any()),
         "accepted_per_call": expectation.replay.accepted_per_call.value,
     } | tokens
-    if product is not None:
-        difference = product - expectation.tokens_per_call
-        content |= {"product_of_means": product.value, "product_difference": difference.value}
-        content["product_difference_se"] = expectation.error(difference)
+    difference = product - expectation.tokens_per_call
+    content |= {"product_of_means": product.value, "product_difference": difference.value}
+    content["product_difference_se"] = expectation.error(difference)
     columns = zip(range(1, width + 1), spans[:width], spans[width:], strict=True)
     content["positions"] = [{"position": place} | share | other for place, share, other in columns]
     return content
@@ -311,11 +310,10 @@ def _show(content: Line, title: str) -> None:
     print_table(["position", "reached and accepted", "accepted if reached"], cells, ())
     print(f"tokens a call {_interval(content, 'tokens_per_call')}, ", end="")
     print("{accepted_per_call:.4f} of them drafted".format(**content))
-    if "product_of_means" in content:
-        print(
-            "product of mean acceptances {product_of_means:.4f}, off by {product_difference:+.4f} "
-            "±{product_difference_se:.4f}".format(**content)
-        )
+    print(
+        "product of mean acceptances {product_of_means:.4f}, off by {product_difference:+.4f} "
+        "±{product_difference_se:.4f}".format(**content)
+    )
 
 
 def _interval(line: Line, name: str) -> str:

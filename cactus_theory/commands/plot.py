@@ -168,7 +168,7 @@ def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[
 
 
 # whatever the policies are; the optimum has the blue
-SHOWN = ("cactus", "typical", "soft_band", "cactus_exact", "band_delta", "speculative")
+SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
 COLOURS = [COLOUR[name] for name in SHOWN]
 MARKERS = "osD^vP*X"
 

@@ -16,6 +16,7 @@ from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec, check_bon
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies.band import Band
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.tree import Tree
 
@@ -78,7 +79,7 @@ class Ledger(Schedule):
     Raises
     ------
     ValueError
-        A number below 0 or not finite; policies whose law depends on the path to the row.
+        A number below 0 or not finite.
 
     Examples
     --------
@@ -95,12 +96,6 @@ class Ledger(Schedule):
             if value == math.inf:
                 raise ValueError(f"{name}: must be finite; got {value}")
         self.inner = policy if isinstance(policy, Schedule) else OnePolicy(policy)
-        for member in self.inner.rules:
-            if member.needs_path:
-                raise ValueError(
-                    "policy: a ledger needs policies whose law at a row does not depend on the "
-                    f"path to it, such as band; got {member.spec}"
-                )
 
     @property
     def spec(self) -> str:
@@ -222,7 +217,9 @@ class _Charges:
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:
-    """Return a policy and, if it has a price, the same at higher ones."""
+    """Return a policy and, if it has a price, the same at higher ones; of rows by themselves."""
+    if isinstance(policy, Band):
+        policy = replace(policy, per_row=True)
     price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
         return (policy,)

@@ -45,8 +45,9 @@ def has_kernel(rule: Policy, verifier: str = "chain") -> bool:
     """Return whether :func:`verify_logits` decides by this policy in a kernel.
 
     Chain: ``speculative``, ``lenience``, ``distillspec``, ``mixture``, ``cactus``,
-    ``cactus_exact`` for KL and ``band`` at a KL price. Block: ``speculative`` and ``band`` at a
-    KL price. Knobs at their ends (δ = ∞, prices below 0.1) and all else take the torch path.
+    ``cactus_exact`` for KL and ``band`` at a KL price. Block: ``speculative``, and ``band`` at a
+    KL price with ``per_row``: the band of p/P is solved on the host. Knobs at their ends (δ = ∞,
+    prices below 0.1) and all else take the torch path.
 
     Examples
     --------
@@ -62,7 +63,8 @@ def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     kernel = None if of_policy is None else of_policy(policy)
     if kernel is None or verifier not in ("chain", "block"):
         return None
-    if verifier == "block" and not (kernel.kind == BAND or kernel == KernelPolicy(SCALED, 1.0)):
+    own_band = isinstance(policy, Band) and policy.of_path is None
+    if verifier == "block" and not (own_band or kernel == KernelPolicy(SCALED, 1.0)):
         return None
     return kernel
 

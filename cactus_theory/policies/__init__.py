@@ -6,7 +6,6 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     cactus,
     band,
     mentored,
-    soft_band,
     lenience,
     distillspec,
     mixture,

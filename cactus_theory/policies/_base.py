@@ -258,8 +258,6 @@ class Policy(Mathematics):
         policy only for tokens that lossless sampling would refuse.
     shared_recovery : class fact. The recovery law is the same whichever token was refused,
         so the emitted law takes O(V) a row.
-    needs_path : class fact. The emitted law depends on the path to the row, so that only a
-        verifier of whole blocks can follow the policy.
 
     Examples
     --------
@@ -273,7 +271,6 @@ class Policy(Mathematics):
 
     entrywise: ClassVar[bool] = False
     keeps_what_lossless_keeps: ClassVar[bool] = False
-    needs_path: ClassVar[bool] = False
 
     def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return which tokens are kept whatever the rest of their rows holds.

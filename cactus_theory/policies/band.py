@@ -1,20 +1,20 @@
 """The optimum under a budget on the emitted law, as a policy."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.optimum import solve
-from cactus_theory.optimum.soft import PRECISIONS, PricedBand
+from cactus_theory.optimum import gibbs, solve
+from cactus_theory.optimum.soft import PRECISIONS, PricedBand, soft_rows
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from cactus_theory.policies._base import (
     Entries,
@@ -41,6 +41,8 @@ from cactus_theory.policies._registry import register
 LEAST_BUDGET = 1e-6
 # so many rows by price are solved root by root, more of them together
 FEW_ROWS = 32
+# float64 entries of rows of blocks that are solved together
+TOGETHER = 2**18
 
 
 @register("band")
@@ -48,15 +50,23 @@ FEW_ROWS = 32
 class Band(FixedTarget):
     r"""Verify against the best row within the budget: :math:`h = \mathrm{clip}(p, aq, bq)`.
 
-    By ``delta`` every row may spend that much divergence; by ``price`` every row spends until
-    one more unit of divergence buys less than that much acceptance, which is the best way to
-    share a budget among rows. Keep n with min(1, b q_n/p_n). Source: THEORY.md,
-    Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
+    By ``delta`` every row may spend that much divergence; by ``price``, in tokens per unit of
+    divergence, every row spends until one more unit buys less than that much acceptance, which
+    is the best way to share a budget among rows. Keep n with min(1, b q_n/p_n). Source:
+    THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
+
+    In blocks and trees a price gives the best row at a node that is reached with the alive ratio
+    P, the band of p/P (:mod:`cactus_theory.optimum.soft`). A certain draft (greedy, n-gram) is
+    known to its end, so that under KL its law is the best of all laws of blocks
+    (:mod:`cactus_theory.optimum.gibbs`). Every row keeps the band it would have by itself with
+    ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's divergence,
+    whose price depends on what a row spends.
     """
 
     delta: float | None = None
     price: float | None = None
     divergence: str = "kl"
+    per_row: bool = False
     keeps_what_lossless_keeps = True
 
     def __post_init__(self) -> None:
@@ -69,6 +79,19 @@ class Band(FixedTarget):
     def kind(self) -> Divergence:
         """Return the divergence."""
         return find_divergence(self.divergence)
+
+    @cached_property
+    def priced(self) -> PricedBand | None:
+        """Return what the bands of all rows share at the price of an f-divergence, else None."""
+        kind = self.kind
+        if self.price is None or not 0 < self.price < math.inf:
+            return None
+        return PricedBand(kind, self.price) if isinstance(kind, FDivergence) else None
+
+    @property
+    def of_path(self) -> PricedBand | None:
+        """Return the same where rows of blocks depend on how they are reached, else None."""
+        return None if self.per_row else self.priced
 
     @property
     def knob(self) -> str:  # type: ignore[override]
@@ -132,23 +155,62 @@ class Band(FixedTarget):
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )
 
+    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
+        """Return the band of p/P, or where the path says so drafted tokens raised to h_n."""
+        if self.of_path is None or not q.numel():
+            return self.target(q, p)
+        if path.raised is not None:
+            return gibbs.with_raised(q, p, path.raised)
+        flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
+        size = max(1, TOGETHER // q.shape[-1])
+        parts = zip(*(part.split(size) for part in (*flat, path.alive.reshape(-1))), strict=True)
+        rows = [soft_rows(own_q, own_p, alive, self.of_path) for own_q, own_p, alive in parts]
+        return torch.cat(rows).reshape(q.shape)
+
+    def certain_path(
+        self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch K"] | None:
+        """Return h_n of the best law of the block, in KL at a price."""
+        if not self._looks_ahead:
+            return None
+        assert self.price is not None
+        return gibbs.along_path(q_n, counts, self.price)
+
+    def certain_tree(
+        self, q_n: Sequence[float], children: Sequence[Sequence[int]]
+    ) -> list[float] | None:
+        """Return h_n of the best law of the tree, in KL at a price."""
+        if not self._looks_ahead:
+            return None
+        assert self.price is not None
+        return gibbs.along_tree(q_n, children, self.price)
+
+    @property
+    def _looks_ahead(self) -> bool:
+        return self.of_path is not None and self.divergence == "kl"
+
     def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return bounds on h_n/p_n: between 1 and q_n/p_n, raised at most to the largest b."""
+        """Return bounds on h_n/p_n: q_n/p_n, at least 1 for a row's own band, raised at most to b.
+
+        For the band of p/P a ratio of at least 1 may be taken for more.
+        """
         ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
+        if self.of_path is not None:
+            return ratio, torch.where(q_n > 0, most * ratio, 0.0)
         raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
         return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
 
-    @cached_property
-    def highest(self) -> float:  # type: ignore[override]
-        """Return the largest b, as a ≤ 1."""
-        generator = self.kind.generator
-        if self.price and generator is self.kind and self._smooth:
-            assert generator is not None
-            return generator.upper_edge(1.0, 1 / self.price)
-        return math.inf
+    @property
+    def highest(self) -> float:
+        """Return the largest b, as a ≤ 1; for the band of p/P the largest b/P."""
+        if self.price == math.inf:
+            return 1.0
+        return math.inf if self.priced is None else self.priced.high
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
-        """Return P h_n/p_n and the scale P a."""
+        """Return P h_n/p_n and what is left: the scale P a of a row's own band."""
+        if self.of_path is not None:
+            return super().follow(q, p, n, path)
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
@@ -157,36 +219,32 @@ class Band(FixedTarget):
         h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
-    @cached_property
-    def answers_rows(self) -> bool:  # type: ignore[override]
-        """Return whether it is priced, by the price of a smooth generator."""
-        priced = self.price is not None and 0 < self.price < math.inf
-        return priced and self._smooth and self.kind.generator is self.kind
-
-    def row(self, q: np.ndarray, p: np.ndarray) -> SoftRow | BudgetRow:
-        """Return what finds the band of one row, (V,) on the CPU, or decides without it."""
-        shared = self._shared
-        if isinstance(shared, PricedBand):
-            return SoftRow(q, p, 1.0, shared)
-        return BudgetRow(q, p, *shared)
+    @property
+    def answers_rows(self) -> bool:
+        """Return whether it is at the price of an f-divergence."""
+        return self.priced is not None
 
     def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether ``ratio`` < b, and a if not."""
-        row = self.row(q, p)
+        band = self.priced
+        row = BudgetRow(q, p, *self._budget) if band is None else SoftRow(q, p, 1.0, band)
         return row.passes(ratio), row.scale
 
     def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, and P a and P h/q of certain tokens.
 
-        These are solved where h_n ≠ p_n, or the path may end.
+        These are solved where P h_n < p_n, or the path may end; of a row's own band everywhere.
         """
-        alive, ratio = node.alive, node.draft_ratio
-        row = SoftRow(node.q, node.p, 1.0, self._shared, certain=node.certain)
-        cut = ratio >= row.cap or (node.joint and alive < 1)
-        if row.passes(math.inf if node.ends or cut else ratio):  # ratio < b
-            if alive == 1 or not row.recovers(ratio):
-                return alive, None, None
-        return alive * row.ratio_of(ratio, node.joint), alive * row.scale, alive * row.raised
+        ratio, P = node.draft_ratio, node.alive  # noqa: N806
+        assert self.priced is not None
+        if self.per_row:
+            row = SoftRow(node.q, node.p, 1.0, self.priced, certain=node.certain)
+            row.passes(math.inf)
+            return P * row.ratio_of(ratio, node.joint), P * row.scale, P * row.raised
+        row = SoftRow(node.q, node.p, P, self.priced, certain=node.certain)
+        if row.passes(math.inf if node.ends or ratio >= row.cap else ratio):
+            return 1.0, None, None
+        return row.ratio_of(ratio, node.joint), row.scale, row.raised
 
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""
@@ -196,17 +254,16 @@ class Band(FixedTarget):
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
         """Return (a, b) of one row at a price."""
-        row = SoftRow(q, p, 1.0, self._shared, exact=True)
+        assert self.priced is not None
+        row = SoftRow(q, p, 1.0, self.priced, exact=True)
         row.passes(math.inf)
         return row.scale, row.upper
 
     @cached_property
-    def _shared(self) -> Any:
-        """Return what all bands share: what a price says, or a generator and its budget."""
+    def _budget(self) -> tuple[FDivergence, float]:
+        """Return a generator, and the budget in its units."""
         generator = self.kind.generator
         assert generator is not None
-        if self.price is not None:
-            return PricedBand(generator, self.price)
         delta = torch.tensor(self.delta, dtype=torch.float64)
         return generator, float(self.kind.to_generator(delta))
 

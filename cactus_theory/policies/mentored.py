@@ -14,11 +14,13 @@ class Mentored(Band):
 
     .. math:: \max_h \sum_i \min(p_i, h_i) \;\text{ s.t. }\; \mathrm{KL}(q\|h) \le δ
 
-    The same as ``band:divergence=reverse_kl``, to the last bit. Source: Tran-Thien 2023;
+    The same as ``band:divergence=reverse_kl``, to the last bit; in blocks, as published, every
+    row by itself. Source: Tran-Thien 2023;
     Tran-Thien & Nock, arXiv 2609.30474. (Some published code calls lenience by this name.)
     """
 
     divergence: str = field(default="reverse_kl", init=False)
+    per_row: bool = field(default=True, init=False)
 
     @property
     def declares(self) -> Declaration:

@@ -166,8 +166,7 @@ def assert_policy_properties(
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
         policy's own knobs only.
-    verify : the verification step to check with the rule; None for ``ct.verify_chain``, or
-        ``ct.verify_block`` where only a verifier of blocks can follow the rule.
+    verify : the verification step to check with the rule; None for ``ct.verify_chain``.
 
     Raises
     ------

@@ -41,7 +41,7 @@ class Expectation:
     replay : sums by text.
     squares : (3, K) sums over rounds of the squares of how probably a position is reached, of
         that times how probably it is kept, and of the latter's squares.
-    alone : (K, T) sums of φ over all rounds, reached or not; None for a policy that has none.
+    alone : (K, T) sums of φ over all rounds, reached or not.
     strata : (T,) the prompt of each text, if each prompt has at least two: errors are then of
         these prompts. All 0 otherwise: errors are of prompts like these.
 
@@ -54,7 +54,7 @@ class Expectation:
 
     replay: Replay
     squares: Float[np.ndarray, "3 K"]
-    alone: Float[np.ndarray, "K texts"] | None
+    alone: Float[np.ndarray, "K texts"]
     strata: Int[np.ndarray, "texts"]
 
     @property
@@ -100,10 +100,8 @@ class Expectation:
         return self.replay.tokens_per_call
 
     @cached_property
-    def product_of_means(self) -> Estimate | None:
+    def product_of_means(self) -> Estimate:
         """Return 1 + Σ Π of mean acceptances of all rows, which is not what a round yields."""
-        if self.alone is None:
-            return None
         sums = self.replay
         means = [ratio_of_sums(kept, sums.cycles, sums.source) for kept in self.alone]
         return combined(lambda *parts: 1 + np.cumprod(parts, 0).sum(0), *means)
@@ -186,7 +184,7 @@ def expect(
         kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
         products = torch.stack([reached**2, reached * kept, kept**2]).sum(1)
         squares[:, : products.shape[1]] += products.numpy()
-        if not policy.needs_path and batch.draft_token_ids.shape[1]:
+        if batch.draft_token_ids.shape[1]:
             for place, acceptance in enumerate(_acceptance(batch, policy).T):
                 np.add.at(alone[place], batch.text.numpy(), acceptance.numpy())
         if on_cycles is not None:
@@ -195,7 +193,7 @@ def expect(
     prompts = np.array(trace.prompts)
     single = np.unique(prompts, return_counts=True)[1].min() < 2
     strata = np.zeros_like(prompts) if single else prompts
-    return Expectation(result, squares, None if policy.needs_path else alone, strata)
+    return Expectation(result, squares, alone, strata)
 
 
 def _rows(batch: Batch, chosen: Tensor) -> Batch:

@@ -106,11 +106,12 @@ def replay_widths(
 def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     """Return whether what happens at a place of a draft is the same however long the draft is.
 
-    So it is unless a policy counts the drafted tokens that follow.
+    So it is unless a policy looks ahead along a certain draft.
     """
-    verifier = find_verifier(verifier)
+    verifier, none = find_verifier(verifier), torch.zeros(1, 0)
     return isinstance(verifier, Chain) or (
-        isinstance(verifier, Block) and not find_policy(policy).needs_path
+        isinstance(verifier, Block)
+        and find_policy(policy).certain_path(none, torch.zeros(1, dtype=torch.int64)) is None
     )
 
 

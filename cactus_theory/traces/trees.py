@@ -51,7 +51,8 @@ class TreeWalk:
         self.r = self.q if draft.probs is None else draft.probs[0]
         self.steps, assigned = Descent(draft, 0, self.ids), Assignment((policy,))
         self.depth = draft.depths[0]
-        self.steps.look_ahead(assigned, self.q)
+        if self.whole:
+            self.steps.look_ahead(assigned, self.q)
         self.children = draft.children(0)
         nodes = [node for node, children in enumerate(self.children) if children]
         self.number, self.path = {node: number for number, node in enumerate(nodes)}, None

@@ -73,10 +73,9 @@ class Answers:
 
 
 def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answers | None:
-    """Return how the fastest lossy setting that a ledger can follow spends on texts, and capped."""
-    able = [choice for choice in choices if not find_policy(choice.policy).needs_path]
-    bands = [choice for choice in able if choice.family.name == "band:price"]
-    choice = fastest([choice for choice in bands or able if not choice.family.lossless])
+    """Return how the fastest lossy setting, a band if there is one, spends on texts, and capped."""
+    bands = [choice for choice in choices if choice.family.name == "band:price"]
+    choice = fastest([choice for choice in bands or choices if not choice.family.lossless])
     if choice is None:
         return None
     verifier, width = choice.family.verifier, choice.num_draft_tokens

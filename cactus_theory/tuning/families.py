@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Replay
@@ -71,13 +71,12 @@ USUAL = {
     LOSSLESS: ("chain", "block"),
     "cactus:delta": ("chain",),
     "band:price": ("chain", "block"),
-    "soft_band:price": ("block",),
     "lenience:lenience": ("chain",),
     "mixture:alpha": ("chain",),
 }
 OTHERS = ("band:delta", "cactus_exact:delta")
 # whose rows are the best ones for the divergence that they are given
-FOR_DIVERGENCE = ("band:price", "band:delta", "soft_band:price")
+FOR_DIVERGENCE = ("band:price", "band:delta")
 
 
 def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Family]:
@@ -113,9 +112,8 @@ def _named(name: str, kind: Divergence) -> list[Family]:
 
 
 def _tuned(name: str, kind: Divergence) -> list[Family]:
-    policy, knob = name.split(":")
-    smooth = isinstance(kind, FDivergence) and kind.smooth
-    if knob == "price" and not (kind.priced and (policy == "band" or smooth)):
+    knob = name.split(":")[1]
+    if knob == "price" and not kind.priced:
         return []
     template = f"{name}={{}}"
     if name in FOR_DIVERGENCE and kind.spec != "kl":

@@ -100,7 +100,6 @@ def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
         f"{name} with {other}"
         for name, verifiers in tried.items()
         for other in set(USUAL[LOSSLESS]) - verifiers
-        if "soft_band" not in name
     ]
     batches = [one.costs.batch for one in (tuned, *others)]
     return [

@@ -12,9 +12,9 @@ What a verifier may rely on:
 * Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
   for each row of the batch.
 * Of a policy: φ, g and the emitted law; facts of its class (``entrywise``,
-  ``keeps_what_lossless_keeps`` and ``shared_recovery``, each with a property test of its own, and
-  ``needs_path``); and the methods of :class:`~cactus_theory.policies.Policy` that give the same
-  answer sooner. What a policy ``declares`` is a claim, which no verifier reads.
+  ``keeps_what_lossless_keeps`` and ``shared_recovery``, each with a property test of its own);
+  and the methods of :class:`~cactus_theory.policies.Policy` that give the same answer sooner.
+  What a policy ``declares`` is a claim, which no verifier reads.
 """
 
 from abc import ABC, abstractmethod
@@ -133,19 +133,8 @@ class Verifier(ABC):
         may be read until this returns, and not be written to.
         """
 
-    def check(self, policy: Policy) -> None:
-        """Raise for a policy that this verifier cannot follow.
-
-        Raises
-        ------
-        ValueError
-            A policy whose row depends on the path before it, unless a subclass can use it.
-        """
-        if policy.needs_path:
-            raise ValueError(
-                f"verifier: {self.name} judges token by token, and {policy.spec} needs a verifier "
-                "of whole blocks; try verifier='block'"
-            )
+    def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: most verifiers ask nothing)
+        """Raise ValueError for a policy that cannot be followed: token by token none."""
 
     def emitted(
         self,

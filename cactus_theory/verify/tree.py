@@ -69,11 +69,9 @@ class Tree(Verifier):
         Raises
         ------
         ValueError
-            A policy that is neither a ``FixedTarget`` nor a ``PerProposal``; token by token one
-            whose row depends on the path, too.
+            A policy that is neither a ``FixedTarget`` nor a ``PerProposal``.
         """
         RUNS["block"].check(policy)
-        RUNS[self.runs].check(policy)
 
     def verify(
         self,
@@ -103,11 +101,8 @@ class Tree(Verifier):
         q = workable(target_probs.cpu())
         p = q if draft.probs is None else workable(draft.probs.cpu())  # then it is not read
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
-        if any(
-            type(policy).certain_tree is not Policy.certain_tree for policy in assigned.policies
-        ):
-            for walk in walks:
-                walk.look_ahead(assigned, q[walk.row])
+        for walk in walks if self.runs == "block" else ():
+            walk.look_ahead(assigned, q[walk.row])
         judge = Blocks if self.runs == "block" else Tokens
         coins, draws, walking = accept.tolist(), draws.tolist(), walks
         while walking:
@@ -240,8 +235,7 @@ def verify_tree(
 
     Parameters
     ----------
-    rule : one policy, or one per row, as for :func:`verify_block`; for ``runs="chain"`` none
-        whose row depends on the path.
+    rule : one policy, or one per row, as for :func:`verify_block`.
     target_probs : (B, K + 1, V) target rows by node.
     draft_probs : (B, K, V) by node, the row that its sampled child was drawn from; not read
         where there is none, and None if nothing was sampled.

@@ -32,7 +32,6 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies._forms import Entrywise
 from cactus_theory.policies.band import Band
-from cactus_theory.policies.soft_band import SoftBand
 from cactus_theory.policies.speculative import Speculative
 
 # odds of the drafted token at h_d = 1; what is left to the others is 0 in the dtype of the row
@@ -60,16 +59,22 @@ class Lifts:
         ))  # fmt: skip
 
 
-def lifts_of(policies: Sequence[Policy], device: torch.device | str = "cpu") -> Lifts:
-    """Return policies as biases.
+def lifts_of(
+    policies: Sequence[Policy], device: torch.device | str = "cpu", *, whole: bool = False
+) -> Lifts:
+    """Return policies as biases; ``whole``: of whole blocks, along which a KL price looks ahead.
 
     ValueError for a policy whose row for a certain draft is not q with the drafted token raised by
-    its entry alone: one that reads the whole row, or ``soft_band`` unless it looks ahead.
+    its entry alone.
     """
     for policy in policies:
         check_policy(policy)
     units = [_unit(policy) for policy in policies]
-    ahead = [isinstance(policy, SoftBand) for policy in policies]
+    none = torch.zeros(1, 0)
+    ahead = [
+        whole and policy.certain_path(none, torch.zeros(1, dtype=torch.int64)) is not None
+        for policy in policies
+    ]
     looking = tuple(number for number, is_ahead in enumerate(ahead) if is_ahead)
     solved = tuple(
         (number, policy) for number, policy in enumerate(policies) if units[number] is None
@@ -80,15 +85,11 @@ def lifts_of(policies: Sequence[Policy], device: torch.device | str = "cpu") -> 
 
 def check_policy(policy: Policy) -> None:
     """Raise ValueError unless the policy is a bias; see :func:`lifts_of`."""
-    if isinstance(policy, SoftBand):
-        fits = (policy.ahead and policy.divergence == "kl") or policy.price == math.inf
-    else:
-        fits = isinstance(policy, Entrywise | Band)
-    if not fits:
+    if not isinstance(policy, Entrywise | Band):
         raise ValueError(
             "policy: must judge a certain draft by the drafted token's probability alone "
-            "(band, cactus, cactus_exact, lenience, distillspec, mixture, speculative), or be "
-            f"soft_band for kl, looking ahead; got {policy.spec}"
+            "(band, cactus, cactus_exact, lenience, distillspec, mixture, speculative); got "
+            f"{policy.spec}"
         )
 
 
@@ -196,13 +197,9 @@ def _unit(policy: Policy) -> float | None:
     """Return ln r of a policy, of the last token for one that looks ahead; None if it varies."""
     if isinstance(policy, Speculative):
         return 0.0
-    if (
-        isinstance(policy, Band | SoftBand)
-        and policy.price is not None
-        and policy.divergence == "kl"
-    ):
+    if isinstance(policy, Band) and policy.price is not None and policy.divergence == "kl":
         return min(1 / policy.price, MOST_UNIT) if policy.price > 0 else MOST_UNIT
-    return 0.0 if isinstance(policy, SoftBand) else None
+    return None
 
 
 def try_bias(policy: Policy) -> None:
@@ -214,8 +211,9 @@ def try_bias(policy: Policy) -> None:
         ids = torch.tensor(drafted)
         for heat in (1e-2, 1.0, HOTTEST):
             bias = drafted_bias(
-                lifts_of([policy]), logits, ids, torch.full((3,), heat), width=len(drafted)
-            )
+                lifts_of([policy], whole=True), logits, ids, torch.full((3,), heat),
+                width=len(drafted),
+            )  # fmt: skip
             if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added
                 raise ArithmeticError(f"a bias that is no number at temperature {heat:g}")
 

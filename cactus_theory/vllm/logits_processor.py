@@ -14,9 +14,8 @@ n-gram drafter. A server whose drafts are sampled is refused at start-up (there 
 A request may choose its own policy in ``SamplingParams.extra_args`` (HTTP: ``vllm_xargs``) by
 ``cactus``, as in :mod:`cactus_theory.vllm.settings`, and ``cactus_margin``: the
 bias in logits where the temperature is 0 (default: ``CACTUS_MARGIN``, else 0, which changes
-nothing there). Without any of these logits stay untouched. ``CACTUS_VERIFIER`` makes no
-difference to a certain draft; ``soft_band`` is the best law of whole blocks (beside the plugin,
-which checks the same settings, it is asked for with ``CACTUS_VERIFIER=block``).
+nothing there). Without any of these logits stay untouched. With ``CACTUS_VERIFIER=block`` a band at
+a KL price looks ahead, which is the best law of whole blocks; nothing else depends on it.
 
 * top_p, top_k and min_p act after a processor, on the biased row, and would cut another set:
   a request that combines them with a lossy policy is refused at admission. vLLM takes defaults
@@ -27,8 +26,8 @@ which checks the same settings, it is asked for with ``CACTUS_VERIFIER=block``).
   exclude are not raised. A thinking budget is enforced afterwards.
 * Raw logprobs, vLLM's default, are the target's own; processed ones are those of the bias.
 * ``apply`` is a fixed sequence of tensor operations without a synchronisation where every
-  policy is band or soft_band at a KL price. It reads no row for the band, and each row once
-  for soft_band. Other policies solve rows of two tokens and may wait for the device.
+  policy is band at a KL price. It reads no row, or each once where it looks ahead. Other policies
+  solve rows of two tokens and may wait for the device.
 
 There is no engine on a CPU for this runner, so none was run. Tested: the published interface by
 its names, batches in its layout against the exact laws, and the runner's real rejection function
@@ -98,12 +97,14 @@ class CactusLogitsProcessor(LogitsProcessor):
         check_names()
         self.width = drafts_of(vllm_config)
         v2.remove()  # else the policy would act twice
-        server_policy = of_processor().settings.policy  # a bad setting stops the start-up here
+        server_settings = of_processor().settings  # a bad setting stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
-        self.policies = [server_policy] * requests
+        self.policies = [server_settings.policy] * requests
+        self.whole = server_settings.verifier.name == "block"
         self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
         self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64)
-        self.on_device, self.lifts = self.table.to(self.device), lifts_of([server_policy])
+        self.on_device = self.table.to(self.device)
+        self.lifts = lifts_of([server_settings.policy], whole=self.whole)
         self.changed = False
 
     @classmethod
@@ -132,7 +133,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         number = {spec: place for place, spec in enumerate(different)}
         for slot, policy in enumerate(self.policies):
             self.table[slot, 0] = number[policy.spec]
-        self.lifts = lifts_of(list(different.values()), self.device)
+        self.lifts = lifts_of([*different.values()], self.device, whole=self.whole)
         self.on_device = self.table.to(self.device)
         self.changed = False
 

@@ -33,7 +33,7 @@ POLICIES = (
 BLOCKS = {
     "speculative": "speculative",
     "band:price=1": "band:price=1",
-    "soft_band:price=1": "band:price=1",
+    "band:price=1,per_row=True": "band:price=1",
     "cactus:delta=0.1": "cactus:delta=0.1",
 }
 HEADS = {

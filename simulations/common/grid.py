@@ -54,7 +54,7 @@ class Config:
 
     @property
     def family(self) -> str:
-        """Return what lines with other values of the knob share: ``soft_band:price@block``."""
+        """Return what lines with other values of the knob share: ``band:price@block``."""
         return at(series(self.method), self.judge)
 
     @property
@@ -219,12 +219,17 @@ def checked_policy(spec: str) -> str:
 
 
 def followers(spec: str, names: Sequence[str]) -> list[str]:
-    """Return which of the verifiers can follow a policy; ValueError if none can."""
+    """Return which of the verifiers can follow a policy; ValueError if none can.
+
+    Rows by themselves are compared with rows of paths: token by token there are no others.
+    """
     registered, rule = verifiers(), find_rule(spec)
     able, refused = [], ""
     for name in dict.fromkeys(names):
         if name not in registered:
             raise ValueError(f"--verifier: must be among {', '.join(registered)}; got {name!r}")
+        if name == USUAL and len(names) > 1 and "per_row" in rule.spec:
+            continue
         try:
             check_followed(rule, find_verifier(name))
             able.append(name)

@@ -20,7 +20,7 @@ SHORT_LEVELS = ("0.02", "0.05", "0.1")
 LOSSLESS = ("speculative", "chain")
 SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
-    ("soft_band:price", "block"),
+    ("band:price", "block"),
 )  # fmt: skip
 Row = Mapping[str, str]
 

@@ -52,7 +52,8 @@ KERNEL_ROWS = {2: 2000, 7: 4000, 1000: 4000, 32_000: 500, 151_936: 200}
 WIDTH = 4  # drafted tokens of a request that is checked
 LAWS = (
     ("speculative", "chain"), ("cactus:delta=0.5", "chain"), ("band:price=1", "chain"),
-    ("mixture:alpha=0.3", "chain"), ("speculative", "block"), ("band:price=1", "block"),
+    ("mixture:alpha=0.3", "chain"), ("speculative", "block"),
+    ("band:price=1,per_row=True", "block"),
 )  # fmt: skip
 ZERO_RULES = ("speculative", "cactus:delta=1", "band:price=0.5")
 
@@ -140,7 +141,7 @@ def verify_steps() -> Iterator[StepShape]:
 def engine_steps() -> Iterator[StepShape]:
     """Yield what engines launch: flat rows, three dtypes, a vocabulary that 16 does not divide."""
     rules = [("speculative", "chain"), ("band:price=1", "chain"), ("cactus:delta=0.5", "chain")]
-    rules += [("speculative", "block"), ("band:price=1", "block")]
+    rules += [("speculative", "block"), ("band:price=1,per_row=True", "block")]
     types = torch.float32, torch.bfloat16, torch.float16
     shapes = itertools.product(rules, types, (151_936, 50_257), (False, True))
     for (spec, verifier), dtype, vocab, certain in shapes:

@@ -36,7 +36,7 @@ from .kinds import KINDS, release
 from .tasks import Task
 
 TRACE = ROOT / "simulations" / "data" / "trace"
-POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "soft_band:price=1")
+POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "band:price=1,per_row=True")
 # flags that say where, not what
 ELSEWHERE = ("out", "publish", "workers", "scheduler")
 

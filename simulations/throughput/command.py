@@ -8,7 +8,7 @@ intervals cover both the machine and the texts.
 
 --verifier chain block decodes every policy token by token and by whole drafted paths, by those
 that can follow it. A family is a spec without the value of its first knob, and @block after it
-where whole paths were verified: --compare soft_band:price@block band:price.
+where whole paths were verified: --compare band:price@block band:price.
 """
 
 import argparse

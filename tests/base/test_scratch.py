@@ -49,7 +49,7 @@ def chain(q, p):
 
 
 def block(q, p):
-    return ct.verify_block(ct.policy("soft_band:price=1"), q, p[:, :4], IDS, coins=COINS)
+    return ct.verify_block(ct.policy("band:price=1"), q, p[:, :4], IDS, coins=COINS)
 
 
 def typical(q, p):

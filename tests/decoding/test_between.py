@@ -71,9 +71,8 @@ class Drafts:
 CASES = [
     (verifier, policy, certain)
     for verifier in ("chain", "block")
-    for policy in ("band:price=0.3", "cactus:delta=2", "soft_band:price=0.3")
+    for policy in ("band:price=0.3", "cactus:delta=2")
     for certain in (False, True)
-    if verifier == "block" or policy != "soft_band:price=0.3"
 ]
 
 

@@ -10,7 +10,7 @@ from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 
 # enumerated sums of a few float64 products
 EXACT = 1e-12
-POLICIES = ["speculative", "band:price=1", "cactus:delta=0.1", "soft_band:price=1"]
+POLICIES = ["speculative", "band:price=1", "cactus:delta=0.1", "band:price=1,per_row=True"]
 PROMPT = torch.tensor([[1, 5, 9], [4, 4, 2]])
 
 

@@ -40,7 +40,7 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
     }[name]
     judge = {"policy": "speculative"}
     if name == "block":
-        judge = {"policy": "soft_band:price=1", "verifier": "block"}
+        judge = {"policy": "band:price=1", "verifier": "block"}
     ids, mask, plain = two_hundred
     rows = range(0, amount(16 if batch == 1 else 48, 200), batch)
     accepted = 0

@@ -119,7 +119,6 @@ def test_it_looks_at_nothing_that_it_must_not_know():
         (lambda: Ledger("band:price=1", -0.1), "cap: must lie in .* got -0.1"),
         (lambda: Ledger("band:price=1", math.inf), "cap: must be finite; got inf"),
         (lambda: Ledger("band:price=1", 0.1, burst=-1), "burst: must lie in .* got -1"),
-        (lambda: Ledger("soft_band:price=1", 0.1), "policy: a ledger needs .* got soft_band"),
     ],
 )
 def test_refuses_ledgers_that_keep_no_books(build, message):

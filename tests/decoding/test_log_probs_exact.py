@@ -22,8 +22,8 @@ CASES = [
     (policy, verifier, drafter)
     for drafter in DRAFTERS
     for verifier in ("chain", "block")
-    for policy in ("cactus:delta=0.1", "band:price=0.7", "soft_band:price=0.7", "typical")
-    if policy != ("soft_band:price=0.7" if verifier == "chain" else "typical")
+    for policy in ("cactus:delta=0.1", "band:price=0.7", "band:price=0.7,per_row=True", "typical")
+    if policy != ("band:price=0.7,per_row=True" if verifier == "chain" else "typical")
 ]
 
 
@@ -102,7 +102,7 @@ def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
 
 def test_the_device_loop_has_the_same_logarithms(tiny):
     ids, mask = padded(prompts(seed=3))
-    for policy, verifier in (("cactus:delta=0.4", "chain"), ("soft_band:price=0.7", "block")):
+    for policy, verifier in (("cactus:delta=0.4", "chain"), ("band:price=0.7", "block")):
         host, device = (
             generate(
                 *tiny, ids, attention_mask=mask, policy=policy, verifier=verifier, seed=2,

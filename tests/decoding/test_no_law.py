@@ -42,8 +42,8 @@ KINDS = (
     "chain typical",
     "chain top_k:k=3",
     "block speculative",
+    "block band:price=1,per_row=True",
     "block band:price=1",
-    "block soft_band:price=1",
 )
 
 

@@ -23,7 +23,7 @@ LENGTHS = [3, 1, 9, 4, 2, 6, 1]  # seven prompts
 SEEDS = [11, 4, 9, 100, 3, 8, 2]
 POLICIES = ["speculative", "cactus:delta=0.4", "band:delta=0.2", "band:price=1.5", "typical"]
 CASES = [("chain", policy) for policy in POLICIES]
-CASES += [("block", policy) for policy in (*POLICIES[:2], "band:price=1.5", "soft_band:price=1")]
+CASES += [("block", policy) for policy in (*POLICIES[:2], "band:price=1.5", "band:delta=0.2")]
 ROUNDS = range(6 if THOROUGH else 1)
 
 

@@ -48,8 +48,8 @@ BOTH = "band:price=0.5", "cactus:delta=1"
     [
         ("chain", BOTH, "sampled"),
         ("block", BOTH, "sampled"),
-        ("block", ("soft_band:price=0.4", "speculative"), "sampled"),
-        ("block", ("soft_band:price=0.4", "band:price=0.5"), "certain"),
+        ("block", ("band:price=0.4", "speculative"), "sampled"),
+        ("block", ("band:price=0.4", "band:price=0.5,per_row=True"), "certain"),
         ("tree", ("band:price=0.5", "band:price=2"), "siblings"),
         ("tree:runs=chain", BOTH, "siblings"),
     ],

@@ -52,7 +52,7 @@ def test_greedy_output_is_the_plain_one(tiny, name, fast, eos):
 def test_a_batch_is_as_alone(tiny, name):
     options = TREE | {"max_new_tokens": 14, "eos_token_ids": 3}
     drafter = Siblings(drafters(tiny[1])[name], 2)
-    both = compare(tiny[0], drafter, prompts(), options, "soft_band:price=1")
+    both = compare(tiny[0], drafter, prompts(), options, "band:price=1")
     assert both.reading.emitted_divergence > 0
 
 

@@ -42,7 +42,7 @@ ENDS = {"eos_token_ids": lambda end: end, "stop": lambda end: lambda ids: ids[0,
 
 @pytest.mark.parametrize("by", ENDS)
 @pytest.mark.parametrize(
-    ("spec", "verifier"), [("cactus:delta=0.5", "chain"), ("soft_band:price=0.5", "block")]
+    ("spec", "verifier"), [("cactus:delta=0.5", "chain"), ("band:price=0.5", "block")]
 )
 def test_end_of_text_stops_everywhere(tiny, spec, verifier, by):
     """Make every token of a text its end in turn: accepted, recovered and bonus tokens."""

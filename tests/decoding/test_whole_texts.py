@@ -36,9 +36,9 @@ CASES = [
     ("mixture:alpha=0.5", "chain", 1, None),
     ("band:delta=0.1", "block", 3, END),
     ("band:price=1", "chain", 4, None),
-    ("soft_band:price=1", "block", 3, None),  # its rows depend on the path to them
+    ("band:price=1", "block", 3, None),  # its rows depend on the path to them
     ("speculative", "chain", 4, None),
-    ("soft_band:price=0.7", "block", 2, END),
+    ("band:price=0.7", "block", 2, END),
     ("speculative", "block", 4, None),
 ]
 

@@ -14,7 +14,8 @@ from tests.kernels.closed_forms import closed_form, compare, rows_of
 # one request of every kind of rows; a request takes a fifth of a second, interpreted
 KINDS = len(checks.KINDS)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
-PLAIN = (("band:price=2", "chain"), ("band:price=2", "block"))
+OWN = ("speculative", "band:price=2,per_row=True")
+PLAIN = (("band:price=2", "chain"), ("band:price=2,per_row=True", "block"))
 # requests whose choice float32 may decide either way, of those whose coins are near a border;
 # 4 of 40 at V = 2 in blocks, where one-hot rows leave residuals of rounding size, else none seen
 MOST_EXCLUDED = 0.15
@@ -71,7 +72,7 @@ def test_the_residual_of_a_band_has_its_lower_edge_once(verifier, device):
     at = ((coins > 0.9) & third).nonzero()[: amount(2, 15), 0]
     rows = [row.log().expand(len(at), width, 3) for row, width in ((q, 2), (p, 1))]
     verdict = verify_logits(
-        ct.policy("band", price=2.0), *rows, zero[at][:, None],
+        ct.policy("band:price=2,per_row=True"), *rows, zero[at][:, None],
         seeds=seeds[at], positions=zero[at], verifier=verifier,
     )  # fmt: skip
     assert verdict.output_token_ids.tolist() == [[2, -1]] * amount(2, 15)
@@ -92,7 +93,7 @@ def test_where_nothing_is_left_the_whole_row_is_drawn_from(device):
     assert verdict.output_token_ids[:, 0].equal(drawn)
 
 
-@pytest.mark.parametrize("spec", ["speculative", "band:price=2"] if THOROUGH else ["speculative"])
+@pytest.mark.parametrize("spec", OWN if THOROUGH else OWN[:1])
 def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     """Coins on either side of the first node's value, and a last one that does not pass."""
     rule = ct.policy(spec)
@@ -153,7 +154,8 @@ def test_bands_are_solved_to_float32(price, vocab, device):
 
     On small rows a Newton step often arrives at the root, E = 0 to the last bit.
     """
-    rule, batch, width = ct.policy("band", price=price), amount(1, 2 * KINDS), amount(3, 4)
+    rule = ct.policy("band", price=price, per_row=True)
+    batch, width = amount(1, 2 * KINDS), amount(3, 4)
     generator = torch.Generator(device=device).manual_seed(9)
     target, draft = checks.logits(batch, width, vocab, generator)
     ids = checks.drawn(draft, generator)
@@ -177,7 +179,7 @@ def test_ten_thousand_rows_agree(vocab, rows):
         assert row["passed"] and row["excluded"] <= MOST_EXCLUDED * row["rows"], row
 
 
-@pytest.mark.parametrize("spec", ["cactus:delta=0.5", "band:price=1"])
+@pytest.mark.parametrize("spec", ["cactus:delta=0.5", "band:price=1,per_row=True"])
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 def test_certain_drafts_agree(spec, verifier, device):
     rule = ct.policy(spec)

@@ -70,6 +70,7 @@ def test_which_policies_have_a_kernel():
         "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5",
         "distillspec:epsilon=0.5,form=exp", "mixture:alpha=0.3", "cactus:delta=1",
         "cactus_exact:delta=0.3", "band:price=2", "band:price=inf", "cactus_exact:delta=0",
+        "band:price=2,per_row=True",
     }  # fmt: skip
     no = {
         "typical", "top_k:k=3", "fuzzy:threshold=0.3", "cascade_opt:alpha=0.3", "band:delta=0.1",
@@ -77,7 +78,7 @@ def test_which_policies_have_a_kernel():
         "cactus_exact:delta=0.3,divergence=reverse_kl", "tempered:temperature=0.7",
     }  # fmt: skip
     assert {spec for spec in yes | no if has_kernel(ct.policy(spec))} == yes
-    block = {"speculative", "band:price=2", "band:price=inf", "cactus_exact:delta=0"}
+    block = {"speculative", "band:price=2,per_row=True", "band:price=inf", "cactus_exact:delta=0"}
     assert {spec for spec in yes if has_kernel(ct.policy(spec), "block")} == block
 
 
@@ -96,8 +97,6 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
     ids = draft.argmax(-1)
     ids[0, 1:] = -1
     seeds, rule = torch.arange(6), ct.policy(spec)
-    if rule.needs_path:
-        pytest.skip(f"{spec} needs a verifier of blocks")
     verdict = verify_logits(
         rule, target, draft, ids, seeds=seeds, positions=seeds + 1, temperature=0.5
     )

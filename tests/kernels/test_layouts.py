@@ -56,9 +56,10 @@ EVERY = [
     ("speculative", "chain"), ("lenience:lenience=0.5", "chain"), ("mixture:alpha=0.3", "chain"),
     ("distillspec:epsilon=0.5,form=exp", "chain"), ("cactus:delta=0.5", "chain"),
     ("cactus_exact:delta=0.3", "chain"), ("band:price=1", "chain"), ("speculative", "block"),
-    ("band:price=1", "block"),
+    ("band:price=1,per_row=True", "block"),
 ]  # fmt: skip
-CASES = [("cactus:delta=0.5", "chain"), ("band:price=1", "chain"), ("band:price=1", "block")]
+BLOCK = ("band:price=1,per_row=True", "block")
+CASES = [("cactus:delta=0.5", "chain"), ("band:price=1", "chain"), BLOCK]
 
 
 @pytest.mark.parametrize(("spec", "verifier"), CASES if THOROUGH else CASES[:1])
@@ -99,7 +100,7 @@ def test_layouts_agree_to_the_last_token(spec, verifier, device):
 
 def test_a_workspace_keeps_nothing_of_the_step_before(device):
     """Else a row beyond a draft's end is read, which in a flat layout may lie anywhere."""
-    rule = ct.policy("band:price=1")
+    rule = ct.policy("band:price=1,per_row=True")
     target, draft = torch.zeros(1, 3, 4, device=device), torch.zeros(1, 2, 4, device=device)
     target[..., 0], draft[..., 1] = 1.0, 1.5
     numbers = {"seeds": torch.ones(1, dtype=torch.int64, device=device)}
@@ -163,7 +164,7 @@ def test_no_token_is_drafted_from_a_row_that_is_no_distribution(device, monkeypa
             assert drawn[:3] == [-1] * 3 and 0 <= drawn[3] < VOCAB
 
 
-@pytest.mark.parametrize(("spec", "verifier"), EVERY if THOROUGH else [("band:price=1", "block")])
+@pytest.mark.parametrize(("spec", "verifier"), EVERY if THOROUGH else [BLOCK])
 def test_inputs_are_left_as_they_were(spec, verifier, device):
     batch = Batch(device)
     inputs = (batch.target, batch.draft, batch.ids, *batch.numbers().values())

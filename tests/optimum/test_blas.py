@@ -21,8 +21,8 @@ UNTHREADED = 10_000
         (ct.verify_chain, "band:price=1"),
         (ct.verify_chain, "band:delta=0.1"),
         (ct.verify_block, "band:price=1"),
-        (ct.verify_block, "soft_band:price=1"),
-        (ct.verify_block, "soft_band:price=1,divergence=pearson_chi2"),
+        (ct.verify_block, "band:price=1,per_row=True"),
+        (ct.verify_block, "band:price=1,divergence=pearson_chi2"),
     ],
 )
 def test_no_dot_of_a_long_float64_row_goes_to_threads(verify, spec, greedy):

@@ -1,4 +1,4 @@
-"""The soft band is a row, and the best one."""
+"""The band of p/P is a row, and the best one."""
 
 import math
 
@@ -119,7 +119,7 @@ def by_formula(q, p, alive, slopes, spec, price):
 @pytest.mark.parametrize(
     "spec", some(["pearson_chi2", "squared_hellinger", "alpha:a=0.5", "kl"], 2)
 )
-def test_the_soft_band_is_the_formula_at_its_multiplier(spec: str) -> None:
+def test_the_band_of_a_node_is_the_formula_at_its_multiplier(spec: str) -> None:
     """Theorem 13(4), with the row where no a ≥ 0 has f′(u) − f′(a) = 1/ν."""
     for q, p in (
         *zip(*(each.numpy() for each in pair(3, 4, seed=5)), strict=True),

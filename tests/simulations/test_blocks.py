@@ -59,7 +59,7 @@ def test_blocks_are_compared(few, tmp_path, capsys) -> None:
 
 def check_numbers(written: list[dict], known: list) -> None:
     """Hold some cells to replays made here."""
-    for name in (REFERENCE, "soft_band:price, block"):
+    for name in (REFERENCE, "band:price, block"):
         family = next(own for own in known if own.name == name)
         row = next(own for own in written if own["family"] == name)
         own = [
@@ -90,7 +90,7 @@ def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_pa
     written, notes = read_csv(tmp_path / "blocks.csv")
     tokens = {row["family"]: float(row["tokens_per_call"]) for row in written}
     assert list(tokens) == [knobs.name for knobs in certain_families()]
-    ahead, alone = (tokens[f"soft_band:{knobs}price, block"] for knobs in ("", "ahead=False,"))
+    ahead, alone = (tokens[f"band:price{knobs}, block"] for knobs in ("", ",per_row=True"))
     # a certain draft ends at its first refusal under either verifier
     assert alone == pytest.approx(tokens[REFERENCE])
     assert ahead > alone

@@ -26,10 +26,10 @@ MODELS = [{"vocab": 3}, {"vocab": 2, "order": 2}, {"vocab": 3, "zeros": 0.4}]
 POLICIES = [
     ("band:price=1", "chain"),
     ("cactus:delta=0.1", "chain"),
-    ("soft_band:price=1", "block"),
+    ("band:price=1", "block"),
     ("mixture:alpha=0.5", "block"),
     ("lenience:lenience=0.7", "chain"),
-    ("band:price=3", "block"),
+    ("band:price=3,per_row=True", "block"),
 ]
 
 
@@ -131,12 +131,12 @@ def test_other_divergences(spec):
 @pytest.mark.parametrize("seed", range(amount(1, 6)))
 @pytest.mark.parametrize(("vocab", "width"), [(3, 3), (2, 5), (4, 2)][: amount(1, 3)])
 def test_planning_ahead_gains_little(vocab, width, seed):
-    """The block program of each state at one price, and the soft band, are nearly as good."""
+    """The block program of each state at one price, and the band in blocks, are nearly as good."""
     pair = markov_pair(vocab, seed=seed)
     whole, per_token = round_by_round(pair, width, price=2.0)
     solved = most(pair, width, per_token)
     assert PLANNING * solved.tokens <= whole <= solved.bound + ROUNDING
-    rates = long_run_rates(pair, Setting("soft_band:price=2", width, 2, "block"))
+    rates = long_run_rates(pair, Setting("band:price=2", width, 2, "block"))
     solved = most(pair, width, rates.metered)
     assert SOFT * solved.tokens <= rates.tokens_per_call <= solved.bound + ROUNDING
 

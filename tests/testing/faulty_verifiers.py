@@ -239,7 +239,6 @@ class Fading(FixedTarget):
     """Closer to the draft the likelier the path is alive and the fewer tokens are left."""
 
     name = "fading"
-    needs_path = True
     declares = Declaration(support="free")
 
     def target(self, q, p):

@@ -54,7 +54,6 @@ def test_expected_are_means_of_products(tmp_path: Path, ragged: list[list[Cycle]
     assert [own.value for own in seen.if_reached] == pytest.approx(kept / reached, abs=EXACT)
     assert seen.tokens_per_call.value == pytest.approx(1 + kept.sum() / rounds, abs=EXACT)
     products = 1 + np.cumprod(alone / rounds).sum()
-    assert seen.product_of_means is not None
     assert seen.product_of_means.value == pytest.approx(products, abs=EXACT)
 
 
@@ -133,7 +132,7 @@ def made(source: np.random.Generator, prompts: int, repeats: int, spread: float)
     squares = np.stack([reached.sum(1), (reached * rate).sum(1), (reached * rate**2).sum(1)])
     replay = Replay("made", "chain", 2, "made", cycles, cycles + kept.sum(0), kept.sum(0),
                     {"kl": cycles * 0}, reached, kept)  # fmt: skip
-    return Expectation(replay, squares, None, np.tile(np.arange(prompts), repeats))
+    return Expectation(replay, squares, kept, np.tile(np.arange(prompts), repeats))
 
 
 def test_intervals_hold_together() -> None:
@@ -158,7 +157,7 @@ def test_errors_of_the_same_prompts_leave_out_how_prompts_differ() -> None:
     first = own.if_reached[0]
     assert own.error(first) < 0.5 * first.standard_error
     assert own.freedom == 32 - 8
-    among = Expectation(own.replay, own.squares, None, np.zeros(32, int))
+    among = Expectation(own.replay, own.squares, own.alone, np.zeros(32, int))
     assert among.error(first) == pytest.approx(first.standard_error, abs=EXACT)
 
 

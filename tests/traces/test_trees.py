@@ -21,13 +21,13 @@ from tests.verify.test_tree import VOCAB, Plan, draft_of, outcomes
 STORED = 1e-5
 SHAPES = ((1, 1, 1), (2, 1), (2, 2))
 CHILDREN = ("certain", "sampled", "off", "mixed", "late")
-SPECS = ("speculative", "band:price=1", "cactus:delta=0.1", "soft_band:price=1")
+SPECS = ("speculative", "band:price=1", "cactus:delta=0.1", "band:price=1,per_row=True")
 END = 2
-# a row that depends on the path needs blocks, and the Gibbs law of certain trees has its own test
+# the Gibbs law of certain trees has its own test
 CASES = [
     case
     for case in itertools.product(SHAPES, CHILDREN, SPECS, ("block", "chain"), ((), (END,)))
-    if not case[2].startswith("soft_band") or (case[3] == "block" and case[1] != "certain")
+    if case[1:4] != ("certain", "band:price=1", "block")
 ]
 LIGHT = [case for case in CASES if case[0] != (2, 2) and case[1] != "late"]  # few walks
 
@@ -93,7 +93,7 @@ def test_the_recovery_of_a_proposal_is_that_of_its_own_token(tmp_path):
 @pytest.mark.parametrize("price", [0.5, 2.0])
 def test_a_policy_that_looks_ahead_gives_the_value_of_its_law(tmp_path, price):
     """Accepted tokens less the price of their KL are ν ln z (THEORY.md, Theorem 14)."""
-    plan, policy = Plan((3, 2), "certain"), ct.policy("soft_band", price=price)
+    plan, policy = Plan((3, 2), "certain"), ct.policy("band", price=price)
     walks = tree_walks(plan)
     got = replay(saved(tmp_path / "t", [walks]), policy, "tree")
 

@@ -152,8 +152,8 @@ def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
 
 def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace, tmp_path) -> None:
     policies = [
-        ("soft_band:price=2", "block"),
-        ("band:price=1", "block"),
+        ("band:price=2", "block"),
+        ("band:price=1,per_row=True", "block"),
         ("cactus:delta=0.01", "chain"),
         ("typical", "chain"),
     ]

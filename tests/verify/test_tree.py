@@ -28,7 +28,7 @@ BESIDE = 1e-6
 VOCAB = 3
 SHAPES = ((1, 1, 1), (2, 1), (2, 2), (3, 2))
 CHILDREN = ("certain", "sampled", "off", "mixed")
-SPECS = ("speculative", "band:price=1", "cactus:delta=0.1", "lenience:lenience=0.5")
+SPECS = ("speculative", "band:price=1,per_row=True", "cactus:delta=0.1", "lenience:lenience=0.5")
 
 
 @cache
@@ -268,14 +268,10 @@ def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec, runs)
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_a_law_may_depend_on_how_a_node_was_reached(runs):
-    """The soft band sees the alive ratio; token by token only rows without a path may be used."""
-    soft = ct.policy("soft_band:price=1,ahead=false")
-    if runs == "chain":
-        with pytest.raises(ValueError, match="needs a verifier"):
-            Tree("chain").check(soft)
-        return
+    """In blocks the band sees the alive ratio, which is 1 token by token."""
+    band = ct.policy("band:price=1,divergence=reverse_kl")
     for children in some(CHILDREN, 2):
-        assert law_error(Plan((2, 1), children, 3), soft, runs) <= EXACT
+        assert law_error(Plan((2, 1), children, 3), band, runs) <= EXACT
 
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
@@ -301,14 +297,10 @@ def lines(case):
 
 
 @pytest.mark.parametrize("vocab", some([3, 40], 1))
-@pytest.mark.parametrize(
-    "spec", [*SPECS, "band:delta=0.05", "soft_band:price=1", "mixture:alpha=0.3"]
-)
+@pytest.mark.parametrize("spec", [*SPECS, "band:delta=0.05", "band:price=1", "mixture:alpha=0.3"])
 def test_without_certain_children_it_is_the_chain_and_the_block(vocab, spec, monkeypatch):
     assigned = one(spec)
     for runs in ("block", "chain"):
-        if runs == "chain" and assigned.policies[0].needs_path:
-            continue
         for seed in range(amount(2, 10)):
             case = random_case(vocab, seed)
             rest = case.q, case.draft, case.accept, case.draw
@@ -527,7 +519,7 @@ def test_a_certain_tree_has_the_gibbs_law(price):
             stack += [((*path, p + 1), mass * float(row[ids[p]])) for p in own]
         weight = {path: mass * math.exp((len(path) - 1) / price) for path, mass in ends.items()}
         whole = sum(weight.values())
-        policy = ct.policy(f"soft_band:price={price}")
+        policy = ct.policy(f"band:price={price}")
         q_n = [float(q[0, draft.node(0, place), ids[place]]) for place in range(len(ids))]
         raised = policy.certain_tree(q_n, children)
         below = [sum(w for path, w in weight.items() if n in path) for n in range(len(ids) + 1)]
@@ -541,7 +533,7 @@ def test_a_certain_tree_has_the_gibbs_law(price):
 
 def test_a_certain_tree_is_walked_and_metered_by_that_law():
     """Every outcome of the draws, by boxes of the rows that the meter charges."""
-    policy = ct.policy("soft_band:price=0.7")
+    policy = ct.policy("band:price=0.7")
     for seed in range(amount(2, 20)):
         q, draft = certain_tree(seed, width=4, vocab=4)
         assigned, total = Assignment((policy,)), 0.0
@@ -636,7 +628,7 @@ def test_planted_faults_are_seen(name, monkeypatch):
     """The coins at which a faulty walk turns are not those of the law h."""
     monkeypatch.setattr(*faulty(name))
     with pytest.raises((AssertionError, IndexError)):
-        law_error(Plan((2, 2), "off", 1), ct.policy("band:price=1"), "block")
+        law_error(Plan((2, 2), "off", 1), ct.policy("band:price=1,per_row=True"), "block")
 
 
 BY_ROWS = (
@@ -646,8 +638,8 @@ BY_ROWS = (
     "band:price=3,divergence=reverse_kl",
     "band:price=1,divergence=pearson_chi2",
     "band:price=3,divergence=squared_hellinger",
-    "soft_band:price=1",
-    "soft_band:price=1,divergence=reverse_kl",
+    "band:price=1,per_row=True",
+    "band:price=3,divergence=reverse_kl,per_row=True",
 )
 
 
@@ -656,7 +648,7 @@ BY_ROWS = (
 def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
     """Policies that answer rows decide as by their rows h, on long and on short rows."""
     rules = [ct.policy(spec) for spec in BY_ROWS]
-    for policy in [rule for rule in rules if runs == "block" or not rule.needs_path]:
+    for policy in rules:
         for seed in range(amount(4, 40)):
             case, draft = random_tree(seed, vocab=9, batch=3)
             draft = replace(draft, probs=draft.probs.to(dtype))

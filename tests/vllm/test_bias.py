@@ -47,7 +47,7 @@ def rows(count, vocab, dtype=torch.float64):
 
 def biased(rule, logits, drafted, heat, width=1, **given):
     heat = torch.as_tensor(heat, dtype=torch.float64).expand(len(logits))
-    bias = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=width, **given)
+    bias = drafted_bias(lifts_of([rule], whole=True), logits, drafted, heat, width=width, **given)
     assert bias.dtype == torch.float64
     return logits.scatter_add(1, drafted.clamp(min=0)[:, None], bias.to(logits.dtype)[:, None])
 
@@ -68,15 +68,15 @@ def test_the_biased_row_is_the_emitted_law(spec, heat):
 
 def test_mixed_policies_temperatures_and_rows_without_a_draft():
     """Each row follows its own policy, whatever its neighbours look at."""
-    specs = ("speculative", "band:price=1", "cactus:delta=0.5", "soft_band:price=1")
+    specs = ("speculative", "band:price=1,per_row=True", "cactus:delta=0.5", "band:price=1")
     rules = [ct.policy(spec) for spec in specs]
     logits, drafted = rows(48, 5)
     drafted[3::4] = -1
     choice, heat = (torch.arange(48) // 4) % 4, torch.tensor([1.0, 0.6]).repeat(24).double()
-    bias = drafted_bias(lifts_of(rules), logits, drafted, heat, choice=choice, width=3)
+    bias = drafted_bias(lifts_of(rules, whole=True), logits, drafted, heat, choice=choice, width=3)
     assert (bias[drafted < 0] == 0).all() and (bias[choice == 0] == 0).all()
     for number, rule in enumerate(rules):
-        alone = drafted_bias(lifts_of([rule]), logits, drafted, heat, width=3)
+        alone = drafted_bias(lifts_of([rule], whole=True), logits, drafted, heat, width=3)
         torch.testing.assert_close(alone[choice == number], bias[choice == number])
     assert not torch.allclose(bias[choice == 3], bias[choice == 1])
 
@@ -95,7 +95,7 @@ def test_greedy_rows_take_the_margin_and_nothing_else():
 
 
 @pytest.mark.parametrize("bad", [NOTHING, torch.nan, torch.inf])
-@pytest.mark.parametrize("spec", ["band:price=0", "cactus:delta=1", "soft_band:price=0.1"])
+@pytest.mark.parametrize("spec", ["band:price=0", "cactus:delta=1", "band:price=0.1"])
 def test_rows_without_a_distribution_stay_as_they_are(spec, bad):
     logits = torch.full((2, 3), bad)
     logits[1, 0] = 0.0  # the drafted token is the only one
@@ -108,16 +108,16 @@ def test_rows_without_a_distribution_stay_as_they_are(spec, bad):
 def test_a_row_with_a_nan_does_not_reach_the_rows_before_it():
     logits = torch.zeros(3, 4)
     logits[1, 3] = torch.nan
-    drafted, rule = torch.tensor([0, 0, -1]), ct.policy("soft_band:price=1")
+    drafted, rule = torch.tensor([0, 0, -1]), ct.policy("band:price=1")
     moved = biased(rule, logits, drafted, 1.0, width=2)
     ends = biased(rule, torch.zeros(2, 4), torch.tensor([0, -1]), 1.0, width=2)
     assert torch.equal(moved[0], ends[0]) and moved[1].isnan().tolist() == [False] * 3 + [True]
 
 
 def test_which_policies_are_a_bias():
-    for spec in ("typical", "top_k:k=2", "fuzzy:threshold=0.1", "soft_band:price=1,ahead=false"):
+    for spec in ("typical", "top_k:k=2", "fuzzy:threshold=0.1"):
         with pytest.raises(ValueError, match="policy: must judge a certain draft by the drafted"):
             lifts_of([ct.policy(spec)])
-    for spec in ("speculative", "band:price=inf", "soft_band:price=inf"):
+    for spec in ("speculative", "band:price=inf"):
         assert is_lossless(ct.policy(spec))
     assert not is_lossless(ct.policy("band:price=9"))

@@ -103,9 +103,10 @@ def test_each_request_has_its_own_policy_and_temperature(processor_class, monkey
 
 
 def test_blocks_follow_each_request(processor_class, monkeypatch):
-    """Under soft_band a row looks at later rows of its own request, and at no others."""
-    monkeypatch.setenv("CACTUS_POLICY", "soft_band:price=1")
-    step, rule, heats = Step(), ct.policy("soft_band:price=1"), (1.0, 0.7, 0.5, 1.3)
+    """In blocks a row looks at later rows of its own request, and at no others."""
+    monkeypatch.setenv("CACTUS_POLICY", "band:price=1")
+    monkeypatch.setenv("CACTUS_VERIFIER", "block")
+    step, rule, heats = Step(), ct.policy("band:price=1"), (1.0, 0.7, 0.5, 1.3)
     step.logits[1, 1] = 12.0  # all but certain
     moved = step.run(made(processor_class), [params(heat) for heat in heats])
     for own, (start, heat) in enumerate(zip((0, 4, 5, 8), heats, strict=True)):
@@ -170,8 +171,9 @@ def test_cuts_leave_greedy_and_other_requests_alone(processor_class):
 
 def test_policies_of_requests_that_are_gone_are_not_solved(processor_class, monkeypatch):
     step, processor = Step(), made(processor_class)
-    for slot, policy in ((1, "cactus:delta=1"), (3, "soft_band:price=1")):
+    for slot, policy in ((1, "cactus:delta=1"), (3, "band:price=0.5")):
         processor.add_request(slot, params(extra={"cactus": policy}))
+    processor.add_request(0, params(extra={"cactus": "band:price=1"}))  # tried once
     monkeypatch.setattr("cactus_theory.vllm.bias.log_entries", None)
     moved = step.run(processor, [params(extra={"cactus": "band:price=1"})] * 4)
     assert float(moved[0, 4] - step.logits[0, 4]) == pytest.approx(1.0)
@@ -179,7 +181,7 @@ def test_policies_of_requests_that_are_gone_are_not_solved(processor_class, monk
 
 def test_a_step_reads_nothing_on_the_host(processor_class):
     step, processor = Step(), made(processor_class)
-    extra = {"cactus": "soft_band:price=2", "cactus_top_p": 0.8, "cactus_top_k": 3}
+    extra = {"cactus": "band:price=2", "cactus_top_p": 0.8, "cactus_top_k": 3}
     step.run(processor, [params(extra=extra)] * 4)
     with NothingRead():
         processor.apply(step.logits, step.context)

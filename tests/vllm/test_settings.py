@@ -76,12 +76,6 @@ def test_readings_measure_every_row():
         settings.read(BAND | {"CACTUS_READINGS": "log", "CACTUS_METER": "off"})
 
 
-def test_a_policy_that_a_ledger_cannot_follow_is_refused_beside_a_cap():
-    environ = {"CACTUS_POLICY": "soft_band:price=2", "CACTUS_VERIFIER": "block"}
-    with pytest.raises(ValueError, match="CACTUS_CAP: policy: a ledger needs"):
-        settings.read(environ | {"CACTUS_CAP": "0.5"})
-
-
 def test_a_policy_that_the_verifier_cannot_follow_is_refused():
     with pytest.raises(ValueError, match="CACTUS_VERIFIER.*typical"):
         settings.read({"CACTUS_POLICY": "typical", "CACTUS_VERIFIER": "block"})

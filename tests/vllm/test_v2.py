@@ -175,7 +175,7 @@ def law_p_value(spec, verifier, count):
 
 @pytest.mark.parametrize(
     ("spec", "verifier"),
-    [("band:price=1", "chain"), ("band:price=1", "block"), ("speculative", "chain")],
+    [("band:price=1", "chain"), ("band:price=1,per_row=True", "block"), ("speculative", "chain")],
 )
 def test_the_law_where_drafts_were_drawn_with_the_same_seed(spec, verifier):
     """A coin from the counters of that noise, or recovery by the noise that drafted, shows."""

@@ -34,7 +34,7 @@ PLAIN = {
 CASES = {
     "band": {"policy": "band:price=0.5"},
     "block law, method block": {
-        "policy": "soft_band:price=0.5", "verifier": "block", "method": "block",
+        "policy": "band:price=0.5", "verifier": "block", "method": "block",
     },
     "hook": {"policy": "band:price=0.5", "certain": False},
     "hook, block": {"policy": "band:price=0.5", "certain": False, "verifier": "block"},

@@ -30,7 +30,7 @@ STOPPED = {
 # what bypasses the hook: arguments of the draft, whether the fault is left in
 STARTS = {"method": ({"rejection_sample_method": "block"}, False), "fault": ({}, True)}
 BAD = ["bnad", {"prise": 1}, {"price": -1}, 3, "x.py:f", [{}], "typical"]
-BAD += ["soft_band:price=1,values =/etc/hostname", "price=1.9", "mixture:alpha=1"]
+BAD += ["band:price=1,values =/etc/hostname", "price=1.9", "mixture:alpha=1"]
 BAD += ["price=" + "9" * 10**6, "renyi:a=1.0000000001"]  # vLLM refuses integers beyond 64 bits
 CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 12, 40, 16
 

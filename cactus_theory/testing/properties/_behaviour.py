@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy, policy
 from cactus_theory.policies import _knobs as knobs
 from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
-from cactus_theory.verify import verify_block, verify_chain
+from cactus_theory.verify import verify_chain
 
 # as wide as real vocabularies, for properties that cost O(V) a drafted token
 REAL = 200_000
@@ -49,8 +49,7 @@ class Behaviour(Seen):
         knobs: dict[str, float] | None = None,
     ) -> None:
         self.rule, self.q, self.p = rule, q, p
-        # one drafted token is the shortest block
-        self.verify = verify or (verify_block if rule.needs_path else verify_chain)
+        self.verify = verify or verify_chain
         self.drafted, self.width = p > 0, q.shape[-1]
         self.knobs = knobs or {}
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.policies import Policy
 from cactus_theory.testing._property import (
     EXACT,
     FINITE,
@@ -243,16 +242,9 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(emitted, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
 
 
-def _by_token(rule: Policy) -> bool:
-    return not rule.needs_path
-
-
-@policy_property(_by_token, hint="rows of another position are read", at_other_knobs=False)
+@policy_property(hint="rows of another position are read", at_other_knobs=False)
 def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
-    """In a chain of three drafted tokens each is judged by its own rows, up to a rejection.
-
-    Not asked of policies that only verifiers of blocks can follow.
-    """
+    """In a chain of three drafted tokens each is judged by its own rows, up to a rejection."""
     rows = min(MOST_ROWS, len(seen.q))
     q, p = seen.q[:rows], seen.p[:rows]
     orders = (lambda x: x, lambda x: x.flip(-1), lambda x: x.roll(1, -1))

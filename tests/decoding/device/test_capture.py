@@ -12,7 +12,7 @@ from tests.decoding.device.test_same import ENDS, assert_same, prompts
 
 # graphs that ran, one a bucket, and the round's own parts
 POLICIES = [("cactus:delta=0.1", "chain"), ("typical", "chain"), ("band:price=1", "chain")]
-POLICIES += [("speculative", "block"), ("soft_band:price=1", "block")]
+POLICIES += [("speculative", "block"), ("band:price=1", "block")]
 
 
 @pytest.fixture(scope="module")

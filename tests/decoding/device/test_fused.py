@@ -20,7 +20,7 @@ from tests.kernels.closed_forms import emitted, rows_of
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 CASES = [("speculative", "chain"), ("cactus:delta=0.1", "chain"), ("band:price=1", "chain")]
 CASES += [("cactus_exact:delta=0.2", "chain"), ("mixture:alpha=0.3", "chain")]
-CASES += [("speculative", "block"), ("band:price=1", "block")]
+CASES += [("speculative", "block"), ("band:price=1,per_row=True", "block")]
 # the meter's rows are float32
 METERED = 1e-5
 # alive ratios and rows of kernels are made of float32 logits
@@ -178,7 +178,7 @@ def test_logits_that_are_no_numbers_end_the_decode(single, interpreted):
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 def test_ln_q_is_what_the_target_gives_the_tokens_of_the_kernels(single, in_torch, verifier):
     given = prompts(lengths=(4, 2))
-    options = {"policy": "band:price=1", "verifier": verifier, "max_new_tokens": 20}
+    options = {"policy": "band:price=1,per_row=True", "verifier": verifier, "max_new_tokens": 20}
     result = run(single, given, **options, log_probs=True)
     assert result.loop == BY_KERNELS
     for row, length in enumerate(result.row_lengths):

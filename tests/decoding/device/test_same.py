@@ -21,7 +21,7 @@ POLICIES = [
     ("cactus_exact:delta=0.2", "chain"),
     ("speculative", "block"),
     ("band:delta=0.1", "block"),
-    ("soft_band:price=1", "block"),
+    ("band:price=1", "block"),
 ]
 LENGTHS = (9, 5, 1)
 ENDS = [3, 7]

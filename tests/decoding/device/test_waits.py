@@ -32,7 +32,7 @@ WAITING = [
     ("chain", "band:price=1"),
     ("chain", "cactus_exact:delta=0.1"),
     ("block", "cactus:delta=0.1"),
-    ("block", "soft_band:price=1"),
+    ("block", "band:price=1"),
 ]
 
 

@@ -64,13 +64,13 @@ def test_methods_have_a_name_a_knob_and_a_family(method, name, knob, family) -> 
 
 
 def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
-    policies, both = ["band:price=1", "soft_band:price=1", "typical"], ["chain", "block"]
+    policies, both = ["band:price=1", "band:price=1,per_row=True", "typical"], ["chain", "block"]
     found = configs(["plain"], policies, [2], [1], both)
     assert found == [
         Config("plain", 0, 1),
         Config("band:price=1.0", 2, 1),
         Config("band:price=1.0", 2, 1, "block"),
-        Config("soft_band:price=1.0", 2, 1, "block"),
+        Config("band:price=1.0,per_row=True", 2, 1, "block"),
         Config("typical", 2, 1),
     ]
     assert [line.key for line in found[1:3]] == [
@@ -80,7 +80,7 @@ def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
     assert [line.family for line in found[1:4]] == [
         "band:price",
         "band:price@block",
-        "soft_band:price@block",
+        "band:price,per_row=True@block",
     ]
     assert found[1].settings == {"method": "band:price=1.0", "width": 2, "batch": 1}
     assert found[2].settings == found[1].settings | {"verifier": "block"}
@@ -89,7 +89,6 @@ def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
 @pytest.mark.parametrize(
     ("policy", "verifiers", "said"),
     [
-        ("soft_band:price=1", ["chain"], "--verifier: one must be able to follow soft_band.*chain"),
         ("typical", ["block"], "--verifier: one must be able to follow typical.*has neither"),
         ("typical", ["chain", "knot"], "--verifier: must be among .*; got 'knot'"),
     ],
@@ -100,9 +99,9 @@ def test_a_policy_that_no_verifier_can_follow_is_refused(policy, verifiers, said
 
 
 def test_a_divergence_of_a_file_is_labelled_without_its_folder_and_decides_the_results() -> None:
-    spec = "soft_band:price=1,divergence=some/where/mine.py:far"
-    assert label(spec) == ("soft_band", "price=1,divergence=mine.py:far")
-    assert series(spec) == "soft_band:price,divergence=mine.py:far"
+    spec = "band:price=1,divergence=some/where/mine.py:far"
+    assert label(spec) == ("band", "price=1,divergence=mine.py:far")
+    assert series(spec) == "band:price,divergence=mine.py:far"
     assert files_of(spec) == [Path("some/where/mine.py")]
     assert files_of("mine.py:careful:alpha=0.5") == [Path("mine.py")]
     assert files_of("speculative") == []

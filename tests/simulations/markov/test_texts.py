@@ -27,7 +27,7 @@ LOSSY = (
     "lenience:lenience=0.5",
 )
 FIXED = [(spec, verifier) for verifier in VERIFIERS for spec in LOSSY] + [("typical", "chain")]
-EVERY = [*FIXED, ("soft_band:price=1", "block")]  # rows that depend on the path to them
+EVERY = [*FIXED, ("band:price=1,per_row=True", "block")]
 SOME = some(EVERY, 5)
 SEEDS = amount(2, 8)
 LENGTH = 5

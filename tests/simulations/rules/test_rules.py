@@ -109,7 +109,7 @@ def test_the_command_prices_every_rule(tmp_path, capsys):
     assert abs(float(lossless["kl_per_token"])) < 1e-9
     for row in rows:
         if row["temperature"] == "0":
-            assert row["kl_per_token"] == row["soft_band_kl_at_tokens"] == ""
+            assert row["kl_per_token"] == row["block_kl_at_tokens"] == ""
         else:
             assert float(row["kl_per_token"]) >= -1e-9
     shown = capsys.readouterr().out

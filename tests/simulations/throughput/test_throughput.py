@@ -100,7 +100,6 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
         (["--policies", "cactuss"], "cactuss"),
         (["--batch", "0"], "--batch: must be at least 1"),
         (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1"),
-        (["--policies", "soft_band:price=1"], "--verifier: one must be able to follow soft_band"),
         (["--policies", "typical", "--verifier", "block"], "--verifier: one must be able to"),
         (["--verifier", "knot"], "--verifier: must be among"),
         (["--metered", "0"], "--metered: must be at least 1"),

@@ -1,4 +1,4 @@
-"""The soft band as a policy: knobs, and certain drafts to their end."""
+"""The band in blocks and trees: certain drafts to their end, and rows by themselves."""
 
 import math
 from decimal import Decimal, localcontext
@@ -11,7 +11,7 @@ from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import divergence
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import Path
-from cactus_theory.policies.soft_band import SoftBand
+from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from tests.amounts import amount, some
 from tests.rows import pair, rows
@@ -20,9 +20,9 @@ from tests.rows import pair, rows
 ROUNDING = 1e-12
 
 
-def soft(spec: str) -> SoftBand:
-    found = ct.policy(f"soft_band:{spec}")
-    assert isinstance(found, SoftBand)
+def band(spec: str) -> Band:
+    found = ct.policy(f"band:{spec}")
+    assert isinstance(found, Band)
     return found
 
 
@@ -50,9 +50,23 @@ def test_a_certain_draft_has_the_gibbs_law(width: int, price: float) -> None:
         for place, own in enumerate(q_n[0].tolist(), 1):
             mean, alive = mean + alive * (1 - own) * math.exp(place / price), alive * own
         best = price * math.log(mean + alive * math.exp((width + 1) / price))
-        assert value_of(soft(f"price={price}"), q, ids, price) == pytest.approx(best, abs=ROUNDING)
-        plain = value_of(soft(f"price={price},ahead=false"), q, ids, price)
+        assert value_of(band(f"price={price}"), q, ids, price) == pytest.approx(best, abs=ROUNDING)
+        plain = value_of(band(f"price={price},per_row=true"), q, ids, price)
         assert plain == pytest.approx(best, abs=ROUNDING) if width == 1 else plain < best
+
+
+def test_where_a_greedy_draft_of_two_ends() -> None:
+    """The chances of 0, 1 and 2 accepted tokens of probability .5 and .4, at a price of 1."""
+    q = torch.tensor([[[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.4, 0.3, 0.3]]], dtype=torch.float64)
+    draft, found = Draft(torch.tensor([[0, 0]]), [2], None), {}
+    for spec in ("band:price=1", "band:price=1,per_row=true"):
+        assigned = Assignment((ct.policy(spec),))
+        found[spec] = find_verifier("block").law(assigned, q, draft).stop[0].tolist()
+        token_wise = find_verifier("chain").law(assigned, q, draft).stop[0].tolist()
+        assert token_wise == pytest.approx([0.269, 0.260, 0.471], abs=5e-4)
+    ahead, own = found.values()
+    assert ahead == pytest.approx([0.179, 0.292, 0.529], abs=5e-4)
+    assert own == pytest.approx([0.269, 0.260, 0.471], abs=5e-4)
 
 
 def by_decimals(q_n: list[float], price: float) -> list[float]:
@@ -71,7 +85,7 @@ def by_decimals(q_n: list[float], price: float) -> list[float]:
 def test_certain_drafts_at_the_ends_of_numbers(price: float) -> None:
     cases = [[1e-300, 0.3, 1.0], [1.0, 1e-300, 1e-300], [0.0, 0.5, 1.0], [1e-12, 0.0, 1 - 1e-12]]
     q_n = torch.tensor(cases, dtype=torch.float64)
-    found = soft(f"price={price}").certain_path(q_n, torch.tensor([3] * 4))
+    found = band(f"price={price}").certain_path(q_n, torch.tensor([3] * 4))
     assert found is not None
     for own, case in zip(found.tolist(), cases, strict=True):
         # 1/ν of 1000 is subtracted from logarithms of that size
@@ -80,7 +94,7 @@ def test_certain_drafts_at_the_ends_of_numbers(price: float) -> None:
 
 def test_tokens_beyond_a_short_draft_are_not_read() -> None:
     q_n = rows(2, 4, seed=1)
-    rule, counts = soft("price=0.7"), torch.tensor([2, 0])
+    rule, counts = band("price=0.7"), torch.tensor([2, 0])
     found = rule.certain_path(q_n, counts)
     changed = q_n.clone()
     changed[0, 2:], changed[1] = 0.99, 0.01
@@ -92,11 +106,10 @@ def test_tokens_beyond_a_short_draft_are_not_read() -> None:
 
 def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
     q, ids, q_n = certain(1, 4)
-    rule = soft("price=0.7")
+    rule = band("price=0.7")
     raised = rule.certain_path(q_n, torch.tensor([1]))
     assert raised is not None
-    band = ct.policy("band:price=0.7")
-    h = band.target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))  # type: ignore[attr-defined]
+    h = rule.target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))
     assert float(raised[0, 0]) == pytest.approx(float(h[0, ids[0, 0]]), abs=ROUNDING)
     _, _, q_n = certain(3, 4)
     three = rule.certain_path(q_n, torch.tensor([3]))
@@ -108,8 +121,8 @@ def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
 
 def test_only_kl_looks_ahead() -> None:
     _, _, q_n = certain(2, 1)
-    for spec in ("price=1,ahead=false", "price=1,divergence=reverse_kl", "price=inf"):
-        assert soft(spec).certain_path(q_n, torch.tensor([2])) is None
+    for spec in ("price=1,per_row=true", "price=1,divergence=reverse_kl", "price=inf"):
+        assert band(spec).certain_path(q_n, torch.tensor([2])) is None
 
 
 class Watched(Block):
@@ -124,7 +137,7 @@ class Watched(Block):
         return verdict
 
 
-@pytest.mark.parametrize("spec", ["price=0.7", "price=0.7,ahead=false"])
+@pytest.mark.parametrize("spec", ["price=0.7", "price=0.7,per_row=true"])
 def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
     pytest.importorskip("transformers")
     from cactus_theory.decoding import ModelDrafter, generate
@@ -133,7 +146,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
     target, watched = random_llama(), Watched()
     result = generate(
         target, ModelDrafter(disturbed(target), greedy=True), torch.tensor([[1, 5, 9]]),
-        policy=f"soft_band:{spec}", num_draft_tokens=3, max_new_tokens=24, verifier=watched,
+        policy=f"band:{spec}", num_draft_tokens=3, max_new_tokens=24, verifier=watched,
     )  # fmt: skip
     kl, spent, accepted = divergence("kl"), [], 0
     for q, draft, verdict in watched.seen:
@@ -144,10 +157,10 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
         ahead, alive = by_decimals(q_n, 0.7), 1.0
         for place in range(min(kept + 1, count)):
             n = int(draft.token_ids[0, place])
-            if "ahead" in spec:  # the band of p/P: P h_n = min(1, …) where a token is worth one
+            if "per_row" in spec:
                 path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([0]))
                 row = one_hot(torch.tensor([n]), q[0, :1])
-                h = soft(spec).target_in_block(q[:, place], row, path)
+                h = band(spec).target_in_block(q[:, place], row, path)
             else:
                 h = q[:, place] * (1 - ahead[place]) / (1 - q_n[place])
                 h[0, n] = ahead[place]
@@ -164,7 +177,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
 def test_the_meter_tells_policies_and_drafts_apart() -> None:
     """Mix rows of certain drafts, which know what follows, with others, and two policies."""
     q, p = pair(4, 5, seed=6)
-    rules = soft("price=0.7"), ct.policy("band:price=2")
+    rules = band("price=0.7"), band("price=2,per_row=true")
     ids = torch.tensor([1, 2, 0, 3])
     p[:2] = one_hot(ids[:2], q[:2])
     choice = torch.tensor([0, 1, 0, 1])
@@ -177,8 +190,8 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     first = q[0] * 0.2 / (1 - q[0, 1])
     first[1] = 0.8
     plain = rules[0].target_in_block(q[2:3], p[2:3], Path(alive[2:3], torch.tensor([1])))
-    band = rules[1].emitted(q[[1, 3]], p[[1, 3]])
-    h = torch.stack([first, band[0], plain[0], band[1]])
+    second = rules[1].emitted(q[[1, 3]], p[[1, 3]])
+    h = torch.stack([first, second[0], plain[0], second[1]])
     spent = divergence("kl").value(h, q)
     assert meter.sums()[1] == pytest.approx(float(spent.sum()), abs=ROUNDING)
 
@@ -186,6 +199,6 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
 def test_a_certain_token_an_ulp_above_one_stays_certain() -> None:
     above = torch.tensor([[0.6, 1 + 2.0**-52, 0.3]], dtype=torch.float64)
     counts = torch.tensor([3])
-    policy = ct.policy("soft_band:price=0.5")
+    policy = ct.policy("band:price=0.5")
     raised, exact = (policy.certain_path(q, counts) for q in (above, above.clamp(max=1)))
     assert raised.equal(exact) and raised[0, 1] == 1

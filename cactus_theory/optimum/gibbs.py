@@ -1,0 +1,71 @@
+r"""The best law of a block whose draft is certain: :math:`h ∝ q e^{N/ν}` for N accepted tokens.
+
+A certain draft (greedy, n-gram) is a function of the text before it, so that what follows a token
+is known, and what it is worth is, too: at a price ν of KL, in tokens per nat, every token that is
+accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14). All of it is in logarithms.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def along_path(
+    q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"], price: float
+) -> Float[Tensor, "batch K"]:
+    r"""Return :math:`h_n = q_n z/(1 − q_n + q_n z)` of drafted tokens, z what follows each.
+
+    Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z).
+    Entries beyond ``counts`` are not read.
+    """
+    q_n = q_n.clamp(max=1.0)  # a row may round to an ulp above
+    odds = q_n.log() - (-q_n).log1p()
+    unit, width = 1 / price, q_n.shape[1]
+    follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
+    raised = torch.zeros_like(q_n)
+    for place in range(width - 1, -1, -1):
+        follows = torch.where(counts == place + 1, unit, follows)
+        raised[:, place] = (odds[:, place] + follows).sigmoid()
+        none, one = (-q_n[:, place]).log1p(), q_n[:, place].log()
+        follows = unit + torch.logaddexp(none, one + follows)
+    return raised
+
+
+def along_tree(
+    q_n: Sequence[float], children: Sequence[Sequence[int]], price: float
+) -> list[float]:
+    r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a certain tree.
+
+    Node 0 is the text, node n + 1 follows token n, and ``children`` are the tokens after each
+    node. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 where it has none: the
+    Gibbs law of trees.
+    """
+    follows, raised = [0.0] * len(children), [0.0] * len(q_n)
+    for node in range(len(children) - 1, -1, -1):
+        places = [place for place in children[node] if q_n[place] > 0]
+        if not places:
+            continue
+        rest = 1 - math.fsum(q_n[place] for place in places)
+        worths = [1 / price + math.log(q_n[at]) + follows[at + 1] for at in places]
+        terms = [*worths, math.log(rest)] if rest > 0 else worths
+        most = max(terms)
+        follows[node] = most + math.log(math.fsum(math.exp(term - most) for term in terms))
+        for place, worth in zip(places, worths, strict=True):
+            raised[place] = math.exp(worth - follows[node])
+    return raised
+
+
+def with_raised(
+    q: Float[Tensor, "*batch vocab"],
+    p: Float[Tensor, "*batch vocab"],
+    raised: Float[Tensor, "*batch"],
+) -> Float[Tensor, "*batch vocab"]:
+    """Return rows with mass ``raised`` on the tokens of p, as p has it, and q's on the others."""
+    drafted, mass = p > 0, raised[..., None]
+    rest = q.masked_fill(drafted, 0.0)
+    total = rest.sum(-1, keepdim=True)
+    scale = torch.where(total > 0, (1 - mass) / torch.where(total > 0, total, 1.0), 0.0)
+    return torch.where(drafted, p * mass, rest * scale)
