@@ -5,6 +5,7 @@ variables scaled by what the one before it found, until an answer passes the pro
 """
 
 import math
+import time
 import warnings
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -100,6 +101,12 @@ def unproven(status: str, value: float, bound: float) -> str | None:
     if abs(bound - value) <= OPTIMALITY:
         return None
     return f"{status}, but {value:.9g} misses its bound {bound:.9g}"
+
+
+def proof_of(answer: Any, value: float, started: float) -> dict[str, Any]:
+    """Return the fields of a result that prove it: bound, gap, solver, status, seconds."""
+    fields = {name: getattr(answer, name) for name in ("bound", "solver", "status")}
+    return fields | {"gap": answer.bound - value, "seconds": time.perf_counter() - started}
 
 
 def believable(problem: Any, solver: str, options: dict) -> bool:

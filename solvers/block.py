@@ -126,15 +126,11 @@ def solve(
         lossless=follow(tree, tree.target, kind).tokens,
         value=value,
         price=answer.price,
-        bound=answer.bound,
-        gap=answer.bound - value,
         target=answer.target,
         alive=followed.alive,
         reached=followed.reached,
         multipliers=answer.alpha,
-        solver=answer.solver,
-        status=answer.status,
-        seconds=time.perf_counter() - started,
+        **_program.proof_of(answer, value, started),
     )
 
 

@@ -117,13 +117,9 @@ def solve(
         tokens=answer.tokens,
         divergence=answer.divergence,
         price=answer.price,
-        bound=answer.bound,
-        gap=answer.bound - answer.tokens,
         occupancy=answer.occupancy,
         target=answer.target,
-        solver=answer.solver,
-        status=answer.status,
-        seconds=time.perf_counter() - started,
+        **_program.proof_of(answer, answer.tokens, started),
     )
 
 

@@ -405,12 +405,8 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
         lossless=float(np.minimum(p, q).sum()),
         slacks={name: each.slack(h) for name, each in answer.constraints.items()},
         duals=duals if zero else _prices(duals),
-        bound=answer.bound,
-        gap=answer.bound - value,
         proof=answer.proof,
-        solver=answer.solver,
-        status=answer.status,
-        seconds=time.perf_counter() - started,
+        **_program.proof_of(answer, value, started),
     )
 
 

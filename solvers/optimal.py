@@ -91,6 +91,5 @@ def solve(
         target[inside] = answer.h
         if free:
             target[~inside] = p[~inside] * (answer.z / outside)
-    proof = answer.price, answer.bound, answer.gap, answer.solver, answer.status
-    seconds = time.perf_counter() - started
-    return OptimalProgram(target, answer.value, answer.divergence, *proof, seconds)
+    proof = _program.proof_of(answer, answer.value, started)
+    return OptimalProgram(target, answer.value, answer.divergence, answer.price, **proof)

@@ -102,9 +102,5 @@ def solve(
         total_acceptance=total,
         total_divergence=float(np.sum(spent)),
         price=answer.price,
-        bound=answer.bound,
-        gap=answer.bound - total,
-        solver=answer.solver,
-        status=answer.status,
-        seconds=time.perf_counter() - started,
+        **_program.proof_of(answer, total, started),
     )

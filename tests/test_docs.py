@@ -37,7 +37,7 @@ PACKAGES = (
 # public names without an example of their own
 WITHOUT = {
     "testing.PROPERTIES": "a dict, which has no docstring of its own; shown by Property",
-    "testing.VERIFIER_PROPERTIES": "a dict; shown by VerifierProperty",
+    "testing.VERIFIER_PROPERTIES": "a dict; shown by Property",
 }
 # examples that take seconds of CPU
 LONG = {"testing.assert_drafter_properties"}

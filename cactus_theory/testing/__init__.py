@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cactus_theory.testing.properties import PROPERTIES, Behaviour, policy_property
     from cactus_theory.testing.verifiers import (
         VERIFIER_PROPERTIES,
-        VerifierProperty,
         assert_verifier_properties,
         verifier_property,
     )
@@ -33,7 +32,6 @@ __all__ = [
     "Property",
     "Report",
     "Verdict",
-    "VerifierProperty",
     "assert_divergence_properties",
     "assert_drafter_properties",
     "assert_policy_properties",
@@ -55,12 +53,7 @@ _HOMES = {
     "_report": ("Finding", "Report", "Verdict"),
     "_schedule": ("assert_schedule_properties",),
     "properties": ("PROPERTIES", "Behaviour", "policy_property"),
-    "verifiers": (
-        "VERIFIER_PROPERTIES",
-        "VerifierProperty",
-        "assert_verifier_properties",
-        "verifier_property",
-    ),
+    "verifiers": ("VERIFIER_PROPERTIES", "assert_verifier_properties", "verifier_property"),
 }
 
 

@@ -195,12 +195,6 @@ class Properties(dict[str, Property]):
 
         return add
 
-    def function(self, module: str, name: str) -> Callable[[Any], Iterator[Bounds]]:
-        """Return the function of a property as an attribute of the module that lists them."""
-        if name not in self:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return self[name].measure
-
     def chosen(self, argument: str, names: Any = None) -> list[Property]:
         """Return the named properties, all of them for None; raise ValueError for a wrong name."""
         return [

@@ -11,9 +11,7 @@ False
 True
 """
 
-from typing import Any  # noqa: I001  the order of properties
-
-from cactus_theory.testing._property import Bounds, Property
+from cactus_theory.testing._property import Bounds, Property  # noqa: I001  their order
 from cactus_theory.testing.properties import always, declared  # noqa: F401
 from cactus_theory.testing.properties._behaviour import PROPERTIES, Behaviour, policy_property
 
@@ -25,8 +23,3 @@ __all__ = [
     "Property",
     "policy_property",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return the function of a property."""
-    return PROPERTIES.function(__name__, name)

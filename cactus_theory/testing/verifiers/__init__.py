@@ -11,13 +11,11 @@ Examples
 
 from collections.abc import Iterable  # noqa: I001  the order of properties
 from contextlib import suppress
-from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._property import broken
-from cactus_theory.testing._property import Property as VerifierProperty
 from cactus_theory.testing.verifiers import exact, coins, batches  # noqa: F401
 from cactus_theory.testing.verifiers._enumeration import (
     VERIFIER_PROPERTIES,
@@ -30,15 +28,9 @@ from cactus_theory.verify import Verifier, find_verifier
 __all__ = [
     "VERIFIER_PROPERTIES",
     "Enumeration",
-    "VerifierProperty",
     "assert_verifier_properties",
     "verifier_property",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Return the function of a property."""
-    return VERIFIER_PROPERTIES.function(__name__, name)
 
 
 # one of each kind: lossless, the band by price and by budget, a per-proposal rule, a mixture
