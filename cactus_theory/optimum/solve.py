@@ -195,12 +195,18 @@ def edges(
     divergence: str | Divergence,
     delta: float | PerRow | None = None,
     price: float | PerRow | None = None,
+    ceiling: Rows | None = None,
 ) -> tuple[Float[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:
     """Return the edges (a, b) of each row's band, float64 rows (R, V) that sum to 1.
 
     Exactly one of ``delta`` (the budget) and ``price`` (dA/dδ), a number or one a row. Without
     a sort where Newton converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with q = 0
     get nothing. Rows are not validated: callers check them first.
+
+    With ``ceiling``, c ≥ 1 for each token, ∞ for none, they are the edges of the best row with
+    h ≤ cq, which is clip(p, aq, min(b, c)q): each token gains as before up to cq, and nothing
+    beyond. What the draft has above cq can no more be accepted than what it has where q = 0, so the
+    path ends at a row of its own and not at p.
 
     Raises
     ------
@@ -209,6 +215,10 @@ def edges(
     """
     kind = find_divergence(divergence)
     knob, amount, _ = chosen_knob(kind, delta=delta, price=price)
+    if ceiling is not None:
+        within = torch.minimum(p, torch.where(q > 0, ceiling * q, 0.0))
+        above = (p - within).sum(-1, keepdim=True)
+        q, p = torch.cat([q, torch.zeros_like(above)], -1), torch.cat([within, above], -1)
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():
         bands = solve_band(geometry_of(q, p, kind), knob, amounts).edges
