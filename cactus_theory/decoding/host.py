@@ -168,21 +168,16 @@ class HostRounds(Rounds):
             refused += accepted < count and not cut
         if self.options.callbacks.on_round is None:
             return
-        now = self.clock.parts
-        spent = {part: now.get(part, 0.0) - before.get(part, 0.0) for part in now}
-        round_counts = Round(
+        done = Round(
             drafted=sum(drafted),
             accepted=kept,
             refused=refused,
             emitted=sum(map(len, new)),
             steps=max(steps, max(drafted), 1),
-            draft_seconds=spent.get("draft", 0.0),
-            target_seconds=spent.get("target", 0.0),
-            seconds=sum(s for part, s in spent.items() if part not in ("meter", "callback")),
-            verify_seconds=spent.get("verify", 0.0),
             rows=len(new),
+            seconds=self.clock.seconds(before),
         )
-        self.options.callbacks.on_round(round_counts)
+        self.options.callbacks.on_round(done)
         self.clock.lap("callback")
 
 

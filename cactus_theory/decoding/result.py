@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,9 +53,9 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did, over all rows: sums of counts, seconds by part.
+    """What one round did, over all rows: sums of counts, and where its time went.
 
-    ``seconds`` is all of it but metering and callbacks, ``rows`` how many texts took part.
+    ``rows`` is how many texts took part, ``steps`` how many passes of the draft one after another.
     """
 
     drafted: int
@@ -62,11 +63,8 @@ class Round:
     refused: int
     emitted: int
     steps: int
-    draft_seconds: float
-    target_seconds: float
-    seconds: float
-    verify_seconds: float = 0.0
-    rows: int = 1
+    rows: int
+    seconds: Seconds
 
 
 @dataclass(frozen=True)
@@ -282,6 +280,7 @@ class Stopwatch:
         self.parts[part] = self.parts.get(part, 0.0) + now - self.last
         self.last = now
 
-    def seconds(self) -> Seconds:
-        """Return what has been charged so far."""
-        return Seconds(**self.parts)
+    def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
+        """Return what has been charged so far, or since ``parts`` were these."""
+        before = since or {}
+        return Seconds(**{part: own - before.get(part, 0.0) for part, own in self.parts.items()})

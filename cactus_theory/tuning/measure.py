@@ -10,7 +10,7 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.options import Callbacks
-from cactus_theory.decoding.result import Round
+from cactus_theory.decoding.result import DECODING_PARTS, Round
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
@@ -198,13 +198,9 @@ def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
     batch = len(result.row_lengths)
     later = rounds[1:] or rounds
     calls = sum(part.rows for part in later)
-    sums = {
-        "draft": sum(part.draft_seconds for part in later),
-        "target": sum(part.target_seconds for part in later),
-        VERIFY: sum(part.verify_seconds for part in later),
+    call = {
+        name: sum(getattr(part.seconds, name) for part in later) / calls for name in DECODING_PARTS
     }
-    sums["other"] = sum(part.seconds for part in later) - sum(sums.values())
-    call = {name: seconds / calls for name, seconds in sums.items()}
     total = sum(part.rows for part in rounds) * sum(call.values())
     start = max(result.seconds.total - total, 0.0) / batch
     return Timed(call, start, result.num_tokens / batch)
