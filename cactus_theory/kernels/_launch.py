@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from cactus_theory.kernels import _band, _draws, _rows, _verdicts
-from cactus_theory.kernels.memory import Layout, Workspace
+from cactus_theory.kernels.layout import Layout
+from cactus_theory.kernels.memory import Band, Emitted, Form, Requests, Rows, Workspace
 from cactus_theory.kernels.policies import BAND, KernelPolicy
 
 # Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
@@ -40,33 +41,27 @@ class Step:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Return the arguments by their names in the kernels; ``_rows.py`` says what they are."""
-        work, draft = self.workspace, self.target if self.draft is None else self.draft
-        lengths, flat = self.layout.lengths, self.layout.flat
-        per_row = isinstance(self.temperature, Tensor)
-        high, low = self.policy.high_and_low
-        target_batch, target_row = _steps(self.target)
-        draft_batch, draft_row = _steps(draft)
+        """Return the arguments by their names in the kernels; ``memory.py`` says what they are."""
+        work, flat = self.workspace, self.layout.flat
         return {
-            "target": self.target, "draft": draft, "ids": self.ids,
-            "lengths": self.ids if lengths is None else lengths,
-            "temperature": self.temperature if per_row else self.target,
-            "scalar": 1.0 if per_row else float(self.temperature),
-            "seeds": self.seeds, "positions": self.positions,
-            "output": self.output, "counts": self.counts, "output_step": self.output.stride(0),
-            "target_batch": target_batch, "target_row": target_row,
-            "draft_batch": draft_batch, "draft_row": draft_row,
-            "ids_step": 0 if flat else self.ids.stride(0),
-            "vocab": work.vocab, "high": high, "low": low, "ROWS": work.rows,
-            "WIDTH": work.width, "PLACES": next_power(work.width), "PARTS": work.parts,
-            "MOST_PARTS": next_power(work.parts), "PART": work.part, "FLAT": flat,
-            "HAS_LENGTHS": lengths is not None, "CERTAIN": self.draft is None,
-            "PER_ROW": per_row, "GREEDY": per_row or self.temperature == 0,
-            "KIND": self.policy.kind, "BLOCK": self.block,
-            "SOLVED": self.policy.kind == BAND and self.draft is not None,
-            "FROM": self.steps % 2, "OUTPUTS": next_power(work.width + 1),
-            **work.tensors,
+            "requests": Requests(
+                self.ids, 0 if flat else self.ids.stride(0), self.layout.lengths,
+                self.temperature, work.vocab, self.seeds, self.positions,
+            ),
+            "target": _rows_in(self.target, 1),
+            "draft": None if self.draft is None else _rows_in(self.draft, 0),
+            "knob": self.policy.high_and_low,
+            "KIND": self.policy.kind,
+            "softmax": work.softmax, "decision": work.decision, "block": work.block,
+            "band": work.bands[0] if self.solved else None, "winners": work.winners,
+            "emitted": Emitted(self.output, self.output.stride(0), self.counts),
+            "form": _form(work, self.temperature, flat, self.draft is None),
         }  # fmt: skip
+
+    @property
+    def solved(self) -> bool:
+        """Return whether rows have bands to be solved."""
+        return self.policy.kind == BAND and self.draft is not None
 
     @property
     def steps(self) -> int:
@@ -76,47 +71,53 @@ class Step:
     @property
     def merging_warps(self) -> int:
         """Return how many warps merge the parts of a request's rows."""
-        pairs = next_power(self.workspace.width) * next_power(self.workspace.parts)
-        return min(max(pairs // PAIRS_A_WARP, 1), MOST_WARPS)
+        form = self.shared["form"]
+        return min(max(form.places * form.most_parts // PAIRS_A_WARP, 1), MOST_WARPS)
 
     def run(self) -> None:
         """Launch everything on the device of the logits."""
-        work, shared = self.workspace, self.shared
-        warps = warps_for(work.part)
+        work, shared, form = self.workspace, self.shared, self.shared["form"]
+        warps, edges = warps_for(form.part), None
         with torch.cuda.device_of(self.target):
             if not work.width:
-                work.accepted.zero_()
+                work.decision.accepted.zero_()
             else:
-                kinds = 1 if self.draft is None else 2
-                launch(_rows.sum_rows, (kinds * work.rows, work.parts), shared, warps)
-                self._run_block() if self.block else self._run_chain()
-            launch(_draws.race, (work.batch, work.parts), shared, warps)
+                launch(_rows.sum_rows, (work.batch * form.rows, form.parts), shared, warps)
+                if self.block:
+                    self._run_block()
+                else:
+                    edges = self._run_chain()
+            launch(_draws.race, (work.batch, form.parts), {**shared, "band": edges}, warps)
             launch(_draws.finish, (work.batch,), shared, 1)
 
-    def _run_chain(self) -> None:
+    def _run_chain(self) -> Band | None:
+        """Decide token by token; return where the edges of refused rows are."""
         launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)
-        if self.shared["SOLVED"]:
-            self._solve(decide=True)
+        return self._solve(decide=True) if self.solved else None
 
     def _run_block(self) -> None:
-        work, shared = self.workspace, self.shared
+        work, shared, form = self.workspace, self.shared, self.shared["form"]
         launch(_verdicts.block_entries, (work.batch,), shared, self.merging_warps)
-        if shared["SOLVED"]:
-            self._solve(decide=False)
-        launch(_verdicts.block_walk, (work.batch,), shared, 1)
+        band = self._solve(decide=False) if self.solved else None
+        launch(_verdicts.block_walk, (work.batch,), {**shared, "band": band}, 1)
         if self.draft is not None:
-            launch(_verdicts.shortfall, (work.rows, work.parts), shared, warps_for(work.part))
+            grid = work.batch * work.width, form.parts
+            launch(_verdicts.shortfall, grid, shared, warps_for(form.part))
         launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)
 
-    def _solve(self, decide: bool) -> None:
+    def _solve(self, decide: bool) -> Band:
         """Take Newton steps; after the first, decide what a chain left open."""
-        work = self.workspace
-        grid, warps = (work.rows, work.parts), warps_for(work.part)
+        work, form = self.workspace, self.shared["form"]
+        grid, warps = (work.batch * work.width, form.parts), warps_for(form.part)
+        band, stepped = work.bands
         for step in range(self.steps):
-            at = {**self.shared, "FROM": step % 2, "FIRST": step == 0}
+            at = {**self.shared, "band": band, "stepped": stepped, "FIRST": step == 0}
             launch(_band.band_step, grid, at, warps)
+            band, stepped = stepped, band
             if decide and step == 0:
-                launch(_verdicts.band_judge, (work.batch,), {**at, "FROM": 1}, self.merging_warps)
+                at = {**self.shared, "band": band}
+                launch(_verdicts.band_judge, (work.batch,), at, self.merging_warps)
+        return band
 
 
 def draw(
@@ -129,18 +130,14 @@ def draw(
     out: Tensor,
 ) -> None:
     """Draw one token from each row of logits, on their device."""
-    per_row = isinstance(temperature, Tensor)
+    form = _form(work, temperature, flat=False, certain=True)
     shared = {
-        "logits": logits, "seeds": seeds, "positions": positions,
-        "temperature": temperature if per_row else logits,
-        "scalar": 1.0 if per_row else float(temperature),
-        "keys": work.whole_keys, "tokens": work.whole_tokens, "out": out,
-        "row_step": logits.stride(0), "vocab": work.vocab, "place": place,
-        "PARTS": work.parts, "MOST_PARTS": next_power(work.parts), "PART": work.part,
-        "PER_ROW": per_row,
+        "requests": Requests(None, 0, None, temperature, work.vocab, seeds, positions),
+        "rows": Rows(logits, logits.stride(0), 0),
+        "winners": work.winners, "place": place, "out": out, "form": form,
     }  # fmt: skip
     with torch.cuda.device_of(logits):
-        launch(_draws.race_alone, (work.batch, work.parts), shared, warps_for(work.part))
+        launch(_draws.race_alone, (work.batch, form.parts), shared, warps_for(form.part))
         launch(_draws.pick_alone, (work.batch,), shared, 1)
 
 
@@ -151,18 +148,19 @@ def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: in
     kernel[grid](**arguments, num_warps=warps, enable_fp_fusion=True)
 
 
-def next_power(count: int) -> int:
-    """Return the least power of two from ``count`` on, and 1 for 0."""
-    return 1 << max(count - 1, 0).bit_length()
-
-
 def warps_for(part: int) -> int:
     """Return how many warps share a part of a row."""
     return min(max(part // TOKENS_A_WARP, 1), MOST_WARPS)
 
 
-def _steps(logits: Tensor) -> tuple[int, int]:
-    """Return the strides of requests and of rows."""
+def _form(work: Workspace, temperature: float | Tensor, flat: bool, certain: bool) -> Form:
+    per_row = isinstance(temperature, Tensor)
+    greedy = per_row or temperature == 0
+    return Form(work.width, work.parts, work.part, flat, certain, per_row, greedy)
+
+
+def _rows_in(logits: Tensor, bonus: int) -> Rows:
+    """Return where rows lie; flat, a request has ``bonus`` rows more than drafted tokens."""
     if logits.ndim == 2:
-        return 0, logits.stride(0)
-    return logits.stride(0), logits.stride(1)
+        return Rows(logits, bonus, logits.stride(0))
+    return Rows(logits, logits.stride(0), logits.stride(1))

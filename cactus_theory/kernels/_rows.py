@@ -1,6 +1,6 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-r"""Where rows lie and their sums of exponentials, by parts; what the parameters of kernels are.
+r"""Rows of logits and their sums of exponentials, by parts.
 
 A row is never written back: it is read once for its largest logit M and S = Σ exp((l − M)/T),
 by programs that take a part of the vocabulary each, and probabilities are exp((l − M)/T)/S
@@ -9,53 +9,10 @@ gets the same bits in every batch: of logits of one dtype, and of rows whose str
 not multiples of 16 alike. Triton compiles another kernel for other ones, which may read and sum
 in another order, and a coin within rounding of its probability may then fall otherwise.
 
-Parameters of all kernels and of the functions they call; ``_launch.py`` passes them by name. B
-requests draft up to K tokens of a vocabulary V each, R = B K rows in C parts; flat, N in all.
-
-Read:
-
-* ``target``, ``draft`` : logits, (B, K + 1, V) and (B, K, V), or flat (N + B, V) and (N, V).
-* ``ids`` : drafted tokens, int64, (B, K), −1 after the last, or flat (N,).
-* ``lengths`` : (B,) drafted tokens of each request, read if HAS_LENGTHS, or running counts if FLAT.
-* ``temperature`` : T, float32 (B,), read if PER_ROW; else T is ``scalar``.
-* ``seeds``, ``positions`` : int64 (B,), of which random numbers are functions.
-
-Written and read again, the tensors of a :class:`Workspace` (its dtypes):
-
-* ``part_max``, ``part_sum``, ``part_arg`` : (B, 2, K, C), or (B, K, C) if CERTAIN: a part's largest
-  logit, Σ exp((l − largest)/T) and first token of that logit; target rows, then draft rows.
-* ``peaks``, ``weights`` : (2, R), M and 1/S of the target's rows and of the draft's.
-* ``verdicts`` : (R,), whether a drafted token is REFUSED, KEPT or OPEN.
-* ``accepted``, ``scales`` : (B,), how many tokens are accepted, and s of the residual (s q − p)₊.
-* ``sums``, ``edges``, ``flags`` : (2, 2, R, C), (2, 3, R) and (2, R), two buffers which Newton
-  steps read and write in turns: E and E′ by parts; the point and its bracket's ends, upper edges
-  of a band; bits of READ, LOW_SEEN, HIGH_SEEN.
-* ``chances`` : (2, R), q_n and p_n of the drafted tokens of a block.
-* ``alive``, ``row_scales``, ``closed`` : (R,), of a block's nodes: the alive ratio P, s of the
-  residual, the residual's mass if the draft is certain of its token (else −1).
-* ``ends``, ``sure`` : (B,), P after the last drafted token, the last node that is always reached.
-* ``lefts`` : (R, C), a part of Σ (s q − p)₊ of a node.
-* ``left_keys``, ``left_tokens``, ``whole_keys``, ``whole_tokens`` : (B, C), the winner of each part
-  and its key, by the residual and by the whole row.
-
-Emitted: ``output`` (B, K + 1) and ``counts`` (B,), int64.
-
-Numbers:
-
-* ``target_batch``, ``draft_batch``, ``ids_step``, ``output_step`` : elements from one request to
-  the next; ``target_row``, ``draft_row``, ``row_step`` : from one row to the next.
-* ``vocab`` : V. ``scalar`` : T of all requests. ROWS : R.
-* ``high``, ``low`` : float32, the policy's knob is their sum (:class:`KernelPolicy`).
-
-Constants: WIDTH K; PARTS C; PART the tokens of a part; PLACES, OUTPUTS and MOST_PARTS the least
-powers of two from K, K + 1 and C on; FLAT the flat layout; HAS_LENGTHS padded ``lengths``; CERTAIN
-no draft rows; PER_ROW a temperature a request; GREEDY whether some T may be 0; SOLVED whether
-rows have bands to be solved; BLOCK whether a block is verified; FROM the buffer of Newton steps to
-read; KIND how the policy decides.
-
-Values: ``b`` a request; ``part``; ``place`` a drafted token's, 0 to K − 1, K for the bonus token;
-``start``, ``length`` of :func:`draft_span`; ``slot`` b K + place; ``inverse`` 1/T; ``greedy``
-T = 0; ``q_n``, ``p_n`` a drafted token's probabilities, float64; ``on``, ``read`` masks.
+Parameters of kernels are the groups of ``memory.py``. Values: ``b`` a request; ``part``;
+``place`` a drafted token's, 0 to K − 1, K for the bonus token; ``first``, ``length`` of
+:func:`draft_span`; ``slot`` b K + place; ``inverse`` 1/T; ``greedy`` T = 0; ``q_n``, ``p_n`` a
+drafted token's probabilities, float64; ``on``, ``read`` masks.
 """
 
 import triton
@@ -65,66 +22,57 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def draft_span(
-    b, ids, lengths, ids_step, WIDTH: tl.constexpr, PLACES: tl.constexpr, FLAT: tl.constexpr,
-    HAS_LENGTHS: tl.constexpr,
-):  # fmt: skip
-    """Return where a request's drafted tokens start, and how many they are.
-
-    The start counts tokens in a flat layout, requests in a padded one.
-    """
-    if FLAT:
-        end = tl.load(lengths + b).to(tl.int64)
-        start = tl.load(lengths + b - 1, mask=b > 0, other=0).to(tl.int64)
-        length = tl.minimum(end - start, WIDTH).to(tl.int32)
+def draft_span(b, requests, form: tl.constexpr):
+    """Return how many drafted tokens lie before a request's, 0 if padded, and how many it has."""
+    if form.flat:
+        end = tl.load(requests.lengths + b).to(tl.int64)
+        first = tl.load(requests.lengths + b - 1, mask=b > 0, other=0).to(tl.int64)
+        length = tl.minimum(end - first, form.width).to(tl.int32)
     else:
-        start = b.to(tl.int64)
-        place = tl.arange(0, PLACES)
-        token = tl.load(ids + start * ids_step + place, mask=place < WIDTH, other=-1)
-        length = tl.min(tl.where((token < 0) & (place < WIDTH), place, WIDTH), 0).to(tl.int32)
-        if HAS_LENGTHS:
-            length = tl.minimum(length, tl.load(lengths + b).to(tl.int32))
-    return start, length
+        first = tl.full((), 0, tl.int64)
+        place = tl.arange(0, form.places)
+        at = b.to(tl.int64) * requests.ids_step + place
+        token = tl.load(requests.ids + at, mask=place < form.width, other=-1)
+        ended = (token < 0) & (place < form.width)
+        length = tl.min(tl.where(ended, place, form.width), 0).to(tl.int32)
+        if requests.lengths is not None:
+            length = tl.minimum(length, tl.load(requests.lengths + b).to(tl.int32))
+    return first, length
 
 
 @triton.jit
-def target_at(b, place, start, batch_step, row_step, FLAT: tl.constexpr):
-    """Return the offset of the target's row after ``place`` drafted tokens.
-
-    The steps are ``target_batch`` and ``target_row``.
-    """
-    if FLAT:
-        return (start + b + place) * row_step
-    return start * batch_step + place.to(tl.int64) * row_step
+def tokens_at(b, first, place, requests, form: tl.constexpr):
+    """Return where drafted tokens are."""
+    if form.flat:
+        return requests.ids + (first + place)
+    return requests.ids + (b.to(tl.int64) * requests.ids_step + place)
 
 
 @triton.jit
-def draft_at(place, start, batch_step, row_step, FLAT: tl.constexpr):
-    """Return the offset of the row that drafted token ``place`` was drawn from.
-
-    The steps are ``draft_batch`` and ``draft_row``.
-    """
-    if FLAT:
-        return (start + place) * row_step
-    return start * batch_step + place.to(tl.int64) * row_step
+def row_at(b, first, place, rows, form: tl.constexpr):
+    """Return where the rows of a place are."""
+    if form.flat:
+        return rows.logits + (first + b * rows.step + place) * rows.row_step
+    return rows.logits + (b.to(tl.int64) * rows.step + place.to(tl.int64) * rows.row_step)
 
 
 @triton.jit
-def token_at(place, start, ids_step, FLAT: tl.constexpr):
-    """Return the offset of a drafted token in ``ids``."""
-    if FLAT:
-        return start + place
-    return start * ids_step + place
+def part_at(b, first, place, part, rows, requests, form: tl.constexpr):
+    """Return a part of such a row, float32, −∞ beyond its end."""
+    token = part * form.part + tl.arange(0, form.part)
+    row = row_at(b, first, place, rows, form)
+    return tl.load(row + token, mask=token < requests.vocab, other=-float("inf")).to(tl.float32)
 
 
 @triton.jit
-def temperature_of(b, temperature, scalar, PER_ROW: tl.constexpr):
-    """Return 1/T and whether the row is greedy (T = 0, then 1)."""
-    heat = tl.full((), scalar, tl.float32)
-    if PER_ROW:
-        heat = tl.load(temperature + b).to(tl.float32)
+def temperature_of(b, requests, form: tl.constexpr):
+    """Return T, float32, and whether the request is greedy (T = 0, then 1)."""
+    if form.per_row:
+        heat = tl.load(requests.temperature + b)
+    else:
+        heat = tl.full((), requests.temperature, tl.float32)
     greedy = heat <= 0
-    return 1.0 / tl.where(greedy, 1.0, heat), greedy
+    return tl.where(greedy, 1.0, heat), greedy
 
 
 @triton.jit
@@ -138,119 +86,99 @@ def fall(logit, peak, inverse):
 
 
 @triton.jit
-def knob_of(high, low):
-    """Return the policy's knob as float64."""
-    return tl.full((), high, tl.float64) + tl.full((), low, tl.float64)
+def number_of(knob):
+    """Return the policy's knob, float64."""
+    return tl.full((), knob.high, tl.float64) + tl.full((), knob.low, tl.float64)
 
 
 @triton.jit
-def sum_rows(
-    target, draft, ids, lengths, temperature, part_max, part_sum, part_arg,
-    target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, GREEDY: tl.constexpr,
-):  # fmt: skip
+def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
     """Write max l and Σ exp((l − max l)/T) of one part of one row of drafted tokens.
 
-    Grid: (2 ROWS, PARTS), or (ROWS, PARTS) if CERTAIN; a request's target rows come first.
+    Grid: (B times the rows of a request, C); a request's target rows come first.
     """
-    rows: tl.constexpr = WIDTH if CERTAIN else 2 * WIDTH
     row, part = tl.program_id(0), tl.program_id(1)
-    b, which = row // rows, row % rows
-    place = which % WIDTH
-    start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
+    b, which = row // form.rows, row % form.rows
+    place = which % form.width
+    first, length = draft_span(b, requests, form)
     if place >= length:
         return
-    inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
-    token = part * PART + tl.arange(0, PART)
-    inside = token < vocab
-    if CERTAIN:
-        base = target + target_at(b, place, start, target_batch, target_row, FLAT)
-        logit = tl.load(base + token, mask=inside, other=-float("inf")).to(tl.float32)
+    heat, _ = temperature_of(b, requests, form)
+    if form.certain:
+        logit = part_at(b, first, place, part, target, requests, form)
     else:
-        if which < WIDTH:
-            base = target + target_at(b, place, start, target_batch, target_row, FLAT)
-            logit = tl.load(base + token, mask=inside, other=-float("inf")).to(tl.float32)
+        if which < form.width:
+            logit = part_at(b, first, place, part, target, requests, form)
         else:
-            other = draft + draft_at(place, start, draft_batch, draft_row, FLAT)
-            logit = tl.load(other + token, mask=inside, other=-float("inf")).to(tl.float32)
+            logit = part_at(b, first, place, part, draft, requests, form)
     most = tl.max(logit, 0)
     finite = tl.where(most == -float("inf"), 0.0, most)
-    total = tl.sum(fall(logit, finite, inverse), 0)
-    at = row.to(tl.int64) * PARTS + part
-    tl.store(part_max + at, most)
-    tl.store(part_sum + at, total)
-    if GREEDY:
-        tl.store(part_arg + at, tl.min(tl.where(logit == most, token, vocab), 0))
+    total = tl.sum(fall(logit, finite, 1.0 / heat), 0)
+    at = row.to(tl.int64) * form.parts + part
+    tl.store(softmax.part_max + at, most)
+    tl.store(softmax.part_sum + at, total)
+    if form.greedy:
+        token = part * form.part + tl.arange(0, form.part)
+        tl.store(softmax.part_arg + at, tl.min(tl.where(logit == most, token, requests.vocab), 0))
 
 
 @triton.jit
-def row_sums(row, on, inverse, part_max, part_sum, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
-    """Return M and S, float64, of the rows that ``part_max`` has at ``row`` (n,), where ``on``.
+def row_sums(row, on, inverse, softmax, form: tl.constexpr):
+    """Return M and S, float64, of the rows that ``softmax`` has at ``row`` (n,), where ``on``.
 
     S is NaN if a row is no distribution.
     """
-    part = tl.arange(0, MOST_PARTS)[None, :]
-    at = row[:, None] * PARTS + part
-    read = on[:, None] & (part < PARTS)
-    most = tl.load(part_max + at, mask=read, other=-float("inf")).to(tl.float64)
-    total = tl.load(part_sum + at, mask=read, other=0.0).to(tl.float64)
+    part = tl.arange(0, form.most_parts)[None, :]
+    at = row.to(tl.int64)[:, None] * form.parts + part
+    read = on[:, None] & (part < form.parts)
+    most = tl.load(softmax.part_max + at, mask=read, other=-float("inf")).to(tl.float64)
+    total = tl.load(softmax.part_sum + at, mask=read, other=0.0).to(tl.float64)
     peak = tl.max(most, 1)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     whole = tl.sum(total * tl.exp((most - peak[:, None]) * inverse), 1)
-    return peak, tl.where(whole > 0, whole, float("nan"))
+    whole = tl.where(whole > 0, whole, float("nan"))
+    tl.store(softmax.peaks + row, peak.to(tl.float32), mask=on)
+    tl.store(softmax.weights + row, (1.0 / whole).to(tl.float32), mask=on)
+    return peak, whole
 
 
 @triton.jit
-def likeliest(row, on, peak, part_max, part_arg, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr):
+def likeliest(row, on, peak, softmax, form: tl.constexpr):
     """Return the first token that has the largest logit, ``peak`` (n,), of such rows."""
-    part = tl.arange(0, MOST_PARTS)[None, :]
-    at = row[:, None] * PARTS + part
-    read = on[:, None] & (part < PARTS)
-    most = tl.load(part_max + at, mask=read, other=-float("inf")).to(tl.float64)
-    token = tl.load(part_arg + at, mask=read, other=2147483647)
+    part = tl.arange(0, form.most_parts)[None, :]
+    at = row.to(tl.int64)[:, None] * form.parts + part
+    read = on[:, None] & (part < form.parts)
+    most = tl.load(softmax.part_max + at, mask=read, other=-float("inf")).to(tl.float64)
+    token = tl.load(softmax.part_arg + at, mask=read, other=2147483647)
     return tl.min(tl.where(most == peak[:, None], token, 2147483647), 1)
 
 
 @triton.jit
-def drafted_chances(
-    b, start, length, place, token, target, draft, temperature, part_max, part_sum, part_arg,
-    peaks, weights, target_batch, target_row, draft_batch, draft_row, vocab, scalar,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr, FLAT: tl.constexpr,
-    CERTAIN: tl.constexpr, PER_ROW: tl.constexpr, GREEDY: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+def drafted_chances(b, first, length, requests, target, draft, softmax, form: tl.constexpr):
     """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
 
-    ``place`` and ``token`` are (PLACES,). They are NaN where a row is no distribution, and such a
-    token is refused by every policy. Writes M and 1/S of its rows.
+    Both are (PLACES,), and NaN where a row is no distribution: such a token is refused by every
+    policy. Writes M and 1/S of its rows.
     """
-    inverse32, greedy = temperature_of(b, temperature, scalar, PER_ROW)
-    heat = tl.full((), scalar, tl.float32)
-    if PER_ROW:
-        heat = tl.load(temperature + b).to(tl.float32)
-    inverse = 1.0 / tl.where(greedy, 1.0, heat).to(tl.float64)
+    place = tl.arange(0, form.places)
     on = place < length
-    rows: tl.constexpr = WIDTH if CERTAIN else 2 * WIDTH
-    known = on & (token >= 0) & (token < vocab)
-    row = (b * rows + place).to(tl.int64)
-    peak, total = row_sums(row, on, inverse, part_max, part_sum, PARTS, MOST_PARTS)
-    at = target_at(b, place, start, target_batch, target_row, FLAT)
-    logit = tl.load(target + at + token, mask=known, other=-float("inf")).to(tl.float64)
+    token = tl.load(tokens_at(b, first, place, requests, form), mask=on, other=-1)
+    known = on & (token >= 0) & (token < requests.vocab)
+    heat, greedy = temperature_of(b, requests, form)
+    inverse = 1.0 / heat.to(tl.float64)
+    row = b * form.rows + place
+    peak, total = row_sums(row, on, inverse, softmax, form)
+    at = row_at(b, first, place, target, form) + token
+    logit = tl.load(at, mask=known, other=-float("inf")).to(tl.float64)
     q_n = tl.exp((logit - peak) * inverse) / total
-    slot = b * WIDTH + place
-    tl.store(peaks + slot, peak.to(tl.float32), mask=on)
-    tl.store(weights + slot, (1.0 / total).to(tl.float32), mask=on)
     p_n = tl.where(known, 1.0, 0.0).to(tl.float64)
-    if not CERTAIN:
-        peak_p, total_p = row_sums(row + WIDTH, on, inverse, part_max, part_sum, PARTS, MOST_PARTS)
-        where = draft_at(place, start, draft_batch, draft_row, FLAT)
-        logit_p = tl.load(draft + where + token, mask=known, other=-float("inf")).to(tl.float64)
-        p_n = tl.where(greedy, p_n, tl.exp((logit_p - peak_p) * inverse) / total_p)
-        tl.store(peaks + ROWS + slot, peak_p.to(tl.float32), mask=on)
-        tl.store(weights + ROWS + slot, (1.0 / total_p).to(tl.float32), mask=on)
-    if GREEDY:
-        best = likeliest(row, on, peak, part_max, part_arg, PARTS, MOST_PARTS)
+    if form.sampled:
+        peak_p, total_p = row_sums(row + form.width, on, inverse, softmax, form)
+        at = row_at(b, first, place, draft, form) + token
+        logit = tl.load(at, mask=known, other=-float("inf")).to(tl.float64)
+        p_n = tl.where(greedy, p_n, tl.exp((logit - peak_p) * inverse) / total_p)
+    if form.greedy:
+        best = likeliest(row, on, peak, softmax, form)
         likely = tl.where(token == best, 1.0, 0.0)
         q_n = tl.where(greedy, tl.where(total == total, likely, total), q_n)
     return q_n, p_n, greedy

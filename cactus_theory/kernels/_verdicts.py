@@ -6,7 +6,7 @@ A chain is decided by the entries of its tokens alone; under a band, what they l
 A block needs the alive ratio down its path, then one sum a node (the formulas are those of
 :mod:`cactus_theory.verify.block`); under a band every row from the first that might lower the
 alive ratio is solved beforehand, as no row's band depends on the ratio. Parameters are those of
-``_rows.py``, and ``coin`` a number in [0, 1) of a drafted token, float64.
+``memory.py``, and ``coin`` a number in [0, 1) of a drafted token, float64.
 """
 
 import triton
@@ -18,9 +18,8 @@ from cactus_theory.kernels._draws import accept_coins
 from cactus_theory.kernels._rows import (
     draft_span,
     drafted_chances,
-    knob_of,
+    number_of,
     temperature_of,
-    token_at,
 )
 
 SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = map(tl.constexpr, policies.KINDS)
@@ -91,215 +90,174 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, CERTAIN_ROW):
 
 
 @triton.jit
-def first_refusal(verdict, place, length, PLACES: tl.constexpr):
+def first_refusal(verdict, place, length):
     """Return how many of ``length`` tokens come before the first refused one."""
     return tl.min(tl.where((place < length) & (verdict == REFUSED), place, length), 0)
 
 
 @triton.jit
-def judge(
-    target, draft, ids, lengths, temperature, seeds, positions, part_max, part_sum, part_arg,
-    peaks, weights, accepted, scales, verdicts, edges, flags,
-    target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar, high, low, ROWS,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, GREEDY: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
-    """Write how many tokens each request accepts, and the scale of its residual.
-
-    Grid: (requests,). Under the band, what is open is marked to be read instead, and the row of
-    the first token that no band keeps, which will be refused if it is reached.
-    """
-    b = tl.program_id(0)
-    place = tl.arange(0, PLACES)
-    start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    at = token_at(place, start, ids_step, FLAT)
-    token = tl.load(ids + at, mask=place < length, other=-1)
-    q_n, p_n, greedy = drafted_chances(
-        b, start, length, place, token, target, draft, temperature, part_max, part_sum, part_arg,
-        peaks, weights, target_batch, target_row, draft_batch, draft_row, vocab, scalar,
-        WIDTH, PARTS, MOST_PARTS, FLAT, CERTAIN, PER_ROW, GREEDY, ROWS,
-    )  # fmt: skip
-    coin = accept_coins(tl.load(seeds + b), tl.load(positions + b), place)
-    knob = knob_of(high, low)
-    verdict, scale = verdicts_of(q_n, p_n, coin, knob, KIND, greedy | CERTAIN)
-    count = first_refusal(verdict, place, length, PLACES)
-    tl.store(accepted + b, count)
-    if KIND == BAND:
-        tl.store(scales + b, knob * 0 + 1.0)  # the count may change, and a is found later
-        on = place < length
-        slot = b * WIDTH + place
-        opened = (verdict == OPEN) & (place < count)
-        read = opened | (on & (place == count) & ((greedy | CERTAIN) == 0))
-        tl.store(verdicts + slot, verdict, mask=on)
-        ratio = coin * p_n / tl.where(opened, q_n, 1.0)
-        start_edge = tl.where(opened, ratio, tl.sqrt(1 / knob))
-        tl.store(edges + slot, start_edge, mask=on)
-        tl.store(flags + slot, read.to(tl.int32), mask=place < WIDTH)
-    else:
-        tl.store(scales + b, tl.sum(tl.where(place == count, scale, 0.0), 0))
+def sum_of_parts(slot, read, sums, form: tl.constexpr):
+    """Return the sums, float64, of rows of which ``sums`` has parts; 0 where not ``read``."""
+    part = tl.arange(0, form.most_parts)[None, :]
+    at = slot.to(tl.int64)[:, None] * form.parts + part
+    there = read[:, None] & (part < form.parts)
+    return tl.sum(tl.load(sums + at, mask=there, other=0.0).to(tl.float64), 1)
 
 
 @triton.jit
-def band_judge(
-    ids, lengths, accepted, verdicts, sums, flags, ids_step, ROWS,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, FROM: tl.constexpr,
+def judge(
+    requests, target, draft, softmax, decision, band, knob, form: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """Decide what was open: kept iff E < 0 at the token's own ratio. Grid: (requests,).
+    """Write how many tokens each request accepts, and the scale of its residual.
+
+    Grid: (B,). ``band``: where what is open is marked to be read instead, and the row of the first
+    token that no band keeps, which will be refused if it is reached; None if nothing can be open.
+    """
+    b = tl.program_id(0)
+    place = tl.arange(0, form.places)
+    first, length = draft_span(b, requests, form)
+    q_n, p_n, greedy = drafted_chances(b, first, length, requests, target, draft, softmax, form)
+    coin = accept_coins(tl.load(requests.seeds + b), tl.load(requests.positions + b), place)
+    ratio = number_of(knob)
+    certain = greedy | form.certain
+    verdict, scale = verdicts_of(q_n, p_n, coin, ratio, KIND, certain)
+    count = first_refusal(verdict, place, length)
+    tl.store(decision.accepted + b, count)
+    if band is not None:
+        tl.store(decision.scales + b, ratio * 0 + 1.0)  # the count may change, and a is found later
+        on = place < length
+        slot = b * form.width + place
+        opened = (verdict == OPEN) & (place < count)
+        read = opened | (on & (place == count) & (certain == 0))
+        tl.store(decision.verdicts + slot, verdict, mask=on)
+        start = tl.where(opened, coin * p_n / tl.where(opened, q_n, 1.0), tl.sqrt(1 / ratio))
+        tl.store(band.points + slot, start, mask=on)
+        tl.store(band.flags + slot, read.to(tl.int32), mask=place < form.width)
+    else:
+        tl.store(decision.scales + b, tl.sum(tl.where(place == count, scale, 0.0), 0))
+
+
+@triton.jit
+def band_judge(requests, decision, band, form: tl.constexpr):
+    """Decide what was open: kept iff E < 0 at the token's own ratio. Grid: (B,).
 
     Of a request's rows only that of the first refused token stays marked.
     """
     b = tl.program_id(0)
-    _, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    place = tl.arange(0, PLACES)
-    slot = b * WIDTH + place
+    _, length = draft_span(b, requests, form)
+    place = tl.arange(0, form.places)
+    slot = b * form.width + place
     on = place < length
-    verdict = tl.load(verdicts + slot, mask=on, other=KEPT)
-    flag = tl.load(flags + FROM * ROWS + slot, mask=on, other=0)
-    part = tl.arange(0, MOST_PARTS)[None, :]
-    at = (FROM * 2 * ROWS + slot).to(tl.int64)[:, None] * PARTS + part
-    read = ((flag & READ) != 0)[:, None] & (part < PARTS)
-    excess = tl.sum(tl.load(sums + at, mask=read, other=0.0).to(tl.float64), 1)
+    verdict = tl.load(decision.verdicts + slot, mask=on, other=KEPT)
+    flag = tl.load(band.flags + slot, mask=on, other=0)
+    excess = sum_of_parts(slot, (flag & READ) != 0, band.excess, form)
     verdict = tl.where(verdict == OPEN, tl.where(excess < 0, KEPT, REFUSED), verdict)
-    count = first_refusal(verdict, place, length, PLACES)
-    tl.store(accepted + b, count)
-    tl.store(flags + FROM * ROWS + slot, tl.where(place == count, flag, 0), mask=on)
+    count = first_refusal(verdict, place, length)
+    tl.store(decision.accepted + b, count)
+    tl.store(band.flags + slot, tl.where(place == count, flag, 0), mask=on)
 
 
 @triton.jit
 def block_entries(
-    target, draft, ids, lengths, temperature, part_max, part_sum, part_arg, peaks, weights,
-    chances, edges, flags,
-    target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar, high, low, ROWS,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, GREEDY: tl.constexpr, SOLVED: tl.constexpr,
+    requests, target, draft, softmax, block, band, knob, form: tl.constexpr
 ):  # fmt: skip
     """Write q_n and p_n of each drafted token; mark the rows whose band is to be solved.
 
-    Grid: (requests,).
+    Grid: (B,). ``band`` is None if no row has one.
     """
     b = tl.program_id(0)
-    place = tl.arange(0, PLACES)
-    start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    at = token_at(place, start, ids_step, FLAT)
+    place = tl.arange(0, form.places)
+    first, length = draft_span(b, requests, form)
+    q_n, p_n, greedy = drafted_chances(b, first, length, requests, target, draft, softmax, form)
     on = place < length
-    token = tl.load(ids + at, mask=on, other=-1)
-    q_n, p_n, greedy = drafted_chances(
-        b, start, length, place, token, target, draft, temperature, part_max, part_sum, part_arg,
-        peaks, weights, target_batch, target_row, draft_batch, draft_row, vocab, scalar,
-        WIDTH, PARTS, MOST_PARTS, FLAT, CERTAIN, PER_ROW, GREEDY, ROWS,
-    )  # fmt: skip
-    slot = b * WIDTH + place
-    tl.store(chances + slot, q_n, mask=on)
-    tl.store(chances + ROWS + slot, p_n, mask=on)
-    if SOLVED:
-        first = tl.min(tl.where(on & (p_n > q_n), place, WIDTH), 0)
-        read = on & (place >= first) & ((greedy | CERTAIN) == 0)
-        tl.store(flags + slot, read.to(tl.int32), mask=place < WIDTH)
-        tl.store(edges + slot, tl.sqrt(1 / knob_of(high, low)) + q_n * 0, mask=on)
+    slot = b * form.width + place
+    tl.store(block.q + slot, q_n, mask=on)
+    tl.store(block.p + slot, p_n, mask=on)
+    if band is not None:
+        lowered = tl.min(tl.where(on & (p_n > q_n), place, form.width), 0)
+        read = on & (place >= lowered) & (greedy == 0)
+        tl.store(band.flags + slot, read.to(tl.int32), mask=place < form.width)
+        tl.store(band.points + slot, tl.sqrt(1 / number_of(knob)) + q_n * 0, mask=on)
 
 
 @triton.jit
-def block_walk(
-    ids, lengths, temperature, chances, sums, edges, flags, alive, row_scales, closed, ends, sure,
-    ids_step, scalar, high, low, ROWS,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, CERTAIN: tl.constexpr,
-    PER_ROW: tl.constexpr, KIND: tl.constexpr, SOLVED: tl.constexpr, FROM: tl.constexpr,
-):  # fmt: skip
+def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constexpr):
     """Write the alive ratio P at each node, and the scale of its residual (s q − p)₊.
 
-    ``ends`` is P after the last drafted token, ``sure`` the last node that is always reached,
-    ``closed`` the residual's mass where the draft is certain. Grid: (requests,).
+    Also the residual's mass where the draft is certain, P after the last drafted token, and the
+    last node that is always reached. Grid: (B,).
     """
     b = tl.program_id(0)
-    _, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    _, greedy = temperature_of(b, temperature, scalar, PER_ROW)
-    certain = greedy | CERTAIN
-    ratio = knob_of(high, low)
+    _, length = draft_span(b, requests, form)
+    _, greedy = temperature_of(b, requests, form)
+    certain = greedy | form.certain
+    ratio = number_of(knob)
     ratio_alive = ratio * 0 + 1.0
     last = length * 0
-    for place in range(WIDTH):
-        slot = b * WIDTH + place
+    for place in range(form.width):
+        slot = b * form.width + place
         on = place < length
-        q_n = tl.load(chances + slot, mask=on, other=1.0)
-        p_n = tl.load(chances + ROWS + slot, mask=on, other=1.0)
+        q_n = tl.load(block.q + slot, mask=on, other=1.0)
+        p_n = tl.load(block.p + slot, mask=on, other=1.0)
         h_n, lower = q_n, ratio * 0 + 1.0
-        if SOLVED:
-            upper = upper_edge(slot, sums, edges, flags, ROWS, PARTS, MOST_PARTS, FROM)
-            marked = on & (tl.load(flags + FROM * ROWS + slot, mask=on, other=0) != 0)
+        if band is not None:
+            upper = upper_edge(slot, band, form)
+            marked = on & (tl.load(band.flags + slot, mask=on, other=0) != 0)
             raised = tl.minimum(tl.maximum(p_n, upper * ratio * q_n), upper * q_n)
             h_n = tl.where(marked, raised, tl.maximum(p_n, q_n))
             lower = tl.where(marked, upper * ratio, 1.0)
         if KIND == BAND:
             h_n = tl.where(certain, q_n / (ratio * (1 - q_n) + q_n), h_n)
-        tl.store(alive + slot, ratio_alive, mask=on)
-        tl.store(row_scales + slot, ratio_alive * lower, mask=on)
-        tl.store(closed + slot, tl.where(certain, ratio_alive * (1 - h_n), -1.0), mask=on)
+        tl.store(block.alive + slot, ratio_alive, mask=on)
+        tl.store(block.scales + slot, ratio_alive * lower, mask=on)
+        tl.store(block.closed + slot, tl.where(certain, ratio_alive * (1 - h_n), -1.0), mask=on)
         divisor = tl.where(p_n > 0, p_n, 1.0)
         kept = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
         number = (q_n == q_n) & (p_n == p_n) & (kept == kept)
         kept = tl.where(number & (ratio_alive > 0), kept, 0.0)
         ratio_alive = tl.where(on, tl.minimum(1.0, kept), ratio_alive)
         last = tl.where(on & (ratio_alive == 1.0), place + 1, last)
-    tl.store(ends + b, ratio_alive)
-    tl.store(sure + b, last)
+    tl.store(block.ends + b, ratio_alive)
+    tl.store(block.sure + b, last)
 
 
 @triton.jit
-def shortfall(
-    target, draft, ids, lengths, temperature, peaks, weights, alive, row_scales, sure, lefts,
-    target_batch, target_row, draft_batch, draft_row, ids_step, vocab, scalar, ROWS,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr, PER_ROW: tl.constexpr,
-):  # fmt: skip
-    """Write one part of Σ (s q − p)₊ of each node whose coin is open. Grid: (ROWS, PARTS)."""
+def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
+    """Write one part of Σ (s q − p)₊ of each node whose coin is open. Grid: (B K, C)."""
     row, part = tl.program_id(0), tl.program_id(1)
-    b, place = row // WIDTH, row % WIDTH
-    start, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    inverse, greedy = temperature_of(b, temperature, scalar, PER_ROW)
-    if (place >= length) | (place <= tl.load(sure + b)) | greedy:
+    b, place = row // form.width, row % form.width
+    _, length = draft_span(b, requests, form)
+    _, greedy = temperature_of(b, requests, form)
+    if (place >= length) | (place <= tl.load(block.sure + b)) | greedy:
         return
-    if tl.load(alive + row) <= 0:
+    if tl.load(block.alive + row) <= 0:
         return
-    q, p = part_of_rows(
-        b, place, start, part, target, draft, peaks, weights, inverse,
-        target_batch, target_row, draft_batch, draft_row, vocab, ROWS, WIDTH, PART, FLAT,
-    )  # fmt: skip
-    scale = tl.load(row_scales + row).to(tl.float32)
+    q, p = part_of_rows(b, place, part, requests, target, draft, softmax, form)
+    scale = tl.load(block.scales + row).to(tl.float32)
     left = tl.sum(tl.maximum(scale * q - p, 0.0), 0)
-    tl.store(lefts + row.to(tl.int64) * PARTS + part, left)
+    tl.store(block.lefts + row.to(tl.int64) * form.parts + part, left)
 
 
 @triton.jit
-def block_judge(
-    ids, lengths, seeds, positions, alive, row_scales, closed, ends, sure, lefts, accepted, scales,
-    ids_step,
-    WIDTH: tl.constexpr, PLACES: tl.constexpr, PARTS: tl.constexpr, MOST_PARTS: tl.constexpr,
-    FLAT: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-):  # fmt: skip
-    """Write the last node whose coin passes, and the scale of its residual. Grid: (requests,)."""
+def block_judge(requests, block, decision, form: tl.constexpr):
+    """Write the last node whose coin passes, and the scale of its residual. Grid: (B,)."""
     b = tl.program_id(0)
-    _, length = draft_span(b, ids, lengths, ids_step, WIDTH, PLACES, FLAT, HAS_LENGTHS)
-    node = tl.arange(0, PLACES)
-    slot = b * WIDTH + node
-    inner = (node > tl.load(sure + b)) & (node < length)
-    reached = tl.load(alive + slot, mask=inner, other=1.0)
-    mass = tl.load(closed + slot, mask=inner, other=0.0)
-    part = tl.arange(0, MOST_PARTS)[None, :]
-    at = slot.to(tl.int64)[:, None] * PARTS + part
-    read = (inner & (mass < 0) & (reached > 0))[:, None] & (part < PARTS)
-    mass = tl.where(mass < 0, 0.0, mass)
-    mass += tl.sum(tl.load(lefts + at, mask=read, other=0.0).to(tl.float64), 1)
+    _, length = draft_span(b, requests, form)
+    node = tl.arange(0, form.places)
+    slot = b * form.width + node
+    sure = tl.load(block.sure + b)
+    inner = (node > sure) & (node < length)
+    reached = tl.load(block.alive + slot, mask=inner, other=1.0)
+    mass = tl.load(block.closed + slot, mask=inner, other=0.0)
+    read = inner & (mass < 0) & (reached > 0)
+    mass = tl.where(mass < 0, 0.0, mass) + sum_of_parts(slot, read, block.lefts, form)
     denominator = mass + tl.where(reached == 1, 1.0, 1 - reached)
     value = tl.where(reached == 1, 1.0, mass / denominator)
-    seed, position = tl.load(seeds + b), tl.load(positions + b)
+    seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
     passes = inner & (accept_coins(seed, position, node - 1) < value)
-    count = tl.maximum(tl.load(sure + b), tl.max(tl.where(passes, node, 0), 0))
+    count = tl.maximum(sure, tl.max(tl.where(passes, node, 0), 0))
     final = tl.sum(tl.where(node == 0, accept_coins(seed, position, node * 0 + length - 1), 0.0), 0)
-    count = tl.where((length > 0) & (final < tl.load(ends + b)), length, count)
-    tl.store(accepted + b, count)
-    scale = tl.load(row_scales + slot, mask=node < length, other=0.0)
-    tl.store(scales + b, tl.sum(tl.where(node == count, scale, 0.0), 0))
+    count = tl.where((length > 0) & (final < tl.load(block.ends + b)), length, count)
+    tl.store(decision.accepted + b, count)
+    scale = tl.load(block.scales + slot, mask=node < length, other=0.0)
+    tl.store(decision.scales + b, tl.sum(tl.where(node == count, scale, 0.0), 0))

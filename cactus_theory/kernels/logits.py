@@ -3,7 +3,9 @@
 The same step in torch is for policies without a kernel and for machines without Triton.
 """
 
+import importlib
 import os
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -13,19 +15,21 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.kernels import random_numbers
-from cactus_theory.kernels.memory import (
+from cactus_theory.kernels.layout import (
     Layout,
-    Workspace,
     check_logits,
     check_per_request,
     checked_temperature,
     layout_of,
 )
+from cactus_theory.kernels.memory import Workspace
 from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 WHOLE = (torch.int64,)
+# groups of parameters of which some are None
+LEAST_TRITON = (3, 4)
 
 
 class LogitsVerdict(NamedTuple):
@@ -112,8 +116,8 @@ def verify_logits(
         Shapes, devices or strides that do not match; values on the device are not looked at.
     TypeError
         Logits or ids of another dtype.
-    ModuleNotFoundError
-        On CUDA without Triton (extra ``kernels``).
+    ImportError
+        On CUDA without Triton (extra ``kernels``), or with one before 3.4.
 
     Examples
     --------
@@ -140,14 +144,12 @@ def verify_logits(
             seeds, positions,
         )  # fmt: skip
         return LogitsVerdict(ids, counts) if out is None else _copied(out, ids, counts)
-    check.optional_module("triton", "kernels")
-    from cactus_theory.kernels._launch import Step
-
+    launches = _launches()
     work = _workspace(workspace, layout.batch, layout.width, layout.vocab, device)
     if out is None:
         ids = draft_token_ids.new_empty(layout.batch, layout.width + 1)
         out = LogitsVerdict(ids, draft_token_ids.new_empty(layout.batch))
-    Step(
+    launches.Step(
         policy, verifier == "block", layout, target_logits, draft_logits, draft_token_ids,
         temperature, seeds, positions, work, *out,
     ).run()  # fmt: skip
@@ -182,8 +184,8 @@ def draft_from_logits(
     ------
     ValueError, TypeError
         As for :func:`verify_logits`.
-    ModuleNotFoundError
-        On CUDA without Triton (extra ``kernels``).
+    ImportError
+        On CUDA without Triton (extra ``kernels``), or with one before 3.4.
 
     Examples
     --------
@@ -201,18 +203,24 @@ def draft_from_logits(
     if not runs_kernels(logits.device):
         tokens = draw_in_torch(logits, temperature, seeds, positions, place)
         return tokens if out is None else out.copy_(tokens)
-    check.optional_module("triton", "kernels")
-    from cactus_theory.kernels._launch import draw
-
+    launches = _launches()
     work = _workspace(workspace, batch, 0, vocab, logits.device)
     out = seeds.new_empty(batch) if out is None else out
-    draw(logits, temperature, seeds, positions, place, work, out)
+    launches.draw(logits, temperature, seeds, positions, place, work, out)
     return out
 
 
 def runs_kernels(device: torch.device) -> bool:
     """Return whether kernels run there: on CUDA, and on the CPU if Triton interprets them."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _launches() -> ModuleType:
+    """Return what launches kernels; ImportError without a Triton that can."""
+    version = check.optional_module("triton", "kernels").__version__
+    if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON:
+        raise ImportError(f"triton: must be 3.4 or later; got {version}")
+    return importlib.import_module("cactus_theory.kernels._launch")
 
 
 def _workspace(

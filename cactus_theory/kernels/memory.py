@@ -1,134 +1,160 @@
-"""Where logits and drafted tokens lie, padded or flat, and the memory of a verification step.
+r"""What the kernels of a step are given: groups of tensors and numbers, each with its shape.
 
-Layouts are checked by shapes alone. The memory is small, and the same whatever the rows hold.
+A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
+no more. B requests draft up to K tokens of a vocabulary V each, in C parts; flat, N in all. Read
+are :class:`Requests`, the target's and the draft's :class:`Rows` (None of a certain draft) and the
+:class:`Knob`; the tensors of a :class:`Workspace` are written and read again. They are small, and
+the same whatever the rows hold.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Float32, Float64, Int, Int32, Int64
 from torch import Tensor
 
-LOGITS = (torch.float32, torch.bfloat16, torch.float16)
-COUNTS = (torch.int32, torch.int64)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the rows of each request lie: padded to B, K and V, or one after another, ``flat``.
-
-    ``lengths`` (B,) are drafted tokens, or running counts if flat; None where −1 ends a draft.
-    """
-
-    batch: int
-    width: int
-    vocab: int
-    lengths: Tensor | None
-    flat: bool
-
-
-def layout_of(
-    target: Tensor,
-    draft: Tensor | None,
-    ids: Tensor,
-    lengths: Tensor | None,
-    ends: Tensor | None,
-    width: int | None,
-) -> Layout:
-    """Return the layout of checked logits and ids; raise where they do not match."""
-    check_logits("target_logits", target)
-    if draft is not None:
-        check_logits("draft_logits", draft)
-    if ids.dtype != torch.int64:
-        raise TypeError(f"draft_token_ids: must be int64; got {ids.dtype}")
-    if ids.ndim and ids.shape[-1] > 1 and ids.stride(-1) != 1:
-        raise ValueError(f"draft_token_ids: stride must be 1 along K; got {ids.stride()}")
-    if ends is None:
-        if width is not None:
-            raise ValueError(f"width: must not be given without cu_num_draft_tokens; got {width}")
-        return _padded(target, draft, ids, lengths)
-    if lengths is not None:
-        raise ValueError("lengths: must not be given with cu_num_draft_tokens, which has them")
-    return _flat(target, draft, ids, ends, width)
-
-
-def _padded(target: Tensor, draft: Tensor | None, ids: Tensor, lengths: Tensor | None) -> Layout:
-    if ids.ndim != 2 or target.ndim != 3:
-        raise ValueError(
-            "draft_token_ids, target_logits: shapes must be (B, K) and (B, K + 1, V); "
-            f"got {tuple(ids.shape)} and {tuple(target.shape)}"
-        )
-    (batch, width), vocab = ids.shape, target.shape[-1]
-    _shaped("target_logits", target, (batch, width + 1, vocab))
-    if draft is not None:
-        _shaped("draft_logits", draft, (batch, width, vocab))
-    if lengths is not None:
-        check_per_request(batch, target.device, COUNTS, lengths=lengths)
-    return Layout(batch, width, vocab, lengths, False)
-
-
-def _flat(
-    target: Tensor, draft: Tensor | None, ids: Tensor, ends: Tensor, width: int | None
-) -> Layout:
-    if width is None or width < 0:
-        raise ValueError(f"width: must be the most tokens a request drafts, if flat; got {width}")
-    if ends.ndim != 1:
-        raise ValueError(f"cu_num_draft_tokens: shape must be (B,); got {tuple(ends.shape)}")
-    check_per_request(len(ends), target.device, COUNTS, cu_num_draft_tokens=ends)
-    tokens, vocab = ids.numel(), target.shape[-1]
-    _shaped("draft_token_ids", ids, (tokens,))
-    _shaped("target_logits", target, (tokens + len(ends), vocab))
-    if draft is not None:
-        _shaped("draft_logits", draft, (tokens, vocab))
-    return Layout(len(ends), width, vocab, ends, True)
-
-
-def check_logits(name: str, logits: Tensor) -> None:
-    """Raise unless these are logits of a dtype that kernels read, contiguous along V."""
-    if logits.dtype not in LOGITS:
-        raise TypeError(f"{name}: must be float32, bfloat16 or float16; got {logits.dtype}")
-    if not logits.ndim or not logits.shape[-1]:
-        raise ValueError(f"{name}: needs at least one token; got shape {tuple(logits.shape)}")
-    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
-        raise ValueError(f"{name}: stride must be 1 along V; got {logits.stride()}")
-
-
-def check_per_request(
-    batch: int, device: torch.device, dtypes: tuple[torch.dtype, ...], **tensors: Tensor
-) -> None:
-    """Raise unless these are (B,), contiguous, of one of the dtypes and on the device."""
-    for name, value in tensors.items():
-        _shaped(name, value, (batch,))
-        if value.dtype not in dtypes:
-            allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise ValueError(f"{name}: must be {allowed}; got {value.dtype}")
-        if value.device != device:
-            raise ValueError(f"{name}: must be on {device}; got {value.device}")
-        if not value.is_contiguous():
-            raise ValueError(f"{name}: must be contiguous; got strides {value.stride()}")
-
-
-def checked_temperature(
-    temperature: float | Tensor, batch: int, device: torch.device
-) -> float | Tensor:
-    """Return the temperature, one number or one per request; raise unless it is one."""
-    if isinstance(temperature, Tensor):
-        check_per_request(batch, device, (torch.float32,), temperature=temperature)
-        return temperature
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature: must lie in [0, inf); got {temperature!r}")
-    return float(temperature)
-
-
-def _shaped(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(value.shape) != shape:
-        raise ValueError(f"{name}: shape must be {shape}; got {tuple(value.shape)}")
-
+from cactus_theory.kernels.random_numbers import LANES
 
 # tokens that a program takes of a row, by the vocabulary up to which it does; a multiple of 512,
 # the tokens that share counters of noise
 PART_BY_VOCABULARY = ((512, 512), (1024, 1024), (16384, 2048), (65536, 4096))
 LONGEST_PART = 8192
+# of a part; as many warps share it (``_launch.py``)
+TOKENS_A_THREAD = 32
+
+
+class Requests(NamedTuple):
+    """What each request drafted, and what its draws depend on: law, seed and position."""
+
+    ids: Int64[Tensor, "*drafted"] | None  # (B, K), −1 after the last token; flat (N,)
+    ids_step: int  # elements from one request to the next, 0 if flat
+    lengths: Int[Tensor, "B"] | None  # of drafts, None if −1 says it; flat, running counts
+    temperature: Float32[Tensor, "B"] | float  # T
+    vocab: int  # V
+    seeds: Int64[Tensor, "B"]
+    positions: Int64[Tensor, "B"]
+
+
+class Rows(NamedTuple):
+    """Logits of a model, and where they lie."""
+
+    logits: Float[
+        Tensor, "*rows V"
+    ]  # target (B, K + 1, V), flat (N + B, V); draft (B, K, V), (N, V)
+    step: int  # elements from one request to the next; flat, a request's rows beyond those drafted
+    row_step: int  # elements from one row to the next
+
+
+class Knob(NamedTuple):
+    """A policy's knob as a sum of two numbers that float32 holds."""
+
+    high: float
+    low: float
+
+
+class Softmax(NamedTuple):
+    """What makes probabilities of a request's target rows, then of its draft's, if it has rows."""
+
+    part_max: Float32[Tensor, "B 2 K C"]  # a part's largest logit
+    part_sum: Float32[Tensor, "B 2 K C"]  # its Σ exp((l − largest)/T)
+    part_arg: Int32[Tensor, "B 2 K C"]  # its first token of the largest logit, if some T may be 0
+    peaks: Float32[Tensor, "B 2 K"]  # M, the row's largest logit
+    weights: Float32[Tensor, "B 2 K"]  # 1/S
+
+
+class Band(NamedTuple):
+    """Where the search for each row's upper edge is: a Newton step reads one and writes another."""
+
+    points: Float64[Tensor, "B K"]  # the edge so far
+    lower: Float64[Tensor, "B K"]  # its bracket
+    upper: Float64[Tensor, "B K"]
+    flags: Int32[Tensor, "B K"]  # bits of READ, LOW_SEEN, HIGH_SEEN
+    excess: Float32[Tensor, "B K C"]  # E at the point, by parts
+    slopes: Float32[Tensor, "B K C"]  # E′
+
+
+class Decision(NamedTuple):
+    """What is accepted, and the residual (s q − p)₊ of the row after it."""
+
+    verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, KEPT or OPEN
+    accepted: Int32[Tensor, "B"]  # how many tokens are accepted
+    scales: Float64[Tensor, "B"]  # s
+
+
+class Block(NamedTuple):
+    """The nodes of a block."""
+
+    q: Float64[Tensor, "B K"]  # q_n of the drafted token
+    p: Float64[Tensor, "B K"]
+    alive: Float64[Tensor, "B K"]  # the ratio P with which a drafted token's row was reached
+    scales: Float64[Tensor, "B K"]  # s of its residual
+    closed: Float64[
+        Tensor, "B K"
+    ]  # the residual's mass if the draft is certain of the token, or −1
+    lefts: Float32[Tensor, "B K C"]  # a part of Σ (s q − p)₊
+    ends: Float64[Tensor, "B"]  # P after the last drafted token
+    sure: Int32[Tensor, "B"]  # the last node that is always reached
+
+
+class Winners(NamedTuple):
+    """The winner of each part of the row that is drawn from, and its key."""
+
+    left_keys: Float32[Tensor, "B C"]  # by the residual
+    left_tokens: Int32[Tensor, "B C"]
+    whole_keys: Float64[Tensor, "B C"]  # by the whole row
+    whole_tokens: Int32[Tensor, "B C"]
+
+
+class Emitted(NamedTuple):
+    """What the step returns."""
+
+    output: Int64[Tensor, "B K1"]
+    step: int  # elements from one request to the next
+    counts: Int64[Tensor, "B"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for: sizes, and which inputs there are."""
+
+    width: int  # K
+    parts: int  # C
+    part: int  # tokens of a part
+    flat: bool  # the flat layout
+    certain: bool  # no draft rows
+    per_row: bool  # a temperature a request
+    greedy: bool  # some T may be 0
+
+    @property
+    def sampled(self) -> bool:
+        """Return whether there are draft rows."""
+        return not self.certain
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of a request are summed: K, or 2 K with those of the draft."""
+        return self.width if self.certain else 2 * self.width
+
+    @property
+    def lanes(self) -> int:
+        """Return how many counters are worked on at once: one a thread, at least one group."""
+        return max(LANES, self.part // TOKENS_A_THREAD)
+
+    @property
+    def places(self) -> int:
+        """Return the least power of two from K on, of which registers hold an array."""
+        return next_power(self.width)
+
+    @property
+    def outputs(self) -> int:
+        """Return the least power of two from K + 1 on."""
+        return next_power(self.width + 1)
+
+    @property
+    def most_parts(self) -> int:
+        """Return the least power of two from C on."""
+        return next_power(self.parts)
 
 
 class Workspace:
@@ -145,8 +171,8 @@ class Workspace:
 
     Attributes
     ----------
-    alive : (B K,) float64; after a block, the ratio P with which each drafted token's row was
-        reached.
+    block : of it ``alive``, (B, K) float64, has after a block the ratio P with which each drafted
+        token's row was reached.
 
     Examples
     --------
@@ -161,40 +187,23 @@ class Workspace:
         self.device = torch.device(device)
         self.part = part_for(vocab)
         self.parts = -(-vocab // self.part)
-        self.rows = batch * width
-        for name, (dtype, shape) in self._plan().items():
-            size = 1
-            for length in shape:
-                size *= length
-            setattr(self, name, torch.zeros(max(size, 1), dtype=dtype, device=self.device))
+        self.softmax, self.decision = self._zeros(Softmax), self._zeros(Decision)
+        self.bands = self._zeros(Band), self._zeros(Band)
+        self.block, self.winners = self._zeros(Block), self._zeros(Winners)
 
-    accepted: Tensor
-    alive: Tensor
-    whole_keys: Tensor
-    whole_tokens: Tensor
-
-    def _plan(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        rows, parts, batch = self.rows, self.parts, self.batch
-        single, double, index = torch.float32, torch.float64, torch.int32
-        return {
-            "part_max": (single, (2, rows, parts)), "part_sum": (single, (2, rows, parts)),
-            "part_arg": (index, (2, rows, parts)),
-            "peaks": (single, (2, rows)), "weights": (single, (2, rows)),
-            "chances": (double, (2, rows)), "verdicts": (index, (rows,)),
-            "accepted": (index, (batch,)), "scales": (double, (batch,)),
-            "sums": (single, (2, 2, rows, parts)), "edges": (double, (2, 3, rows)),
-            "flags": (index, (2, rows)),
-            "alive": (double, (rows,)), "row_scales": (double, (rows,)),
-            "closed": (double, (rows,)), "ends": (double, (batch,)), "sure": (index, (batch,)),
-            "lefts": (single, (rows, parts)),
-            "left_keys": (single, (batch, parts)), "left_tokens": (index, (batch, parts)),
-            "whole_keys": (double, (batch, parts)), "whole_tokens": (index, (batch, parts)),
-        }  # fmt: skip
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """Return everything by name."""
-        return {name: getattr(self, name) for name in self._plan()}
+    def _zeros(self, group: Any) -> Any:
+        """Return a group of zeros, of the shapes that its class says; no axis is empty."""
+        sizes = {"B": self.batch, "K": self.width, "C": self.parts, "2": 2}
+        return group(
+            *(
+                torch.zeros(
+                    [max(sizes[axis], 1) for axis in hint.dim_str.split()],
+                    dtype=getattr(torch, hint.dtypes[0]),
+                    device=self.device,
+                )
+                for hint in group.__annotations__.values()
+            )
+        )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -208,3 +217,8 @@ def part_for(vocab: int) -> int:
         if vocab <= most:
             return part
     return LONGEST_PART
+
+
+def next_power(count: int) -> int:
+    """Return the least power of two from ``count`` on, and 1 for 0."""
+    return 1 << max(count - 1, 0).bit_length()

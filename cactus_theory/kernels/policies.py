@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.kernels.memory import Knob
 from cactus_theory.policies import Policy
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact
@@ -35,10 +36,10 @@ class KernelPolicy:
     knob: float
 
     @property
-    def high_and_low(self) -> tuple[float, float]:
-        """Return the knob as a sum of two numbers that float32 holds."""
+    def high_and_low(self) -> Knob:
+        """Return the knob as a kernel takes it."""
         high = float(np.float32(self.knob))
-        return high, float(np.float32(self.knob - high))
+        return Knob(high, float(np.float32(self.knob - high)))
 
 
 def has_kernel(rule: Policy, verifier: str = "chain") -> bool:

@@ -25,6 +25,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.kernels import draft_from_logits, has_kernel, logits
+from cactus_theory.kernels.memory import Form
 
 from ..common.grid import followers
 from ..common.inputs import DATA, command_line
@@ -33,9 +34,9 @@ from . import command
 
 Row = dict[str, Any]
 TABLE = "gpu_kernels"
-COMPUTE_CAPABILITY, WARP, INSTRUCTION_BYTES = 90, 32, 16
-# these take so many tokens a thread at once, in a loop over their part
-RACES, TOKENS_A_TURN = ("race", "race_alone"), 4
+COMPUTE_CAPABILITY, WARP = 90, 32
+# these read a part of a row, the races so many tokens a thread at once, in a loop over it
+STREAMING, RACES, TOKENS_A_TURN = ("sum_rows", "band_step", "shortfall"), ("race", "race_alone"), 4
 # what compiles in a second: sums by parts, float64, random numbers
 FEW = "judge"
 
@@ -102,7 +103,7 @@ class Variant:
 
     module: str
     name: str
-    signature: tuple[tuple[str, str], ...]
+    signature: tuple[tuple[str, Any], ...]  # a group's types are the group
     constants: tuple[tuple[tuple[int, ...], Any], ...]
     attributes: tuple[tuple[tuple[int, ...], tuple[tuple[Any, ...], ...]], ...]
     warps: int
@@ -110,12 +111,19 @@ class Variant:
     @property
     def text(self) -> str:
         """Return the constants, and the arguments that are multiples of 16, in a line."""
-        names = [name for name, _ in self.signature]
-        constants = [f"{names[path[0]]}={value}" for path, value in self.constants]
-        types = sorted({kind for _, kind in self.signature if kind.startswith("*")})
-        unaligned = [name for at, (name, kind) in enumerate(self.signature)
-                 if not dict(self.attributes).get((at,)) and kind.startswith("i")]  # fmt: skip
+        kinds = {path: self._at(path) for path, _ in (*self.constants, *self.attributes)}
+        constants = [f"{kinds[path][0]}={value}" for path, value in self.constants]
+        types = sorted({kind for _, kind in kinds.values() if kind.startswith("*")})
+        unaligned = [kinds[path][0] for path, parts in self.attributes
+                     if not parts and kinds[path][1].startswith("i")]  # fmt: skip
         return " ".join([*types, *constants, *(f"16∤{name}" for name in unaligned)])
+
+    def _at(self, path: tuple[int, ...]) -> tuple[str, str]:
+        """Return the name and type of an argument, or of a part of a group."""
+        name, kind = self.signature[path[0]]
+        for place in path[1:]:
+            name, kind = f"{name}.{kind._fields[place]}", kind[place]
+        return name, kind
 
 
 def agreement_steps() -> Iterator[StepShape]:
@@ -202,8 +210,7 @@ def compiled(variant: Variant) -> Row:
 
 def _cost(binary: Any, variant: Variant) -> Row:
     """Return the costs; where a part is read in turns, instructions a token are those of a turn."""
-    names = [name for name, _ in variant.signature]
-    part = {names[path[0]]: value for path, value in variant.constants}.get("PART")
+    part = next(value.part for _, value in variant.constants if isinstance(value, Form))
     cubin = binary.asm["cubin"]
     usage = re.findall(r"(?:REG|STACK):(\d+)", _cuobjdump(cubin, "-res-usage"))
     registers, stack = map(int, usage)
@@ -211,10 +218,11 @@ def _cost(binary: Any, variant: Variant) -> Row:
     instructions = [line for _, line in places]
     count = sum("NOP" not in line for line in instructions)
     spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in instructions)
-    a_token = count * WARP * variant.warps / part if part else None
-    turns = [_turn(int(place, 16), line) for place, line in places] if variant.name in RACES else []
-    if any(turns):
-        a_token = max(turns) / TOKENS_A_TURN
+    a_token = None
+    if variant.name in STREAMING:
+        a_token = count * WARP * variant.warps / part
+    elif variant.name in RACES:
+        a_token = max(_turns(places), default=count) / TOKENS_A_TURN
     return {
         "registers": registers, "stack_bytes": stack, "spills": spilled, "instructions": count,
         "instructions_per_token": a_token,
@@ -223,10 +231,14 @@ def _cost(binary: Any, variant: Variant) -> Row:
     }  # fmt: skip
 
 
-def _turn(place: int, line: str) -> int:
-    """Return the instructions of a loop that this line ends, 0 if it ends none."""
-    back = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", line)
-    return max((place - int(back[1], 16)) // INSTRUCTION_BYTES + 1, 0) if back else 0
+def _turns(places: list[tuple[str, str]]) -> Iterator[int]:
+    """Yield the instructions of each loop that draws, which has a product's high half."""
+    at = {int(place, 16): line for line, (place, _) in enumerate(places)}
+    for end, (_, text) in enumerate(places):
+        target = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
+        body = [line for _, line in places[at[int(target[1], 16)] : end]] if target else []
+        if any("IMAD.HI" in line for line in body) and not any("BRA" in line for line in body):
+            yield len(body) + 1
 
 
 def _cuobjdump(cubin: bytes, flag: str) -> str:

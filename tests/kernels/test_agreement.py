@@ -165,8 +165,7 @@ def test_bands_are_solved_to_float32(price, vocab, device):
     verify_logits(rule, target, draft, ids, verifier="block", workspace=work, **numbers)
     rows = rows_of(target, draft, ids)
     lower, upper = (edge[..., 0] for edge in rule.edges(rows.q[:, :width], rows.p))
-    solved = work.flags.view(2, batch, width)[0] != 0
-    edge = work.edges.view(2, 3, batch, width)[0, 0]
+    solved, edge = work.bands[0].flags != 0, work.bands[0].points
     slope = (lower[..., None] * rows.q[:, :width]).minimum(rows.p).sum(-1).clamp(min=1e-3)
     error = torch.where(solved & (upper < torch.inf), (edge / upper - 1).abs(), 0.0)
     assert bool(solved.any()) and bool((error <= EDGE_ERROR / slope).all())

@@ -65,6 +65,12 @@ def test_a_workspace_of_other_sizes_is_refused(monkeypatch, device):
         )  # fmt: skip
 
 
+def test_a_triton_without_groups_of_parameters_is_refused(monkeypatch, device):
+    monkeypatch.setattr("triton.__version__", "3.3.1")
+    with pytest.raises(ImportError, match="triton: must be 3.4 or later; got 3.3.1"):
+        verify_logits(ct.policy("speculative"), **{k: v.to(device) for k, v in GIVEN.items()})
+
+
 def test_which_policies_have_a_kernel():
     yes = {
         "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5",

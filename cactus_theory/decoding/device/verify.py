@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cactus_theory.base.rows import greedy, scaled
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
+from cactus_theory.kernels.layout import LOGITS
 from cactus_theory.kernels.logits import runs_kernels
-from cactus_theory.kernels.memory import LOGITS
 from cactus_theory.policies import Policy
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain, chain_on_device
@@ -94,7 +94,7 @@ def kernel_step(
     batch = len(seeds)
     work = Workspace(batch, width, vocab, seeds.device)
     out = LogitsVerdict(seeds.new_empty(batch, width + 1), seeds.new_empty(batch))
-    alive = work.alive.view(batch, width) if verifier == "block" and width else None
+    alive = work.block.alive if verifier == "block" and width else None
 
     def step(logits: Logits) -> Verdict:
         ids, counts = verify_logits(
