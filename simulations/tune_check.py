@@ -31,6 +31,9 @@ from .common.inputs import add_decode_arguments, add_pair_arguments, prompts_of,
 from .common.journal import Journal
 from .common.results import columns, publish
 from .common.statistics import Draws, resamples, spread
+from .replay import valued
+
+Row = dict[str, Any]
 
 
 def tune_all(
@@ -92,21 +95,23 @@ def _name(choice: Choice) -> tuple[str, int]:
     return choice.family.key, choice.num_draft_tokens
 
 
-def _line(choice: Choice) -> dict[str, Any]:
-    meter, calls = choice.replay.divergence_per_token(), choice.replay.tokens_per_call
+def _line(choice: Choice) -> Row:
+    """Return the columns of a choice, its policy by its spec."""
     return {
         "family": choice.family.name,
         "policy": choice.policy,
         "verifier": choice.verifier,
         "num_draft_tokens": choice.num_draft_tokens,
-        "speed": choice.speed.value,
-        "speed_se": choice.speed.standard_error,
-        "tokens_per_call": calls.value,
-        "kl": meter.value,
-        "kl_se": meter.standard_error,
+        **valued("predicted_speed", choice.speed),
+        "predicted_tokens_per_call": choice.replay.tokens_per_call.value,
+        **valued("predicted_kl", choice.replay.divergence_per_token()),
     }
 
 
+# of a setting, before what was measured of it; the others come after that
+BEFORE_MEASURED = (
+    "family", "policy", "verifier", "num_draft_tokens", "predicted_speed", "predicted_speed_se",
+)  # fmt: skip
 # of a decode's record; plain decoding has no meter
 COLUMNS = ("seconds", "tokens", "row_calls", "kl")
 
@@ -169,7 +174,6 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
 
 
 JOURNAL = "journal.jsonl"
-Row = dict[str, Any]
 HEADS = {
     "batch": "batch", "level": "level", "name": "chosen", "num_draft_tokens": "K",
     "measured_speed": "tokens/s", "of_the_best": "of the best", "measured_kl": "metered",
@@ -209,14 +213,15 @@ def grid_rows(
             place = {"batch": batch, "level": level}
             plain = {
                 "family": PLAIN, "policy": PLAIN, "verifier": "", "num_draft_tokens": 0,
-                "speed": tuned["plain"], "speed_se": 0.0, "tokens_per_call": 1.0, "kl": 0.0,
-                "kl_se": 0.0,
+                "predicted_speed": tuned["plain"], "predicted_speed_se": 0.0,
+                "predicted_tokens_per_call": 1.0, "predicted_kl": 0.0, "predicted_kl_se": 0.0,
             }  # fmt: skip
-            lines = [place | _row(plain, measured[Config(PLAIN, 0, batch)], tuned, -1)]
-            for number, line in enumerate(tuned["lines"]):
-                figures = measured[config(args, line, batch)]
-                lines.append(place | _row(line, figures, tuned, number))
-            rows += _compared(lines, level)
+            lines = [(plain, Config(PLAIN, 0, batch))]
+            lines += [(line, config(args, line, batch)) for line in tuned["lines"]]
+            rows += _compared([
+                place | _row(line, measured[decoded], tuned, number)
+                for number, (line, decoded) in enumerate(lines, -1)
+            ], level)  # fmt: skip
     return rows
 
 
@@ -289,21 +294,11 @@ def _spread(off: Sequence[float]) -> str:
     return f"{1 + middle:.3f} (80 % between {1 + low:.3f} and {1 + high:.3f})"
 
 
-def _row(line: Mapping[str, Any], measured: Row, tuned: Mapping[str, Any], number: int) -> Row:
-    return {
-        "family": line["family"],
-        "policy": ":".join(filter(None, label(line["policy"]))),
-        "verifier": line["verifier"],
-        "num_draft_tokens": line["num_draft_tokens"],
-        "predicted_speed": line["speed"],
-        "predicted_speed_se": line["speed_se"],
-        **measured,
-        "predicted_tokens_per_call": line["tokens_per_call"],
-        "predicted_kl": line["kl"],
-        "predicted_kl_se": line["kl_se"],
-        "chosen": int(tuned["chosen"] == number),
-        "chosen_by_ratios": int(tuned["chosen_by_ratios"] == number),
-    }
+def _row(line: Row, measured: Row, tuned: Mapping[str, Any], number: int) -> Row:
+    known = {name: line[name] for name in BEFORE_MEASURED}
+    named = {"policy": ":".join(filter(None, label(line["policy"])))}
+    picks = {name: int(tuned[name] == number) for name in ("chosen", "chosen_by_ratios")}
+    return known | measured | line | named | picks
 
 
 def _measured(runs: Runs, draws: Draws) -> Row:

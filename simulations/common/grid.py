@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Float
 
 from cactus_theory.base.specs import file_of
+from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.verify import find_verifier, verifiers
 
-from .journal import Journal, fill
+from .journal import Journal
 
 # Methods that no policy can stand for.
 BASELINES = PLAIN, HF_PLAIN, HF_ASSISTED = "plain", "hf_plain", "hf_assisted"
@@ -192,12 +193,20 @@ class Grid:
         A first call allocates: a line whose next decode is timed though it would be its first, as
         its metered repeats are there already, is decoded once before, for nothing.
         """
-        known = {} if journal is None else journal.results
-        missing = [job for key, job in self.jobs.items() if key not in known]
+        results: dict[str, Record] = {} if journal is None else journal.results
+        missing = [job for key, job in self.jobs.items() if key not in results]
         warmed = {job.config for job in missing if job.repeat < self.metered}
         for line in dict.fromkeys(job.config for job in missing if job.config not in warmed):
             record(Job(line, self.metered, 0))
-        return fill(self.jobs, record, journal, "decoding")
+        with Progress("decoding", len(self.jobs), len(self.jobs) - len(missing)) as progress:
+            for job in missing:
+                result = record(job)
+                if journal is None:
+                    results[job.key] = result
+                else:
+                    journal.add(job.key, result)
+                progress.advance()
+        return results
 
     def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:
         runs = {}

@@ -2,16 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cactus_theory.base.files import FolderLock, Resource, write_whole
-from cactus_theory.base.terminal import Progress
 
 # longer settings, such as the contents of files, are not shown where they differ
 SHOWN = 200
-T = TypeVar("T")
 
 
 class Journal(Resource):
@@ -95,27 +93,3 @@ class Journal(Resource):
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-def fill(
-    todo: Mapping[str, T],
-    make: Callable[[T], dict[str, Any]],
-    journal: Journal | None,
-    label: str,
-) -> dict[str, dict[str, Any]]:
-    """Make what the journal lacks, showing progress, and return all results by key.
-
-    ``todo`` is key → what ``make`` makes a result of; the progress line says ``label``. The journal
-    keeps each result before the next one is made.
-    """
-    results = {} if journal is None else journal.results
-    missing = {key: piece for key, piece in todo.items() if key not in results}
-    with Progress(label, len(todo), len(todo) - len(missing)) as progress:
-        for key, piece in missing.items():
-            result = make(piece)
-            if journal is None:
-                results[key] = result
-            else:
-                journal.add(key, result)
-            progress.advance()
-    return results

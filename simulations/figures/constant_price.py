@@ -6,6 +6,7 @@ call is read off the constant-price settings. Intervals come from resampling pro
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
-from ..common.grid import Config, Grid, Job
+from ..common.grid import Config, Grid, Job, Record
 from ..common.inputs import add_pair_arguments, load_prompts
 from ..common.results import publish
 from ..common.statistics import INTERVAL, RESAMPLES, interval, resamples
@@ -52,14 +53,11 @@ def run(args: argparse.Namespace) -> int:
     lines = [Config(spec, args.num_draft_tokens, 1) for specs in SERIES.values() for spec in specs]
     grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)
 
-    def decoded(job: Job) -> dict[str, Any]:
+    def decoded(job: Job) -> Record:
         return harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
 
-    results = grid.fill(decoded)
-    sums = {line.method: np.zeros((len(prompts), 3)) for line in lines}
-    for key, job in grid.jobs.items():
-        record = results[key]
-        sums[job.config.method][job.group] += record["tokens"], record["target_calls"], record["kl"]
+    runs = grid.runs(grid.fill(decoded))
+    sums = {line.method: _sums(line_runs.metered, len(prompts)) for line, line_runs in runs.items()}
     rows = table(sums, np.random.default_rng(args.seed))
     notes = {
         "decodes": f"{len(prompts)} prompts, {args.decodes} each, {args.max_new_tokens} new "
@@ -107,6 +105,11 @@ def table(sums: dict[str, Sums], generator: np.random.Generator) -> list[dict[st
                 }
             )
     return rows
+
+
+def _sums(records: Sequence[Record], prompts: int) -> Sums:
+    parts = [[record[name] for name in ("tokens", "target_calls", "kl")] for record in records]
+    return np.reshape(parts, (-1, prompts, 3)).sum(0)
 
 
 def _point(sums: Sums) -> tuple[float, float]:

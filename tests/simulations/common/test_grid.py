@@ -15,7 +15,7 @@ from simulations.common.grid import (
     label,
     series,
 )
-from simulations.common.journal import Journal, fill
+from simulations.common.journal import Journal
 
 
 def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
@@ -116,7 +116,8 @@ def test_a_grid_makes_what_its_journal_lacks_and_sums_it(tmp_path: Path) -> None
 
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
         part = {key: job for key, job in grid.jobs.items() if job.repeat == 0}
-        fill(part, record, journal, "decoding")
+        for key, job in part.items():
+            journal.add(key, record(job))
     assert made == list(part)
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
         results = dict(grid.fill(record, journal))
