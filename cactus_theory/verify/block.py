@@ -159,9 +159,10 @@ def _on_host(
     draw: Tensor,
     bonus: Tensor | None,
 ) -> Verdict:
-    p = None if draft.probs is None else workable(draft.probs)
-    runs, index = chains(draft, draw.tolist(), accept.tolist())
-    walk = Blocks(assigned, workable(target_probs), p, draft, runs, index, bonus)
+    rows = workable(target_probs, draft.probs)
+    runs, index = chains(draft, accept, draw)
+    walk = Blocks(assigned, *rows, draft, runs, index)
+    walk.bonus = bonus
     walk.judge()
     width = accept.shape[1]
     alive = [(run.alive + [0.0] * width)[:width] for run in runs]

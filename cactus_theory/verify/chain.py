@@ -16,11 +16,10 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import ROW_SUM_TOLERANCE
 from cactus_theory.base.scratch import scratch
-from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._records import Residual
-from cactus_theory.verify._host import OnHost, Place, Run, chains, residual, rows_at
+from cactus_theory.verify._host import Nodes, Place, Run, chains, entries_at, rows_at
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
@@ -55,7 +54,10 @@ class Chain(Verifier):
             return Verdict(ids, torch.zeros_like(last), last)
         if ids.is_cuda:
             return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))
-        return Verdict(ids, *ChainOnHost(assigned, target_probs, draft, accept, draw).run())
+        tokens = Tokens(assigned, target_probs, draft.probs, draft, *chains(draft, accept, draw))
+        tokens.coins = accept
+        tokens.judge()
+        return Verdict(ids, *tokens.accepted_and_last())
 
     def law(
         self,
@@ -199,71 +201,72 @@ def _recovered(
     return residual.law(q_rows, None if p is None else p_rows, tokens).to(q.dtype)
 
 
-class ChainOnHost(OnHost):
-    """One verification of a batch, row by row up to each row's first refusal."""
+class Tokens(Nodes):
+    """Runs whose tokens are kept one by one, up to each run's first refusal."""
 
-    def __init__(
-        self,
-        assigned: Assignment,
-        q: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch K"],
-        draw: Float[Tensor, "batch"],
-    ) -> None:
-        super().__init__(assigned, q, draft.probs, *chains(draft, draw.tolist()))
-        self.ids, self.accept = draft.token_ids, accept
+    def judge(self) -> None:
+        """Find how many tokens of each run are accepted, and the token after them."""
+        self.ids = torch.from_numpy(self.index[2])
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
-        workable = self.p is not None and q.dtype == self.p.dtype and q.dtype in PRECISIONS
-        self.rows = (q.numpy(), self.p.numpy()) if workable else None  # type: ignore[union-attr]
-        if workable and any(policy.answers_rows for policy in assigned.policies):
-            self.entries = [entries.tolist() for entries in (accept, self.q_n, self.p_n)]
-
-    def run(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-        """Return accepted counts and the token that follows them."""
-        kept, waiting = self._kept().tolist(), self.runs
+        at_once = [self._kept_at_once(number) for number in range(len(self.assigned.policies))]
+        kept, waiting = self.chosen(at_once).tolist(), self.runs
         refused: list[Place] = []
+        for run in waiting:
+            run.alive = [1.0] * (run.count + 1)
         while waiting:
             undecided = []
             for run in waiting:
-                flags = kept[run.row]
-                while run.accepted < run.count and flags[run.accepted]:
-                    run.accepted += 1
-                if run.accepted < run.count:
-                    place = run, run.accepted
-                    (refused if self.number(*place) in self.ceilings else undecided).append(place)
+                place, certain = run.accepted, run.certain
+                flags = kept[run.number]
+                while place < run.count:
+                    if not (self._keeps_beside(run, place) if place in certain else flags[place]):
+                        break
+                    place += 1
+                run.accepted = place
+                if place < run.count and place not in certain:
+                    entrywise = self.number(run, place) in self.ceilings
+                    (refused if entrywise else undecided).append((run, place))
             waiting = self._decide(undecided) if undecided else ()
         for number, own in self.by_policy(refused):
             policy = self.assigned.policies[number]
             for places in self.chunks(own):
                 assert isinstance(policy, Entrywise)
-                at = rows_at(places)
+                at = entries_at(places)
                 entries = self.q_n[at], self.ceilings[number][at]
                 self._replace(policy.residual_entries(*entries), places)
         passed = [run for run in self.runs if run.accepted == run.count and not run.cut]
-        places = [(run, run.count) for run in passed]
-        if self.one_by_one(len(passed)):
-            self.draw_each(passed, [self.q[run.row, run.count] for run in passed])
-        elif passed:
-            self.draw_each(passed, self.q[rows_at(places)])
-        return self.accepted_and_last()
+        self.draw_each(passed, [self.last_row(run) for run in passed])
 
-    def _kept(self) -> Bool[Tensor, "batch K"]:
-        """Return which tokens are kept without reading their rows."""
-        policies, choice = self.assigned.policies, self.assigned.choice
-        kept = [self._kept_at_once(number) for number in range(len(policies))]
-        return kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
+    @cached_property
+    def coins(self) -> Float[Tensor, "runs K"]:
+        """Return the coins of all tokens, 0 beyond a run's last one."""
+        coins = torch.zeros_like(self.q_n)
+        for run, own in zip(self.runs, coins.numpy(), strict=True):
+            own[: len(run.coins)] = run.coins
+        return coins
 
-    def _kept_at_once(self, number: int) -> Bool[Tensor, "batch K"]:
+    def _kept_at_once(self, number: int) -> Bool[Tensor, "runs K"]:
+        """Return which tokens a policy keeps without reading their rows, where none is certain."""
         policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
             self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
-            return self.accept < keep_probability(ceiling, self.p_n)
+            return self.coins < keep_probability(ceiling, self.p_n)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return policy.keeps_at_once(self.q_n * shrink, self.p_n, self.accept)
+        return policy.keeps_at_once(self.q_n * shrink, self.p_n, self.coins)
+
+    def _keeps_beside(self, run: Run, place: int) -> bool:
+        """Return whether a token beside certain ones is kept; if not, draw what replaces it."""
+        at = [(run, place)]
+        self.follow(at)
+        if run.coins[place] < run.ratio:
+            return True
+        self.follow([] if place in run.left else at, ends=True)
+        self.settle(at)
+        return False
 
     def _decide(self, undecided: Sequence[Place]) -> list[Run]:
-        """Let the policies decide each row's first undecided token; return the rows that go on."""
+        """Let the policies decide each run's first undecided token; return the runs that go on."""
         going_on = []
         for number, own in self.by_policy(undecided):
             policy = self.assigned.policies[number]
@@ -277,8 +280,8 @@ class ChainOnHost(OnHost):
     def _keeps(self, policy: Policy, run: Run, place: int) -> bool:
         """Return whether the token at a place is kept; if not, draw the one that replaces it."""
         assert self.rows is not None
-        q, p = (rows[run.row, place] for rows in self.rows)
-        coin, q_n, p_n = (entries[run.row][place] for entries in self.entries)
+        q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
+        coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
         kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
         if kept:
             run.accepted += 1
@@ -287,48 +290,37 @@ class ChainOnHost(OnHost):
         return kept
 
     def _decide_chunk(self, policy: Policy, places: Sequence[Place]) -> list[Run]:
-        at = rows_at(places)
-        q, ids = self.q[at], self.ids[at]
+        at, entries = rows_at(places), entries_at(places)
+        q, ids = self.q[at], self.ids[entries]
         p = one_hot(ids, q) if self.p is None else self.p[at]
-        decision = policy.decide(q, p, ids, self.accept[at])
-        going_on, stopped = [], []
-        for entry, kept in enumerate(decision.kept.tolist()):
-            if kept:
-                run, _ = places[entry]
-                run.accepted += 1
-                going_on.append(run)
-            else:
-                stopped.append(entry)
-        if not stopped or decision.residual is None:
-            return going_on
-        if len(stopped) == len(places):
-            self._replace(decision.residual, places)
-        else:
-            refused = [places[entry] for entry in stopped]
-            self._replace(decision.residual.at(torch.tensor(stopped)), refused)
+        decision = policy.decide(q, p, ids, self.coins[entries])
+        kept = decision.kept.tolist()
+        going_on = [run for (run, _), stays in zip(places, kept, strict=True) if stays]
+        for run in going_on:
+            run.accepted += 1
+        stopped = [entry for entry, stays in enumerate(kept) if not stays]
+        if stopped and decision.residual is not None:
+            every = len(stopped) == len(places)
+            residual = decision.residual if every else decision.residual.at(torch.tensor(stopped))
+            self._replace(residual, [places[entry] for entry in stopped])
         return going_on
 
     def _replace(self, residual: Residual, places: Sequence[Place]) -> None:
         """Draw the tokens that replace refused ones."""
         if self.rows is not None and residual.rows is None and self.one_by_one(len(places)):
-            for entry, place in enumerate(places):
-                self._replace_row(residual.scale_at(entry), *place)
+            for entry, (run, place) in enumerate(places):
+                self._replace_row(residual.scale_at(entry), run, place)
             return
         at = rows_at(places)
         q, p = self.q[at], None if self.p is None else self.p[at]
         out = scratch("chain.residual", tuple(q.shape), q.dtype)
-        laws = residual.law(q, p, self.ids[at], out)
+        laws = residual.law(q, p, self.ids[entries_at(places)], out)
         self.draw_each([run for run, _ in places], laws)
 
     def _replace_row(self, scale: float, run: Run, place: int) -> None:
-        """Draw the token that replaces a refused one, from (``scale`` q − p)₊, or q if it is 0."""
-        assert self.rows is not None
-        q, p = (rows[run.row, place] for rows in self.rows)
-        buffer = self._buffer.numpy()
-        residual(q, p, scale, buffer)
+        self.leave(self._buffer, run, place, (scale, None))
         run.last = pick_one(self._buffer, run.draw)
-        if run.last == NO_TOKEN and buffer.max() <= 0:  # NaN is no rounding
-            run.last = pick_one(self.q[run.row, place], run.draw)
+        self.end_if_empty(run, place, self._buffer)
 
     @cached_property
     def _buffer(self) -> Float[Tensor, "vocab"]:

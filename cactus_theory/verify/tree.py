@@ -27,9 +27,9 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._records import Path
 from cactus_theory.verify._host import index_of, workable
 from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify._walk import Blocks, Descent, Tokens
+from cactus_theory.verify._walk import Blocks, Descent
 from cactus_theory.verify.block import Block
-from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.chain import Chain, Tokens
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import Coins, Generators
@@ -98,8 +98,8 @@ class Tree(Verifier):
             )
         if assigned.choice is not None:
             assigned = replace(assigned, choice=assigned.choice.cpu())
-        q = workable(target_probs.cpu())
-        p = q if draft.probs is None else workable(draft.probs.cpu())  # then it is not read
+        rows = target_probs if draft.probs is None else draft.probs  # then they are not read
+        q, p = workable(target_probs.cpu(), rows.cpu())
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
         for walk in walks if self.runs == "block" else ():
             walk.look_ahead(assigned, q[walk.row])

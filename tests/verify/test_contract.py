@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Declaration
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
-from cactus_theory.verify.chain import ChainOnHost, chain_on_device
+from cactus_theory.verify.chain import chain_on_device
 from cactus_theory.verify.draw import BLOCKED_FROM
 from tests.rules import RULES
 from tests.rules import SPECS as EVERY
@@ -34,12 +34,17 @@ def rows(batch, width, vocab=12, seed=0):
     return q, p, ids, lengths, coins[:, :width], coins[:, width]
 
 
+def on_host(*given):
+    verdict = Chain().verify(*given)
+    return verdict.num_accepted, verdict.last
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("certain", [False, True])
 def test_host_and_device_decide_alike(spec, certain):
     q, p, ids, lengths, accept, draw = rows(400, 5)
     assigned, draft = Assignment((ct.policy(spec),)), Draft(ids, lengths, None if certain else p)
-    host = ChainOnHost(assigned, q, draft, accept, draw).run()
+    host = on_host(assigned, q, draft, accept, draw)
     device = chain_on_device(assigned, q, draft, accept, draw)
     assert torch.equal(host[0], device[0]) and torch.equal(host[1], device[1])
     assert 0 < int((host[0] < lengths).sum()) < 400
@@ -50,7 +55,7 @@ def test_rows_in_half_precision_are_replaced_by_what_the_draft_lacks():
     draft = Draft(ids, lengths, p.bfloat16())
     for spec in ("speculative", "cactus:delta=0.1"):
         given = Assignment((ct.policy(spec),)), q.bfloat16(), draft, accept, draw
-        for host, device in zip(ChainOnHost(*given).run(), chain_on_device(*given), strict=True):
+        for host, device in zip(on_host(*given), chain_on_device(*given), strict=True):
             assert torch.equal(host, device)
 
 
@@ -60,7 +65,7 @@ BY_ROWS = [s for s in EVERY if RULES[s].answers_rows and s != "speculative"]
 def test_more_rows_than_are_drawn_from_together_take_their_own_coins():
     q, p, ids, lengths, accept, draw = rows(40, 2, vocab=2000)  # 16 at a time
     assigned, draft = Assignment((ct.policy("speculative"),)), Draft(ids, lengths, p)
-    host = ChainOnHost(assigned, q, draft, accept, draw).run()
+    host = on_host(assigned, q, draft, accept, draw)
     assert all(map(torch.equal, host, chain_on_device(assigned, q, draft, accept, draw)))
 
 
@@ -71,7 +76,7 @@ def test_a_long_row_is_drawn_from_by_its_own_coin():
     draft = Draft(ids, [1] * 5, p)
     for spec in ("speculative", *BY_ROWS):
         assigned = Assignment((ct.policy(spec),))
-        host = ChainOnHost(assigned, q, draft, coins, draw).run()
+        host = on_host(assigned, q, draft, coins, draw)
         device = chain_on_device(assigned, q, draft, coins, draw)
         assert not host[0].any() and all(map(torch.equal, host, device))
 
@@ -127,7 +132,7 @@ def test_a_policy_is_asked_only_where_lossless_sampling_would_refuse(certain):
     q, p, ids, lengths, accept, draw = rows(60, 5, seed=6)
     draft = Draft(ids, lengths, None if certain else p)
     Counted.asked = 0
-    lazy = ChainOnHost(Assignment((Counted(delta=0.1),)), q, draft, accept, draw).run()
+    lazy = on_host(Assignment((Counted(delta=0.1),)), q, draft, accept, draw)
     assert 0 < Counted.asked < int(lengths.sum()) / 2
     eager = chain_on_device(Assignment((ct.policy("band:delta=0.1"),)), q, draft, accept, draw)
     assert torch.equal(lazy[0], eager[0]) and torch.equal(lazy[1], eager[1])
