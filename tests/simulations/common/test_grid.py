@@ -121,6 +121,8 @@ def test_a_grid_makes_what_its_journal_lacks_and_sums_it(tmp_path: Path) -> None
     assert made == list(part)
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
         results = dict(grid.fill(record, journal))
+    with Journal(tmp_path / "journal.jsonl", {}) as journal:
+        assert journal.results == results  # all of it is on disk
     # a call for nothing warms each line up, as its untimed decodes are there already
     warmed, rest = made[len(part) : len(part) + 2], made[len(part) + 2 :]
     assert {key.split("|")[0] for key in warmed} == {"a", "b"}
