@@ -152,17 +152,6 @@ class SoftRow:
         self.upper, self.scale = band.edges(search.x, unit, largest)
         return self.upper > threshold
 
-    def recovers(self, threshold: float) -> bool:
-        """Return whether A > ``threshold`` (then it is solved) of a token that :meth:`passes`.
-
-        If not, the token is emitted as often as it is drafted.
-        """
-        drop = self.band.drop
-        if threshold >= self.unit or (drop and self.beyond(threshold / drop, threshold) >= 0):
-            return False
-        self.passes(math.inf)
-        return self.scale > threshold
-
     def ratio_of(self, ratio: float, certain: bool = False) -> float:
         """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
         if ratio == 0:
