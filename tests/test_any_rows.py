@@ -91,9 +91,8 @@ def ask_policy(draw: random.Random) -> bool:
     every = torch.arange(vocab, device=q.device).expand(q.shape)
     n = torch.full(shape, draw.randrange(vocab), device=q.device)
     methods = {"acceptance": (q, p, every), "recovery": (q, p, n), "emitted": (q, p)}
-    methods |= {"keep": (q, p), "target_in_block": (q, p, Path(n.double() * 0 + 1, n * 0))}
-    if hasattr(rule, "target"):
-        methods["target"] = (q, p)
+    path = draw.choice([None, Path(n.double() * 0 + 1, n * 0)])
+    methods |= {"keep": (q, p), "target": (q, p, path)}
     if type(rule).proposal is not Policy.proposal:
         methods["proposal"] = (q, p, every)
         methods["proposal_divergence"] = (q, p, ct.divergence("kl"))

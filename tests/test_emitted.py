@@ -123,7 +123,7 @@ def test_audit_says_so_when_the_acceptance_is_out_of_reach():
         name = "leaky"
         spec = "leaky"
 
-        def target(self, q, p):
+        def target(self, q, p, path=None):
             return p
 
     q, p = tensor(0.5, 0.5, 0.0), tensor(0.3, 0.3, 0.4)

@@ -48,7 +48,7 @@ Flags = Bool[Tensor, "*any"]
 # rows built at once by the O(V²) enumeration: 2^22 float64 entries are 32 MiB
 ENUMERATION_ENTRIES = 2**22
 # methods whose rows are float64, whatever those that they are given
-LAWS = ("keep", "proposal", "proposal_divergence", "target", "target_in_block", "emitted")
+LAWS = ("keep", "proposal", "proposal_divergence", "target", "emitted")
 # relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
 # for example) do not depend on the order of summation
 TIE = 1e-12
@@ -84,8 +84,8 @@ def in_float64(method: Callable[..., Any]) -> Callable[..., Any]:
     """Let a method of (self, q, p, …) see float64 rows outside of graphs, and return such rows."""
 
     @wraps(method)
-    def law(self: Any, q: Rows, p: Rows, *more: Any) -> Any:
-        row = method(self, *float64_rows(q, p), *more)
+    def law(self: Any, q: Rows, p: Rows, *more: Any, **named: Any) -> Any:
+        row = method(self, *float64_rows(q, p), *more, **named)
         return row if row is None else row.double()
 
     return law
@@ -179,11 +179,11 @@ class Mathematics(ABC):
         return self.acceptance(q, p, _all_tokens(q))
 
     @in_float64
-    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
-        """Return the row h that a block is verified against at each node, float64.
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows | None:
+        """Return the row h that is emitted instead of q, float64; None for a policy without one.
 
-        Any row will do that depends on the text before it (and on ``path``) but not on the
-        drafted token. None for a policy that has no such row.
+        Any row will do that depends on the text before it but not on the drafted token; at the
+        nodes of a block also on the ``path`` to each, None outside of blocks.
         """
         return None
 
@@ -302,7 +302,7 @@ class Policy(Mathematics):
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return what the row h makes of nodes of a block and the tokens drafted there."""
-        row = self.target_in_block(q.double(), p.double(), path)
+        row = self.target(q.double(), p.double(), path)
         assert row is not None
         mass = path.alive[:, None] * row
         ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()

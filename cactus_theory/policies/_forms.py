@@ -35,7 +35,7 @@ class FixedTarget(Policy):
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
     ... class Halfway(ct.FixedTarget):
-    ...     def target(self, q, p):
+    ...     def target(self, q, p, path=None):
     ...         return (q + p) / 2
     >>> ct.emitted_law(Halfway(), np.array([0.2, 0.8]), np.array([0.6, 0.4]))
     array([0.4, 0.6])
@@ -44,16 +44,12 @@ class FixedTarget(Policy):
     shared_recovery = True
 
     @abstractmethod
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the row h that is emitted instead of q, float64.
 
         What a class writes here sees float64 rows; :meth:`decide`, for speed, has it work in the
         precision of float32 rows, too.
         """
-
-    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows | None:
-        """Return the row h, which is the same on every path."""
-        return self.target(q, p)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""
@@ -136,7 +132,7 @@ class Raised(Entrywise, FixedTarget):
         """Return s = 1."""
         return Residual(scale=UNSCALED)
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law."""
         kept = p.minimum(self.ceiling(q, p))
         lost = (p - kept).sum(-1, keepdim=True)
@@ -157,7 +153,7 @@ class Either(FixedTarget):
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
         """Return whether h = p."""
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return p on its support, or q."""
         drafted = p
         if self.support == "target":
@@ -247,7 +243,7 @@ class PerProposal(Entrywise):
         """Return D(h⁽ⁿ⁾‖q) of every token: q is scaled off n, so it is that of two points."""
         return raised_alone(kind, self.gamma(q), q)
 
-    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law: a proposal depends on the drafted token, its law does not."""
         return self.emitted(q, p)
 

@@ -18,7 +18,7 @@ from cactus_theory.policies import _knobs
 from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._foreign_code import lent
 from cactus_theory.policies._forms import FixedTarget
-from cactus_theory.policies._records import Budget, Declaration
+from cactus_theory.policies._records import Budget, Declaration, Path
 
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
@@ -271,7 +271,7 @@ class SharedFunctionRule(FunctionRule):
 class FunctionTarget(FunctionPolicy, FixedTarget):
     """A policy that emits a row given by a plain function of (q, p)."""
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the function's row for every row."""
         q, p = torch.broadcast_tensors(q, p)
         every = torch.arange(q.shape[:-1].numel(), device=q.device)

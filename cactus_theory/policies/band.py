@@ -122,8 +122,13 @@ class Band(FixedTarget):
         lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
         return lower.reshape(shape), upper.reshape(shape)
 
-    def target(self, q: Rows, p: Rows) -> Rows:
-        """Return clip(p, aq, bq), nothing where q = 0."""
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+        """Return clip(p, aq, bq), nothing where q = 0; along a path that of p/P.
+
+        Where the path says so drafted tokens are raised to h_n.
+        """
+        if path is not None and self.of_path is not None and q.numel():
+            return self._along(path, q, p, self.of_path)
         q, p = q.double(), p.double()
         lower, upper = self.edges(q, p)
         ceiling = torch.where(q > 0, upper * torch.where(q > 0, q, 1.0), 0.0)
@@ -155,16 +160,13 @@ class Band(FixedTarget):
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )
 
-    def target_in_block(self, q: Rows, p: Rows, path: Path) -> Rows:
-        """Return the band of p/P, or where the path says so drafted tokens raised to h_n."""
-        if self.of_path is None or not q.numel():
-            return self.target(q, p)
+    def _along(self, path: Path, q: Rows, p: Rows, band: PricedBand) -> Rows:
         if path.raised is not None:
             return gibbs.with_raised(q, p, path.raised)
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         size = max(1, TOGETHER // q.shape[-1])
         parts = zip(*(part.split(size) for part in (*flat, path.alive.reshape(-1))), strict=True)
-        rows = [soft_rows(own_q, own_p, alive, self.of_path) for own_q, own_p, alive in parts]
+        rows = [soft_rows(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
         return torch.cat(rows).reshape(q.shape)
 
     def certain_path(

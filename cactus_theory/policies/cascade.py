@@ -10,7 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import TIE, Rows
 from cactus_theory.policies._forms import Either, FixedTarget
-from cactus_theory.policies._records import SUPPORTS, Declaration, Support
+from cactus_theory.policies._records import SUPPORTS, Declaration, Path, Support
 from cactus_theory.policies._registry import register
 
 
@@ -77,7 +77,7 @@ class CascadeToken(FixedTarget):
         """Return: no budget; acceptance need not grow with α."""
         return Declaration(0, -math.inf, None, continuous=False)
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return p on the trusted tokens plus what is left of q."""
         high = (q >= (1 - self.alpha) * q.amax(-1, keepdim=True)) & (q > 0)
         trusted = torch.where(high, p, 0.0)

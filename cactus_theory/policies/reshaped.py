@@ -9,7 +9,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import scaled
 from cactus_theory.policies._base import Rows, normalised_or
 from cactus_theory.policies._forms import FixedTarget
-from cactus_theory.policies._records import Budget, Declaration
+from cactus_theory.policies._records import Budget, Declaration, Path
 from cactus_theory.policies._registry import register
 
 
@@ -33,7 +33,7 @@ class Tempered(FixedTarget):
         """Return: no budget; T = 1 is lossless."""
         return Declaration(strict=1.0)
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return q^(1/T) normalised; T = ∞ is uniform over the tokens with q > 0."""
         if self.temperature == 1:
             return q
@@ -67,7 +67,7 @@ class Truncated(FixedTarget):
         strict = 1.0 if self.top_k is None else None
         return Declaration(strict=strict, budget=budget, continuous=False)
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the truncated q, renormalised; ties at the cut go to the smaller index."""
         if self.top_p == 1 and self.top_k is None:
             return q

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cactus_theory.policies._base import Entries, Rows
 from cactus_theory.policies._forms import Raised
-from cactus_theory.policies._records import Budget, Declaration, Node
+from cactus_theory.policies._records import Budget, Declaration, Node, Path
 from cactus_theory.policies._registry import register
 
 
@@ -26,7 +26,7 @@ class Speculative(Raised):
         """Return q_n."""
         return q_n
 
-    def target(self, q: Rows, p: Rows) -> Rows:
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return q."""
         return q
 

@@ -311,7 +311,7 @@ class Nodes:
         at = rows_at([(run, place)])
         q = self.q[at]
         law = self.draft.offers(run.row, [run.nodes[place]], q)
-        target = policy.target_in_block(check.normalised(q), law, self._path([(run, place)]))
+        target = policy.target(check.normalised(q), law, self._path([(run, place)]))
         assert target is not None  # check() has seen the policy
         return target[0].double()
 

@@ -76,7 +76,7 @@ class Block(Verifier):
         ValueError
             A policy that is neither a ``FixedTarget`` nor a ``PerProposal``.
         """
-        if type(policy).target_in_block is Policy.target_in_block:
+        if type(policy).target is Policy.target:
             raise ValueError(
                 f"verifier: {self.name} needs a policy with a row of its own (FixedTarget) or one "
                 f"per proposal; {policy.spec} has neither"
@@ -115,7 +115,7 @@ class Block(Verifier):
         batch = torch.arange(len(counts), device=counts.device)
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
         start = Path(q.new_ones(len(q), dtype=torch.float64), torch.zeros_like(counts))
-        rows = [policy.target_in_block(q, p, start) for policy in assigned.policies]
+        rows = [policy.target(q, p, start) for policy in assigned.policies]
         if assigned.choice is None:
             return rows[0]
         return rows_by_choice(rows, assigned.choice[batch, (counts - 1).clamp(min=0)])
@@ -128,7 +128,7 @@ class Block(Verifier):
         path: Path,
     ) -> Float[Tensor, "rows vocab"]:
         """Return h at charged rows, float64."""
-        row = policy.target_in_block(target_probs, draft_probs, path)
+        row = policy.target(target_probs, draft_probs, path)
         assert row is not None  # check() has seen the policy
         return row
 
@@ -257,7 +257,7 @@ class Walk:
         rows = []
         for policy, entries in zip(policies, self.raised_by_policy, strict=True):
             raised = None if entries is None else entries[:, place]
-            rows.append(policy.target_in_block(q, p, Path(path.alive, path.left, raised)))
+            rows.append(policy.target(q, p, Path(path.alive, path.left, raised)))
         return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
 
 

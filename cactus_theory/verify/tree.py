@@ -123,7 +123,7 @@ class Tree(Verifier):
         path: Path,
     ) -> Float[Tensor, "rows vocab"]:
         """Return h at charged rows, float64; ``draft_probs`` are selection laws."""
-        return RUNS["block"].emitted(policy, target_probs, draft_probs, path)
+        return RUNS[self.runs].emitted(policy, target_probs, draft_probs, path)
 
     def law(
         self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft

@@ -160,7 +160,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
             if "per_row" in spec:
                 path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([0]))
                 row = one_hot(torch.tensor([n]), q[0, :1])
-                h = band(spec).target_in_block(q[:, place], row, path)
+                h = band(spec).target(q[:, place], row, path)
             else:
                 h = q[:, place] * (1 - ahead[place]) / (1 - q_n[place])
                 h[0, n] = ahead[place]
@@ -189,7 +189,7 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     meter.add(q, p, choice, path)
     first = q[0] * 0.2 / (1 - q[0, 1])
     first[1] = 0.8
-    plain = rules[0].target_in_block(q[2:3], p[2:3], Path(alive[2:3], torch.tensor([1])))
+    plain = rules[0].target(q[2:3], p[2:3], Path(alive[2:3], torch.tensor([1])))
     second = rules[1].emitted(q[[1, 3]], p[[1, 3]])
     h = torch.stack([first, second[0], plain[0], second[1]])
     spent = divergence("kl").value(h, q)

@@ -25,7 +25,7 @@ class Halfway(ct.FixedTarget):
     share: float = 0.5
     steps: int = 1
 
-    def target(self, q, p):
+    def target(self, q, p, path=None):
         return q + self.share * (p - q)
 
 

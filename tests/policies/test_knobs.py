@@ -23,7 +23,7 @@ class Knobs(ct.FixedTarget):
     most: Optional[float] = None  # noqa: UP045  the older spelling is read, too
     name = "knobs"
 
-    def target(self, q, p):
+    def target(self, q, p, path=None):
         return q
 
 

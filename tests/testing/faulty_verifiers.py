@@ -67,7 +67,7 @@ class AddsOneFirst(Plain):
 class BonusFromTheRow(Plain):
     def bonus(self, q, p, policy):
         alive = torch.ones(len(q), dtype=torch.float64)
-        return policy.target_in_block(q, p, Path(alive, torch.zeros(len(q)).long()))
+        return policy.target(q, p, Path(alive, torch.zeros(len(q)).long()))
 
 
 class BlindToThePath(Plain):
@@ -241,10 +241,9 @@ class Fading(FixedTarget):
     name = "fading"
     declares = Declaration(support="free")
 
-    def target(self, q, p):
-        return q
-
-    def target_in_block(self, q, p, path):
+    def target(self, q, p, path=None):
+        if path is None:
+            return q
         share = (path.alive / (2 + path.left))[..., None]
         return share * p.double() + (1 - share) * q.double()
 

@@ -164,7 +164,7 @@ class Named:
 class ClippedTarget(Named, FixedTarget):
     """Emits clip(p, q/2, 2q), normalised."""
 
-    def target(self, q, p):
+    def target(self, q, p, path=None):
         return normalised_or(torch.minimum(torch.maximum(p, q / 2), 2 * q), q)
 
 

@@ -58,7 +58,7 @@ class Plain(Verifier):
         number = self.policy(assigned, place)
         h = torch.zeros_like(p)
         for own, policy in enumerate(assigned.policies):
-            h = torch.where((number == own)[:, None], policy.target_in_block(q, p, path), h)
+            h = torch.where((number == own)[:, None], policy.target(q, p, path), h)
         return h.double()
 
     def start(self, rows):
@@ -119,4 +119,4 @@ class Plain(Verifier):
         return VerdictLaw(stop, rows / torch.where(total > 0, total, 1.0), alive, emitted)
 
     def emitted(self, policy, target_probs, draft_probs, path):
-        return policy.target_in_block(target_probs, draft_probs, path)
+        return policy.target(target_probs, draft_probs, path)

@@ -147,7 +147,7 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     alive = torch.rand(count, generator=source, dtype=torch.float64).clamp(min=1e-6)
     alive[: count // 2] = 1.0
     left = torch.randint(5, (count,), generator=source)
-    h = rule.target_in_block(q, p, Path(alive, left))
+    h = rule.target(q, p, Path(alive, left))
     assert h is not None
     on = p > 0
     low, high = (bound[on] for bound in rule.ratio_bounds(q, p))

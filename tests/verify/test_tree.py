@@ -139,7 +139,7 @@ class Walks:
             left = len(self.plan.shape) - 1 - len(text)
             path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([left]))
             rows = (torch.tensor(row)[None] for row in (q, law))
-            h = self.policy.target_in_block(*rows, path)[0].numpy()
+            h = self.policy.target(*rows, path)[0].numpy()
         return Step(at, alive, q, r, h, fixed, np.maximum(alive * h - r, 0.0))
 
     def boxes(self, at=0, drawn=0):

@@ -70,7 +70,7 @@ def block_law(spec, **sampling):
     def at(prefix, alive, left):
         q, p = target_row(prefix, **sampling)[None], draft_row(prefix, **sampling)[None]
         reached = Reached(torch.tensor([alive], dtype=torch.float64), torch.tensor([left]))
-        return rule.target_in_block(q, p, reached)[0], p[0]
+        return rule.target(q, p, reached)[0], p[0]
 
     def law(prefix):
         fresh, _ = at(prefix, 1.0, NEW - 1)

@@ -190,7 +190,8 @@ class Enumeration(Seen):
     def _target(self, depth: int) -> Tensor:
         q, p = self.trees.q[depth], self.trees.p[depth]
         path = Path(self.alive[depth].flatten(), self.left(depth))
-        return aim(self.policy, q.flatten(0, 1), p.flatten(0, 1), path).reshape(q.shape)
+        rows = q.flatten(0, 1), p.flatten(0, 1)
+        return aim(self.verifier, self.policy, *rows, path).reshape(q.shape)
 
     def left(self, depth: int) -> Tensor:
         """Return for every node at this depth how many drafted tokens follow the one there."""
@@ -209,10 +210,18 @@ def row_by_row(verifier: Verifier) -> bool:
 
 
 def aim(
-    policy: Policy, q: Float[Tensor, "rows vocab"], p: Float[Tensor, "rows vocab"], path: Path
+    verifier: Verifier,
+    policy: Policy,
+    q: Float[Tensor, "rows vocab"],
+    p: Float[Tensor, "rows vocab"],
+    path: Path,
 ) -> Float[Tensor, "rows vocab"]:
-    """Return the rows h that the token after each node must follow, float64."""
-    row = policy.target_in_block(q, p, path)
+    """Return the rows h that the token after each node must follow, float64.
+
+    They may depend on the path where the verifier has an ``emitted`` of its own, as blocks have.
+    """
+    by_path = type(verifier).emitted is not Verifier.emitted
+    row = policy.target(q, p, path if by_path else None)
     return (policy.emitted(q, p) if row is None else row).double()
 
 

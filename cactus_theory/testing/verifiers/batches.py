@@ -173,7 +173,9 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     tokens_left = torch.arange(paths.length - 1, -1, -1).repeat(len(number))
     path = Path(law.alive[:, :-1].flatten(), tokens_left)
     rows = paths.q[:, :-1].flatten(0, 1), paths.p.flatten(0, 1)
-    first, second = (aim(policy, *rows, path).reshape(law.emitted.shape) for policy in policies)
+    first, second = (
+        aim(seen.verifier, policy, *rows, path).reshape(law.emitted.shape) for policy in policies
+    )
     expected = torch.where(turns[..., None] == 0, first, second)
     about = "draft of this tree, policies in turn: probability at row {0} of token {1}"
     yield Bounds(law.emitted, expected, expected, about, EXACT, rows=paths.tree)
