@@ -103,6 +103,16 @@ def test_a_rule_for_every_row():
         assert together.num_accepted[row] == each.num_accepted[row]
 
 
+@pytest.mark.parametrize("vocab", [2, 40_000])
+@pytest.mark.parametrize("spec", ["speculative", "band:price=1", "band:delta=0.1"])
+@pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
+def test_a_target_row_without_mass_is_refused_by_name(verify, spec, vocab):
+    q, p = torch.zeros(1, 2, vocab), torch.full((1, 1, vocab), 1 / vocab)
+    coins = tensor([0.5]), tensor(0.5)
+    with pytest.raises(ValueError, match="no mass in row 0 of the batch, after 0 accepted tokens"):
+        verify(ct.policy(spec), q, p, torch.tensor([[0]]), coins=coins, validate=False)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_rows_are_normalised_in_float64(dtype):
     q, p = step(2, 5, batch=30)
