@@ -1,4 +1,4 @@
-r"""The best row at a node of a drafted path: a soft band, for one normalisation a row.
+r"""The best row at a node of a drafted path: the band of p/P, for one normalisation a row.
 
 A node is reached with an alive ratio P (:class:`cactus_theory.policies.Path`). To accept more of
 a drafted token x is worth one token, up to r = g_x/p_x = 1, where g = P h is the mass emitted
@@ -10,7 +10,7 @@ has one free number u:
 
 .. math:: h = \max\{a q,\; \min(u q,\; p/P)\}, \qquad f'(u) − f'(a) = 1/ν,
 
-the band of p/P. In terms of ρ = p/q and the edges U = P u and A = P a the row is
+a band. In terms of ρ = p/q and the edges U = P u and A = P a the row is
 g/q = max(A, min(U, ρ)), which rises with the edges: a root of one rising function.
 Source: THEORY.md, Theorem 13, for later tokens that are worth nothing.
 """

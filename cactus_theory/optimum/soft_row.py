@@ -2,7 +2,7 @@
 
 A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
 upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
-(aq − p)₊ (THEORY.md, Theorem 15). At a price the band is the soft band of P = 1.
+(aq − p)₊ (THEORY.md, Theorem 15). A row by itself is a node with P = 1.
 
 A decision takes 5 to 30 passes over the row. On 2,048 tokens a pass takes a third of a
 microsecond and a call of torch two or more, of numpy about one half. One call that clips takes
@@ -36,7 +36,7 @@ NEAREST = 1e-3
 
 
 class SoftRow:
-    """p/q of one row in the row's precision, part by part, and its soft band once solved.
+    """p/q of one row in the row's precision, part by part, and its band once solved.
 
     The sums of a short row count as 1 where that moves no decision, unless ``exact``. Where tokens
     are ``certain`` the band is that of the selection law of these and one sampled from p, 0 for
