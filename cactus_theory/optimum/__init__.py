@@ -7,8 +7,9 @@ divergence only decides how far to go along the path of such bands. ``path`` has
 p/q, ``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
 certificates, and ``solve`` is the one entry, which the functions below and the policies share.
 ``soft`` has the bands of p/P at nodes of paths, a row by itself being that of P = 1, and
-``soft_row`` keeps or refuses a token of one row without solving. ``pooled`` spends one budget over rows; ``roots``
-has the bracketed searches. ``selection`` has what several drafts offer together, as one row.
+``soft_row`` keeps or refuses a token of one row without solving. ``pooled`` spends one budget
+over rows; ``roots`` has the bracketed searches. ``selection`` has what several drafts offer
+together, as one row.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """

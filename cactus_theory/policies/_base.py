@@ -22,6 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
@@ -125,6 +126,11 @@ class Mathematics(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if "target" in vars(cls) and "path" not in signature(cls.target).parameters:
+            raise TypeError(
+                f"{cls.__name__}.target: must be target(self, q, p, path=None); path is how a "
+                f"verifier of blocks reached a row, got {signature(cls.target)}"
+            )
         guard(cls)
         for name, explicit in (
             ("acceptance", _explicit_acceptance),

@@ -192,3 +192,11 @@ def test_tokens_are_raised_down_to_where_it_no_longer_matters(spec, least):
     q_n = 10.0 ** -torch.arange(1, least + 1, dtype=torch.float64)
     gamma = rule.gamma(q_n)
     assert (gamma > 1.01 * q_n).all() and gamma[-1] < 1e-17
+
+
+def test_a_row_that_cannot_be_told_its_path_is_refused_where_its_class_is_written():
+    def target(self, q, p):
+        return q
+
+    with pytest.raises(TypeError, match=r"Mine.target: must be target\(self, q, p, path=None\)"):
+        type("Mine", (type(ct.policy("lenience:lenience=0.5")),), {"target": target})
