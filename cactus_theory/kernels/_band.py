@@ -62,17 +62,17 @@ def excess_of(band, row, form: tl.constexpr):
 
 
 @triton.jit
-def part_of_rows(b, place, part, requests, target, draft, softmax, form: tl.constexpr):
+def part_of_rows(
+    b, first, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr
+):  # fmt: skip
     """Return a part of q and of p at one place, float32."""
-    first, _ = draft_span(b, requests, form)
-    heat, _ = temperature_of(b, requests, form)
-    row, inverse = b * form.rows + place, 1.0 / heat
-    logit = part_at(b, first, place, part, target, requests, form)
-    q = fall(logit, tl.load(softmax.peaks + row), inverse) * tl.load(softmax.weights + row)
-    logit = part_at(b, first, place, part, draft, requests, form)
+    row = b * form.rows + place
+    peak_q, weight_q = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
     row += form.width
-    p = fall(logit, tl.load(softmax.peaks + row), inverse) * tl.load(softmax.weights + row)
-    return q, p
+    peak_p, weight_p = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
+    logit = part_at(b, first, place, part, target, requests, form)
+    other = part_at(b, first, place, part, draft, requests, form)
+    return fall(logit, peak_q, inverse) * weight_q, fall(other, peak_p, inverse) * weight_p
 
 
 @triton.jit
@@ -100,7 +100,10 @@ def band_step(
     if (flag & READ) == 0:
         return
     b, place = row // form.width, row % form.width
-    q, p = part_of_rows(b, place, part, requests, target, draft, softmax, form)
+    first, _ = draft_span(b, requests, form)
+    heat, _ = temperature_of(b, requests, form)
+    inverse = 1.0 / heat
+    q, p = part_of_rows(b, first, place, part, inverse, requests, target, draft, softmax, form)
     b_edge, a_edge = x.to(tl.float32), (x * ratio).to(tl.float32)
     lifted = tl.maximum(a_edge * q - p, 0.0)
     cut = tl.maximum(p - b_edge * q, 0.0)

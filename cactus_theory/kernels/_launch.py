@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from cactus_theory.kernels import _band, _draws, _rows, _verdicts
@@ -162,5 +163,5 @@ def _form(work: Workspace, temperature: float | Tensor, flat: bool, certain: boo
 def _rows_in(logits: Tensor, bonus: int) -> Rows:
     """Return where rows lie; flat, a request has ``bonus`` rows more than drafted tokens."""
     if logits.ndim == 2:
-        return Rows(logits, bonus, logits.stride(0))
+        return Rows(logits, tl.constexpr(bonus), logits.stride(0))
     return Rows(logits, logits.stride(0), logits.stride(1))

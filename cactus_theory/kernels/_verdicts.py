@@ -226,13 +226,14 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
     """Write one part of Σ (s q − p)₊ of each node whose coin is open. Grid: (B K, C)."""
     row, part = tl.program_id(0), tl.program_id(1)
     b, place = row // form.width, row % form.width
-    _, length = draft_span(b, requests, form)
-    _, greedy = temperature_of(b, requests, form)
+    first, length = draft_span(b, requests, form)
+    heat, greedy = temperature_of(b, requests, form)
+    inverse = 1.0 / heat
     if (place >= length) | (place <= tl.load(block.sure + b)) | greedy:
         return
     if tl.load(block.alive + row) <= 0:
         return
-    q, p = part_of_rows(b, place, part, requests, target, draft, softmax, form)
+    q, p = part_of_rows(b, first, place, part, inverse, requests, target, draft, softmax, form)
     scale = tl.load(block.scales + row).to(tl.float32)
     left = tl.sum(tl.maximum(scale * q - p, 0.0), 0)
     tl.store(block.lefts + row.to(tl.int64) * form.parts + part, left)

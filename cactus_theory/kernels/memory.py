@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     logits: Float[
         Tensor, "*rows V"
     ]  # target (B, K + 1, V), flat (N + B, V); draft (B, K, V), (N, V)
-    step: int  # elements from one request to the next; flat, a request's rows beyond those drafted
+    step: Any  # elements from one request to the next; flat, a request's rows beyond those drafted
     row_step: int  # elements from one row to the next
 
 
