@@ -21,7 +21,7 @@ def along_path(
     Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z).
     Entries beyond ``counts`` are not read.
     """
-    q_n = q_n.clamp(max=1.0)  # a row may round to an ulp above
+    q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above; what lies below 0 is refused
     odds = q_n.log() - (-q_n).log1p()
     unit, width = 1 / price, q_n.shape[1]
     follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)

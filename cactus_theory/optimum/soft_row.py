@@ -73,7 +73,8 @@ class SoftRow:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
             # a row without mass is refused where a token is drawn from it
-            self.unit, self.total = alive * drafted / (mass or 1.0), alive * drafted
+            mass = 1.0 if mass <= 0 else mass
+            self.unit, self.total = alive * drafted / mass, alive * drafted
         self.upper, self.scale, self.cap = math.inf, self.unit, math.inf
         reached = [token for token in certain if q[token] > 0]
         capped = bool(reached) and band.drop is None
@@ -189,7 +190,8 @@ class BudgetRow:
         self.ratio = torch.div(draft, self.q, out=memory[1])
         self.clipped, self.spare = memory[2], memory[3]
         mass, drafted = (float(row.sum(dtype=torch.float64)) for row in (self.target, draft))
-        self.mass = mass or 1.0  # a row without is refused where a token is drawn from it
+        # a row without mass is refused where a token is drawn from it
+        self.mass = 1.0 if mass <= 0 else mass
         self.unit = drafted / self.mass
         self.f, self.root_delta = f, math.sqrt(delta)
         # a and the steepness there, where the last search ended

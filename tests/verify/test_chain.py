@@ -107,10 +107,11 @@ def test_a_rule_for_every_row():
 @pytest.mark.parametrize("spec", ["speculative", "band:price=1", "band:delta=0.1"])
 @pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
 def test_a_target_row_without_mass_is_refused_by_name(verify, spec, vocab):
-    q, p = torch.zeros(1, 2, vocab), torch.full((1, 1, vocab), 1 / vocab)
-    coins = tensor([0.5]), tensor(0.5)
-    with pytest.raises(ValueError, match="no mass in row 0 of the batch, after 0 accepted tokens"):
-        verify(ct.policy(spec), q, p, torch.tensor([[0]]), coins=coins, validate=False)
+    p, coins = torch.full((1, 1, vocab), 1 / vocab), (tensor([0.5]), tensor(0.5))
+    for entry, draft in ((0.0, p), (0.0, None), (-0.5, None)):
+        q, ids = torch.full((1, 2, vocab), entry), torch.tensor([[0]])
+        with pytest.raises(ValueError, match="no mass in row 0 of the batch, after 0 accepted"):
+            verify(ct.policy(spec), q, draft, ids, coins=coins, validate=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
