@@ -238,11 +238,11 @@ class Nodes:
 
     def last_row(self, run: Run) -> Float[Tensor, "vocab"]:
         """Return h after a whole run up to a factor: q, where nothing is certain."""
-        place = run.count
-        at, fixed = (run.row, run.nodes[place]), run.certain.get(place)
-        q = self.q[at]
         if self.bonus is not None:
             return self.bonus[run.row]
+        place = run.count
+        q = self.q[run.row, run.nodes[place]]
+        fixed = run.certain.get(place)
         if not fixed or run.cut:
             return q
         if run.ahead:  # the others in proportion to q

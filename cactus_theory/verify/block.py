@@ -182,8 +182,8 @@ def _on_device(
 ) -> Verdict:
     """Return what is emitted.
 
-    Nothing is read on the host, but by policies that solve their rows there: the root of a soft
-    band, a round trip for each of its steps.
+    Nothing is read on the host, but by policies that solve their rows there: the root of a band of
+    p/P, a round trip for each of its steps.
     """
     ids = draft.token_ids
     walk = Walk(assigned, target_probs, draft)
