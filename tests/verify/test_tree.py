@@ -729,3 +729,23 @@ def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatc
                 found = Tree().verify(one("band:price=1"), q, draft, coins, draw)
                 ends.setdefault(beside, []).append(int(found.num_accepted))
     assert ends[True] == ends[False] and 2 in ends[True]
+
+
+def test_a_certain_token_may_be_raised_by_more_than_the_others_leave(monkeypatch):
+    """Where tokens between a row's own edges fall to p, P h leaves more above p than P q does."""
+    q = torch.tensor([[[0.02, 0.9, 0.08], [0.3, 0.1, 0.6], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]])
+    p = torch.tensor([[[0.3, 0.0, 0.7], [0.5, 0.0, 0.5], [0.2, 0.3, 0.5]]])
+    certain = torch.tensor([[False, False, True]])
+    draft = Draft(torch.tensor([[0, 0, 1]]), [3], p.double(), torch.tensor([[-1, 0, 0]]))
+    draft = replace(draft, sampled=~certain, certain=certain)
+    ends = {}
+    for beside in (True, False):
+        with monkeypatch.context() as patch:
+            if not beside:
+                patch.setattr(Band, "answers_rows", False)
+            for coin in torch.linspace(0.001, 0.2, 200).double():
+                coins = torch.tensor([[coin, 0.999, 0.5]]).double()
+                rest = q.double(), draft, coins, torch.full((1, 4), 0.5).double()
+                found = Tree().verify(one("band:price=0.5,per_row=True"), *rest)
+                ends.setdefault(beside, []).append(int(found.num_accepted))
+    assert ends[True] == ends[False] and len({*ends[True]}) > 1
