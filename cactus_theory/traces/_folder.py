@@ -214,9 +214,12 @@ class Folder(Resource):
 
     def add(self, cycles: Sequence[Cycle]) -> None:
         """Write the next text's cycles; they are on the disk when this returns."""
-        name = shard_name(self.texts)
         kind = DTYPES[self.header.dtype], self.header.vocab_size, self.header.trees
-        shard = pack(cycles, *kind)
+        self.add_shard(pack(cycles, *kind))
+
+    def add_shard(self, shard: Shard) -> None:
+        """Write the next text's cycles, packed."""
+        name = shard_name(self.texts)
         content = to_bytes(checked(name, shard, *self.header.limits))
         write_whole(self.path / name, content)
         self.entries.append(_entry_of(name, shard, content))

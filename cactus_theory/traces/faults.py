@@ -138,7 +138,8 @@ class Fault:
     """A fault of an engine; ``needs`` are words for what it can show in.
 
     These are a decode that is ``tempered``, ``random`` (no temperature of 0) or ``limited`` (its
-    trace says how long texts may be), ``sampled`` or ``certain`` drafts, the ``block`` verifier.
+    trace says how long texts may be), ``sampled`` or ``certain`` drafts, the ``block`` verifier,
+    rows after whole drafts (``bonus``), not tokens drawn from them.
     A ``draft`` is a drafter that has the fault, of a model and whether it is greedy; None if that
     model cannot. Entries whose names differ behind a space are one fault.
     """
@@ -318,7 +319,7 @@ FAULTS = (
     Fault(
         "rows-late",
         "a drafted token is verified with the target's row after it",
-        *("mlx-node/mlx-node#11", "", lambda rows: _shifted(rows, 1)),
+        *("mlx-node/mlx-node#11", "bonus", lambda rows: _shifted(rows, 1)),
     ),
     Fault(
         "rows-early",
@@ -399,6 +400,7 @@ def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
         "sampled": sampled,
         "certain": not sampled,
         "block": isinstance(verifier, Block),
+        "bonus": header.details.get("bonus_rows") != "drawn",
     }
     return [
         fault

@@ -15,9 +15,13 @@ from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 WIDEST = 100
+# by how the rows were drafted
+OTHER_DRAFTS = {
+    "sampled": "greedy and n-gram drafts",
+    "certain": "drafts that are sampled (these were certain, so the trace has no draft rows)",
+}
 ALWAYS = (
     "other schedules than that ledger (Between, ByPosition)",
-    "greedy and n-gram drafts",
     "trees (Siblings)",
     "drafts that stop early (--draft-stop)",
     "other temperatures and cuts than those of the rows",
@@ -107,6 +111,7 @@ def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
         *([f"verifiers {', '.join(missing)}"] if missing else []),
         f"K other than {', '.join(map(str, source['widths']))}",
         f"batch sizes other than {', '.join(map(str, batches))}",
+        OTHER_DRAFTS[str(tuned.source.get("drafts", "sampled"))],
         *ALWAYS,
     ]
 

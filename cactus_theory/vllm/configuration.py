@@ -28,7 +28,7 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
     if getattr(config, "use_v2_model_runner", False):
         try:
-            refuse_accounts(settings.cap is not None, settings.readings)
+            refuse_accounts(settings.cap is not None, settings.readings, settings.trace)
             if loads_processor(config):
                 drafts_of(config)
                 return None

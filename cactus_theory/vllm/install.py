@@ -123,6 +123,11 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
         atexit.register(hook.reporter.finish)
         if hook.settings.readings:
             hook.write = reporter_of(hook.settings.readings, log)
+        if hook.settings.trace:
+            from cactus_theory.vllm.recorder import Recorder
+
+            hook.recorder = Recorder(hook.settings, config, hook.warn_once)
+        if hook.settings.readings or hook.settings.trace:
             # the ends of the last requests are told with the next step, if there is one
             atexit.register(lambda: hook.end(list(hook.requests)))
 

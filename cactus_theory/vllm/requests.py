@@ -58,6 +58,7 @@ class Request:
         self.meter: Meter | None = None
         if measured:
             self.meter = Meter(self.followed.rules, settings.divergence, settings.verifier)
+        self.rounds: Any = None  # what CACTUS_TRACE keeps of it
         self.drafted = self.accepted = self.emitted = 0
         self.greedy = getattr(params, "temperature", None) == 0
 

@@ -12,6 +12,9 @@
                         end at; ``inf``: only where its request sets one
 ``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
                         (see :mod:`cactus_theory.vllm.requests`); every row is measured
+``CACTUS_TRACE``        a folder: rounds of requests are written there, as traces that ``tune``
+                        and ``replay`` read (see :mod:`cactus_theory.vllm.recorder`); unset: none
+``CACTUS_TRACE_BYTES``  the most bytes of all that lies in that folder, 1e9 by default
 ``CACTUS_MARGIN``       of the logits processor alone: logits that a greedy request gives up
 ======================  ===================================================================
 
@@ -41,14 +44,15 @@ if TYPE_CHECKING:
 POLICY, VERIFIER = "CACTUS_POLICY", "CACTUS_VERIFIER"
 DIVERGENCE, METER = "CACTUS_DIVERGENCE", "CACTUS_METER"
 REQUESTS, CAP, READINGS = "CACTUS_REQUESTS", "CACTUS_CAP", "CACTUS_READINGS"
-MARGIN = "CACTUS_MARGIN"
-NAMES = (POLICY, VERIFIER, DIVERGENCE, METER, REQUESTS, CAP, READINGS, MARGIN)
+MARGIN, TRACE, TRACE_BYTES = "CACTUS_MARGIN", "CACTUS_TRACE", "CACTUS_TRACE_BYTES"
+NAMES = (POLICY, VERIFIER, DIVERGENCE, METER, REQUESTS, CAP, READINGS, TRACE, TRACE_BYTES, MARGIN)
 PREFIX = "CACTUS_"
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
 MODES = ("stricter", "any", "off")
 LOG = "log"
 MOST_MARGIN = 1e6  # logits
+TRACED = 1e9  # bytes
 MEASURED = 16  # measuring a row of a large vocabulary costs as much as verifying a whole batch
 LONGEST_LINE = 1000  # characters of a refusal
 
@@ -64,6 +68,8 @@ class Settings:
     requests: str = MODES[0]
     cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
     readings: str = ""  # ``log`` or a file for the numbers of single requests
+    trace: str = ""  # folder of traces
+    trace_bytes: float = TRACED
     margin: float = 0.0  # what greedy requests give up, in logits; the logits processor alone
 
 
@@ -95,7 +101,7 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     rule = named(POLICY, policy, spec)
     verifier = named(VERIFIER, _chain_or_block, text[VERIFIER] or "chain")
     if by_bias:
-        refuse_accounts(text[CAP], text[READINGS])
+        refuse_accounts(text[CAP], text[READINGS], text[TRACE])
         named(POLICY, check_policy, rule)
     else:
         named(VERIFIER, verifier.check, rule)
@@ -107,13 +113,15 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         requests=one_of(REQUESTS, text[REQUESTS] or MODES[0], MODES),
         cap=_cap(text[CAP], rule),
         readings=_readings(text[READINGS]),
+        trace=_folder(text[TRACE]),
+        trace_bytes=number(TRACE_BYTES, text[TRACE_BYTES] or TRACED, 0),
         margin=number(MARGIN, text[MARGIN] or 0.0, 0, MOST_MARGIN),
     )
 
 
-def refuse_accounts(cap: Any, readings: Any) -> None:
+def refuse_accounts(cap: Any, readings: Any, trace: Any) -> None:
     """Raise ValueError where accounts of single requests are asked for: only runner V1 has them."""
-    for name, given in ((CAP, cap), (READINGS, readings)):
+    for name, given in ((CAP, cap), (READINGS, readings), (TRACE, trace)):
         if given:
             raise ValueError(
                 f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0"
@@ -153,6 +161,14 @@ def _cap(text: str, rule: "Policy") -> float | None:
 def _readings(text: str) -> str:
     if text and text != LOG:
         named(READINGS, Path(text).open, "a").close()
+    return text
+
+
+def _folder(text: str) -> str:
+    if text:
+        named(TRACE, lambda: Path(text).mkdir(mode=0o700, parents=True, exist_ok=True))
+        if not os.access(text, os.W_OK | os.X_OK):
+            raise ValueError(f"{TRACE}: must be a folder to write to; got {text!r:.60}")
     return text
 
 

@@ -34,7 +34,7 @@ flags of mixed batches with greedy requests, and the counters, wait for the devi
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ from cactus_theory.vllm.engine import refuse_other_rules
 from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.requests import Request
 from cactus_theory.vllm.settings import LONGEST_LINE
+
+if TYPE_CHECKING:
+    from cactus_theory.vllm.recorder import Recorder
 
 LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
@@ -72,6 +75,7 @@ class Hook:
         self.warned: set[str] = set()
         self.requests: dict[str, Request] = {}
         self.write: Callable[[dict[str, Any]], None] | None = None
+        self.recorder: Recorder | None = None  # with CACTUS_TRACE, in the one that counts
         self.model = ""  # the name that it is served by
 
     def rejection_sample(
@@ -113,7 +117,7 @@ class Hook:
             lost_rows,
         )
         if not target_logits.is_cuda and batch.has_nan:
-            self._warn_once("a step had NaN logits; vLLM's own function decides such steps")
+            self.warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
         output, verified = self._decide(batch, requests)
         if batch.greedy is not None and self.settings.readings:
@@ -121,6 +125,8 @@ class Hook:
             _count_greedy(requests, num_draft_tokens, output, rows if requests else ())
         if verified is not None and requests and self.counts_here:
             self.tally.add(verified, [requests[row].policy for row in batch.drafted])
+            if self.recorder is not None:
+                self.recorder.add(batch, verified, requests)
             if self.reporter is not None:
                 self.reporter.step()
         return output
@@ -140,10 +146,14 @@ class Hook:
         known = [name for name in names if name in self.requests]
         for name in known:
             request = self.requests.pop(name)
+            if self.recorder is not None:
+                self.recorder.end(request)
             if request.meter is not None and self.write is not None:
                 self.write(request.reading(name, (reasons or {}).get(name), self.model))
                 if not request.greedy:
                     self.tally.end(request.policy, request.meter.sums()[1])
+        if known and self.recorder is not None:
+            self.recorder.finish(now=not self.requests)
         if known and not self.requests and self.reporter is not None and self.counts_here:
             self.reporter.flush()
 
@@ -160,7 +170,7 @@ class Hook:
         params = getattr(state, "sampling_params", None)
         request = self.requests.get(name)
         if request is None or request.params is not params:  # new, or asked anew under the same id
-            granted = self.admission.served(params, self._warn_once)
+            granted = self.admission.served(params, self.warn_once)
             request = self.requests[name] = Request(params, granted, self.settings)
         return request
 
@@ -180,7 +190,7 @@ class Hook:
             if all(rule is self.settings.policy for rule in policies):
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
-            self._warn_once(f"{message}; drafts of this step are judged without loss")
+            self.warn_once(f"{message}; drafts of this step are judged without loss")
             return verify_flat(self.settings.verifier, [LOSSLESS], replace(batch))
         if booked and verified is not None:
             for place, row in enumerate(batch.drafted):
@@ -195,7 +205,7 @@ class Hook:
         names = getattr(self.runner, "_draft_prob_req_ids", None)
         if draft_probs is not None or rows_by_name is None or names is None or not any(counts):
             return draft_probs, frozenset()
-        self._warn_once("some rows of sampled drafts were lost; these drafts are set aside")
+        self.warn_once("some rows of sampled drafts were lost; these drafts are set aside")
         place = {name: number for number, name in enumerate(names)}
         rows, lost = [], set()
         for row, (name, count) in enumerate(
@@ -208,7 +218,8 @@ class Hook:
                 rows.append(torch.zeros_like(rows_by_name[0, :count]))
         return torch.cat(rows), frozenset(lost)
 
-    def _warn_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
+        """Warn of something, once."""
         if text not in self.warned and len(self.warned) < 100:
             self.warned.add(text)
             self.warn(f"cactus-theory: {text}")

@@ -114,7 +114,9 @@ def shown(name):
 
 MODEL = types.SimpleNamespace(served_model_name="served", logits_processors=None)
 CONFIG = types.SimpleNamespace(
-    model_config=MODEL, parallel_config=types.SimpleNamespace(data_parallel_index=1)
+    model_config=MODEL,
+    parallel_config=types.SimpleNamespace(data_parallel_index=1),
+    speculative_config=types.SimpleNamespace(num_speculative_tokens=3, model="/at/draft"),
 )
 
 

@@ -1,0 +1,200 @@
+"""Write what the hook of model runner V1 verifies as traces (:mod:`cactus_theory.traces`).
+
+With ``CACTUS_TRACE=DIR`` every start of an engine writes folders ``DIR/<time>-<process>-<n>``, one
+for each setting of requests (policy, cap, temperature, cuts), MOST_SETTINGS of them at most, which
+``replay``, ``expect`` and ``tune --trace`` read. A text is a request, written when it has ended, a
+cycle one round of it with a draft. Greedy requests, and rounds whose draft rows were lost or whose
+drafts a grammar has cut, are left out.
+
+* Rows are log-probabilities in float16, of (2 K + 1) V numbers a round: after temperature and
+  truncation for the target, as it drew for the drafter. A drafter that is certain of its tokens
+  (greedy, vLLM's default, or n-grams) has no rows: (K + 1) V numbers.
+* The row after the last drafted token is not seen here. In its place stands the token that the
+  engine drew from it, with probability 1 (``bonus_rows`` in the manifest): no acceptance and no
+  divergence reads it.
+* ``CACTUS_TRACE_BYTES`` bounds all that lies in DIR, files of earlier starts included, and what is
+  held in memory until a text has ended. What would exceed it is not kept, and a warning says so.
+  Of one text the first rounds are kept, up to 1/FEWEST_TEXTS of the bytes. Engines that start
+  together (data parallelism) have a bound each.
+* Rounds are counted from the first one: a text's position is one token, its prompt's own step,
+  and all that its rounds have emitted.
+
+Drafted tokens are parts of people's answers: DIR is made for its owner alone to read.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.traces._folder import Folder, Header
+from cactus_theory.traces._shard import Shard
+from cactus_theory.verify.draft import Verified
+from cactus_theory.vllm.batch import FlatBatch
+from cactus_theory.vllm.configuration import served_name
+from cactus_theory.vllm.engine import vllm_version
+from cactus_theory.vllm.requests import Request
+from cactus_theory.vllm.settings import Settings
+
+DTYPE = torch.float16
+MOST_SETTINGS = 8
+# bytes beside rows: of a folder (manifest, lock), of a text (its file's header and its line of the
+# manifest), and of a cycle or a drafted token (numbers)
+OF_FOLDER, OF_TEXT, OF_CYCLE = 8192, 2048, 32
+# so many texts have room, at least a round of each, since errors count texts
+FEWEST_TEXTS = 32
+SECONDS = 1.0  # between two manifests, unless no request is left
+# of sampling parameters, those that decide which law the rows are, with the value that means none
+CUTS = {"top_k": (0, -1, None), "top_p": (1.0, None), "min_p": (0.0, None)}
+
+
+@dataclass
+class Rounds:
+    """What is kept of one request until it ends."""
+
+    folder: Folder
+    position: int = 1
+    bytes: int = 0
+    positions: list[int] = field(default_factory=list)
+    ids: list[Tensor] = field(default_factory=list)
+    target: list[Tensor] = field(default_factory=list)
+    draft: list[Tensor] = field(default_factory=list)
+
+    def shard(self, vocab: int) -> Shard:
+        """Return the rounds as the cycles of one text."""
+        none = torch.zeros(0, vocab, dtype=DTYPE)
+        counts = [len(ids) for ids in self.ids]
+        return Shard(
+            position=torch.tensor(self.positions, dtype=torch.int32),
+            token_offsets=torch.tensor([0, *counts]).cumsum(0),
+            draft_offsets=torch.tensor([0, *map(len, self.draft)]).cumsum(0),
+            draft_token_ids=torch.cat(self.ids),
+            target_log_probs=torch.cat(self.target),
+            draft_log_probs=torch.cat([none, *self.draft]),
+        )
+
+
+class Recorder:
+    """Keeps the rounds of running requests, and writes those that have ended.
+
+    ``config`` is vLLM's; ``warn`` is called with what the server's owner should know.
+    """
+
+    def __init__(self, settings: Settings, config: Any, warn: Callable[[str], None]) -> None:
+        self.settings, self.warn, drafts = settings, warn, config.speculative_config
+        self.width = int(drafts.num_speculative_tokens)
+        models = served_name(config), str(drafts.model or drafts.method)
+        self.target, self.draft = (Path(model).name for model in models)
+        self.place, self.start = Path(settings.trace), f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        files = (path for path in self.place.rglob("*") if path.is_file())
+        self.left = settings.trace_bytes - sum(path.stat().st_size for path in files)
+        self.folders: dict[str, Folder] = {}
+        self.written = time.monotonic()
+
+    def add(self, batch: FlatBatch, verified: Verified, requests: Sequence[Request]) -> None:
+        """Keep one round of each request that has drafted."""
+        accepted, draft = verified.verdict.num_accepted.tolist(), verified.draft
+        for place, row in enumerate(batch.drafted):
+            request, count = requests[row], batch.counts[row]
+            if request.greedy or (rounds := self._rounds(request, batch)) is None:
+                continue
+            position, rounds.position = rounds.position, rounds.position + accepted[place] + 1
+            if int(draft.lengths[place]) < count or not self._take(rounds, batch, count):
+                continue
+            bonus = torch.full((1, batch.target_logits.shape[-1]), -torch.inf, dtype=DTYPE)
+            bonus[0, int(batch.bonus[row])] = 0.0
+            target = _stored(verified.target_probs[place, :count])
+            rounds.target.append(torch.cat([target, bonus]))
+            rows = draft.probs
+            no_rows = bonus[:0]
+            rounds.draft.append(no_rows if rows is None else _stored(rows[place, :count]))
+            rounds.ids.append(draft.token_ids[place, :count].to("cpu", torch.int32))
+            rounds.positions.append(position)
+
+    def end(self, request: Request) -> None:
+        """Write a request that has ended."""
+        rounds, request.rounds = request.rounds, None
+        if rounds is not None and rounds.positions:
+            vocab = rounds.folder.header.vocab_size
+            self._kept(lambda: rounds.folder.add_shard(rounds.shard(vocab)))
+
+    def finish(self, now: bool) -> None:
+        """Write the manifests, if ``now`` or the last ones are a while old."""
+        if not now and time.monotonic() - self.written < SECONDS:
+            return
+        self.written = time.monotonic()
+        for folder in self.folders.values():
+            if folder.texts:
+                self._kept(folder.finish)
+
+    def _rounds(self, request: Request, batch: FlatBatch) -> Rounds | None:
+        """Return what is kept of a request; None where its setting has no folder."""
+        if request.rounds is None:
+            header = self._header(request, batch.target_logits.shape[-1])
+            if (folder := self.folders.get(repr(header))) is None:
+                if len(self.folders) == MOST_SETTINGS:
+                    self.warn(f"some requests are not traced, as {MOST_SETTINGS} settings are")
+                    return None
+                path = self.place / f"{self.start}-{os.getpid()}-{len(self.folders)}"
+                room = self._spend(OF_FOLDER)
+                folder = self._kept(lambda: Folder(path, header)) if room else None
+                if folder is None:
+                    return None
+                self.folders[repr(header)] = folder
+                size = (2 * self.width + 1) * header.vocab_size * DTYPE.itemsize
+                self.warn(f"rounds are written to {path}, up to {size:,} bytes each")
+            request.rounds = Rounds(folder)
+        return request.rounds
+
+    def _kept(self, write: Callable[[], Any]) -> Any:
+        """Return what ``write`` does; a full disk must not end the engine."""
+        try:
+            return write()
+        except (OSError, ValueError) as error:
+            self.left = 0.0
+            self.warn(f"no more is traced: {error}")
+
+    def _take(self, rounds: Rounds, batch: FlatBatch, count: int) -> bool:
+        """Return whether there is room for a round, and take it."""
+        rows = count + 1 + (0 if batch.draft_probs is None else count)
+        size = rows * batch.target_logits.shape[-1] * DTYPE.itemsize + OF_CYCLE * (count + 1)
+        size += 0 if rounds.positions else OF_TEXT
+        most = self.settings.trace_bytes / FEWEST_TEXTS
+        if (rounds.positions and rounds.bytes + size > most) or not self._spend(size):
+            return False
+        rounds.bytes += size
+        return True
+
+    def _spend(self, size: int) -> bool:
+        if size > self.left:
+            self.warn("no more is traced: CACTUS_TRACE_BYTES would be exceeded")
+            self.left = 0.0
+            return False
+        self.left -= size
+        return True
+
+    def _header(self, request: Request, vocab: int) -> Header:
+        params = request.params
+        cuts = {name: getattr(params, name, none[0]) for name, none in CUTS.items()}
+        cuts = {name: CUTS[name][0] if cut in CUTS[name] else cut for name, cut in cuts.items()}
+        details = {
+            "policy": request.policy.spec,
+            "verifier": self.settings.verifier.spec,
+            "cap": request.cap,
+            **cuts,
+            "engine": f"vllm {vllm_version()}",
+            "bonus_rows": "drawn",
+        }
+        temperature = float(getattr(params, "temperature", 1.0))
+        models = self.target, self.draft
+        return Header(vocab, self.width, "float16", *models, temperature, 0, [], details)
+
+
+def _stored(rows: Tensor) -> Tensor:
+    return rows.log().to("cpu", DTYPE)

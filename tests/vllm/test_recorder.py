@@ -1,0 +1,200 @@
+"""What CACTUS_TRACE writes: the rounds that were verified, within its bytes, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cactus_theory.traces import Trace, expect, replay
+from cactus_theory.traces._folder import Folder
+from cactus_theory.traces.faults import visible_faults
+from cactus_theory.tuning import Costs, tune
+from cactus_theory.tuning.report import notes
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.vllm import install, recorder, settings
+from cactus_theory.vllm.admission import PROCESSOR_KEYS, Admission
+from tests.vllm import fake
+from tests.vllm.flat import VOCAB, random_batch
+from tests.vllm.test_hook import call, requests, seeded
+
+BAND = "band:price=0.5"
+# half an ulp of a log-probability below 16 in float16, twice for the division by the row's sum
+ROUNDING = 2 * 2.0**-8
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """Return a function that starts a fake server: its runner's class, hook and warnings."""
+
+    def start(**environ):
+        logged = []
+        _, runner = fake.install(monkeypatch, logged=logged)
+        read = settings.read({"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": "any"} | environ)
+        return runner, install.install(Admission(read)), logged
+
+    return start
+
+
+def step(runner, batch, names=None, heat=None):
+    """Let requests take a step; return what is emitted."""
+    runner.input_batch = fake.InputBatch(list(names or runner.requests))
+    return runner._sample(None, call(batch, heat))
+
+
+def end(runner, *names):
+    runner._update_states(fake.SchedulerOutput(set(names)))
+
+
+def traces_in(folder):
+    return [Trace.open(path) for path in sorted(Path(folder).iterdir())]
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_a_trace_holds_every_round_of_every_request(server, tmp_path, certain, verifier):
+    kind, _, _ = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_VERIFIER=verifier)
+    runner, position = kind(**requests(None, None)), {"r0": 1, "r1": 1}
+    rounds = {"r0": [], "r1": []}
+    for seed, counts in enumerate([(3, 2), (1, 3), (0, 3), (2, 2)]):
+        batch = random_batch(seed, counts, certain, generators=seeded(seed, 2))
+        found, start = step(runner, batch), 0
+        for name, count, row in zip(rounds, counts, found.tolist(), strict=True):
+            own = slice(start, start + count)
+            probs = None if certain else batch.draft_probs[own]
+            q = batch.target_logits[own].softmax(-1)
+            bonus = int(batch.bonus[len(rounds[name]) and 0 if name == "r0" else 1])
+            if count:
+                rounds[name].append((position[name], batch.ids[own].tolist(), q, probs, bonus))
+                position[name] += sum(token >= 0 for token in row)
+            start += count
+    assert not list((tmp_path / "t").rglob("*.safetensors"))  # nothing of a request that goes on
+    end(runner, "r1")
+    end(runner, "r0")
+    (trace,) = traces_in(tmp_path / "t")
+    assert trace.texts == 2 and len(trace) == 7
+    for text, name in enumerate(["r1", "r0"]):
+        cycles = [cycle for cycle in trace if cycle.text == text]
+        for cycle, (place, ids, q, p, bonus) in zip(cycles, rounds[name], strict=True):
+            assert (cycle.position, cycle.draft_token_ids.tolist()) == (place, ids)
+            torch.testing.assert_close(cycle.target_probs[:-1], q.double(), rtol=ROUNDING, atol=0)
+            assert int(cycle.target_probs[-1].argmax()) == bonus
+            assert float(cycle.target_probs[-1].amax()) == 1
+            assert (cycle.draft_probs is None) == certain
+            if p is not None:
+                torch.testing.assert_close(cycle.draft_probs, p.double(), rtol=ROUNDING, atol=0)
+    header = trace.header
+    assert (header.vocab_size, header.num_draft_tokens, header.draft) == (VOCAB, 3, "draft")
+    assert (header.details["policy"], header.details["verifier"]) == ("band:price=0.5", verifier)
+    assert replay(trace, BAND, verifier).tokens_per_call.value > 1
+    if certain:
+        with pytest.raises(ValueError, match="every draft in it was certain"):
+            trace.rows()
+    assert expect(trace, BAND, verifier).rounds == 7
+    faults = {fault.name for fault in visible_faults(trace, find_verifier(verifier))}
+    assert "rows-late" not in faults and "rows-early" in faults  # no row follows the last token
+    *_, said = notes(tune(trace, Costs.ratios(0.1), 0.05, policies=["mixture:alpha"], widths=[2]))
+    assert ("these were certain, so the trace has no draft rows" in said) == certain
+    assert ("greedy and n-gram drafts" in said) != certain
+
+
+def test_nothing_is_written_unless_it_is_asked_for(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind, hook, _ = server()
+    runner = kind(**requests(None))
+    step(runner, random_batch(0, [3]))
+    end(runner, "r0")
+    assert hook.recorder is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("most", "vocab"), [(0, 150), (9_000, 150), (300_000, 150), (2_750_000, 40_000)]
+)
+def test_all_that_is_written_stays_within_the_bytes(server, tmp_path, monkeypatch, most, vocab):
+    """Through restarts, too; of one text only so much is kept that there is room for others."""
+    where = {"CACTUS_TRACE": str(tmp_path / "t"), "CACTUS_TRACE_BYTES": str(most)}
+    for start in range(3):
+        monkeypatch.setattr("os.getpid", lambda: start)  # noqa: B023
+        kind, hook, logged = server(**where)
+        texts, full = 0, []
+        while not full and texts < 100:
+            runner, texts = kind(**requests("speculative", "speculative")), texts + 2
+            for seed in range(8):
+                step(runner, random_batch(seed, [3, 2], vocab=vocab))
+                held = sum(own.rounds.bytes for own in hook.requests.values() if own.rounds)
+                assert size_of(tmp_path / "t") + held <= most
+            end(runner, "r0", "r1")
+            full = [line for line in logged if "CACTUS_TRACE_BYTES would be exceeded" in line]
+        assert len(full) == 1
+    if most == 300_000:
+        assert size_of(tmp_path / "t") > most / 2
+        trace = max(traces_in(tmp_path / "t"), key=len)  # of the first start
+        assert trace.texts > recorder.FEWEST_TEXTS and 2 * trace.texts < len(trace)
+
+
+def test_a_request_has_no_say_in_it(server, tmp_path):
+    """It names no folder, passes no limit, and no odd settings fill the disk with folders."""
+    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"))
+    assert not any("trace" in key for key in PROCESSOR_KEYS)
+    for key in ("cactus_trace", "cactus_trace_bytes", "CACTUS_TRACE"):
+        with pytest.raises(ValueError, match="must be one of cactus, cactus_cap; got"):
+            hook.admission.grant(fake.SamplingParams({key: str(tmp_path / "other")}))
+    policies = [{"price": 1 + number} for number in range(2 * recorder.MOST_SETTINGS)]
+    runner = kind(**requests(*policies))
+    step(runner, random_batch(0, [2] * len(policies)))
+    end(runner, *list(runner.requests))
+    assert len(traces_in(tmp_path / "t")) == recorder.MOST_SETTINGS
+    assert {path.name for path in tmp_path.iterdir()} == {"t"}
+    assert (tmp_path / "t").stat().st_mode & 0o077 == 0
+    assert any("some requests are not traced" in line for line in logged)
+
+
+def test_rounds_that_no_policy_decides_are_left_out(server, tmp_path):
+    """Greedy requests, drafts whose rows were lost, and those that a placeholder ends."""
+    kind, hook, _ = server(CACTUS_TRACE=str(tmp_path / "t"))
+    runner = kind(**requests(None, None, None))
+    runner.requests["r0"].sampling_params.temperature = 0.0
+    heat = fake.Metadata(torch.tensor([0.0, 1.0, 1.0]), all_random=False)
+    batch = random_batch(0, [2, 2, 2])
+    batch.ids[3] = -1
+    step(runner, batch, heat=heat)
+    end(runner, "r0", "r1", "r2")
+    (trace,) = traces_in(tmp_path / "t")
+    (cycle,) = trace
+    assert cycle.draft_token_ids.tolist() == batch.ids[4:].tolist()
+
+
+def test_a_full_disk_does_not_end_the_engine(server, tmp_path, monkeypatch):
+    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"))
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Folder, "add_shard", full)
+    runner = kind(**requests(None, None))
+    step(runner, random_batch(0, [2, 2]))
+    end(runner, "r0")
+    assert any("no more is traced: no space left" in line for line in logged)
+    assert step(runner, random_batch(0, [2]), ["r1"]).shape == (1, 3)
+    end(runner, "r1")
+    monkeypatch.setattr(recorder, "Folder", full)  # before there is a folder, too
+    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "other"))
+    step(kind(**requests(None)), random_batch(0, [2]))
+    assert any("no space left" in line for line in logged)
+
+
+def test_bad_settings_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    policy = {"CACTUS_POLICY": BAND}
+    for more, words in (
+        ({"CACTUS_TRACE": str(tmp_path / "file")}, "CACTUS_TRACE: .*exists"),
+        ({"CACTUS_TRACE_BYTES": "-1"}, "CACTUS_TRACE_BYTES: "),
+        ({"CACTUS_TRACE_BYTES": "much"}, "CACTUS_TRACE_BYTES: .*a number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            settings.read(policy | more)
+    with pytest.raises(ValueError, match="CACTUS_TRACE: is kept by model runner V1 alone"):
+        settings.read({"CACTUS_TRACE": str(tmp_path)}, by_bias=True)
