@@ -1,5 +1,7 @@
 """The emitted law of a policy, and what it costs (THEORY.md, Theorems 1 and 5)."""
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,15 +9,19 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.parts import in_parts, joined
+from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.solve import solve_band
 from cactus_theory.policies import Declaration, Policy
+from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import BUDGET_TOLERANCE
 
 
+@one_thread()
 def emitted_law(
     rule: Policy,
     target_probs: Any,
@@ -30,7 +36,8 @@ def emitted_law(
 
     Laws are float64: rows (..., V) in the input's kind, of rows in float64, float32, float16 or
     bfloat16 divided by their sums. O(V log V) a row for per-proposal policies, O(V) where the
-    recovery is shared, O(V²) for any other policy.
+    recovery is shared, O(V²) for any other policy. A few rows at a time, on one thread: beyond rows
+    and laws it takes at most 100 MB, whatever the batch.
 
     A draft that was certain of its token (greedy, n-gram) has no rows: with ``draft_probs=None``
     and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
@@ -50,9 +57,10 @@ def emitted_law(
     >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, None, draft_token_ids=2).round(4)
     array([0.0268, 0.0268, 0.9464])
     """
-    _check_policy(rule)
-    q, p = _rows(target_probs, draft_probs, draft_token_ids, normalise)
-    return check.scalar_like(rule.emitted(q, p), target_probs)
+    target, parts = _few_rows(rule, target_probs, draft_probs, draft_token_ids, normalise)
+    laws = ((at, (rule.emitted(q, p),)) for at, q, p in parts)
+    (law,) = joined(laws, math.prod(target.shape[:-1]))
+    return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class Audit:
     reference: str
 
 
+@one_thread()
 def audit(
     rule: Policy,
     target_probs: Any,
@@ -115,7 +124,7 @@ def audit(
 
     ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
     For drafts that are certain of their tokens: ``draft_probs=None`` and ``draft_token_ids``
-    (...), as for :func:`emitted_law`, and so is ``normalise``.
+    (...), as for :func:`emitted_law`, and so are ``normalise`` and the memory that it takes.
 
     Raises
     ------
@@ -131,36 +140,45 @@ def audit(
     >>> print(f"held: {report.within}; the optimum there: {report.optimum_acceptance:.4f}")
     held: True; the optimum there: 0.7221
     """
-    _check_policy(rule)
     reference = find_divergence(divergence)
-    q, p = _rows(target_probs, draft_probs, draft_token_ids, normalise)
-    batch = q.shape[:-1]
-    q, p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
-    law = rule.emitted(q, p)
-    accepted = (p * rule.keep(q, p)).sum(-1)
-    values = {spec: find_divergence(spec).value(law, q) for spec in examples()}
-    values.setdefault(reference.spec, reference.value(law, q))
-    spent, over = _spent(rule, q, p, law)
-    budget = rule.declares.budget
+    specs = tuple(dict.fromkeys((*examples(), reference.spec)))
+    target, parts = _few_rows(rule, target_probs, draft_probs, draft_token_ids, normalise)
+    batch, budget = target.shape[:-1], rule.declares.budget
+    measured = ((at, _measured(rule, q, p, reference, specs)) for at, q, p in parts)
+    accepted, spent, over, best, least, *values = (
+        None if column is None else column.reshape(batch)
+        for column in joined(measured, math.prod(batch))
+    )
     within = None if budget is None or spent is None else budget.held(spent)
-    best, least = _optima(q, p, reference, values[reference.spec], accepted)
 
-    def shaped(value: Tensor | None) -> Any:
-        return None if value is None else check.scalar_like(value.reshape(batch), target_probs)
+    def like(column: Tensor | None) -> Any:
+        return None if column is None else check.scalar_like(column, target_probs)
 
     return Audit(
         policy=rule.spec,
         declares=rule.declares,
-        acceptance=shaped(accepted),
-        divergences={spec: shaped(value) for spec, value in values.items()},
-        within=shaped(within),
-        spent=shaped(spent),
-        bounds=None if budget is None else budget.bounds(_states_proposals(rule, q, p)),
-        over_share=shaped(over),
-        optimum_acceptance=shaped(best),
-        optimum_divergence=shaped(least),
+        acceptance=like(accepted),
+        divergences=dict(zip(specs, map(like, values), strict=True)),
+        within=like(within),
+        spent=like(spent),
+        bounds=None if budget is None else budget.bounds(_states_proposals(rule, target)),
+        over_share=like(over),
+        optimum_acceptance=like(best),
+        optimum_divergence=like(least),
         reference=reference.spec,
     )
+
+
+def _measured(
+    rule: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
+) -> list[Tensor | None]:
+    """Return acceptance, what is spent, the share over it, the optima and every divergence."""
+    law = rule.emitted(q, p)
+    accepted = (p * rule.keep(q, p)).sum(-1)
+    kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)
+    values = [kind.value(law, q) for kind in kinds]
+    optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
+    return [accepted, *_spent(rule, q, p, law), *optima, *values]
 
 
 def _spent(
@@ -179,9 +197,10 @@ def _spent(
     return torch.where(drafted, costs, 0.0).amax(-1), over
 
 
-def _states_proposals(policy: Policy, q: Tensor, p: Tensor) -> bool:
+def _states_proposals(policy: Policy, target: Tensor) -> bool:
     """Return whether a policy says which row each token is verified against."""
-    return policy.proposal(q[:1], p[:1], p[:1].argmax(-1, keepdim=True)) is not None
+    _, (q,) = next(in_parts(target))
+    return policy.proposal(q[:1], q[:1], q[:1].argmax(-1, keepdim=True)) is not None
 
 
 def _optima(
@@ -198,37 +217,38 @@ def _optima(
     return torch.minimum(p, equal_spend.rows()).sum(-1), torch.where(beyond, torch.nan, least)
 
 
-def _rows(
-    target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
-) -> tuple[Tensor, Tensor]:
-    """Return checked float64 rows of target and draft, the draft's one-hot where it was certain."""
+def _few_rows(
+    rule: Any, target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
+) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
+    """Return checked target rows, and float64 rows of target and draft, a few at a time.
+
+    Of a draft that was certain of its tokens they are one-hot.
+    """
+    if not isinstance(rule, Policy):
+        raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
         raise ValueError(
             f"draft_probs, draft_token_ids: exactly one must be given; got {number} of them"
         )
     if draft_token_ids is None:
-        return check.probability_rows(target_probs, draft_probs, normalise)
+        target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+        return target, ((at, q, p) for at, (q, p) in in_parts(target, draft))
     target = check.as_tensor("target_probs", target_probs)
-    q, _ = check.probability_rows(target, target, normalise)
-    ids = torch.as_tensor(draft_token_ids, device=q.device)
+    check.check_probabilities("target_probs", target, normalise)
+    ids = torch.as_tensor(draft_token_ids, device=target.device)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"draft_token_ids: must hold whole numbers; got dtype {ids.dtype}")
-    vocab = q.shape[-1]
+    vocab = target.shape[-1]
     if ids.numel() and not ids.is_cuda and not bool(((ids >= 0) & (ids < vocab)).all()):
         wrong = ids[(ids < 0) | (ids >= vocab)].flatten()[0].item()
         raise ValueError(f"draft_token_ids: must lie in [0, {vocab}); got {wrong}")
     try:
-        shape = torch.broadcast_shapes(q.shape[:-1], ids.shape)
+        shape = torch.broadcast_shapes(target.shape[:-1], ids.shape)
     except RuntimeError:
         raise ValueError(
-            f"draft_token_ids: shape must broadcast with the rows' {tuple(q.shape[:-1])}; "
+            f"draft_token_ids: shape must broadcast with the rows' {tuple(target.shape[:-1])}; "
             f"got {tuple(ids.shape)}"
         ) from None
-    certain = q.new_zeros(*shape, vocab)
-    return q.expand(certain.shape), certain.scatter_(-1, ids.expand(shape)[..., None].long(), 1.0)
-
-
-def _check_policy(rule: Any) -> None:
-    if not isinstance(rule, Policy):
-        raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")
+    target, ids = target.expand(*shape, vocab), ids.expand(shape).flatten().long()
+    return target, ((at, q, one_hot(ids[at], q)) for at, (q,) in in_parts(target))

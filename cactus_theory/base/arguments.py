@@ -160,12 +160,12 @@ def normalised(probs: Tensor) -> Tensor:
     return rows / rows.sum(-1, keepdim=True)
 
 
-def probability_rows(
+def checked_rows(
     target_probs: ArrayLike, draft_probs: ArrayLike, normalise: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return checked float64 rows (..., V) of target and draft, broadcast to one shape.
+    """Return checked rows (..., V) of target and draft as they are, broadcast to one shape.
 
-    With ``normalise`` rows may have any positive sum, and are divided by it.
+    With ``normalise`` rows may have any positive sum.
     """
     names = ("target_probs", "draft_probs")
     target, draft = as_tensor(names[0], target_probs), as_tensor(names[1], draft_probs)
@@ -173,7 +173,7 @@ def probability_rows(
     check_probabilities(names[0], target, normalise)
     check_probabilities(names[1], draft, normalise)
     if target.shape == draft.shape:
-        return normalised(target), normalised(draft)
+        return target, draft
     try:
         shape = torch.broadcast_shapes(target.shape, draft.shape)
     except RuntimeError:
@@ -181,7 +181,15 @@ def probability_rows(
             f"draft_probs: shape must broadcast with target_probs {tuple(target.shape)}; "
             f"got {tuple(draft.shape)}"
         ) from None
-    return normalised(target).expand(shape), normalised(draft).expand(shape)
+    return target.expand(shape), draft.expand(shape)
+
+
+def probability_rows(
+    target_probs: ArrayLike, draft_probs: ArrayLike, normalise: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`checked_rows` in float64 and divided by their sums."""
+    target, draft = checked_rows(target_probs, draft_probs, normalise)
+    return normalised(target), normalised(draft)
 
 
 def like(value: Tensor, original: ArrayLike) -> Any:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import LogProbs
@@ -159,6 +160,7 @@ class Meter:
             expected_accepted=float(self.expected),
         )
 
+    @one_thread()
     def _measure_waiting(self) -> None:
         if not self.waiting:
             return

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._opening import Opening
 from cactus_theory.decoding._verification import assigned
 from cactus_theory.decoding.drafters import Setting
@@ -64,7 +65,8 @@ class HostRounds(Rounds):
         judges = assigned(policies.followed, policies.rules, q, draft)
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
-        verdict = self.verifier.verify(judges, q, draft, coins, draw)
+        with one_thread():
+            verdict = self.verifier.verify(judges, q, draft, coins, draw)
         tokens = verdict.rows()
         self.clock.lap("verify")
         for row, ids in enumerate(tokens):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._meter import charge
 from cactus_theory.decoding._opening import HALF, Opening, dtype_of
 from cactus_theory.decoding._verification import stacked, verified_rows
@@ -104,6 +105,7 @@ class Rounds(ABC):
         rounds[kind] = rounds.get(kind, 0) + 1
         return accepted, cut
 
+    @one_thread()
     def measure(self, verified: Verified, new: list[list[int]]) -> None:
         """Show the meter, the recorder and the schedules what was verified, text by text.
 

@@ -3,6 +3,7 @@
 Source: THEORY.md, Theorems 7, 9 and 19.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.parts import in_parts, joined
+from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.geometry import Geometry, geometry_of
@@ -55,6 +58,8 @@ class OptimalAcceptance:
         return self.target
 
 
+@one_thread()
+@torch.no_grad()
 def optimal_acceptance(
     target_probs: Any,
     draft_probs: Any,
@@ -72,7 +77,8 @@ def optimal_acceptance(
 
     The optimum is a band, its gap a proof (THEORY.md, Theorems 7 and 8).
     Exact up to float64 rounding for every divergence: Newton on masked sums, or one sort by p/q
-    and lookups where that does not converge. No gradient flows through it.
+    and lookups where that does not converge. No gradient flows through it. A few rows at a time,
+    on one thread: beyond rows and result it takes at most 100 MB, whatever the batch.
 
     Parameters
     ----------
@@ -107,19 +113,20 @@ def optimal_acceptance(
     kind = find_divergence(divergence)
     name, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
     check.one_of("support", support, SUPPORTS)
-    q, p = check.probability_rows(target_probs, draft_probs, normalise)
-    batch = q.shape[:-1]
-    amounts = check.row_numbers(name, amount, batch, q.device, 0.0, most)
-    flat_q, flat_p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
-    with torch.no_grad():
-        geometry = geometry_of(flat_q, flat_p, kind, support)
-        solved = solve_band(geometry, name, amounts.reshape(-1)).measured()
-    edges = solved.edges.lower, solved.edges.upper
-    scalars = solved.acceptance, solved.divergence, *edges, solved.price, solved.gap
-    return OptimalAcceptance(
-        check.like(solved.rows.reshape(q.shape), target_probs),
-        *(check.scalar_like(value.reshape(batch), target_probs) for value in scalars),
-    )
+    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    batch = target.shape[:-1]
+    amounts = check.row_numbers(name, amount, batch, target.device, 0.0, most).reshape(-1)
+
+    def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        best = solve_band(geometry_of(q, p, kind, support), name, amounts[at]).measured()
+        edges = best.edges.lower, best.edges.upper
+        scalars = best.acceptance, best.divergence, *edges, best.price, best.gap
+        return best.rows.to(target.dtype), *scalars
+
+    parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
+    rows, *scalars = joined(parts, amounts.numel())
+    columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
+    return OptimalAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,8 @@ class Frontier:
     price: Any
 
 
+@one_thread()
+@torch.no_grad()
 def frontier(
     target_probs: Any,
     draft_probs: Any,
@@ -158,8 +167,8 @@ def frontier(
 
     Points are equally spaced in acceptance, from h = q (δ = 0) to the end of the path.
     Shapes (..., points); δ and acceptance rise along the last axis, the price falls where the
-    trade-off is concave (f-divergences, Rényi of order below 1). ``normalise`` as for
-    :func:`optimal_acceptance`.
+    trade-off is concave (f-divergences, Rényi of order below 1). ``normalise``, and the memory
+    that it takes, as for :func:`optimal_acceptance`.
 
     Raises
     ------
@@ -178,13 +187,17 @@ def frontier(
     count = int(check.number("points", points, 2))
     if count != points:
         raise ValueError(f"points: must be a whole number; got {points!r}")
-    q, p = check.probability_rows(target_probs, draft_probs, normalise)
-    flat_q, flat_p = q.reshape(-1, q.shape[-1]), p.reshape(-1, q.shape[-1])
-    with torch.no_grad():
-        curves = _curves(geometry_of(flat_q, flat_p, kind, support), count)
-    shape = (*q.shape[:-1], count)
-    stacked = (torch.stack(curve, -1).reshape(shape) for curve in curves)
-    return Frontier(*(check.scalar_like(curve, target_probs) for curve in stacked))
+    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    batch = target.shape[:-1]
+
+    def curves(q: Tensor, p: Tensor) -> list[Tensor]:
+        return [
+            torch.stack(curve, -1) for curve in _curves(geometry_of(q, p, kind, support), count)
+        ]
+
+    parts = ((at, curves(*rows)) for at, rows in in_parts(target, draft))
+    shaped = (curve.reshape(*batch, count) for curve in joined(parts, math.prod(batch)))
+    return Frontier(*(check.scalar_like(curve, target_probs) for curve in shaped))
 
 
 def _curves(geometry: Geometry, count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

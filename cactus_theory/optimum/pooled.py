@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.geometry import Geometry, geometry_of
@@ -103,6 +104,7 @@ class _Point:
     bands: Measured
 
 
+@one_thread()
 def pooled_acceptance(
     target_probs: Any,
     draft_probs: Any,
@@ -158,6 +160,7 @@ def pooled_acceptance(
     )
 
 
+@one_thread()
 def pooled_frontier(
     target_probs: Any,
     draft_probs: Any,

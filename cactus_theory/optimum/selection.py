@@ -12,6 +12,7 @@ independent drafts p°/q are the slopes of the greatest convex minorant of f aga
 in ascending p/q, for certain tokens T beside one sampled from r it is min(r, cq), and cq on T.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.parts import in_parts, joined
 from cactus_theory.base.scratch import scratch
+from cactus_theory.base.threads import one_thread
 
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
@@ -34,6 +37,8 @@ SMALL = 12
 LEVEL = 1e-12
 
 
+@one_thread()
+@torch.no_grad()
 def selection_law(
     target_probs: Any,
     draft_probs: Any,
@@ -86,18 +91,21 @@ def selection_law(
     check.one_of("kind", kind, KINDS)
     undrafted = kind == "certain" and draft_probs is None
     draft = target_probs if undrafted else draft_probs
-    q, p = check.probability_rows(target_probs, draft, normalise)
-    flat_q, flat_p = (rows.reshape(-1, rows.shape[-1]) for rows in (q, p))
-    with torch.no_grad():
-        if kind in ("iid", "without_replacement"):
-            if certain is not None:
-                raise ValueError(f"certain: must not be given with kind={kind!r}; got {certain!r}")
-            laws = _drawn(flat_q, flat_p, k, kind)
-        else:
-            flags = _flags(certain, q.shape).reshape(flat_q.shape)
-            rows = zip(flat_q, flat_p, flags, strict=True)
-            laws = torch.stack([_beside(*row, kind) for row in rows]) if len(flags) else flat_q
-    return check.like(laws.reshape(q.shape), target_probs)
+    target, draft = check.checked_rows(target_probs, draft, normalise)
+    drawn = kind in ("iid", "without_replacement")
+    if drawn and certain is not None:
+        raise ValueError(f"certain: must not be given with kind={kind!r}; got {certain!r}")
+    flags = None if drawn else _flags(certain, target.shape).reshape(-1, target.shape[-1])
+
+    def laws(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor]:
+        if flags is None:
+            return (_drawn(q, p, k, kind).to(target.dtype),)
+        rows = [_beside(*row, kind) for row in zip(q, p, flags[at], strict=True)]
+        return (torch.stack(rows).to(target.dtype) if rows else q.to(target.dtype),)
+
+    parts = ((at, laws(at, *rows)) for at, rows in in_parts(target, draft))
+    (law,) = joined(parts, math.prod(target.shape[:-1]))
+    return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
 def _flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:

@@ -1,0 +1,50 @@
+"""One thread for what is done row by row.
+
+PyTorch shares every operation on more than 32,768 entries among a pool of threads, and waits for
+the last of them. On a core that another process uses, that wait takes a hundred times the
+arithmetic, and rows are handled in many small operations.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def _library() -> Any:
+    """Return PyTorch's own library, through which its OpenMP is reached; None where it is not."""
+    for file in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
+        try:
+            library = ctypes.CDLL(str(file))
+            library.omp_set_num_threads  # noqa: B018  (it raises where there is none)
+            return library
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+_LIBRARY = _library()
+_SET_MKL = getattr(_LIBRARY, "MKL_Set_Num_Threads_Local", lambda count: 0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have PyTorch compute on the calling thread alone; around a call, or above a function.
+
+    OpenMP and MKL keep a number of threads for each thread that calls them. Only the caller's
+    changes, and only until the end: that of the process and of its other threads stays.
+    """
+    before = torch.get_num_threads()  # the first call in a thread sets that thread's number
+    if _LIBRARY is None or before == 1:
+        yield
+        return
+    _LIBRARY.omp_set_num_threads(1)
+    mkl = _SET_MKL(1)
+    try:
+        yield
+    finally:
+        _LIBRARY.omp_set_num_threads(before)
+        _SET_MKL(mkl)
