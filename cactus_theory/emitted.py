@@ -16,9 +16,13 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.solve import solve_band
-from cactus_theory.policies import Declaration, Policy
+from cactus_theory.policies import Declaration, PerProposal, Policy
 from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._foreign_code import enter
 from cactus_theory.policies._records import BUDGET_TOLERANCE
+
+# what rounding may add to a sum over the vocabulary
+SUM = 1e-9
 
 
 @one_thread()
@@ -191,10 +195,35 @@ def _spent(
     kind = find_divergence(budget.divergence)
     if budget.scope == "emitted":
         return kind.value(law, q), None
-    costs = policy.proposal_divergence(q, p, kind)
+    costs = proposal_divergence(policy, q, p, kind)
     drafted = p > 0
     over = torch.where(budget.held(costs), 0.0, p).sum(-1)
     return torch.where(drafted, costs, 0.0).amax(-1), over
+
+
+def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
+    """Return D(h⁽ⁿ⁾‖q) of every token n of float64 rows, (..., V).
+
+    Without proposals it is the least D of a row that keeps n so often. A proposal is charged ∞ if
+    it is no distribution, or gives n less than is kept.
+    """
+    if isinstance(policy, PerProposal):  # q is scaled off n, so that it is that of two points
+        return raised_alone(kind, policy.gamma(q), q)
+    tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
+    kept = p * policy.keep(q, p)
+    rows = policy.proposal(q, p, tokens)
+    if rows is None:
+        return raised_alone(kind, torch.maximum(kept, q), q)
+    h_n = rows.gather(-1, tokens[..., None])[..., 0]
+    sound = ((rows.sum(-1) - 1).abs() <= SUM) & (h_n >= kept - SUM)
+    costs = kind.value(rows, q[..., None, :].expand_as(rows))
+    return torch.where(sound, costs, torch.inf)
+
+
+def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
+    """Return D(h‖q) for q scaled off n so that h_n is given: the cheapest row with that h_n."""
+    rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
+    return kind.value(*rows)
 
 
 def _states_proposals(policy: Policy, target: Tensor) -> bool:
@@ -226,6 +255,7 @@ def _few_rows(
     """
     if not isinstance(rule, Policy):
         raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")
+    enter(type(rule))
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
         raise ValueError(

@@ -92,15 +92,14 @@ def ask_policy(draw: random.Random) -> bool:
     n = torch.full(shape, draw.randrange(vocab), device=q.device)
     methods = {"acceptance": (q, p, every), "recovery": (q, p, n), "emitted": (q, p)}
     path = draw.choice([None, Path(n.double() * 0 + 1, n * 0)])
-    methods |= {"keep": (q, p), "target": (q, p, path)}
+    # a row h has the precision of its rows
+    wide = (rows.detach().double() for rows in (q, p))
+    methods |= {"keep": (q, p), "target": (*wide, path)}
     if type(rule).proposal is not Policy.proposal:
         methods["proposal"] = (q, p, every)
-        methods["proposal_divergence"] = (q, p, ct.divergence("kl"))
     name = draw.choice([*methods])
-    given: Any = list(methods[name])
-    if name in ("acceptance", "recovery") and draw.random() < 0.3:
-        given[1] = None
-    if name == "recovery" and bool((rule.acceptance(q, given[1], n[..., None]) > SURE).any()):
+    given = methods[name]
+    if name == "recovery" and bool((rule.acceptance(q, p, n[..., None]) > SURE).any()):
         return True  # of what is refused but by rounding there is no recovery
     found = getattr(rule, name)(*given)
     places = product(*map(range, shape))

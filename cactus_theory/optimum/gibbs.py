@@ -7,55 +7,59 @@ accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14). All of it 
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def along_path(
-    q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"], price: float
-) -> Float[Tensor, "batch K"]:
-    r"""Return :math:`h_n = q_n z/(1 − q_n + q_n z)` of drafted tokens, z what follows each.
+@dataclass(frozen=True)
+class LookAhead:
+    """The best law at a price, in tokens per nat: h is proportional to q off drafted tokens."""
 
-    Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z).
-    Entries beyond ``counts`` are not read.
-    """
-    q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above; what lies below 0 is refused
-    odds = q_n.log() - (-q_n).log1p()
-    unit, width = 1 / price, q_n.shape[1]
-    follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
-    raised = torch.zeros_like(q_n)
-    for place in range(width - 1, -1, -1):
-        follows = torch.where(counts == place + 1, unit, follows)
-        raised[:, place] = (odds[:, place] + follows).sigmoid()
-        none, one = (-q_n[:, place]).log1p(), q_n[:, place].log()
-        follows = unit + torch.logaddexp(none, one + follows)
-    return raised
+    price: float
 
+    def path(
+        self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch K"]:
+        r"""Return :math:`h_n = q_n z/(1 − q_n + q_n z)` of drafted tokens, z what follows each.
 
-def along_tree(
-    q_n: Sequence[float], children: Sequence[Sequence[int]], price: float
-) -> list[float]:
-    r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a certain tree.
+        Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z).
+        Entries beyond ``counts`` are not read.
+        """
+        q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above; what lies below 0 is refused
+        odds = q_n.log() - (-q_n).log1p()
+        unit, width = 1 / self.price, q_n.shape[1]
+        follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
+        raised = torch.zeros_like(q_n)
+        for place in range(width - 1, -1, -1):
+            follows = torch.where(counts == place + 1, unit, follows)
+            raised[:, place] = (odds[:, place] + follows).sigmoid()
+            none, one = (-q_n[:, place]).log1p(), q_n[:, place].log()
+            follows = unit + torch.logaddexp(none, one + follows)
+        return raised
 
-    Node 0 is the text, node n + 1 follows token n, and ``children`` are the tokens after each
-    node. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 where it has none: the
-    Gibbs law of trees.
-    """
-    follows, raised = [0.0] * len(children), [0.0] * len(q_n)
-    for node in range(len(children) - 1, -1, -1):
-        places = [place for place in children[node] if q_n[place] > 0]
-        if not places:
-            continue
-        rest = 1 - math.fsum(q_n[place] for place in places)
-        worths = [1 / price + math.log(q_n[at]) + follows[at + 1] for at in places]
-        terms = [*worths, math.log(rest)] if rest > 0 else worths
-        most = max(terms)
-        follows[node] = most + math.log(math.fsum(math.exp(term - most) for term in terms))
-        for place, worth in zip(places, worths, strict=True):
-            raised[place] = math.exp(worth - follows[node])
-    return raised
+    def tree(self, q_n: Sequence[float], children: Sequence[Sequence[int]]) -> list[float]:
+        r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a certain tree.
+
+        Node 0 is the text, node n + 1 follows token n, and ``children`` are the certain tokens
+        after each node, none where another one was sampled; tokens that are no node's are not
+        read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any.
+        """
+        follows, raised = [0.0] * len(children), [0.0] * len(q_n)
+        for node in range(len(children) - 1, -1, -1):
+            places = [place for place in children[node] if q_n[place] > 0]
+            if not places:
+                continue
+            rest = 1 - math.fsum(q_n[place] for place in places)
+            worths = [1 / self.price + math.log(q_n[at]) + follows[at + 1] for at in places]
+            terms = [*worths, math.log(rest)] if rest > 0 else worths
+            most = max(terms)
+            follows[node] = most + math.log(math.fsum(math.exp(term - most) for term in terms))
+            for place, worth in zip(places, worths, strict=True):
+                raised[place] = math.exp(worth - follows[node])
+        return raised
 
 
 def with_raised(

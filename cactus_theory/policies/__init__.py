@@ -19,7 +19,7 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     reshaped,
 )
 from cactus_theory.policies._base import Policy
-from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal
+from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal, SharedRecovery
 from cactus_theory.policies._records import Budget, Decision, Declaration, Residual
 from cactus_theory.policies._registry import list_policies, policy, register
 
@@ -32,6 +32,7 @@ __all__ = [
     "PerProposal",
     "Policy",
     "Residual",
+    "SharedRecovery",
     "list_policies",
     "policy",
     "register",

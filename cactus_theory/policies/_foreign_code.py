@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
-from inspect import isfunction
+from inspect import isfunction, signature
 from operator import is_
 from typing import Any
 
@@ -78,19 +78,30 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         with lent(name, arguments, tuple(options.values())) as (rows, named):
             return method(self, *rows, **dict(zip(options, named, strict=True)))
 
+    call.lends_copies = True  # type: ignore[attr-defined]
     return call
 
 
-def guard(kind: type) -> None:
-    """Guard the methods that a foreign class has written anew, or takes from a foreign one."""
-    if is_own(kind):
+def enter(kind: type) -> None:
+    """Give the methods of a foreign class copies of rows, those that it wrote or takes from one.
+
+    Where a policy enters: a door that is passed again changes nothing. TypeError for a target that
+    takes no path.
+    """
+    if is_own(kind) or "_has_entered" in vars(kind):
         return
+    if "path" not in signature(kind.target).parameters:  # type: ignore[attr-defined]
+        raise TypeError(
+            f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
+            f"verifier of blocks reached a row, got {signature(kind.target)}"  # type: ignore[attr-defined]
+        )
+    kind._has_entered = True  # type: ignore[attr-defined]
     hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
     for name in hooks:
         owner = next(base for base in kind.__mro__ if name in vars(base))
         method = vars(owner)[name]
-        guards_itself = owner is not kind and any(map(is_own, owner.__mro__))
-        if isfunction(method) and not name.startswith("__") and not guards_itself:
+        foreign = not is_own(owner) and not hasattr(method, "lends_copies")
+        if isfunction(method) and not name.startswith("__") and foreign:
             setattr(kind, name, guarded(method))
 
 
@@ -128,7 +139,7 @@ def _written(name: str, how: str) -> ValueError:
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
     "where it does not depend on the refused token, recovery=f(q, p) of ct.rule, or "
-    "shared_recovery = True of a class, is asked once a row"
+    "the base class SharedRecovery, is asked once a row"
 )
 
 

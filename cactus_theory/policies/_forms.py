@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.divergences import Divergence
+from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies._base import (
     Entries,
@@ -19,9 +19,21 @@ from cactus_theory.policies._base import (
     Rows,
     keep_probability,
     normalised_or,
-    raised_alone,
 )
 from cactus_theory.policies._records import UNSCALED, Decision, Path, Residual, Support
+from cactus_theory.policies._shortcuts import KeepsLossless
+
+
+class SharedRecovery(Policy):
+    """The recovery law is the same whichever token was refused."""
+
+    def emitted(self, q: Rows, p: Rows) -> Rows:
+        """Return pφ + (1 − A)·g, O(V) a row."""
+        q, p = float64_rows(q, p)
+        kept = p * self.keep(q, p)
+        refused = (p - kept).clamp(min=0.0)  # g is asked for a token that can be refused
+        lost = refused.sum(-1, keepdim=True)
+        return kept + lost * self.recovery(q, p, refused.argmax(-1))
 
 
 class FixedTarget(Policy):
@@ -41,32 +53,25 @@ class FixedTarget(Policy):
     array([0.4, 0.6])
     """
 
-    shared_recovery = True
-
     @abstractmethod
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return the row h that is emitted instead of q, float64.
-
-        What a class writes here sees float64 rows; :meth:`decide`, for speed, has it work in the
-        precision of float32 rows, too.
-        """
+        """Return the row h that is emitted instead of q, in the precision of the rows."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""
-        target = self.target(q.double(), p.double())
-        return keep_probability(target.gather(-1, n), p.double().gather(-1, n))
+        q, p = float64_rows(q, p)
+        return keep_probability(self.target(q, p).gather(-1, n), p.gather(-1, n))
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (h − p)₊ normalised, q where nothing can be rejected."""
-        q, p = q.double(), p.double()
+        q, p = float64_rows(q, p)
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < h_n/p_n, and (h − p)₊, from the row h in the precision of float32 rows."""
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
-        # as the class wrote it: rows in float64 would take another pass
-        target = getattr(type(self).target, "__wrapped__")(self, q, p)  # noqa: B009
+        target = self.target(q, p)
         h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
         kept = coin < keep_probability(h_n, p_n)
         if not kept.is_cuda and bool(kept.all()):
@@ -76,7 +81,7 @@ class FixedTarget(Policy):
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return h itself."""
-        return self.target(q, p)
+        return self.target(*float64_rows(q, p))
 
 
 class Entrywise(Policy):
@@ -84,8 +89,6 @@ class Entrywise(Policy):
 
     A verifier needs one pass over a row, only after a refusal (THEORY.md, Theorem 16).
     """
-
-    entrywise = True
 
     @abstractmethod
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
@@ -101,14 +104,14 @@ class Entrywise(Policy):
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, c/p_n): only the drafted entries are read."""
-        q_n, p_n = (row.gather(-1, n).double() for row in (q, p))
+        q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
         return keep_probability(self.ceiling(q_n, p_n), p_n)
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
-        q_n, p_n = (row.gather(-1, n[..., None])[..., 0].double() for row in (q, p))
+        q, p = float64_rows(q, p)
+        q_n, p_n = (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
         scale = self.scale(q_n, self.ceiling(q_n, p_n))[..., None]
-        q, p = q.double(), p.double()
         return normalised_or((scale * q - p).clamp(min=0.0), q)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
@@ -126,7 +129,7 @@ class Raised(Entrywise, FixedTarget):
     A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
     """
 
-    keeps_what_lossless_keeps = True
+    shortcuts = KeepsLossless()
 
     def residual_entries(self, q_n: FlatCoins, ceiling: FlatCoins) -> Residual:
         """Return s = 1."""
@@ -146,7 +149,7 @@ class Either(FixedTarget):
     and what p has beyond it goes to (q − p)₊. Under ``free``, as published, h is p itself.
     """
 
-    keeps_what_lossless_keeps = True
+    shortcuts = KeepsLossless()
     support: Support
 
     @abstractmethod
@@ -202,7 +205,7 @@ class PerProposal(Entrywise):
     tensor([0.5000], dtype=torch.float64)
     """
 
-    keeps_what_lossless_keeps = True
+    shortcuts = KeepsLossless()
     delta: float
 
     @abstractmethod
@@ -234,14 +237,11 @@ class PerProposal(Entrywise):
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"]:
         """Return h⁽ⁿ⁾ of every drafted token."""
-        q_n = q.gather(-1, n).double()
+        (q,) = float64_rows(q)
+        q_n = q.gather(-1, n)
         gamma = self.gamma(q_n)
-        rows = q.double()[..., None, :] * self.scale(q_n, gamma)[..., None]
+        rows = q[..., None, :] * self.scale(q_n, gamma)[..., None]
         return rows.scatter(-1, n[..., None], gamma[..., None])
-
-    def proposal_divergence(self, q: Rows, p: Rows, kind: Divergence) -> Rows:
-        """Return D(h⁽ⁿ⁾‖q) of every token: q is scaled off n, so it is that of two points."""
-        return raised_alone(kind, self.gamma(q), q)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law: a proposal depends on the drafted token, its law does not."""
@@ -255,7 +255,7 @@ class PerProposal(Entrywise):
         one; if many can, they are sorted by s.
         """
         shape, vocab = q.shape, q.shape[-1]
-        q, p = q.reshape(-1, vocab), p.reshape(-1, vocab)
+        q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
         gamma = self.gamma(q)
         law = torch.minimum(p, gamma)
         rows, tokens = (p > gamma).nonzero(as_tuple=True)

@@ -14,10 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._foreign_code import lent
-from cactus_theory.policies._forms import FixedTarget
+from cactus_theory.policies._forms import FixedTarget, SharedRecovery
 from cactus_theory.policies._records import Budget, Declaration, Path
 
 Function = Callable[..., Any]
@@ -221,6 +222,7 @@ class FunctionRule(FunctionPolicy):
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return what the function returns; it is not called for tokens with p = 0."""
+        q, p = ungraphed(q), ungraphed(p)
         phi = (q.gather(-1, n) > 0).double()
         drafted = p.expand(q.shape).gather(-1, n) > 0
         row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
@@ -230,14 +232,14 @@ class FunctionRule(FunctionPolicy):
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return what ``recovery`` returns where n can be rejected, q elsewhere."""
-        drafts = p.to(q.dtype)
+        q, drafts = ungraphed(q), ungraphed(p).to(q.dtype)
         if self.source.recovery is None:
             rows = q.double()
             return normalised_or((rows - drafts.double()).clamp(min=0.0), rows)
         phi = self.acceptance(q, drafts, n[..., None]).reshape(-1)
         out = _flat(q).double().clone()
         refused = (~(phi >= 1)).nonzero()[:, 0]
-        token = None if self.shared_recovery else n.reshape(-1)[refused]
+        token = None if isinstance(self, SharedRecovery) else n.reshape(-1)[refused]
         questions = Questions(_flat(q), _flat(drafts), refused, token)
         out[refused] = self._answers(self.source.recovery, questions, q.shape[-1:])
         return out.reshape(q.shape)
@@ -254,7 +256,8 @@ class FunctionRule(FunctionPolicy):
         """Return what ``proposal`` returns, None without one; q for tokens with p = 0."""
         if self.source.proposal is None:
             return None
-        rows = q[..., None, :].double().expand(*n.shape, q.shape[-1]).clone()
+        q, p = float64_rows(q, p)
+        rows = q[..., None, :].expand(*n.shape, q.shape[-1]).clone()
         drafted = p.expand(q.shape).gather(-1, n) > 0
         row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
         questions = Questions(_flat(q), _flat(p.expand(q.shape)), row[drafted], n[drafted])
@@ -262,10 +265,8 @@ class FunctionRule(FunctionPolicy):
         return rows
 
 
-class SharedFunctionRule(FunctionRule):
+class SharedFunctionRule(SharedRecovery, FunctionRule):
     """One whose recovery is the same whichever token was refused: the default, or f(q, p)."""
-
-    shared_recovery = True
 
 
 class FunctionTarget(FunctionPolicy, FixedTarget):

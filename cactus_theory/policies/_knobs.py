@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies._base import Policy
+from cactus_theory.policies._foreign_code import enter
 
 MISSING = dataclasses.MISSING
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -153,6 +154,8 @@ def readable(policy: Policy | type[Policy], name: str, values: dict[str, Any]) -
 
 def with_knobs(policy: Policy, name: str, values: dict[str, Any]) -> Policy:
     """Return the policy at other values of its knobs; raises as :func:`readable`."""
+    if isinstance(policy, Policy):
+        enter(type(policy))
     ready = readable(policy, name, values)
     if not ready:
         return policy
@@ -170,4 +173,6 @@ def built(kind: type[Policy], name: str, spec: str, values: dict[str, Any]) -> P
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
+    if issubclass(kind, Policy):
+        enter(kind)
     return kind(**ready)

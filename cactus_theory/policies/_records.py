@@ -184,8 +184,8 @@ class Path:
     # draft that stops early by what it drafted does not change it, or h would depend on that token
     left: Int[Tensor, "*batch"]
     # float64, h_n of the drafted token where the drafter was certain and the policy has looked
-    # ahead (Policy.certain_path), None elsewhere; of several certain tokens (Policy.certain_tree)
-    # their sum, and the draft's row has their shares
+    # ahead (LookAhead), None elsewhere; of several certain tokens their sum, and the draft's row
+    # has their shares
     raised: Float[Tensor, "*batch"] | None = None
 
     def at(self, row: int) -> "Path":

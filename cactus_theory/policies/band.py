@@ -1,19 +1,20 @@
 """The optimum under a budget on the emitted law, as a policy."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import float64_rows
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.optimum import gibbs, solve
+from cactus_theory.optimum import solve
+from cactus_theory.optimum.gibbs import LookAhead, with_raised
 from cactus_theory.optimum.soft import PRECISIONS, PricedBand, soft_rows
 from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
 from cactus_theory.policies._base import (
@@ -36,6 +37,7 @@ from cactus_theory.policies._records import (
     Step,
 )
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._shortcuts import ByRow, KeepsLossless, Shortcuts
 
 # below this budget the divergence of float32 rows is mostly rounding error
 LEAST_BUDGET = 1e-6
@@ -43,6 +45,64 @@ LEAST_BUDGET = 1e-6
 FEW_ROWS = 32
 # float64 entries of rows of blocks that are solved together
 TOGETHER = 2**18
+
+
+class BetweenRows(KeepsLossless):
+    """h lies between q and p, and nowhere above ``highest`` q."""
+
+    def __init__(self, highest: float) -> None:
+        self.highest = highest
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n, at most 1, and that ratio raised as far as 1 and ``highest`` allow."""
+        ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
+        raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
+        return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
+
+
+class OwnBands(BetweenRows, ByRow):
+    """Every row by itself at one price."""
+
+    def __init__(self, band: PricedBand) -> None:
+        super().__init__(band.high)
+        self.band = band
+
+    def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+        """Return whether ``ratio`` < b, and a if not."""
+        row = SoftRow(q, p, 1.0, self.band)
+        return row.passes(ratio), row.scale
+
+    def follow(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return P h_n/p_n, and P a and P h/q of certain tokens: P times the row's own."""
+        P = node.alive  # noqa: N806
+        row = SoftRow(node.q, node.p, 1.0, self.band, certain=node.certain)
+        row.passes(math.inf)
+        ratio = row.ratio_of(node.draft_ratio, node.joint)
+        return P * ratio, P * row.scale, P * row.raised
+
+
+class PathBands(OwnBands):
+    """The band of p/P at a node that is reached with P; ``highest`` is its largest b/P."""
+
+    def __init__(self, band: PricedBand, look_ahead: LookAhead | None) -> None:
+        super().__init__(band)
+        self.look_ahead = look_ahead
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n and the most that it is raised to: P h_n ≥ p_n from P q_n ≥ p_n on."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, torch.where(q_n > 0, self.highest * ratio, 0.0)
+
+    def follow(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return P h_n/p_n, and P a and P h/q of certain tokens.
+
+        These are solved where P h_n < p_n, or the path may end.
+        """
+        ratio = node.draft_ratio
+        row = SoftRow(node.q, node.p, node.alive, self.band, certain=node.certain)
+        if row.passes(math.inf if node.ends or ratio >= row.cap else ratio):
+            return 1.0, None, None
+        return row.ratio_of(ratio, node.joint), row.scale, row.raised
 
 
 @register("band")
@@ -67,7 +127,6 @@ class Band(FixedTarget):
     price: float | None = None
     divergence: str = "kl"
     per_row: bool = False
-    keeps_what_lossless_keeps = True
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
@@ -93,6 +152,16 @@ class Band(FixedTarget):
         """Return the same where rows of blocks depend on how they are reached, else None."""
         return None if self.per_row else self.priced
 
+    @cached_property
+    def shortcuts(self) -> Shortcuts:  # type: ignore[override]
+        """Return bands that are solved row by row at a price, bounds on h for all."""
+        if self.priced is None:
+            return BetweenRows(1.0 if self.price == math.inf else math.inf)
+        if self.per_row:
+            return OwnBands(self.priced)
+        assert self.price is not None
+        return PathBands(self.priced, LookAhead(self.price) if self.divergence == "kl" else None)
+
     @property
     def knob(self) -> str:  # type: ignore[override]
         """Return the knob in use, delta or price."""
@@ -114,7 +183,7 @@ class Band(FixedTarget):
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
         shape = (*q.shape[:-1], 1)
-        if self.answers_rows and len(flat_q) <= FEW_ROWS and q.device.type == "cpu":
+        if self.priced is not None and len(flat_q) <= FEW_ROWS and q.device.type == "cpu":
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
@@ -129,85 +198,48 @@ class Band(FixedTarget):
         """
         if path is not None and self.of_path is not None and q.numel():
             return self._along(path, q, p, self.of_path)
-        q, p = q.double(), p.double()
+        q, p = float64_rows(q, p)
         lower, upper = self.edges(q, p)
         ceiling = torch.where(q > 0, upper * torch.where(q > 0, q, 1.0), 0.0)
         return torch.minimum(torch.maximum(p, lower * q), ceiling)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
-        q_n, p_n = q.gather(-1, n).double(), p.gather(-1, n).double()
+        q, p = float64_rows(q, p)
+        q_n, p_n = q.gather(-1, n), p.gather(-1, n)
         return _kept(self.edges(q, p)[1], q_n, p_n)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.soft_row`.
 
-        Row by row without solving the band first where rows are on the CPU and the policy answers
-        rows, or has float32 rows and a finite budget above rounding.
+        Row by row without solving the band first where rows are on the CPU, at a price, or on
+        float32 rows within a finite budget above rounding.
         """
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
         delta = self.delta or 0.0
         by_budget = self._smooth and q.dtype == torch.float32 and LEAST_BUDGET < delta < math.inf
-        if q.device.type != "cpu" or not (self.answers_rows or by_budget):
+        if q.device.type != "cpu" or (self.priced is None and not by_budget):
             lower, upper = self._edges_of_laws(q, p)
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
         rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
-        kept, lower = zip(*(self.decide_row(*row) for row in rows), strict=True)
+        by_row = self.shortcuts
+        decide = by_row.decide if isinstance(by_row, ByRow) else self._decide_in_budget
+        kept, lower = zip(*(decide(*row) for row in rows), strict=True)
         return Decision(
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )
 
     def _along(self, path: Path, q: Rows, p: Rows, band: PricedBand) -> Rows:
         if path.raised is not None:
-            return gibbs.with_raised(q, p, path.raised)
+            return with_raised(q, p, path.raised)
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         size = max(1, TOGETHER // q.shape[-1])
         parts = zip(*(part.split(size) for part in (*flat, path.alive.reshape(-1))), strict=True)
         rows = [soft_rows(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
         return torch.cat(rows).reshape(q.shape)
-
-    def certain_path(
-        self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
-    ) -> Float[Tensor, "batch K"] | None:
-        """Return h_n of the best law of the block, in KL at a price."""
-        if not self._looks_ahead:
-            return None
-        assert self.price is not None
-        return gibbs.along_path(q_n, counts, self.price)
-
-    def certain_tree(
-        self, q_n: Sequence[float], children: Sequence[Sequence[int]]
-    ) -> list[float] | None:
-        """Return h_n of the best law of the tree, in KL at a price."""
-        if not self._looks_ahead:
-            return None
-        assert self.price is not None
-        return gibbs.along_tree(q_n, children, self.price)
-
-    @property
-    def _looks_ahead(self) -> bool:
-        return self.of_path is not None and self.divergence == "kl"
-
-    def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return bounds on h_n/p_n: q_n/p_n, at least 1 for a row's own band, raised at most to b.
-
-        For the band of p/P a ratio of at least 1 may be taken for more.
-        """
-        ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
-        if self.of_path is not None:
-            return ratio, torch.where(q_n > 0, most * ratio, 0.0)
-        raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
-        return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
-
-    @property
-    def highest(self) -> float:
-        """Return the largest b, as a ≤ 1; for the band of p/P the largest b/P."""
-        if self.price == math.inf:
-            return 1.0
-        return math.inf if self.priced is None else self.priced.high
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return P h_n/p_n and what is left: the scale P a of a row's own band."""
@@ -221,32 +253,10 @@ class Band(FixedTarget):
         h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
-    @property
-    def answers_rows(self) -> bool:
-        """Return whether it is at the price of an f-divergence."""
-        return self.priced is not None
-
-    def decide_row(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+    def _decide_in_budget(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether ``ratio`` < b, and a if not."""
-        band = self.priced
-        row = BudgetRow(q, p, *self._budget) if band is None else SoftRow(q, p, 1.0, band)
+        row = BudgetRow(q, p, *self._budget)
         return row.passes(ratio), row.scale
-
-    def follow_row(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return P h_n/p_n, and P a and P h/q of certain tokens.
-
-        These are solved where P h_n < p_n, or the path may end; of a row's own band everywhere.
-        """
-        ratio, P = node.draft_ratio, node.alive  # noqa: N806
-        assert self.priced is not None
-        if self.per_row:
-            row = SoftRow(node.q, node.p, 1.0, self.priced, certain=node.certain)
-            row.passes(math.inf)
-            return P * row.ratio_of(ratio, node.joint), P * row.scale, P * row.raised
-        row = SoftRow(node.q, node.p, P, self.priced, certain=node.certain)
-        if row.passes(math.inf if node.ends or ratio >= row.cap else ratio):
-            return 1.0, None, None
-        return row.ratio_of(ratio, node.joint), row.scale, row.raised
 
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""

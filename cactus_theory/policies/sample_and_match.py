@@ -1,13 +1,27 @@
 """Sample from the target and keep the drafted token if it is the same: the exact baseline."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.policies._base import Entries, Flags, Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._shortcuts import Shortcuts
+
+
+class ByEntry(Shortcuts):
+    """φ is a function of q_n alone."""
+
+    def __init__(self, keep_entries: Callable[[Entries], Entries]) -> None:
+        self.keep_entries = keep_entries
+
+    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+        """Return coin < φ: the rest of the row is not needed."""
+        return coin < self.keep_entries(q_n)
 
 
 @register("sample_and_match")
@@ -23,6 +37,11 @@ class SampleAndMatch(Policy):
     """
 
     @property
+    def shortcuts(self) -> Shortcuts:  # type: ignore[override]
+        """Return φ by entries."""
+        return ByEntry(self.keep_entries)
+
+    @property
     def declares(self) -> Declaration:
         """Return: lossless; accepts Σ p q, at most what speculative does."""
         return Declaration(budget=Budget("kl", 0.0, "emitted"), between=True)
@@ -33,17 +52,13 @@ class SampleAndMatch(Policy):
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return φ, which reads q_n alone."""
-        return self.keep_entries(q.gather(-1, n).double())
+        return self.keep_entries(ungraphed(q).gather(-1, n).double())
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return q without n, normalised; q where n is certain."""
-        q = q.double()
+        (q,) = float64_rows(q)
         return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
-
-    def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return coin < φ: the rest of the row is not needed."""
-        return coin < self.keep_entries(q_n)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return q itself."""
-        return q
+        return float64_rows(q)[0]

@@ -6,6 +6,22 @@ from cactus_theory.policies._base import Entries, Rows
 from cactus_theory.policies._forms import Raised
 from cactus_theory.policies._records import Budget, Declaration, Node, Path
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._shortcuts import ByRow
+
+
+class Lossless(ByRow):
+    """h = q, whatever is certain."""
+
+    highest = 1.0
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n, which is exact."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, ratio
+
+    def follow(self, node: Node) -> tuple[float, float, float]:
+        """Return P q_n/p_n, and P for everything that is left."""
+        return node.lossless_ratio, node.alive, node.alive
 
 
 @register("speculative")
@@ -15,6 +31,8 @@ class Speculative(Raised):
 
     Source: Leviathan et al. 2023; Chen et al. 2023.
     """
+
+    shortcuts = Lossless()
 
     @property
     def declares(self) -> Declaration:
@@ -29,22 +47,3 @@ class Speculative(Raised):
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return q."""
         return q
-
-    def ratio_bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n, which is exact."""
-        ratio = (q_n / p_n).nan_to_num(nan=0.0)
-        return ratio, ratio
-
-    @property
-    def answers_rows(self) -> bool:
-        """Return that it does."""
-        return True
-
-    @property
-    def highest(self) -> float:
-        """Return 1."""
-        return 1.0
-
-    def follow_row(self, node: Node) -> tuple[float, float, float]:
-        """Return P q_n/p_n and P, as h = q whatever is certain."""
-        return node.lossless_ratio, node.alive, node.alive

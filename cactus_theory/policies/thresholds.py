@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import float64_rows
 from cactus_theory.policies._base import Entries, Rows, keep_probability
 from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register
@@ -57,7 +58,7 @@ class Thresholds(SampleAndMatch):
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + q·(what all others leave, each over its own 1 − q_n), O(V) a row."""
-        q, p = q.double(), p.double()
+        q, p = float64_rows(q, p)
         phi = self.keep_entries(q)
         left = p * (1 - phi) / (q.sum(-1, keepdim=True) - q)
         left = torch.where(phi < 1, left, 0.0)

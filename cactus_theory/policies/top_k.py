@@ -8,18 +8,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._base import Id, Ids, Policy, Rows, normalised_or, one_hot
+from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.policies._base import Id, Ids, Rows, normalised_or, one_hot
+from cactus_theory.policies._forms import SharedRecovery
 from cactus_theory.policies._records import Declaration
 from cactus_theory.policies._registry import register
 
 
-class KeptSet(Policy):
+class KeptSet(SharedRecovery):
     """Keep n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
 
     ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
     """
 
-    shared_recovery = True
     recover: str = "argmax"
 
     @abstractmethod
@@ -28,11 +29,11 @@ class KeptSet(Policy):
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return 1 for the kept tokens, 0 for the others."""
-        return self.chosen(q).gather(-1, n).double()
+        return self.chosen(ungraphed(q)).gather(-1, n).double()
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the one-hot row of the likeliest token, or q."""
-        q = q.double()
+        (q,) = float64_rows(q)
         return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
 
 
@@ -77,9 +78,9 @@ class TopK(AmongTop):
 
     def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the weights of the kept tokens, normalised; q where they are 0 everywhere."""
-        q = q.double()
+        q, p = float64_rows(q, p)
         if self.recover == "target":
             weights = q
         else:
-            weights = 1 - (0 * q if self.recover == "uniform" else p.double())
+            weights = 1 - (0 * q if self.recover == "uniform" else p)
         return normalised_or(torch.where(self.chosen(q), weights.clamp(min=0.0), 0.0), q)

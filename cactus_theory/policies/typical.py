@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.scratch import scratch
 from cactus_theory.policies._base import (
     TIE,
@@ -23,7 +24,19 @@ from cactus_theory.policies._base import (
 )
 from cactus_theory.policies._records import Decision, Declaration, Residual
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.policies.top_k import KeptSet
+
+
+@dataclass(frozen=True)
+class Above(Shortcuts):
+    """Tokens above a threshold are kept."""
+
+    threshold: float
+
+    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+        """Return q_n > threshold."""
+        return q_n > self.threshold
 
 
 @register("typical")
@@ -59,6 +72,11 @@ class Typical(KeptSet):
         check.one_of("form", self.form, ("rounded", "exact"))
         admitted = ("argmax", "target") if self.form == "rounded" else ("argmax",)
         check.one_of("recover", self.recover, admitted)
+
+    @property
+    def shortcuts(self) -> Shortcuts:  # type: ignore[override]
+        """Return the threshold that no row's exceeds, for the rounded form."""
+        return Above(self.epsilon * (1 + TIE)) if self.form == "rounded" else Shortcuts()
 
     @property
     def declares(self) -> Declaration:
@@ -98,21 +116,16 @@ class Typical(KeptSet):
         """Return 1 for the tokens above the threshold, or min(1, h_n/p_n)."""
         if self.form == "rounded":
             return super().acceptance(q, p, n)
-        kept = keep_probability(self.raised(q, n), p.gather(-1, n).double())
+        q, p = float64_rows(q, p)
+        kept = keep_probability(self.raised(q, n), p.gather(-1, n))
         return torch.where(q.gather(-1, n) > 0, kept, 0.0)
-
-    def keeps_at_once(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return q_n > ε: the threshold of no row is higher."""
-        if self.form == "exact":
-            return super().keeps_at_once(q_n, p_n, coin)
-        return q_n > self.epsilon * (1 + TIE)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
         if self.form == "exact":
             return super().decide(q, p, n, coin)
         q_n = q.gather(-1, n[:, None])[:, 0].double()
-        kept = self.keeps_at_once(q_n, q_n, coin)
+        kept = self.shortcuts.kept(q_n, q_n, coin)
         if q.is_cuda or not bool(kept.all()):
             alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
             kept = kept | (q_n > alpha * (-_entropy(q)).exp() * (1 + TIE))

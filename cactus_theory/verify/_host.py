@@ -16,6 +16,7 @@ from cactus_theory.optimum.soft import PRECISIONS
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import UNSCALED, Node, Path
+from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import BLOCKED_FROM, NO_TOKEN, pick, pick_one
 
@@ -252,11 +253,12 @@ class Nodes:
             law[[*run.ahead]] = law.new_tensor([*run.ahead.values()])
             return law
         policy, alive = self.policy(run, place), run.alive[place]
-        if not policy.answers_rows:
+        by_row = policy.shortcuts
+        if not isinstance(by_row, ByRow):
             return self._row(policy, run, place)
         row = q.numpy()
         node = Node(row, np.zeros_like(row), 0.0, 0.0, alive=alive, ends=True, certain=fixed)
-        _, scale, level = policy.follow_row(node)
+        _, scale, level = by_row.follow(node)
         assert scale is not None and level is not None  # the run ends there
         law = q * scale
         law[fixed] = q[fixed] * level
@@ -266,14 +268,15 @@ class Nodes:
         """Ask the policies about nodes, where runs go on or end; keep ratios and what is left."""
         for number, own in self.by_policy(places):
             policy, raised = self.assigned.policies[number], self.raised[number]
+            by_row = policy.shortcuts
             if raised is not None:
                 for run, place in own:  # q is scaled beside the token that is raised to h_n
                     rest = 1 - run.q_n[place]
                     mass = run.alive[place] * (1 - run.low[place])
                     run.left[place] = mass / rest if rest > 0 else 0.0, None
-            elif self.rows is not None and policy.answers_rows:
+            elif self.rows is not None and isinstance(by_row, ByRow):
                 for run, place in own:
-                    self._follow_row(policy, run, place, ends)
+                    self._follow_row(by_row, run, place, ends)
             else:
                 for run, place in own:
                     if place in run.certain:
@@ -281,7 +284,7 @@ class Nodes:
                 for chunk in self.chunks([at for at in own if at[1] not in at[0].certain]):
                     self._follow_chunk(policy, chunk)
 
-    def _follow_row(self, policy: Policy, run: Run, place: int, ends: bool) -> None:
+    def _follow_row(self, by_row: ByRow, run: Run, place: int, ends: bool) -> None:
         assert self.rows is not None
         at, fixed = (run.row, run.nodes[place]), run.certain.get(place, ())
         node = Node(
@@ -294,7 +297,7 @@ class Nodes:
             certain=fixed,
             joint=run.ids[place] in fixed,
         )
-        run.ratio, scale, level = policy.follow_row(node)
+        run.ratio, scale, level = by_row.follow(node)
         if scale is not None:
             run.left[place] = scale, level
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
+from cactus_theory.policies._foreign_code import enter
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
@@ -34,6 +35,10 @@ def verify_tensors(
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
     policies = [rule] if isinstance(rule, Policy) else list(rule)
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
+        enter(type(policy))
     if validate:
         target_probs, draft_probs = _checked(
             verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
@@ -95,9 +100,6 @@ def _checked(
     tree: Draft | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return float64 normalised rows, or raise."""
-    for policy in policies:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
     q = check.as_tensor("target_probs", target)
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__

@@ -2,7 +2,7 @@
 
 Runs of sampled tokens are judged together, each in two sweeps. Forward, the alive ratio P is
 followed from token to token as far as any later coin could still pass; bounds from the drafted
-entries (:meth:`Policy.ratio_bounds`) spare most rows. Backward, the last token that passes is
+entries (:meth:`Shortcuts.bounds`) spare most rows. Backward, the last token that passes is
 found: P = 1 always does and a coin above P never, so few residuals are summed. The token that is
 drawn there ends a chain; in a tree it may be a child, and the walk goes on along the run from it.
 
@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.scratch import scratch
+from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify._host import Nodes, Place, Run
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN, pick_one
@@ -33,12 +34,12 @@ class Blocks(Nodes):
         """Let the bounds of a drafted token hold beside certain ones, or as one of them."""
         if place >= run.count:
             return
-        policy = self.policy(run, place)
-        if not policy.answers_rows:
+        by_row = self.policy(run, place).shortcuts
+        if not isinstance(by_row, ByRow):
             run.low[place], run.high[place] = 0.0, math.inf
         elif run.ids[place] in run.certain[place]:
             q_n, p_n = run.q_n[place], run.p_n[place]
-            run.high[place] = policy.highest * q_n / p_n if p_n > 0 else math.inf
+            run.high[place] = by_row.highest * q_n / p_n if p_n > 0 else math.inf
 
     def judge(self) -> None:
         """Find how many tokens of each run are accepted, and the token after them."""
@@ -47,7 +48,7 @@ class Blocks(Nodes):
             draft = replace(draft, counts=[run.count for run in self.runs])
         self.raised = raised_entries(self.assigned, self.q, self.p, draft)
         bounds = [
-            policy.ratio_bounds(self.q_n, self.p_n) if raised is None else (raised, raised)
+            policy.shortcuts.bounds(self.q_n, self.p_n) if raised is None else (raised, raised)
             for policy, raised in zip(self.assigned.policies, self.raised, strict=True)
         ]
         low, high = (self.chosen(bound).tolist() for bound in zip(*bounds, strict=True))
@@ -86,15 +87,15 @@ class Blocks(Nodes):
 
         Where not, the node need not be solved; of policies that answer rows.
         """
-        alive, policy = run.alive[place], self.policy(run, place)
-        if self.rows is None or not policy.answers_rows:
+        alive, by_row = run.alive[place], self.policy(run, place).shortcuts
+        if self.rows is None or not isinstance(by_row, ByRow):
             return True
         if not place or alive == 1 or run.low[place] == run.high[place]:
             return True
         level = alive
         if fixed := run.certain.get(place):  # the most that certain tokens can have
             inside = math.fsum(self.q[run.row, run.nodes[place]][fixed].tolist())
-            level = alive * min(policy.highest, 1 / (inside or 1.0))
+            level = alive * min(by_row.highest, 1 / (inside or 1.0))
         out = scratch("host.residual", self.q.shape[-1:], self.q.dtype)
         self.leave(out, run, place, (alive, level))
         return run.passes(place, float(out.sum()))
@@ -142,11 +143,12 @@ class Descent:
         self.raised = [math.nan] * len(self.ids)
         q_n = q[list(self.above), self.ids[: len(self.above)]].double().tolist()
         for policy in assigned.policies:
-            raised = policy.certain_tree(q_n, certain_places)
-            for node, places in enumerate(certain_places if raised is not None else ()):
-                if places and assigned.policy(self.row, node) is policy:
+            look_ahead = policy.shortcuts.look_ahead
+            raised = [] if look_ahead is None else look_ahead.tree(q_n, certain_places)
+            for node, places in enumerate(certain_places if raised else ()):
+                if assigned.policy(self.row, node) is policy:
                     for place in places:
-                        self.raised[place] = raised[place]  # type: ignore[index]
+                        self.raised[place] = raised[place]
 
     def run(self, assigned: Assignment, coins: Sequence[float], draws: Sequence[float]) -> Run:
         """Return the tokens that were sampled one after another from here."""
@@ -157,11 +159,13 @@ class Descent:
         nodes = [self.node, *(place + 1 for place in places)]
         ids, own = [self.ids[place] for place in places], [coins[place] for place in places]
         run = Run(self.row, nodes, draws[self.draws_taken], ids, own)
-        if any(policy.highest > 1 for policy in assigned.policies):  # h = q minds no certain token
+        # h = q minds no certain token
+        if any(policy.shortcuts.highest > 1 for policy in assigned.policies):
             run.certain = {
                 place: fixed
                 for place, node in enumerate(nodes)
-                if (fixed := self.certain_ids[node]) and assigned.policy(self.row, node).highest > 1
+                if (fixed := self.certain_ids[node])
+                and assigned.policy(self.row, node).shortcuts.highest > 1
             }
         if self.raised:
             children = zip(self.above, self.ids, self.raised, strict=False)
@@ -205,7 +209,8 @@ def raised_entries(
     ids = draft.token_ids
     q_n = q[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
     counts = torch.as_tensor(draft.counts, device=ids.device)
-    return [policy.certain_path(q_n, counts) for policy in assigned.policies]
+    ahead = [policy.shortcuts.look_ahead for policy in assigned.policies]
+    return [None if own is None else own.path(q_n, counts) for own in ahead]
 
 
 def entries_as_assigned(raised: list[Tensor | None], assigned: Assignment) -> Tensor | None:

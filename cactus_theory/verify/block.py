@@ -115,7 +115,7 @@ class Block(Verifier):
         batch = torch.arange(len(counts), device=counts.device)
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
         start = Path(q.new_ones(len(q), dtype=torch.float64), torch.zeros_like(counts))
-        rows = [policy.target(q, p, start) for policy in assigned.policies]
+        rows = [policy.target(q.double(), p.double(), start) for policy in assigned.policies]
         if assigned.choice is None:
             return rows[0]
         return rows_by_choice(rows, assigned.choice[batch, (counts - 1).clamp(min=0)])

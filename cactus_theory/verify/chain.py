@@ -19,6 +19,7 @@ from cactus_theory.base.scratch import scratch
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._records import Residual
+from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify._host import Nodes, Place, Run, chains, entries_at, rows_at
 from cactus_theory.verify._tensors import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -181,6 +182,7 @@ def _kept(
         q_n = q.gather(-1, at)[..., 0].double()
         p_n = torch.ones_like(q_n) if p is None else p.gather(-1, at)[..., 0].double()
         return accept < keep_probability(policy.ceiling(q_n, p_n), p_n)
+    p = one_hot(ids, q) if p is None else p
     return accept < policy.acceptance(q, p, ids[..., None])[..., 0]
 
 
@@ -253,7 +255,7 @@ class Tokens(Nodes):
             return self.coins < keep_probability(ceiling, self.p_n)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return policy.keeps_at_once(self.q_n * shrink, self.p_n, self.coins)
+        return policy.shortcuts.kept(self.q_n * shrink, self.p_n, self.coins)
 
     def _keeps_beside(self, run: Run, place: int) -> bool:
         """Return whether a token beside certain ones is kept; if not, draw what replaces it."""
@@ -270,19 +272,20 @@ class Tokens(Nodes):
         going_on = []
         for number, own in self.by_policy(undecided):
             policy = self.assigned.policies[number]
-            if policy.answers_rows and self.rows is not None:
-                going_on += [place[0] for place in own if self._keeps(policy, *place)]
+            by_row = policy.shortcuts
+            if isinstance(by_row, ByRow) and self.rows is not None:
+                going_on += [place[0] for place in own if self._keeps(by_row, *place)]
             else:
                 for places in self.chunks(own):
                     going_on += self._decide_chunk(policy, places)
         return going_on
 
-    def _keeps(self, policy: Policy, run: Run, place: int) -> bool:
+    def _keeps(self, by_row: ByRow, run: Run, place: int) -> bool:
         """Return whether the token at a place is kept; if not, draw the one that replaces it."""
         assert self.rows is not None
         q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
         coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
-        kept, scale = policy.decide_row(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
+        kept, scale = by_row.decide(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
         if kept:
             run.accepted += 1
         else:

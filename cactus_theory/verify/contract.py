@@ -11,10 +11,9 @@ What a verifier may rely on:
   :class:`~cactus_theory.verify.draft.Verdict`.
 * Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
   for each row of the batch.
-* Of a policy: φ, g and the emitted law; facts of its class (``entrywise``,
-  ``keeps_what_lossless_keeps`` and ``shared_recovery``, each with a property test of its own);
-  and the methods of :class:`~cactus_theory.policies.Policy` that give the same answer sooner.
-  What a policy ``declares`` is a claim, which no verifier reads.
+* Of a policy: φ, g and the emitted law; what its base class says (``Entrywise``, ``FixedTarget``,
+  ``SharedRecovery``) and what its ``shortcuts`` answer sooner, each with a property test of its
+  own. What a policy ``declares`` is a claim, which no verifier reads.
 """
 
 from abc import ABC, abstractmethod

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
 from ..common.inputs import add_pair_arguments, load_model, load_prompts, log_rows
@@ -104,7 +105,7 @@ def over_share(policy: Policy, q: Rows, p: Rows) -> float | None:
     budget = policy.declares.budget
     if budget is None or budget.scope != "per proposal":
         return None
-    costs = policy.proposal_divergence(q, p, ct.divergence(budget.divergence))
+    costs = proposal_divergence(policy, q, p, ct.divergence(budget.divergence))
     return torch.where(budget.held(costs), 0.0, p).sum(-1).mean().item()
 
 

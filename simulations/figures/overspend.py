@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.emitted import proposal_divergence
 
 from ..common.results import publish
 
@@ -69,7 +70,7 @@ def proposal_kl(name: str, delta: float, q_n: Float[Tensor, "points"]) -> Float[
     """Return KL(h⁽ⁿ⁾‖q) in nats: the row raised at n differs from q as two points do."""
     policy = ct.policy(name, delta=delta)
     pairs = torch.stack([q_n, 1 - q_n], -1)
-    return policy.proposal_divergence(pairs, pairs, ct.divergence("kl"))[:, 0]
+    return proposal_divergence(policy, pairs, pairs, ct.divergence("kl"))[:, 0]
 
 
 def curve(name: str, delta: float, points: int) -> list[Row]:

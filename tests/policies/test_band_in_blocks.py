@@ -9,6 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import divergence
+from cactus_theory.optimum.gibbs import LookAhead
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import Path
 from cactus_theory.policies.band import Band
@@ -85,8 +86,7 @@ def by_decimals(q_n: list[float], price: float) -> list[float]:
 def test_certain_drafts_at_the_ends_of_numbers(price: float) -> None:
     cases = [[1e-300, 0.3, 1.0], [1.0, 1e-300, 1e-300], [0.0, 0.5, 1.0], [1e-12, 0.0, 1 - 1e-12]]
     q_n = torch.tensor(cases, dtype=torch.float64)
-    found = band(f"price={price}").certain_path(q_n, torch.tensor([3] * 4))
-    assert found is not None
+    found = LookAhead(price).path(q_n, torch.tensor([3] * 4))
     for own, case in zip(found.tolist(), cases, strict=True):
         # 1/ν of 1000 is subtracted from logarithms of that size
         assert own == pytest.approx(by_decimals(case, price), rel=1e-9, abs=1e-300)
@@ -94,35 +94,32 @@ def test_certain_drafts_at_the_ends_of_numbers(price: float) -> None:
 
 def test_tokens_beyond_a_short_draft_are_not_read() -> None:
     q_n = rows(2, 4, seed=1)
-    rule, counts = band("price=0.7"), torch.tensor([2, 0])
-    found = rule.certain_path(q_n, counts)
+    ahead, counts = LookAhead(0.7), torch.tensor([2, 0])
+    found = ahead.path(q_n, counts)
     changed = q_n.clone()
     changed[0, 2:], changed[1] = 0.99, 0.01
-    again = rule.certain_path(changed, counts)
-    assert found is not None and again is not None
+    again = ahead.path(changed, counts)
     assert found[0, :2].equal(again[0, :2])
     assert found[0, :2].tolist() == pytest.approx(by_decimals(q_n[0, :2].tolist(), 0.7))
 
 
 def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
     q, ids, q_n = certain(1, 4)
-    rule = band("price=0.7")
-    raised = rule.certain_path(q_n, torch.tensor([1]))
-    assert raised is not None
-    h = rule.target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))
+    ahead = LookAhead(0.7)
+    raised = ahead.path(q_n, torch.tensor([1]))
+    h = band("price=0.7").target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))
     assert float(raised[0, 0]) == pytest.approx(float(h[0, ids[0, 0]]), abs=ROUNDING)
     _, _, q_n = certain(3, 4)
-    three = rule.certain_path(q_n, torch.tensor([3]))
-    alone = [rule.certain_path(q_n[:, own : own + 1], torch.tensor([1])) for own in range(3)]
-    assert three is not None and all(own is not None for own in alone)
-    excess = [float(three[0, own] - alone[own][0, 0]) for own in range(3)]  # type: ignore[index]
+    three = ahead.path(q_n, torch.tensor([3]))
+    alone = [ahead.path(q_n[:, own : own + 1], torch.tensor([1])) for own in range(3)]
+    excess = [float(three[0, own] - alone[own][0, 0]) for own in range(3)]
     assert excess[0] > 1e-3 and excess[1] > 1e-3 and excess[2] == pytest.approx(0, abs=ROUNDING)
 
 
 def test_only_kl_looks_ahead() -> None:
-    _, _, q_n = certain(2, 1)
+    assert band("price=0.7").shortcuts.look_ahead == LookAhead(0.7)
     for spec in ("price=1,per_row=true", "price=1,divergence=reverse_kl", "price=inf"):
-        assert band(spec).certain_path(q_n, torch.tensor([2])) is None
+        assert band(spec).shortcuts.look_ahead is None
 
 
 class Watched(Block):
@@ -199,6 +196,5 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
 def test_a_certain_token_an_ulp_above_one_stays_certain() -> None:
     above = torch.tensor([[0.6, 1 + 2.0**-52, 0.3]], dtype=torch.float64)
     counts = torch.tensor([3])
-    policy = ct.policy("band:price=0.5")
-    raised, exact = (policy.certain_path(q, counts) for q in (above, above.clamp(max=1)))
+    raised, exact = (LookAhead(0.5).path(q, counts) for q in (above, above.clamp(max=1)))
     assert raised.equal(exact) and raised[0, 1] == 1

@@ -194,9 +194,17 @@ def test_tokens_are_raised_down_to_where_it_no_longer_matters(spec, least):
     assert (gamma > 1.01 * q_n).all() and gamma[-1] < 1e-17
 
 
-def test_a_row_that_cannot_be_told_its_path_is_refused_where_its_class_is_written():
+def test_a_row_that_cannot_be_told_its_path_is_refused_where_it_enters():
     def target(self, q, p):
         return q
 
-    with pytest.raises(TypeError, match=r"Mine.target: must be target\(self, q, p, path=None\)"):
-        type("Mine", (type(ct.policy("lenience:lenience=0.5")),), {"target": target})
+    mine = type("Mine", (type(ct.policy("lenience:lenience=0.5")),), {"target": target})(0.5)
+    q = torch.full((1, 2, 2), 0.5)
+    doors = (
+        lambda: ct.emitted_law(mine, q[0], q[0]),
+        lambda: ct.verify_block(mine, q, q[:, :1], torch.zeros(1, 1).long(), validate=False),
+        lambda: ct.policy(mine),
+    )
+    for door in doors:
+        with pytest.raises(TypeError, match=r"Mine.target: must be target\(self, q, p, path=None"):
+            door()

@@ -18,11 +18,14 @@ import cactus_theory as ct
 from cactus_theory.policies import (
     Budget,
     Declaration,
+    Entrywise,
     FixedTarget,
     PerProposal,
     Policy,
+    SharedRecovery,
 )
 from cactus_theory.policies._base import keep_probability, normalised_or
+from cactus_theory.policies._shortcuts import KeepsLossless
 
 PAGE = Path(__file__).with_name("GALLERY.md")
 EXAMPLES = 2000
@@ -211,9 +214,7 @@ def smoothed(q, p, n):
 # batches ------------------------------------------------------------------------------------
 
 
-class LosslessRecovery(Named, Policy):
-    shared_recovery = True
-
+class LosslessRecovery(Named, SharedRecovery):
     def recovery(self, q, p, n):
         q, p = q.double(), p.double()
         return normalised_or((q - p).clamp(min=0.0), q)
@@ -226,21 +227,6 @@ class StaleDraftRow(LosslessRecovery):
         rows = p.double()
         stale = rows.roll(1, 0) if rows.ndim > 1 else rows
         return keep_probability(q.double().gather(-1, n), stale.gather(-1, n))
-
-
-def _takes_certain_for_uniform(self, q, p, n):
-    rows = torch.full_like(q, 1 / q.shape[-1]) if p is None else p
-    return keep_probability(q.double().gather(-1, n), rows.double().gather(-1, n))
-
-
-class ForgetsCertainDrafts(LosslessRecovery):
-    """Takes p=None for a uniform draft, past the base class, which resolves it."""
-
-    def acceptance(self, q, p, n):
-        raise NotImplementedError
-
-
-ForgetsCertainDrafts.acceptance = _takes_certain_for_uniform
 
 
 # other promises -----------------------------------------------------------------------------
@@ -341,40 +327,35 @@ def keeps_the_first_token(q, p, n):
 # what a verifier relies on ------------------------------------------------------------------
 
 
-class FalselyEntrywise(Named, ct.Policy):
-    """States that it reads q_n and p_n alone, and reads the largest entry of q."""
+class FalselyEntrywise(Named, SharedRecovery, Entrywise):
+    """Says that it reads q_n and p_n alone, and reads the largest entry of q."""
 
-    entrywise = True
-    keeps_what_lossless_keeps = True
-    shared_recovery = True
+    shortcuts = KeepsLossless()
+
+    def ceiling(self, q_n, p_n):
+        return q_n
 
     def acceptance(self, q, p, n):
-        p = torch.zeros_like(q).scatter(-1, n, 1.0) if p is None else p
-        phi = keep_probability(q.double().gather(-1, n), p.double().gather(-1, n))
-        return torch.maximum(phi, self.floor(q.double(), n))
+        return torch.maximum(super().acceptance(q, p, n), self.floor(q.double(), n))
 
     def floor(self, q, n):
         return (q.gather(-1, n) > 0) * q.amax(-1, keepdim=True) / 2
 
-    def recovery(self, q, p, n):
-        p = torch.zeros_like(q).scatter(-1, n[..., None], 1.0) if p is None else p
-        return normalised_or((q.double() - p).clamp(min=0.0), q.double())
 
-
-class Entrywise(FalselyEntrywise):
+class ReadsEntries(FalselyEntrywise):
     def floor(self, q, n):
         return 0.0 * q.gather(-1, n)
 
 
-class FalselyGenerous(Entrywise):
-    """States that it keeps what lossless sampling keeps, and keeps a little less."""
+class FalselyGenerous(ReadsEntries):
+    """Says that it keeps what lossless sampling keeps, and keeps a little less."""
 
     def acceptance(self, q, p, n):
         return 0.999 * super().acceptance(q, p, n)
 
 
-class FalselyShared(Entrywise):
-    """States one recovery law for all tokens, and leaves the refused token out of it."""
+class FalselyShared(ReadsEntries):
+    """Says that it has one recovery law for all tokens, and leaves the refused token out of it."""
 
     def recovery(self, q, p, n):
         return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())
@@ -483,7 +464,6 @@ FAULTS = (
         lossless,
     ),
     Fault("draft row of the row before", "batch_equals_loop", StaleDraftRow(), PLAIN),
-    Fault("p=None taken for a uniform draft", "certain_drafts", ForgetsCertainDrafts(), PLAIN),
     Fault(
         "threshold rule sold as never slower", "never_slower_than_speculative", typical_claims_speed
     ),
@@ -510,19 +490,19 @@ FAULTS = (
         "entrywise stated of a rule that reads the whole row",
         "reads_only_drafted_entries",
         FalselyEntrywise(),
-        Entrywise(),
+        ReadsEntries(),
     ),
     Fault(
         "refuses what lossless sampling keeps, and states otherwise",
         "keeps_what_lossless_keeps",
         FalselyGenerous(),
-        Entrywise(),
+        ReadsEntries(),
     ),
     Fault(
         "one recovery law stated, another one for every token",
         "recovers_alike",
         FalselyShared(),
-        Entrywise(),
+        ReadsEntries(),
     ),
     Fault("inclusive coin test", "coins_decide_as_declared", EXACT, verify=inclusive),
     Fault(

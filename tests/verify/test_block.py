@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some_of
 
 import cactus_theory as ct
-from cactus_theory.policies._base import Policy, one_hot
+from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import Path
+from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.verify import Block, Draft, find_verifier
 from cactus_theory.verify.block import _on_device
 from tests.amounts import amount, some
@@ -133,7 +134,11 @@ def test_stopping_early_changes_nothing(spec: str, seed: int, kinds: list, near:
     assert_equal(assigned, Case(case.q, case.draft, accept, case.draw))
 
 
-BOUNDED = [own for own in RULES if type(RULES[own]).ratio_bounds is not Policy.ratio_bounds]
+def has_bounds(shortcuts) -> bool:
+    return type(shortcuts).bounds is not Shortcuts.bounds
+
+
+BOUNDED = [own for own, rule in RULES.items() if has_bounds(rule.shortcuts)]
 
 
 @pytest.mark.parametrize("kinds", some([(a, b) for a in KINDS for b in KINDS], 4))
@@ -150,7 +155,7 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     h = rule.target(q, p, Path(alive, left))
     assert h is not None
     on = p > 0
-    low, high = (bound[on] for bound in rule.ratio_bounds(q, p))
+    low, high = (bound[on] for bound in rule.shortcuts.bounds(q, p))
     ratio, reached = (h / p)[on], alive[:, None].expand_as(p)[on]
     tiny = p.new_tensor(1e-300)
     assert bool((ratio <= high * (1 + 1e-9) + tiny).all())

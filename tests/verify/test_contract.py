@@ -7,6 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Declaration
+from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
 from cactus_theory.verify.chain import chain_on_device
 from cactus_theory.verify.draw import BLOCKED_FROM
@@ -59,7 +60,7 @@ def test_rows_in_half_precision_are_replaced_by_what_the_draft_lacks():
             assert torch.equal(host, device)
 
 
-BY_ROWS = [s for s in EVERY if RULES[s].answers_rows and s != "speculative"]
+BY_ROWS = [s for s in EVERY if isinstance(RULES[s].shortcuts, ByRow) and s != "speculative"]
 
 
 def test_more_rows_than_are_drawn_from_together_take_their_own_coins():
@@ -171,6 +172,6 @@ def test_what_is_kept_at_once_is_kept_whatever_the_rest_of_the_row_holds(spec):
     sharp = moved_elsewhere(q, ids, 30.0), moved_elsewhere(p, ids, 0.1)
     for target, draft in ((q, p), sharp):
         q_n, p_n = (row.gather(-1, ids)[:, 0] for row in (target, draft))
-        at_once = rule.keeps_at_once(q_n * (1 - 1e-9), p_n, coin)
+        at_once = rule.shortcuts.kept(q_n * (1 - 1e-9), p_n, coin)
         phi = rule.acceptance(target, draft, ids)[:, 0]
         assert (coin < phi)[at_once].all()

@@ -26,8 +26,6 @@ from cactus_theory.testing.properties._behaviour import (
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
-# certain drafts that are tried for a row: all its tokens, or so many of a wide row
-NARROW, MOST_CERTAIN = 12, 4
 
 
 @policy_property(hint="0/0, log 0, or an index that some row does not have", widest=REAL)
@@ -121,32 +119,6 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(wide.emitted[:, 1:-2], seen.emitted, seen.emitted, about, EXACT, steady)
     added = torch.cat([wide.emitted[:, :1], wide.emitted[:, -2:]], -1)
     yield Bounds(added, 0, 0, "emitted probability of an added impossible token", 0.0)
-
-
-@policy_property(hint="p=None must mean the row that is certain of n")
-def certain_drafts(seen: Behaviour) -> Iterator[Bounds]:
-    """p=None means a draft that is certain of n: the answers equal those for a one-hot row."""
-    row, token = _some_tokens(seen)
-    q = seen.q[row]
-    hot = torch.nn.functional.one_hot(token, q.shape[-1]).to(q.dtype)
-    expected = seen.rule.acceptance(q, hot, token[:, None])[:, 0]
-    certain = seen.rule.acceptance(q, None, token[:, None])[:, 0]
-    about = of_token(token, "acceptance of token {n} with p=None")
-    yield Bounds(certain, expected, expected, about, rows=row)
-    recovered = seen.rule.recovery(q, hot, token)
-    certain = seen.rule.recovery(q, None, token)
-    refused = (expected < 1)[..., None].expand(recovered.shape)
-    about = of_token(token, "recovery probability of token {0} after token {n} with p=None")
-    yield Bounds(certain, recovered, recovered, about, EXACT, refused, row)
-
-
-def _some_tokens(seen: Behaviour) -> tuple[Tensor, Tensor]:
-    """Return (row, token): every token of narrow rows, evenly spaced ones of wide rows."""
-    rows, vocab = seen.q.shape
-    step = 1 if vocab <= NARROW else vocab // MOST_CERTAIN
-    tokens = torch.arange(0, vocab, step)
-    row, token = torch.cartesian_prod(torch.arange(rows), tokens).T
-    return row, token
 
 
 def _resummed(seen: Behaviour) -> Tensor:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.emitted import raised_alone
 from cactus_theory.optimum import optimal_acceptance
-from cactus_theory.policies import FixedTarget, Policy
-from cactus_theory.policies._base import raised_alone
+from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedRecovery
+from cactus_theory.policies._shortcuts import KeepsLossless
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -251,11 +252,11 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: bool(getattr(rule, "entrywise", False)),
-    hint="φ reads more of the rows than q_n and p_n: the class must not state entrywise = True",
+    lambda rule: isinstance(rule, Entrywise),
+    hint="φ reads more of the rows than q_n and p_n: the class must not be Entrywise",
 )
 def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
-    """φ(n) depends on q_n and p_n alone (states ``entrywise``).
+    """φ(n) depends on q_n and p_n alone (is ``Entrywise``).
 
     The other entries are spread evenly, and put on one token.
     """
@@ -269,22 +270,22 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: bool(getattr(rule, "keeps_what_lossless_keeps", False)),
-    hint="some φ(n) is below min(1, q_n/p_n): the class must not state keeps_what_lossless_keeps",
+    lambda rule: isinstance(rule.shortcuts, KeepsLossless),
+    hint="some φ(n) is below min(1, q_n/p_n): its shortcuts must not be KeepsLossless",
     widest=REAL,
 )
 def keeps_what_lossless_keeps(seen: Behaviour) -> Iterator[Bounds]:
-    """φ(n) ≥ min(1, q_n/p_n): what lossless sampling keeps is kept (states so)."""
+    """φ(n) ≥ min(1, q_n/p_n): what lossless sampling keeps is kept (its shortcuts say so)."""
     least = (seen.q / seen.p).nan_to_num(nan=0.0).clamp(max=1.0)
     yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
 
 
 @policy_property(
-    lambda rule: bool(getattr(rule, "shared_recovery", False)),
-    hint="g depends on the refused token: the class must not state shared_recovery",
+    lambda rule: isinstance(rule, SharedRecovery | FixedTarget),
+    hint="g depends on the refused token: the class must not be SharedRecovery",
 )
 def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
-    """g(·|n) is the same for every token n that may be refused (states ``shared_recovery``)."""
+    """g(·|n) is the same for every token n that may be refused (is ``SharedRecovery``)."""
     row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
     if not len(row):
         return

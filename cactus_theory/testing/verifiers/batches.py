@@ -128,9 +128,9 @@ def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
 
     Unless the policy looks ahead along certain drafts, which is another law.
     """
-    paths = some_paths(seen)
-    if seen.policy.certain_path(paths.p[:, :, 0], torch.full_like(paths.tree, 1)) is not None:
+    if seen.policy.shortcuts.look_ahead is not None:
         return
+    paths = some_paths(seen)
     source = torch.Generator().manual_seed(seen.seed + 2)
     each = torch.arange(len(paths.ids)).repeat_interleave(TRIALS)
     ids, q, tree = paths.ids[each], paths.q[each], paths.tree[each]

@@ -1,0 +1,64 @@
+"""What a verifier asks before it reads whole rows: the same answers, up to rounding, for less.
+
+The knobs of a policy make one such object. Entries are those of drafted tokens, float64, of one
+shape; rows are on the CPU, in one precision.
+"""
+
+import math
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory.optimum.gibbs import LookAhead
+from cactus_theory.policies._records import Node
+
+Entries = Float[Tensor, "*any"]
+Flags = Bool[Tensor, "*any"]
+
+
+class Shortcuts:
+    """Nothing is known without the rows."""
+
+    # a bound on h_n/q_n of all tokens of all rows
+    highest: float = math.inf
+    # the best law of blocks whose drafts are certain, where h is that
+    look_ahead: LookAhead | None = None
+
+    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+        """Return which tokens are kept whatever the rest of their rows holds."""
+        return torch.zeros_like(q_n, dtype=torch.bool)
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return bounds on h_n/p_n in a block, equal if exact; 1 may stand for any ratio above."""
+        return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
+
+
+class KeepsLossless(Shortcuts):
+    """What lossless sampling keeps is kept: φ(n) ≥ min(1, q_n/p_n)."""
+
+    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+        """Return coin < q_n/p_n."""
+        return coin * p_n < q_n
+
+
+class ByRow(KeepsLossless):
+    """A row at a time is decided and followed on the host, solved as far as its coin asks."""
+
+    def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+        """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.
+
+        The scale of a token that is kept is arbitrary.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def follow(self, node: Node) -> tuple[float, float | None, float | None]:
+        """Return P h_n/p_n, the scale s of what is left, and P h/q of certain tokens, of one node.
+
+        h is that of the node's selection law; (P h − p)₊ = (s q − p)₊ at tokens that are not
+        certain. From 1 on the first may be any such number. The scale, at most P, may be None
+        unless ``node.ends``, and so may the third, the same for all certain tokens with q > 0.
+        """
