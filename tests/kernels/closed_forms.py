@@ -174,7 +174,8 @@ def _chain(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
     width = rows.ids.shape[1]
     q = rows.q[:, :width]
     place = torch.arange(width, device=q.device)
-    phi = rule.acceptance(q, rows.p, rows.ids[..., None])[..., 0]
+    p = one_hot(rows.ids, q) if rows.p is None else rows.p
+    phi = rule.acceptance(q, p, rows.ids[..., None])[..., 0]
     accepted = (coins < phi) & (place < rows.lengths[:, None])
     lower, unsure = _scales(rule, q, rows)
     doubtful = (coins - phi).abs() <= unsure * phi
