@@ -14,8 +14,8 @@ from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
+from cactus_theory.optimum.edges import solve_edges
 from cactus_theory.optimum.geometry import geometry_of
-from cactus_theory.optimum.solve import solve_band
 from cactus_theory.policies import Declaration, PerProposal, Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._foreign_code import enter
@@ -237,13 +237,12 @@ def _optima(
 ) -> tuple[Tensor, Tensor]:
     """Return the best acceptance at ``spent`` and the least divergence at ``accepted``."""
     geometry = geometry_of(q, p, kind)
-    equal_spend = solve_band(geometry, "delta", spent.clamp(min=0.0))
+    equal_spend = solve_edges(geometry, "delta", spent.clamp(min=0.0))
     reachable = geometry.reachable
-    equal_acceptance = solve_band(geometry, "acceptance", torch.minimum(accepted, reachable))
-    lossless = equal_acceptance.edges.lossless
-    least = torch.where(lossless, 0.0, kind.value(equal_acceptance.rows(), q))
+    equal_acceptance = solve_edges(geometry, "acceptance", torch.minimum(accepted, reachable))
+    least = geometry.measured(equal_acceptance).divergence
     beyond = accepted > reachable + BUDGET_TOLERANCE
-    return torch.minimum(p, equal_spend.rows()).sum(-1), torch.where(beyond, torch.nan, least)
+    return geometry.measured(equal_spend).acceptance, torch.where(beyond, torch.nan, least)
 
 
 def _few_rows(

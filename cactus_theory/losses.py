@@ -25,8 +25,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.newton import parts_of
-from cactus_theory.optimum.solve import edges
+from cactus_theory.optimum.edges import edges
+from cactus_theory.optimum.geometry import parts_of
 
 __all__ = [
     "Judged",

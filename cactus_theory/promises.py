@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.optimum.roots import RisingRoot
+from cactus_theory.base.roots import rising_root
 
 # searches go on to the last digit: beside 0 and 1 the KL is so steep that secants settle too early
 SETTLED = 1e-30
@@ -300,10 +300,7 @@ def _root_of(
     rising: Callable[[float], float], amount: float, low: float, high: float, start: float
 ) -> float:
     """Return x where a function that rises about as its square is ``amount``, to the last digit."""
-    search = RisingRoot(low, high, start, SETTLED, 2 * amount)
-    while not search.done:
-        search.tell(rising(search.x) - amount)
-    return search.x
+    return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, 2 * amount)[0]
 
 
 def _most_mean(mean: float, amount: float) -> float:

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from cactus_theory.base import roots
 from cactus_theory.divergences.classical import KL
-from cactus_theory.optimum import roots
 from cactus_theory.policies._base import keep_probability
 from cactus_theory.verify.draw import pick
 

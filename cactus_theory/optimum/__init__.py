@@ -3,13 +3,13 @@ r"""The theorem of the band in one place: the best acceptance under a budget on 
 .. math:: \max_h \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 
 For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b is optimal; the
-divergence only decides how far to go along the path of such bands. ``path`` has them sorted by
-p/q, ``newton`` finds the edges without a sort, ``geometry`` translates budgets, prices and
-certificates, and ``solve`` is the one entry, which the functions below and the policies share.
-``soft`` has the bands of p/P at nodes of paths, a row by itself being that of P = 1, and
-``soft_row`` keeps or refuses a token of one row without solving. ``pooled`` spends one budget
-over rows; ``roots`` has the bracketed searches. ``selection`` has what several drafts offer
-together, as one row.
+divergence only decides how far to go along the path of such bands. ``edges`` finds the two numbers
+a and b, without a sort where it can, and is what the functions below and the policies share;
+``path`` has all bands sorted by p/q, and ``geometry`` translates budgets, prices and certificates.
+``row`` keeps or refuses a token of one row on the host without solving, at a node of a path by the
+band of p/P, a row by itself being that of P = 1. ``pooled`` spends one budget over rows;
+``selection`` has what several drafts offer together, as one row, and ``gibbs`` the best law of a
+block whose draft is certain.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """

@@ -15,8 +15,8 @@ from cactus_theory.base.parts import in_parts, joined
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.edges import chosen_knob, solve_edges
 from cactus_theory.optimum.geometry import Geometry, geometry_of
-from cactus_theory.optimum.solve import chosen_knob, solve_band
 
 SUPPORTS = ("target", "free")
 
@@ -118,7 +118,8 @@ def optimal_acceptance(
     amounts = check.row_numbers(name, amount, batch, target.device, 0.0, most).reshape(-1)
 
     def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
-        best = solve_band(geometry_of(q, p, kind, support), name, amounts[at]).measured()
+        geometry = geometry_of(q, p, kind, support)
+        best = geometry.measured(solve_edges(geometry, name, amounts[at]))
         edges = best.edges.lower, best.edges.upper
         scalars = best.acceptance, best.divergence, *edges, best.price, best.gap
         return best.rows.to(target.dtype), *scalars

@@ -7,6 +7,7 @@ u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget t
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -14,19 +15,21 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from cactus_theory.base.roots import convex_root
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import TotalVariation
 from cactus_theory.divergences.definition import SAFE_RATIO
 from cactus_theory.optimum.path import Path, PerRow, Rows
-from cactus_theory.optimum.roots import convex_root, halved
 
 Flags = Bool[Tensor, "rows"]
 
-# ln b is searched for up to here (e^700 is nearly the largest float64), in so many halvings
-LARGEST_LOG, STEEP_STEPS = 700.0, 64
+# ln b is searched for up to here: e^700 is nearly the largest float64
+LARGEST_LOG = 700.0
 # a gain of at most ULP is lost in a sum over a row; only tokens of mass up to COARSE gain so little
 ULP, COARSE = 2.0**-52, 1e-8
+# entries worked on at once: half a dozen such arrays stay in the cache
+AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,43 @@ class Edges:
         return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Bands as rows (R, V), with what they accept, spend, cost and prove, each (R,)."""
+
+    rows: Rows
+    edges: Edges
+    acceptance: PerRow
+    divergence: PerRow
+    price: PerRow
+    gap: PerRow
+
+
 class Geometry:
-    """A divergence whose budget translates to that of a generator, on float64 rows (R, V)."""
+    """A divergence whose budget translates to that of a generator, on float64 rows (R, V).
+
+    ``free`` allows mass on tokens with q = 0. Rows p may have another sum than 1: ``lacking`` is
+    what they lack then.
+    """
 
     def __init__(
-        self, q: Rows, p: Rows, divergence: Divergence, generator: FDivergence, free: bool = False
+        self,
+        q: Rows,
+        p: Rows,
+        divergence: Divergence,
+        generator: FDivergence,
+        free: bool = False,
+        lacking: PerRow | None = None,
     ) -> None:
         self.q, self.p, self.divergence, self.generator = q, p, divergence, generator
-        self.free = free  # whether mass is allowed on tokens with q = 0
+        self.free, self.lacking = free, lacking
 
     def of_rows(self, at: Tensor | slice) -> "Geometry":
         """Return the same on some of the rows."""
-        return type(self)(self.q[at], self.p[at], self.divergence, self.generator, self.free)
+        if isinstance(at, slice) and at.stop - at.start == len(self.q):
+            return self
+        rows = self.q[at], self.p[at], self.divergence, self.generator, self.free
+        return type(self)(*rows, None if self.lacking is None else self.lacking[at])
 
     @cached_property
     def inside(self) -> Bool[Tensor, "rows vocab"] | None:
@@ -71,36 +99,78 @@ class Geometry:
 
     @cached_property
     def zero_mass(self) -> PerRow:
-        """P₀, the draft's mass on tokens that have none in the target."""
+        """P₀, what p lacks of 1 where the target has mass: it lies where that has none."""
+        lacking = torch.zeros_like(self.q[:, 0]) if self.lacking is None else self.lacking
         if self.inside is None:
-            return torch.zeros_like(self.q[:, 0])
-        return torch.where(self.inside, 0.0, self.p).sum(-1)
+            return lacking
+        return lacking + torch.where(self.inside, 0.0, self.p).sum(-1)
 
     @cached_property
     def path(self) -> Path:
         """The sorted path of bands."""
-        return Path(self.q, self.p, self.generator, self.free)
+        return Path(self.q, self.p, self.generator, self.free, self.zero_mass)
 
     @property
     def reachable(self) -> PerRow:
         """The largest acceptance on the path."""
         return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
 
+    def rows(self, edges: Edges) -> Rows:
+        """Return the bands as rows."""
+        rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        for at in parts_of(rows):
+            self.of_rows(at)._write_rows(edges.of_rows(at), rows[at])
+        return rows
+
+    def measured(self, edges: Edges) -> Measured:
+        """Return the rows and what is measured on them, a few rows at a time."""
+        rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        places = list(parts_of(rows)) or [slice(0, 0)]
+        parts = (self.of_rows(at)._measured(edges.of_rows(at), rows[at]) for at in places)
+        return Measured(rows, edges, *map(torch.cat, zip(*parts, strict=True)))
+
+    def _measured(self, edges: Edges, rows: Rows) -> tuple[PerRow, PerRow, PerRow, PerRow]:
+        """Write the rows and return acceptance, divergence, price and gap."""
+        self._write_rows(edges, rows)
+        accepted = torch.minimum(self.p, rows, out=self._scratch("u")).sum(-1)
+        generated, spent = self.measure(rows)
+        price = self.price(edges.lower, edges.upper, spent)
+        if bool(edges.lossless.any()):
+            price = torch.where(edges.lossless, self.lossless_price(), price)
+        gap = self.bound(edges, generated) - accepted
+        return (
+            accepted,
+            torch.where(edges.lossless, 0.0, spent),
+            torch.where(edges.slack, 0.0, price),
+            torch.where(edges.lossless | edges.slack, 0.0, gap),
+        )
+
+    def _write_rows(self, edges: Edges, rows: Rows) -> None:
+        """Write h = clip(p, aq, bq); zero tokens of q get nothing, or their leak when free."""
+        q, p = self.q, self.p
+        bound = self._scratch("u")
+        torch.maximum(p, torch.mul(q, edges.lower[:, None], out=bound), out=rows)
+        torch.minimum(rows, torch.mul(q, edges.upper[:, None], out=bound), out=rows)
+        if self.inside is not None:
+            share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
+            rows.copy_(torch.where(self.inside, rows, p * share[:, None]))
+        for ends, end in ((edges.lossless, q), (edges.whole, p)):
+            if bool(ends.any()):
+                rows[ends] = end[ends]
+
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
         """Return the generator's divergence of rows h from q, and D(h‖q)."""
         if self.inside is None and len(rows):
-            ratio, out = self._scratch()
-            torch.div(rows, self.q, out=ratio)
-            cost = _sum_of(self.q, self.generator.centred(ratio, out=out))
+            ratio = torch.div(rows, self.q, out=self._scratch("u"))
+            cost = _sum_of(self.q, self.generator.centred(ratio, out=self._scratch("v")))
             generated = cost.clamp_(min=0.0)  # a rounded sum may lie below
         else:
             generated = self.generator.value(rows, self.q)
         return generated, self.divergence.from_generator(generated)
 
-    def _scratch(self) -> tuple[Rows, Rows]:
-        """Return memory for two arrays of the rows' shape."""
-        like = self.q.shape, self.q.dtype, self.q.device
-        return scratch("geometry.u", *like), scratch("geometry.v", *like)
+    def _scratch(self, name: str) -> Rows:
+        """Return memory of the rows' shape."""
+        return scratch(f"geometry.{name}", self.q.shape, self.q.dtype, self.q.device)
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
         """Return D(h‖q) of bands of which the generator has the value ``generated``."""
@@ -159,12 +229,12 @@ class Geometry:
         ratio = torch.where(raised, self.p / self.q, 1.0)
         budget = self.divergence.to_generator(delta)
 
-        def affordable(log_upper: Tensor) -> Tensor:
+        def evaluate(log_upper: Tensor) -> tuple[Tensor, Tensor]:
             cost = mass * f.centred(torch.minimum(ratio, log_upper.exp()[:, None]))
-            return cost.sum(-1) <= budget
+            return cost.sum(-1), torch.full_like(log_upper, torch.nan)
 
-        ends = torch.zeros_like(delta), torch.full_like(delta, LARGEST_LOG)
-        upper = torch.minimum(halved(*ends, affordable, STEEP_STEPS)[0].exp(), ratio.amax(-1))
+        ends = torch.full_like(delta, LARGEST_LOG), torch.zeros_like(delta)
+        upper = torch.minimum(convex_root(evaluate, *ends, budget).exp(), ratio.amax(-1))
         gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
         # elsewhere b is close to 1, and it is f(b) that is lost in rounding
         merged = merged & (gain <= ULP) & (f.centred_slope(upper) > 0)
@@ -180,7 +250,7 @@ class Geometry:
         q, p, f = self.q, self.p, self.generator
         price = 1 / self.slope(edges.lower, edges.upper)
         level = -price * f.centred_slope(edges.lower)
-        u, out = self._scratch()
+        u, out = self._scratch("u"), self._scratch("v")
         torch.div(p, q, out=u)
         if self.inside is not None:
             u[~self.inside] = 1.0  # there q u and q f(u) then cost nothing, or nearly nothing
@@ -234,12 +304,26 @@ class CeilingGeometry(Geometry):
         return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
 
 
-def geometry_of(q: Rows, p: Rows, divergence: Divergence, support: str = "target") -> Geometry:
-    """Return the geometry of a divergence on float64 rows (R, V) that sum to 1."""
+def geometry_of(
+    q: Rows,
+    p: Rows,
+    divergence: Divergence,
+    support: str = "target",
+    lacking: PerRow | None = None,
+) -> Geometry:
+    """Return the geometry of a divergence on float64 rows (R, V); q sums to 1."""
     generator = divergence.generator
     if generator is None:
         # the bands of a path are the same for all, a ceiling needs no costs along it, and no budget
         # allows mass where q = 0
-        return CeilingGeometry(q, p, divergence, TotalVariation())
+        return CeilingGeometry(q, p, divergence, TotalVariation(), lacking=lacking)
     free = support == "free" and math.isfinite(generator.slope_at_infinity)
-    return Geometry(q, p, divergence, generator, free)
+    return Geometry(q, p, divergence, generator, free, lacking)
+
+
+def parts_of(q: Rows) -> Iterator[slice]:
+    """Yield slices of rows that are worked on together."""
+    rows, vocab = q.shape
+    step = max(1, AT_ONCE // vocab)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))

@@ -35,15 +35,17 @@ class Path:
     """Tables over the sorted ratios ρ = p/q of float64 rows (R, V); see the module.
 
     ``zero_mass`` is P₀, the draft's mass on tokens with q = 0 (or so small that p/q
-    overflows); ``largest`` is TV(p, q), where the path ends at h = q.
+    overflows), and whatever else p lacks of 1; ``largest`` is Σ(q − p)₊, where the path ends at
+    h = q.
     """
 
-    def __init__(self, q: Rows, p: Rows, f: FDivergence, free_support: bool) -> None:
+    def __init__(
+        self, q: Rows, p: Rows, f: FDivergence, free_support: bool, zero_mass: PerRow
+    ) -> None:
         ratio = p / q
         inside = torch.isfinite(ratio)
         q_in, p_in = torch.where(inside, q, 0.0), torch.where(inside, p, 0.0)
-        self.generator, self.free_support = f, free_support
-        self.zero_mass = torch.where(inside, 0.0, p).sum(-1)
+        self.generator, self.free_support, self.zero_mass = f, free_support, zero_mass
         self.ratio, order = torch.where(inside, ratio, 1.0).sort(-1)
         q_sorted, p_sorted = q_in.gather(-1, order), p_in.gather(-1, order)
         zero = torch.zeros_like(self.zero_mass)[:, None]
@@ -60,7 +62,7 @@ class Path:
         self.cost_over = torch.cat([zero, torch.where(over, terms, 0.0).cumsum(-1)], -1)
         self.cost_under = torch.cat([_tail_sums(torch.where(over, 0.0, terms)), zero], -1)
         self.largest = (q - p).clamp(min=0.0).sum(-1)
-        self.smallest = zero[:, 0] if free_support else self.zero_mass
+        self.smallest = zero[:, 0] if free_support else zero_mass.clamp(min=0.0)
 
     def at(self, rejection: PerRow) -> Point:
         """Return the band with this rejection probability, smallest ≤ ε ≤ largest."""

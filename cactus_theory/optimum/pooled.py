@@ -25,9 +25,8 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.geometry import Geometry, geometry_of
-from cactus_theory.optimum.newton import parts_of
-from cactus_theory.optimum.solve import Measured, chosen_knob, solve_band
+from cactus_theory.optimum.edges import chosen_knob, solve_edges
+from cactus_theory.optimum.geometry import Geometry, Measured, geometry_of, parts_of
 
 # means this close to an amount have reached it, relative to 1 + the amount
 CLOSE = 1e-13
@@ -220,7 +219,8 @@ def _pool(
 
 def _point(geometry: Geometry, price: float) -> _Point:
     with torch.no_grad():
-        bands = solve_band(geometry, "price", torch.full_like(geometry.q[:, 0], price)).measured()
+        prices = torch.full_like(geometry.q[:, 0], price)
+        bands = geometry.measured(solve_edges(geometry, "price", prices))
     return _Point(price, float(bands.acceptance.mean()), float(bands.divergence.mean()), bands)
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.optimum.soft import PRECISIONS
+from cactus_theory.optimum.row import PRECISIONS
 from cactus_theory.policies._base import (
     Entries,
     Flat,

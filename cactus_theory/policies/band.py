@@ -13,10 +13,15 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.optimum import solve
+from cactus_theory.optimum import edges
 from cactus_theory.optimum.gibbs import LookAhead, with_raised
-from cactus_theory.optimum.soft import PRECISIONS, PricedBand, soft_rows
-from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
+from cactus_theory.optimum.row import (
+    PRECISIONS,
+    BudgetRow,
+    PricedBand,
+    PricedRow,
+    path_rows,
+)
 from cactus_theory.policies._base import (
     Entries,
     Flat,
@@ -69,13 +74,13 @@ class OwnBands(BetweenRows, ByRow):
 
     def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether ``ratio`` < b, and a if not."""
-        row = SoftRow(q, p, 1.0, self.band)
+        row = PricedRow(q, p, 1.0, self.band)
         return row.passes(ratio), row.scale
 
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, and P a and P h/q of certain tokens: P times the row's own."""
         P = node.alive  # noqa: N806
-        row = SoftRow(node.q, node.p, 1.0, self.band, certain=node.certain)
+        row = PricedRow(node.q, node.p, 1.0, self.band, certain=node.certain)
         row.passes(math.inf)
         ratio = row.ratio_of(node.draft_ratio, node.joint)
         return P * ratio, P * row.scale, P * row.raised
@@ -99,7 +104,7 @@ class PathBands(OwnBands):
         These are solved where P h_n < p_n, or the path may end.
         """
         ratio = node.draft_ratio
-        row = SoftRow(node.q, node.p, node.alive, self.band, certain=node.certain)
+        row = PricedRow(node.q, node.p, node.alive, self.band, certain=node.certain)
         if row.passes(math.inf if node.ends or ratio >= row.cap else ratio):
             return 1.0, None, None
         return row.ratio_of(ratio, node.joint), row.scale, row.raised
@@ -116,7 +121,7 @@ class Band(FixedTarget):
     THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.soft`). A certain draft (greedy, n-gram) is
+    P, the band of p/P (:mod:`cactus_theory.optimum.row`). A certain draft (greedy, n-gram) is
     known to its end, so that under KL its law is the best of all laws of blocks
     (:mod:`cactus_theory.optimum.gibbs`). Every row keeps the band it would have by itself with
     ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's divergence,
@@ -130,7 +135,7 @@ class Band(FixedTarget):
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
-        name, amount, _ = solve.chosen_knob(kind, delta=self.delta, price=self.price)
+        name, amount, _ = edges.chosen_knob(kind, delta=self.delta, price=self.price)
         object.__setattr__(self, name, check.number(name, amount, 0))
         object.__setattr__(self, "divergence", kind.spec)
 
@@ -210,7 +215,7 @@ class Band(FixedTarget):
         return _kept(self.edges(q, p)[1], q_n, p_n)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.soft_row`.
+        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.row`.
 
         Row by row without solving the band first where rows are on the CPU, at a price, or on
         float32 rows within a finite budget above rounding.
@@ -238,7 +243,7 @@ class Band(FixedTarget):
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         size = max(1, TOGETHER // q.shape[-1])
         parts = zip(*(part.split(size) for part in (*flat, path.alive.reshape(-1))), strict=True)
-        rows = [soft_rows(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
+        rows = [path_rows(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
         return torch.cat(rows).reshape(q.shape)
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
@@ -261,13 +266,13 @@ class Band(FixedTarget):
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""
         q, p = check.normalised(q), check.normalised(p)
-        lower, upper = solve.edges(q, p, self.kind, delta=self.delta, price=self.price)
+        lower, upper = edges.edges(q, p, self.kind, delta=self.delta, price=self.price)
         return lower[:, 0], upper[:, 0]
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
         """Return (a, b) of one row at a price."""
         assert self.priced is not None
-        row = SoftRow(q, p, 1.0, self.priced, exact=True)
+        row = PricedRow(q, p, 1.0, self.priced, exact=True)
         row.passes(math.inf)
         return row.scale, row.upper
 

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.roots import convex_root
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.optimum.roots import convex_root
 from cactus_theory.policies._forms import PerProposal
 from cactus_theory.policies._records import Budget, Declaration
 from cactus_theory.policies._registry import register

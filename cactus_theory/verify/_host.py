@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.scratch import scratch
-from cactus_theory.optimum.soft import PRECISIONS
+from cactus_theory.optimum.row import PRECISIONS
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import UNSCALED, Node, Path

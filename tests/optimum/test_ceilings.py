@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cactus_theory.optimum.solve import edges
+from cactus_theory.optimum.edges import edges
 from tests.formulas import by_hand
 from tests.rows import pair
 
@@ -48,11 +48,16 @@ def by_program(q, p, c, spec, delta, price):
     return float(gain.value)
 
 
+@pytest.mark.parametrize("alive", [1.0, 0.4])
 @pytest.mark.parametrize("spec", ["kl", "pearson_chi2"])
 @pytest.mark.parametrize("knob", [{"delta": d} for d in DELTAS] + [{"price": v} for v in PRICES])
-def test_no_row_under_the_ceiling_is_better(spec, knob):
+def test_no_row_under_the_ceiling_is_better(spec, knob, alive):
+    """At a node that is reached with the alive ratio P, too, of p/P."""
     q, p, ceiling = rows()
-    h = capped(q, p, *edges(q, p, spec, **knob, ceiling=ceiling), ceiling)
+    ratios = torch.full(q.shape[:1], alive, dtype=torch.float64)
+    ends = edges(q, p, spec, **knob, ceiling=ceiling, alive=ratios)
+    p = p / alive
+    h = capped(q, p, *ends, ceiling)
     assert (h.sum(-1) - 1).abs().max() <= ROUNDING and (h <= ceiling * q + ROUNDING)[q > 0].all()
     delta, price = knob.get("delta"), knob.get("price")
     accepted, spent = torch.minimum(p, h).sum(-1).numpy(), by_hand(spec, h.numpy(), q.numpy())

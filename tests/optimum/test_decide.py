@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.optimum.roots import RisingRoot
-from cactus_theory.optimum.soft import PRECISIONS, PricedBand
-from cactus_theory.optimum.soft_row import BudgetRow, SoftRow
+from cactus_theory.base.roots import rising_root
+from cactus_theory.optimum.row import PRECISIONS, BudgetRow, PricedBand, PricedRow
 from tests.amounts import amount, some
 
 # what deciding in float32 may change of an emitted law, in total variation, at any budget: an
@@ -52,7 +51,7 @@ def solved(row):
 def at_price(q, p, f, price):
     """Return the solved band of every row at a price."""
     band = PricedBand(f, price)
-    return [SoftRow(*row, 1.0, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
+    return [PricedRow(*row, 1.0, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
 
 
 def at_budget(q, p, f, delta):
@@ -151,13 +150,14 @@ def test_narrow_rows_are_decided_in_float32():
 def test_secants_that_swing_across_a_kink_give_way_to_halving():
     """A millionth as steep below .9 as above: of each pair of secants one leaves the bracket."""
 
+    places = []
+
     def kinked(x: float) -> float:
+        places.append(x)
         return 1e-6 * (x - 0.8) if x < 0.9 else 1e-7 + x - 0.9
 
-    root = RisingRoot(1e-6, 1.0, 0.5, 1e-12, 1.0)
-    while not root.done:
-        root.tell(kinked(root.x))
-    assert root.x == pytest.approx(0.8, rel=1e-11) and root.steps < 20  # alone they never end
+    root, _ = rising_root(kinked, 1e-6, 1.0, 0.5, 1e-12, 1.0)
+    assert root == pytest.approx(0.8, rel=1e-11) and len(places) < 20  # alone they never end
 
 
 @pytest.mark.parametrize("price", [0.3, 0.8, 3.0])

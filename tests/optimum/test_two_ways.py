@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum import solve
+from cactus_theory.optimum.edges import searched_edges, solve_edges, sorted_edges
 from cactus_theory.optimum.geometry import geometry_of
 from tests.amounts import some
 from tests.formulas import ALL
@@ -21,9 +21,9 @@ PRICED = [s for s in SMOOTH if isinstance(divergence(s), FDivergence)]
 def both(q, p, spec, knob, amount):
     geometry = geometry_of(q, p, divergence(spec))
     amounts = torch.full(q.shape[:1], amount, dtype=torch.float64)
-    by_path = solve.Band(geometry, solve._sorted(geometry, knob, amounts))
-    _, done = solve._newton(geometry, knob, amounts)
-    return solve.solve_band(geometry, knob, amounts).measured(), by_path.measured(), done
+    _, done = searched_edges(geometry, knob, amounts)
+    ways = (way(geometry, knob, amounts) for way in (solve_edges, sorted_edges))
+    return *map(geometry.measured, ways), done
 
 
 def check_agree(mine, reference):

@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum.soft import PricedBand, soft_rows
+from cactus_theory.optimum.row import FEW_ROWS, PricedBand, path_rows
 from cactus_theory.policies import policy
 from tests.amounts import amount, some
 from tests.formulas import by_hand
@@ -69,7 +69,7 @@ def best_exchange(h, q, p, alive, spec, price) -> float:
 
 def solved(q, p, alive, spec, price):
     ratios = torch.as_tensor(alive, dtype=torch.float64).expand(len(q))
-    return soft_rows(q, p, ratios, PricedBand(kind_of(spec), price))
+    return path_rows(q, p, ratios, PricedBand(kind_of(spec), price))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -156,6 +156,17 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
             one, _ = by_formula(q, p, alive, [(1.0, 1.0)], spec, price)
             apart.append(abs(one - expected).max())
     assert max(apart) > 100 * PROGRAM  # what later tokens are worth moves rows
+
+
+@pytest.mark.parametrize("spec", some(SPECS, 2))
+def test_rows_together_are_those_of_each_alone(spec: str) -> None:
+    q, p = pair(FEW_ROWS + 3, 7, seed=11, kinds=("zeros", "smooth"))
+    alive = torch.linspace(0.2, 1.0, len(q), dtype=torch.float64)
+    band = PricedBand(kind_of(spec), 0.8)
+    parts = [slice(row, row + 1) for row in range(len(q))]
+    alone = torch.cat([path_rows(q[at], p[at], alive[at], band) for at in parts])
+    together = path_rows(3 * q, 0.2 * p, alive, band)  # of rows over their sums
+    torch.testing.assert_close(together, alone, rtol=0, atol=ROUNDING)
 
 
 def test_another_row_would_be_improved() -> None:

@@ -1,0 +1,101 @@
+"""Roots in brackets: of a rising function of one number, and of convex functions of many rows."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Values = Float[Tensor, "*rows"]
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+# Bisection alone needs 53 halvings to exhaust float64 on [0, 1] and some more near 0, and 60 of
+# ln x; a secant takes about five steps.
+MOST_STEPS = 140
+# of a secant step and the one before it, the product may be this share of what settles a root
+SECOND = 1 / 200
+# no guess is further away than a factor of e to this
+FARTHEST = 50.0
+# The function is a sum of many rounded terms: closer to the budget than this, on either side,
+# is equal to it.
+BUDGET_ULPS = 4e-16
+
+
+def rising_root(
+    rising: Callable[[float], float],
+    low: float,
+    high: float,
+    start: float,
+    settled: float,
+    steepness: float = math.inf,
+    straight: bool = False,
+    value: float | None = None,
+) -> tuple[float, float]:
+    """Return the root of a rising function of x > 0, and x f′(x) there.
+
+    By secants in ln x, or in x where the function is ``straight`` between its kinks; two steps in
+    a row that did not halve the value are followed by half the bracket. It ends with a step of at
+    most ``settled``, relative to x. ``steepness`` is a guess of x f′(x), for the first step; ∞
+    halves the bracket instead. ``value`` is that at ``start``, where it is known.
+    """
+    x, before, slow = min(max(start, low), high), None, False
+    for _ in range(MOST_STEPS if low < high else 0):
+        value = rising(x) if value is None else value
+        if value == 0:
+            break
+        low, high = (low, x) if value > 0 else (x, high)
+        guess, last, halve = 0.0, math.inf, False
+        if before is not None and math.isfinite(before[1]):
+            last = abs(x - before[0]) / x
+            run = (x - before[0]) / x if straight else math.log(x / before[0])
+            steepness = (value - before[1]) / run
+            lame = abs(value) > abs(before[1]) / 2
+            halve, slow = lame and slow, lame and not slow
+        if not halve and abs(value) < FARTHEST * steepness:
+            step = -value / steepness
+            guess = x + x * step if straight else x * math.exp(step)
+        within = low < guess < high
+        following = guess if within else math.sqrt(low) * math.sqrt(high)
+        step = abs(following - x) / x
+        before, x, value = (x, value), following, None
+        # what a secant step leaves is of the order of its product with the step before
+        if step <= settled or (within and step * last <= settled * SECOND):
+            break
+    return x, steepness
+
+
+def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values) -> Values:
+    """Return x between ``over`` and ``under`` where a convex function meets ``budget``.
+
+    ``evaluate`` returns value and derivative; a function that only rises or falls needs none, NaN.
+    The value exceeds the budget at ``over`` and not at ``under``; where it does not exceed it at
+    ``over`` either, ``over`` is returned. A Newton step from the side above the budget never
+    overshoots a convex function; every third step halves the bracket, so that a flat or infinite
+    slope at the start costs little. The result keeps the budget up to
+    ``BUDGET_ULPS``·(1 + budget).
+    """
+    close = BUDGET_ULPS * (1 + budget)
+    value, slope = evaluate(over)
+    active = value > budget + close
+    for step in range(MOST_STEPS):
+        newton = over + (budget - value) / slope
+        middle = (over + under) / 2
+        usable = torch.isfinite(newton) & _between(newton, over, under)
+        trial = middle if step % 3 == 2 else torch.where(usable, newton, middle)
+        active = active & _between(trial, over, under)
+        if not bool(active.any()):
+            break
+        there, steepness = evaluate(trial)
+        kept = there <= budget
+        under = torch.where(active & kept, trial, under)
+        advance = active & ~kept
+        over = torch.where(advance, trial, over)
+        value = torch.where(advance, there, value)
+        slope = torch.where(advance, steepness, slope)
+        active = active & (value > budget + close) & ~(kept & (there >= budget - close))
+    return torch.where(value <= budget + close, over, under)
+
+
+def _between(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return (x > torch.minimum(one, other)) & (x < torch.maximum(one, other))

@@ -1,0 +1,339 @@
+r"""The band's two edges a ≤ 1 ≤ b, by Newton on two equations, or on the sorted path.
+
+The best row is h = clip(p, aq, bq) (THEORY.md, Theorem 7). It sums to 1 where
+
+.. math:: L = U + P_0, \qquad L = Σ(aq − p)_+, \quad U = Σ(p − bq)_+ \quad\text{over } q > 0
+
+and P₀ is what p lacks of 1 there: the draft's mass where q = 0, or above a ceiling on h/q
+(Theorem 24). At a node with alive ratio P the row is p/P, so that P₀ may be negative (Theorem 13).
+The other equation is D = δ, or f′(b) − f′(a) = 1/λ at a price λ.
+
+Newton takes a few passes over the rows a step and no sort: between two ratios p/q sums are linear
+in the edges except for f. Rows that do not converge, or would lose precision, go to the sorted
+path, which is the reference.
+"""
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.base.roots import convex_root
+from cactus_theory.base.scratch import scratch
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.geometry import (
+    Edges,
+    Flags,
+    Geometry,
+    PerRow,
+    Rows,
+    geometry_of,
+    parts_of,
+)
+
+Pairs = Float[Tensor, "rows 2"]
+
+# rows that have not converged after so many steps go to the sorted path
+MOST_STEPS = 24
+# full steps before every second one is damped, should a row jump to and fro over a ratio
+UNDAMPED = 8
+# where Newton starts, found by trial on rows of language models: ln b in units of √(2δ/f″(1)),
+# and how far towards the largest and the smallest ln(p/q) an edge may lie
+STARTING_WIDTH, STARTING_SHARE = 1.5, 0.7
+# of Σ h in ln b at a price, where secants start: the mass outside the band
+STEEPNESS = 0.9
+# L, U and D are sums of rounded terms of total size about 1
+CLOSE = 1e-14
+# converged rows still take a step this small (relative to the edge): it costs nothing
+POLISH = 1e-6
+# the cost inside the band is D(p‖q) minus sums outside it: above this D(p‖q), mostly rounding
+MOST_COST = 32.0
+# below these D and the price are rounding error; the sorted path adds up from the ratio 1 outwards
+LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
+# slack when asking for exactly the acceptance that a row can reach
+ACCEPTANCE_SLACK = 1e-12
+
+
+def edges(
+    q: Rows,
+    p: Rows,
+    divergence: str | Divergence,
+    delta: float | PerRow | None = None,
+    price: float | PerRow | None = None,
+    ceiling: Rows | None = None,
+    alive: PerRow | None = None,
+) -> tuple[Float[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:
+    """Return the edges (a, b) of each row's band, float64 rows (R, V) that sum to 1.
+
+    Exactly one of ``delta`` (the budget) and ``price`` (dA/dδ), a number or one a row. Without
+    a sort where Newton converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with q = 0
+    get nothing. Rows are not validated: callers check them first.
+
+    With ``ceiling``, c ≥ 1 for each token, ∞ for none, they are the edges of the best row with
+    h ≤ cq, which is clip(p, aq, min(b, c)q): each token gains as before up to cq, and nothing
+    beyond. What the draft has above cq can no more be accepted than what it has where q = 0, so the
+    path ends at a row of its own and not at p. With the ratios ``alive``, P of each row, p/P takes
+    the place of p; P = 0, which no node is reached with, is taken for P = 1.
+
+    Raises
+    ------
+    ValueError
+        None or both of delta and price; a price of a divergence that has none.
+    """
+    kind = find_divergence(divergence)
+    knob, amount, _ = chosen_knob(kind, delta=delta, price=price)
+    amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
+    with torch.no_grad():
+        lacking = None
+        if ceiling is not None or alive is not None:
+            p, lacking = _reachable(q, p, ceiling, alive)
+        bands = solve_edges(geometry_of(q, p, kind, lacking=lacking), knob, amounts)
+    lower = torch.where(bands.whole, 0.0, bands.lower)
+    upper = torch.where(bands.whole, torch.inf, bands.upper)
+    return lower[:, None], upper[:, None]
+
+
+def _reachable(q: Rows, p: Rows, ceiling: Rows | None, alive: PerRow | None) -> tuple[Rows, PerRow]:
+    """Return min(p/P, cq), and what it lacks of 1: exactly 0 where it is p."""
+    ratio = torch.ones_like(q[:, 0]) if alive is None else torch.where(alive > 0, alive, 1.0)
+    # no h exceeds 1, and p/P with a tiny P may leave float64
+    limit = torch.where(q > 0, 1.0 if ceiling is None else (ceiling * q).clamp(max=1.0), 0.0)
+    within = torch.minimum(p / ratio[:, None], limit)
+    return within, ((p - ratio[:, None] * within).sum(-1) + ratio - 1) / ratio
+
+
+def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
+    """Return the one knob that was given, with its upper limit."""
+    names = [name for name, value in knobs.items() if value is not None]
+    if len(names) != 1:
+        shown = " and ".join(names) or "none of them"
+        raise ValueError(f"delta, price, acceptance: exactly one must be given; got {shown}")
+    if names[0] == "price" and not divergence.priced:
+        raise ValueError(
+            f"price: {divergence.spec} has no one-to-one price; name delta= or acceptance= "
+            f"instead; got {knobs['price']!r}"
+        )
+    return names[0], knobs[names[0]], 1.0 if names[0] == "acceptance" else math.inf
+
+
+def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
+    """Return the bands for ``knob`` (delta, price or acceptance) at ``amount`` per row.
+
+    The search where it converges; the sorted path for the other rows.
+    """
+    solution = searched_edges(geometry, knob, amount)
+    if solution is None:
+        return sorted_edges(geometry, knob, amount)
+    bands, done = solution
+    unsolved = (~done).nonzero()[:, 0]
+    if len(unsolved):
+        rest = sorted_edges(geometry.of_rows(unsolved), knob, amount[unsolved])
+        for field in fields(Edges):
+            getattr(bands, field.name)[unsolved] = getattr(rest, field.name)
+    return bands
+
+
+def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags] | None:
+    """Return the edges without a sort and which rows converged, None where that does not apply."""
+    f, kind = geometry.generator, geometry.divergence
+    if not (len(amount) and f.smooth) or (geometry.free and bool((geometry.zero_mass > 0).any())):
+        return None
+    if knob == "delta":
+        amount = kind.to_generator(amount)
+    elif knob != "price" or kind is not f:  # else the price depends on what is spent
+        return None
+    search = _within if knob == "delta" else _at_price
+    parts = [search(_Ratios(geometry.of_rows(at)), amount[at]) for at in parts_of(geometry.q)]
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(vars(bands).values() for bands, _ in parts), strict=True)
+    return Edges(*map(torch.cat, columns)), torch.cat([done for _, done in parts])
+
+
+class _Ratios:
+    """Float64 rows and p/q in reused memory, 1 where q = 0; its ends, and what p lacks of 1."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.q, self.p, self.f = geometry.q, geometry.p, geometry.generator
+        self.values = torch.div(self.p, self.q, out=self.memory("ratio", self.q.shape))
+        self.most, self.outside = self.values.amax(-1), None
+        zero = torch.zeros_like(self.most)
+        self.lacking = zero if geometry.lacking is None else geometry.lacking
+        if not bool((self.most < torch.inf).all()):  # NaN, for 0/0, is caught as well
+            self.outside = ~torch.isfinite(self.values)
+            self.lacking = self.lacking + torch.where(self.outside, self.p, 0.0).sum(-1)
+            self.values[self.outside] = 1.0
+            self.most = self.values.amax(-1)
+        self.least = self.values.amin(-1)
+
+    def memory(self, slot: str, shape: tuple[int, ...]) -> Tensor:
+        """Return reused memory."""
+        return scratch(f"edges.{slot}", shape, device=self.q.device)
+
+    def bands(
+        self, edges: Pairs, lossless: Flags, whole: Flags, done: Flags
+    ) -> tuple[Edges, Flags]:
+        """Return the edges with those of the path's ends filled in; a = b only where lossless."""
+        whole = whole & ~lossless
+        lower = torch.where(lossless, 1.0, torch.where(whole, self.least, edges[:, 0]))
+        upper = torch.where(lossless, 1.0, torch.where(whole, self.most, edges[:, 1]))
+        apart = (upper > lower) & (upper < torch.inf)
+        bands = Edges(lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole)
+        return bands, done & (apart | lossless | whole)
+
+
+def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
+    """Return the edges at which Σ h is 1: secants in ln b, to which belongs the a of the price.
+
+    It is not b from a: where f′(∞) is finite, b depends on the last digits of a.
+    """
+    f, width = ratios.f, 1 / price
+    end = f.centred_slope(ratios.most) - f.centred_slope(ratios.least)
+    lossless, whole = torch.isinf(price), (price <= 1 / end) & (ratios.lacking == 0)
+    done = lossless | whole | (price < LEAST_PRICE)
+    top = torch.minimum(f.ratio_at(f.slope_at_one + width), ratios.most).clamp(min=1.0).log()
+    level = torch.minimum(f.ratio_at(f.slope_at_one + width / 2).log(), top / 2)
+    low, high, before = torch.zeros_like(top), top, None
+    for _ in range(MOST_STEPS):
+        upper = level.exp()  # a is 0 where f′ does not fall so low
+        edges = torch.stack([f.ratio_at(f.slope(upper) - width).clamp(max=1.0), upper], -1)
+        rows = ratios.memory("rows", ratios.q.shape)
+        torch.clamp(ratios.values, edges[:, :1], edges[:, 1:], out=rows)
+        excess = rows.mul_(ratios.q).sum(-1) - 1
+        size, above = excess.abs(), excess > 0
+        done = done | (size <= CLOSE) | ((level >= top) & ~above)  # the path may have ended
+        if bool(done.all()):
+            break
+        low, high = torch.where(above, low, level), torch.where(above, level, high)
+        if before is None:
+            slow = halve = torch.zeros_like(done)
+            new = level - excess / STEEPNESS
+        else:
+            new = level - excess * (level - before[0]) / (excess - before[1])
+            # two steps in a row that did not halve the excess are followed by half the bracket
+            slow, once = 2 * size > before[1].abs(), slow
+            halve = slow & once & ~halve
+        before, new = (level, excess), torch.minimum(new, top)
+        usable = (new > low) & (new <= high) & ~halve
+        level = torch.where(done, level, torch.where(usable, new, (low + high) / 2))
+    found = (size <= CLOSE) & (price >= LEAST_PRICE)
+    return ratios.bands(edges, lossless, whole, found | lossless | whole)
+
+
+def _within(ratios: _Ratios, delta: PerRow) -> tuple[Edges, Flags]:
+    """Return the edges at which L = U + P₀ and D = δ: Newton on sums over masks.
+
+    Between two ratios p/q the sums are linear in the edges except for f.
+    """
+    f = ratios.f
+    (rows, vocab), lacking = ratios.q.shape, ratios.lacking
+    masks = ratios.memory("masks", (rows, 2, vocab))
+    weights = ratios.memory("weights", (rows, 3, vocab))
+    weights[:, 0], weights[:, 1] = ratios.q, ratios.p
+    if ratios.outside is not None:
+        weights[:, :2].masked_fill_(ratios.outside[:, None], 0.0)
+    cost = f.centred(ratios.values, out=masks.view(2, rows, vocab)[0])
+    cost = torch.mul(weights[:, 0], cost, out=weights[:, 2])
+    total = inside = cost.sum(-1)
+    if not bool((total < torch.inf).all()):
+        # f(0) = ∞ at tokens that the draft excludes: they are lifted at any a > 0
+        cost[~torch.isfinite(cost)] = 0.0
+        inside = cost.sum(-1)
+    lossless, whole = delta == 0, (total <= delta) & (lacking == 0)
+    ready = lossless | whole
+    abandoned = ~(inside <= MOST_COST) | (delta < LEAST_BUDGET) | torch.isinf(delta)
+    abandoned = abandoned & ~ready
+    edges = _starting_edges(ratios, delta)
+    for step in range(MOST_STEPS):
+        if bool((ready | abandoned).all()):
+            break
+        torch.lt(ratios.values, edges[:, :1], out=masks[:, 0])
+        torch.gt(ratios.values, edges[:, 1:], out=masks[:, 1])
+        mass, drafted, cost = torch.bmm(weights, masks.transpose(1, 2)).unbind(1)
+        moved = edges * mass - drafted  # L and −U
+        lifted, cut = moved[:, 0], lacking - moved[:, 1]
+        excess = inside - delta + (mass * f.centred(edges) - cost).sum(-1)
+        close = excess.abs() + (lifted - cut).abs() <= CLOSE * (1 + delta)
+        down, up = f.centred_slope(edges).unbind(-1)
+        rejection = (excess - down * lifted + up * cut) / (up - down)
+        # at the start both slopes are 0 and the step is undefined: halve instead
+        mean = (lifted + cut) / 2
+        usable = torch.isfinite(rejection) & (rejection > 0.05 * mean)
+        rejection = torch.where(usable, rejection, 0.3 * mean)
+        new = edges + torch.stack([rejection - lifted, cut - rejection], -1) / mass
+        # at most half of the way to 1, in logarithms
+        half, above = edges.sqrt(), edges > 1
+        new = torch.where(above, torch.maximum(new, half), torch.minimum(new, half))
+        tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
+        if step >= UNDAMPED and step % 2 == 0:  # steps may jump to and fro over a ratio
+            new = torch.where(tiny[:, None], new, (new + edges) / 2)
+        usable = (new > 0) & (new < torch.inf) & (mass > 0)
+        # no token below a: halve it. None above b: leave it
+        new = torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0]))
+        # beyond the largest ratio with mass left over, the path may have ended
+        abandoned = abandoned | ((lacking > 0) & (mass[:, 1] <= 0) & ~ready)
+        edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
+        ready = ready | close
+    return ratios.bands(edges, lossless, whole, ready & ~abandoned)
+
+
+def _starting_edges(ratios: _Ratios, delta: PerRow) -> Pairs:
+    """Return edges to start from: those of a curvature f″(1), with a ratio beyond each."""
+    curvature = ratios.f.curvature(torch.ones_like(delta[:1]))
+    width = STARTING_WIDTH * (2 * delta / curvature).sqrt()
+    upper = torch.minimum(width.exp(), ratios.most**STARTING_SHARE)
+    lower = torch.maximum((-width / 2).exp(), ratios.least**STARTING_SHARE)
+    return torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
+
+
+def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
+    """Return the bands found on the sorted path."""
+    path = geometry.path
+    rejection = _locate(geometry, knob, amount)
+    lossless = rejection >= path.largest
+    slack = (rejection <= path.smallest) & ~lossless
+    point = path.at(rejection)
+    leaked = torch.zeros_like(rejection)
+    if geometry.free:
+        leaked = (path.zero_mass - rejection).clamp(min=0.0)
+    lower = torch.where(lossless, 1.0, point.lower)
+    upper = torch.where(lossless, 1.0, point.upper)
+    whole = slack & (rejection <= 0) & (path.zero_mass >= 0)
+    bands = Edges(lower, upper, leaked, lossless, slack, whole)
+    return geometry.within(bands, amount) if knob == "delta" else bands
+
+
+def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
+    """Return ε for the requested budget, price or acceptance."""
+    path = geometry.path
+
+    def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:
+        point = path.at(rejection)
+        spent = geometry.spent(point.upper, point.divergence)
+        share = geometry.price(point.lower, point.upper, spent) / amount
+        return share, torch.full_like(share, torch.nan)
+
+    if knob == "delta":
+        end = path.at(path.smallest)
+        slack, lossless = geometry.spent(end.upper, end.divergence) <= amount, amount == 0
+        rejection = geometry.rejection(torch.where(slack | lossless, 0.0, amount))
+    elif knob == "price":
+        slack, lossless = ~(share_at(path.smallest)[0] < 1), amount == math.inf
+        ends = path.largest, path.smallest
+        rejection = convex_root(share_at, *ends, torch.ones_like(amount))
+    else:
+        reachable = geometry.reachable
+        if bool((amount > reachable + ACCEPTANCE_SLACK).any()):
+            row = int((amount - reachable).argmax())
+            raise ValueError(
+                f"acceptance: must not exceed {reachable[row].item():.12g}, the draft's mass where "
+                f"the target has any; got {amount[row].item():g}"
+            )
+        slack, lossless = amount >= reachable, 1 - amount >= path.largest
+        rejection = torch.minimum(torch.maximum(1 - amount, path.smallest), path.largest)
+    rejection = torch.where(slack, path.smallest, rejection)
+    return torch.where(lossless, path.largest, rejection)
