@@ -34,6 +34,7 @@ IMPLEMENTED = {
     21: "cactus_theory/optimum/selection.py",
     22: "cactus_theory/verify/tree.py",
     23: "cactus_theory/promises.py",
+    24: "cactus_theory/optimum/edges.py",
 }
 
 

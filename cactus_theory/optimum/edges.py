@@ -1,16 +1,16 @@
-r"""The band's two edges a ≤ 1 ≤ b, by Newton on two equations, or on the sorted path.
+r"""The band's two edges a ≤ 1 ≤ b, searched for without a sort, or read off the sorted path.
 
-The best row is h = clip(p, aq, bq) (THEORY.md, Theorem 7). It sums to 1 where
+The best row is h = clip(p, aq, bq) (THEORY.md, Theorems 7, 13 and 24). It sums to 1 where
 
 .. math:: L = U + P_0, \qquad L = Σ(aq − p)_+, \quad U = Σ(p − bq)_+ \quad\text{over } q > 0
 
-and P₀ is what p lacks of 1 there: the draft's mass where q = 0, or above a ceiling on h/q
-(Theorem 24). At a node with alive ratio P the row is p/P, so that P₀ may be negative (Theorem 13).
-The other equation is D = δ, or f′(b) − f′(a) = 1/λ at a price λ.
+and P₀ is what p lacks of 1 there: the draft's mass where q = 0, or above a ceiling on h/q. At a
+node with alive ratio P the row is p/P, so that P₀ may be negative.
 
-Newton takes a few passes over the rows a step and no sort: between two ratios p/q sums are linear
-in the edges except for f. Rows that do not converge, or would lose precision, go to the sorted
-path, which is the reference.
+The other equation is f′(b) − f′(a) = 1/λ at a price λ, which gives a for every b and leaves one
+rising function of b; or D = δ, which takes Newton's method in both. Either costs a few passes over
+the rows a step. Rows that do not converge, or would lose precision, go to the sorted path, which is
+the reference.
 """
 
 import math

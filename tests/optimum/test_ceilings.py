@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import cactus_theory as ct
 from cactus_theory.optimum.edges import edges
 from tests.formulas import by_hand
 from tests.rows import pair
@@ -79,3 +80,21 @@ def test_without_a_limit_the_row_is_the_capped_end_and_not_the_draft(knob):
     h = capped(q, p, *edges(q, p, "kl", **knob, ceiling=ceiling), ceiling)
     # token 2 stops at .4; the .6 left is a(.5 + .3) = .6 on the others
     assert h[0].tolist() == pytest.approx([0.375, 0.225, 0.4], abs=ROUNDING)
+
+
+@pytest.mark.parametrize("knob", [{"price": 0.0}, {"price": 0.4}, {"delta": 0.3}])
+def test_where_no_token_may_rise_the_row_is_the_target(knob):
+    q, p, ceiling = rows()
+    ceiling = torch.where(p > q, 1.0, ceiling)
+    h = capped(q, p, *edges(q, p, "kl", **knob, ceiling=ceiling), ceiling)
+    assert (h - q).abs().max() <= ROUNDING
+
+
+def test_a_constant_ceiling_without_a_limit_is_lenience():
+    q, p, _ = rows()
+    ceiling = torch.full_like(q, 1.25)
+    h = capped(q, p, *edges(q, p, "kl", price=0.0, ceiling=ceiling), ceiling)
+    lenient = ct.emitted_law(ct.policy("lenience", lenience=0.8), q, p)
+    assert torch.minimum(p, h).sum(-1).numpy() == pytest.approx(
+        torch.minimum(p, lenient).sum(-1).numpy(), abs=ROUNDING
+    )
