@@ -198,24 +198,26 @@ def from_bytes(
         raise ValueError(
             f"{where}: must hold {', '.join(names)}; got {', '.join(sorted(tensors)) or 'nothing'}"
         )
-    return checked(where, Shard(**tensors), vocab, most, depth)
-
-
-def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None = None) -> Shard:
-    """Return the shard if it can be that of a trace; ``where`` names the file.
-
-    Raises ValueError for dtypes and shapes that are no shard's or do not fit together, more than
-    ``most`` drafted tokens a cycle, ids that are no tokens, rows that are no log-probabilities,
-    what is no tree, or one of paths of more than ``depth`` tokens.
-    """
     for name, dtype in LISTS.items():
-        values = getattr(shard, name)
+        values = tensors[name]
         if values.dtype != dtype or values.ndim != 1:
             kind = str(dtype).removeprefix("torch.")
             raise ValueError(
                 f"{where}: {name} must be {kind} numbers, one after another; "
                 f"got {values.dtype}, shape {tuple(values.shape)}"
             )
+    for name in ROWS:
+        _check_kind(f"{where}: {name}", tensors[name], vocab)
+    return checked(where, Shard(**tensors), vocab, most, depth)
+
+
+def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None = None) -> Shard:
+    """Return the shard if it can be that of a trace; ``where`` names the file.
+
+    Raises ValueError for shapes that do not fit together, more than ``most`` drafted tokens a
+    cycle, ids that are no tokens, rows that are no log-probabilities, what is no tree, or one of
+    paths of more than ``depth`` tokens.
+    """
     for name in ROWS:
         _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
     _check_offsets(where, shard)
@@ -290,12 +292,16 @@ def family(shard: Shard, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return shard.draft_token_ids[tokens].long(), parents, sampled > 0, certain > 0
 
 
-def _check_rows(where: str, rows: Tensor, vocab: int) -> None:
+def _check_kind(where: str, rows: Tensor, vocab: int) -> None:
     if rows.dtype not in STORED_SUM_TOLERANCE or rows.ndim != 2 or rows.shape[1] != vocab:
         raise ValueError(
             f"{where}: must be float16 or float32 rows of {vocab} tokens; "
             f"got {rows.dtype}, shape {tuple(rows.shape)}"
         )
+
+
+def _check_rows(where: str, rows: Tensor, vocab: int) -> None:
+    _check_kind(where, rows, vocab)
     misses = (rows.float().exp().sum(-1) - 1).abs()
     tolerance = STORED_SUM_TOLERANCE[rows.dtype]
     if not bool((misses <= tolerance).all()):  # NaN is not
