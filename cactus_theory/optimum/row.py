@@ -63,9 +63,9 @@ class Precision(NamedTuple):
     """What edges are worth in a dtype."""
 
     dtype: torch.dtype
-    # q = 0 counts as this, so that p/q stays finite
+    # a lower q, below the least normal number, counts as this, so that p/q stays finite
     least: float
-    # a ratio above this can only come from a q that counts as ``least``, or from an infinite edge
+    # a ratio above this, 1/least, can only come from such a q, or from an infinite edge
     most: float
     # how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
     slack: float
@@ -85,8 +85,8 @@ class Precision(NamedTuple):
 PRECISIONS = {
     precision.dtype: precision
     for precision in (
-        Precision(torch.float32, 1e-30, 1e25, 2e-4, 2e-7, 2e-5, 16384),
-        Precision(torch.float64, 1e-290, 1e280, 2e-9, SETTLED, SETTLED, 8192),
+        Precision(torch.float32, 1e-37, 1e37, 2e-4, 2e-7, 2e-5, 16384),
+        Precision(torch.float64, 1e-300, 1e300, 2e-9, SETTLED, SETTLED, 8192),
     )
 }
 _PRECISIONS = {
@@ -140,6 +140,8 @@ class _SolvedRow:
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
+        if threshold > self.precision.most:  # of a token that counts as excluded
+            threshold = math.inf
         if threshold <= self.unit * (1 - self.precision.slack):
             return True
         low, high, start, *search = self._search(threshold)
@@ -215,10 +217,10 @@ class PricedRow(_SolvedRow):
             self.largest = max(self.unit, *(float(ratio.max()) for ratio, *_ in self.parts))
 
     def _exclude(self) -> None:
-        """Give p/q = 0 to tokens with q = 0: q counts as little, which a large edge undoes."""
+        """Give p/q = 0 to tokens whose q counts as ``least``: a large edge would raise them."""
         first = 0
         for ratio, *_ in self.parts:
-            ratio *= self.target[first : (first := first + len(ratio))] > 0
+            ratio *= self.target[first : (first := first + len(ratio))] >= self.precision.least
 
     def _offer(self, tokens: Sequence[int], ratio: float) -> None:
         """Set p/q of tokens."""
@@ -273,7 +275,7 @@ class PricedRow(_SolvedRow):
         """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
         if ratio == 0:
             return math.inf
-        if ratio == math.inf:
+        if ratio > self.precision.most:
             return 0.0
         return (self.raised if certain else self._raised(min(ratio, self.cap))) / ratio
 
@@ -315,7 +317,9 @@ class BudgetRow(_SolvedRow):
     def _search(self, threshold: float) -> tuple[float, float, float, float, float, bool]:
         most, slack = float(self.ratio.amax()), self.precision.slack
         if most > self.precision.most:
-            most = float((self.ratio * torch.from_numpy(self.target > 0)).amax())
+            most = float(
+                (self.ratio * torch.from_numpy(self.target >= self.precision.least)).amax()
+            )
         low, high = self.unit * (1 - slack), max(most, self.unit) * (1 + slack)
         return low, high, min(threshold, high), self.precision.settled, math.inf, False
 

@@ -48,6 +48,8 @@ from cactus_theory.policies._shortcuts import ByRow, KeepsLossless, Shortcuts
 LEAST_BUDGET = 1e-6
 # so many rows by price are solved root by root, more of them together
 FEW_ROWS = 32
+# a token with less probability counts as excluded: p/q of normal numbers stays finite
+LEAST = PRECISIONS[torch.float64].least
 # float64 entries of rows of blocks that are solved together
 TOGETHER = 2**18
 
@@ -192,6 +194,7 @@ class Band(FixedTarget):
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
+        flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
         unit = flat_p.sum(-1) / flat_q.sum(-1)
         lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
         return lower.reshape(shape), upper.reshape(shape)
@@ -205,8 +208,7 @@ class Band(FixedTarget):
             return self._along(path, q, p, self.of_path)
         q, p = float64_rows(q, p)
         lower, upper = self.edges(q, p)
-        ceiling = torch.where(q > 0, upper * torch.where(q > 0, q, 1.0), 0.0)
-        return torch.minimum(torch.maximum(p, lower * q), ceiling)
+        return torch.maximum(torch.minimum(p, _ceiling(upper, q)), lower * q)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
@@ -254,8 +256,7 @@ class Band(FixedTarget):
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
         lower, upper = self._edges_of_laws(q, p)
-        ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
-        h_n = torch.minimum(torch.maximum(p_n, lower * q_n), ceiling)
+        h_n = torch.maximum(torch.minimum(p_n, _ceiling(upper, q_n)), lower * q_n)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
     def _decide_in_budget(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
@@ -290,7 +291,12 @@ class Band(FixedTarget):
         return generator is not None and generator.smooth
 
 
+def _ceiling(upper: Tensor, q: Tensor) -> Tensor:
+    """Return bq, 0 where q counts as excluded."""
+    inside = q >= LEAST
+    return torch.where(inside, upper * torch.where(inside, q, 1.0), 0.0)
+
+
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:
-    """Return min(1, b q_n/p_n), 0 where q_n = 0."""
-    ceiling = torch.where(q_n > 0, upper * torch.where(q_n > 0, q_n, 1.0), 0.0)
-    return keep_probability(ceiling, p_n)
+    """Return min(1, b q_n/p_n), 0 where q_n counts as excluded."""
+    return keep_probability(_ceiling(upper, q_n), p_n)

@@ -14,6 +14,8 @@ from tests.amounts import amount, some
 # edge is found to 2 units of rounding (1.2e-7 each) and so are p/q and Σp/Σq, and the law moves by
 # at most the mass outside the band times that: 8 units are 1e-6. The worst of 40 seeds is 1.3e-7.
 FLOAT32_LAW = 1e-6
+# sums of a few numbers
+ROUNDING = 1e-12
 # halvings that find a threshold to 2e-14
 STEPS = 46
 PRICED = ("kl", "reverse_kl", "pearson_chi2", "squared_hellinger", "jensen_shannon", "alpha:a=0.5")
@@ -94,6 +96,40 @@ def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, diverg
         apart = (law - rule.emitted(exact_q, exact_p)).abs().sum() / 2
         worst = max(worst, float(apart))
     assert worst < FLOAT32_LAW
+
+
+TINY = {
+    torch.float64: (1e-320, 1e-308, 1e-300, 1e-285, 1e-200),
+    torch.float32: (1e-44, 1e-38, 1e-33, 1e-28, 1e-20),
+}
+
+
+@pytest.mark.parametrize("size", range(5))
+@pytest.mark.parametrize("dtype", TINY)
+@pytest.mark.parametrize("divergence", ["kl", "reverse_kl", "squared_hellinger"])
+def test_a_drafted_token_that_the_target_all_but_excludes(divergence, dtype, size):
+    """Under reverse KL it may be raised by any factor; below normal numbers decisions refuse it."""
+    tiny = TINY[dtype][size]
+    q = torch.tensor([[1.0, tiny, 0.0], [0.75, tiny, 0.25]], dtype=dtype)
+    p = torch.tensor([[0.25, 0.5, 0.25], [0.0, 1.0, 0.0]], dtype=dtype)
+    exact, token = (q.double(), p.double()), torch.tensor([1, 1])
+    for knob in ("price=0.8", "price=0.8,per_row=True"):
+        rule = ct.policy(f"band:{knob},divergence={divergence}")
+        law = rule.emitted(*exact)
+        assert (law.sum(-1) - 1).abs().max() < ROUNDING
+        many = [torch.cat([row, row[:1].expand(40, -1)]) for row in exact]
+        assert torch.allclose(rule.emitted(*many)[:2], law, rtol=0, atol=ROUNDING)
+        phi = rule.acceptance(*exact, token[:, None])[:, 0]
+        assert torch.allclose(phi, law[:, 1] / exact[1][:, 1], rtol=0, atol=ROUNDING)
+        for coin in (phi / 2, (1 + phi) / 2):
+            kept = (coin < phi) & (tiny >= PRECISIONS[dtype].least)
+            sure = (coin - phi).abs() > 0.01
+            coins = coin[:, None], torch.full((2,), 0.3, dtype=torch.float64)
+            decided = rule.decide(q, p, token, coin).kept
+            rows = torch.stack([q, q], 1), p[:, None], token[:, None]
+            found = ct.verify_block(rule, *rows, coins=coins, validate=False)
+            assert (decided == kept)[sure].all()
+            assert (found.num_accepted.bool() == kept)[sure].all()
 
 
 def law_of_edges(q, p, lower, upper):
