@@ -7,6 +7,7 @@ from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
+from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.traces.log import check_weights
@@ -31,12 +32,14 @@ class TunedSetting:
     weights : what tells the two models from others, where it is known.
     dtype : of the models that were timed, where it is known.
     noise_floor : KL per token between the target's wide and single passes, where it was measured.
+    cuts : of the rows that it was tuned on; where the draft's are others, draft with
+        ``cuts.drafter(draft_model, temperature)``.
 
     Examples
     --------
     >>> setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 4, 1.0)
     >>> setting.plain, sorted(setting.options)
-    (False, ['num_draft_tokens', 'policy', 'temperature', 'verifier'])
+    (False, ['logits_processor', 'num_draft_tokens', 'policy', 'temperature', 'verifier'])
     """
 
     policy: Policy | None
@@ -48,6 +51,7 @@ class TunedSetting:
     weights: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None
     noise_floor: float | None = None
+    cuts: Cuts = WHOLE
 
     @property
     def below_floor(self) -> str | None:
@@ -74,8 +78,9 @@ class TunedSetting:
             raise ValueError(
                 "tuned: must name a policy; plain decoding was faster, so decode without a draft"
             )
-        names = "policy", "verifier", "num_draft_tokens", "temperature"
-        return {name: getattr(self, name) for name in names}
+        names = "policy", "verifier", "num_draft_tokens"
+        own = {name: getattr(self, name) for name in names}
+        return own | self.cuts.options(self.temperature)
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
         """Raise unless these are the models that it was tuned for, as far as that is known.
@@ -124,6 +129,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     try:
         best, about = content["recommended"], content["source"]
         temperature = _amount(path, "temperature", about.get("temperature", 1.0))
+        cuts = Cuts.of(about) or WHOLE
         weights = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
         choice = _choice(path, best, trust_code) if best is not None else (None, None, 0)
@@ -138,7 +144,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
             raise ValueError(
                 f"{path}: noise_floor must have kl_per_token; got {floor!r:.60}"
             ) from None
-    return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor)
+    return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor, cuts)
 
 
 def _amount(path: Path, name: str, value: Any) -> float:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.prompts import column_of
+from cactus_theory.commands.flags import add_cuts, given_cuts
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
+from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.traces.log import log_shown
 
 from .common.inputs import add_pair_arguments, prompts_of
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
     add("--temperature", type=float, default=1.0)
+    add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
     add("--dtype", default="float16", help="of the log-probabilities: float16 or float32")
@@ -55,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         num_draft_tokens=args.num_draft_tokens,
         dtype=args.dtype,
         temperature=args.temperature,
+        cuts=given_cuts(args) or Cuts(),
         eos_token_ids=ends if args.eos_token_ids is None else args.eos_token_ids,
         groups=None if args.by is None else {args.by: column_of(args.prompts, args.by)},
     )

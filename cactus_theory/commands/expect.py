@@ -19,8 +19,16 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import column_of, prompts_of
 from cactus_theory.base.tables import print_json, print_table, save_table
 from cactus_theory.base.terminal import Progress, one_line
-from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
+from cactus_theory.commands.flags import (
+    add_cuts,
+    add_policy,
+    add_trust,
+    check_cuts,
+    chosen_policy,
+    given_cuts,
+)  # fmt: skip
 from cactus_theory.decoding import ModelDrafter, load_pair
+from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed, expect
 from cactus_theory.traces.compared import Diagnosis, Observation, observed_rates, read_metrics
 from cactus_theory.traces.faults import FAULTS, Fault, row_signatures, visible_faults
@@ -67,6 +75,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--num-draft-tokens", type=int, metavar="K",
         help=f"default: {USUAL_DRAFT}, or as logged")  # fmt: skip
     add("--temperature", type=float, help="of both models (1)")
+    add_cuts(parser)
     add("--cycles", type=int,
         help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
     add("--texts", type=int, metavar="N", help="decode so many texts at most")
@@ -106,6 +115,10 @@ def run(args: Namespace) -> int:
     trace = Trace.open(args.trace) if args.trace else None
     width = args.num_draft_tokens or (USUAL_DRAFT if trace is None else trace.num_draft_tokens)
     observation, diagnosis, untried = _observed(args, width), None, []
+    if trace is not None:
+        check_cuts(args, trace.header)
+        if observation is not None:
+            _ask_for_cuts(args, trace)
     if args.cycles is None:
         thrice = 0 if observation is None else round(3 * float(np.max(observation.rounds)))
         args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
@@ -214,6 +227,28 @@ def _observed(args: Namespace, width: int) -> Observation | None:
     return seen
 
 
+def _ask_for_cuts(args: Namespace, trace: Trace | None, defaults: Any = None) -> None:
+    """Raise ValueError where counts are compared and nobody knows what rows were cut to.
+
+    ``defaults`` is the target's own generation configuration, which engines may follow.
+    """
+    flags, cuts, why = "--top-k, --top-p", given_cuts(args), ""
+    own = {name: getattr(defaults, name, None) for name in ("top_k", "top_p")}
+    if cuts is None and trace is not None and Cuts.of(trace.header.details) is None:
+        why = "the trace does not say"
+    elif cuts is None and any(own.values()):
+        named = ", ".join(f"{name} {value}" for name, value in own.items())
+        why = f"the target's generation_config.json has {named}, which vLLM follows by default"
+    elif trace is None and args.draft_mode == "sampled" and cuts not in (None, WHOLE):
+        if args.draft_top_k is args.draft_top_p is None:
+            flags = "--draft-top-k, --draft-top-p"
+            why = "engines differ in whether they cut the draft's, too (vLLM V1 does not)"
+    if why:
+        raise ValueError(
+            f"{flags}: must say what the engine cuts rows to (0 and 1: nothing), as {why}; got none"
+        )
+
+
 def _kinds(faults: Sequence[Fault]) -> list[str]:
     """Return the names of faults, each once."""
     return list(dict.fromkeys(fault.kind for fault in faults))
@@ -224,6 +259,8 @@ def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]
     texts = prompts_of(args.prompts)
     groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    if (args.observed or args.metrics) and args.temperature != 0:
+        _ask_for_cuts(args, None, pair.target.generation_config)
 
     def log(
         name: str, draft: Any = ModelDrafter, verifier: Any = None, temperature: Any = None
@@ -241,6 +278,7 @@ def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]
             draft_model=drafter,
             num_draft_tokens=args.num_draft_tokens or USUAL_DRAFT,
             temperature=args.temperature if temperature is None else temperature,
+            cuts=given_cuts(args) or WHOLE,
             eos_token_ids=pair.target.generation_config.eos_token_id,
             policy=args.policy,
             verifier=verifier or args.verifier,
@@ -282,6 +320,7 @@ def _payload(trace: Trace, expectation: Any) -> Line:
         "verifier": expectation.replay.verifier,
         "num_draft_tokens": width,
         "temperature": trace.header.temperature,
+        "cuts": str(Cuts.of(trace.header.details) or "cuts unknown"),
         "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
         "rounds": int(expectation.rounds),
         "texts": expectation.texts,
@@ -301,7 +340,7 @@ def _show(content: Line, title: str) -> None:
     print(
         title
         + "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
-        "{temperature:g}: {rounds} rounds of {texts} texts".format(**content)
+        "{temperature:g}, {cuts}: {rounds} rounds of {texts} texts".format(**content)
     )
     cells = [
         [str(line["position"]), _interval(line, "accepted"), _interval(line, "if_reached")]

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
+from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.divergences import divergences
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
+from cactus_theory.traces._folder import Header
 from cactus_theory.traces.trace import is_trace
 
 
@@ -63,6 +66,29 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run Python that data files name (FILE.py:NAME) and that model folders bring along",
     )
+
+
+def add_cuts(parser: argparse.ArgumentParser) -> None:
+    """Declare what rows are cut to, after the temperature."""
+    add = parser.add_argument
+    add("--top-k", type=int, metavar="K", help="cut both models' rows to the K likeliest (0: no)")
+    add("--top-p", type=float, metavar="P", help="cut both to a nucleus of this mass (1: no)")
+    add("--draft-top-k", type=int, metavar="K", help="of the draft's rows, where it is another")
+    add("--draft-top-p", type=float, metavar="P", help="the same of the nucleus")
+
+
+def given_cuts(args: argparse.Namespace) -> Cuts | None:
+    """Return what the flags cut rows to; None if none is given."""
+    values = {field.name: getattr(args, field.name) for field in fields(Cuts)}
+    given = {name: value for name, value in values.items() if value is not None}
+    return Cuts(**given) if given else None
+
+
+def check_cuts(args: argparse.Namespace, header: Header) -> None:
+    """Raise ValueError where flags name other cuts than those of a trace's rows."""
+    asked, logged = given_cuts(args), Cuts.of(header.details)
+    if None not in (asked, logged) and asked != logged:
+        raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")
 
 
 def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy) -> Any:

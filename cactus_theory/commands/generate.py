@@ -11,7 +11,14 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import is_utf8
 from cactus_theory.base.tables import print_json
-from cactus_theory.commands.flags import add_policy, add_trust, chosen_policy
+from cactus_theory.commands.flags import (
+    add_cuts,
+    add_policy,
+    add_trust,
+    chosen_policy,
+    given_cuts,
+)  # fmt: skip
+from cactus_theory.decoding.cuts import WHOLE
 from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
@@ -63,10 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--temperature", type=float, help="default: 1; 0 decodes greedily")
-    parser.add_argument("--top-p", type=float, metavar="P", help="cut both models' rows, as usual")
-    parser.add_argument(
-        "--top-k", type=int, metavar="K", help="the same, to the K likeliest tokens"
-    )
+    add_cuts(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
@@ -77,10 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
-    if args.top_p is not None:
-        check.number("--top-p", args.top_p, 0, 1, open_low=True)
-    if args.top_k is not None:
-        check.number("--top-k", args.top_k, 1)
     for name, text in (
         ("--prompt", args.prompt),
         *(("--span", marker) for marker in args.span or ()),
@@ -89,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
     tuned = _tuned_setting(args)
     from cactus_theory.decoding import Callbacks, DecodeOptions, decode, load_pair
-    from cactus_theory.decoding.drafters import Siblings, as_drafter
+    from cactus_theory.decoding.drafters import Siblings
     from cactus_theory.decoding.stream import TextPieces
 
     keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
         keywords["policy"] = _scheduled(args, tuned)
-    keywords["temperature"], keywords["logits_processor"] = _cut(args, tuned.temperature)
+    keywords |= tuned.cuts.options(tuned.temperature)
     options = DecodeOptions(  # checked before models are loaded
         **keywords, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         _print(args.prompt)
         show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
         options = replace(options, callbacks=show)
-    drafter: Any = None if tuned.plain else as_drafter(pair.draft)
+    drafter: Any = None if tuned.plain else tuned.cuts.drafter(pair.draft, tuned.temperature)
     if args.draft_stop is not None:
         if not hasattr(drafter, "stop"):
             raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
@@ -145,19 +145,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cut(args: argparse.Namespace, temperature: float) -> tuple[float, list[Any]]:
-    """Return what is left of the temperature, and processors: it comes before cuts."""
-    if temperature == 0 or (args.top_p is None and args.top_k is None):
-        return temperature, []
-    library = check.optional_module("transformers", "llm")
-    processors: list[Any] = [library.TemperatureLogitsWarper(temperature)]
-    if args.top_k is not None:
-        processors.append(library.TopKLogitsWarper(args.top_k))
-    if args.top_p is not None:
-        processors.append(library.TopPLogitsWarper(args.top_p))
-    return 1.0, processors
-
-
 def _print(text: str) -> None:
     print(text, end="", flush=True)
 
@@ -174,7 +161,8 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
         temperature = 1.0 if args.temperature is None else args.temperature
         policy = chosen_policy(args, find_rule)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
-        return TunedSetting(policy, verifier, width, temperature)
+        cuts = given_cuts(args) or WHOLE
+        return TunedSetting(policy, verifier, width, temperature, cuts=cuts)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings", "delta", "price"):
         if (value := getattr(args, name)) is not None:
             flag = name.replace("_", "-")
@@ -187,6 +175,8 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
             f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
             f"got {args.temperature:g}"
         )
+    if (cuts := given_cuts(args)) not in (None, tuned.cuts):
+        raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
     return tuned
 
 

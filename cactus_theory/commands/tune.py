@@ -15,9 +15,10 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import add_trust
+from cactus_theory.commands.flags import add_cuts, add_trust, check_cuts, given_cuts
 from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._opening import dtype_of
+from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import SavedRows, Trace
@@ -70,6 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--cycles", type=int, default=1000, help="rounds to log, at least (1000)")
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--temperature", type=float, default=1.0)
+    add_cuts(parser)
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
     add("--threads", type=int, help="of torch; 1 is best for small models")
@@ -105,6 +107,7 @@ def run(args: Namespace) -> int:
 
 def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
+    args.cuts = given_cuts(args) or WHOLE
     checked_level(args.kl_per_token)
     families(find_divergence(args.divergence), args.policies)
     if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
@@ -160,7 +163,8 @@ def _tuned(args: Namespace) -> list[Any]:
 
     def measure(settings: Sequence[Any], batch: int = args.batch[0]) -> Costs:
         timed[:] = settings
-        prompts = Prompts(ids, batch, args.max_new_tokens, args.temperature, ends, args.seed)
+        sizes = batch, args.max_new_tokens
+        prompts = Prompts(ids, *sizes, args.temperature, ends, args.seed, args.cuts)
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
             return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
 
@@ -174,6 +178,7 @@ def _tuned(args: Namespace) -> list[Any]:
 def _work(args: Namespace, texts: Sequence[str]) -> Path:
     """Return a folder for what is logged, named by all that the rows depend on."""
     told = [str(getattr(args, name)) for name in ("target", "draft", *LOGGED)]
+    told += [str(args.cuts)]
     told += [str(max(args.num_draft_tokens or WIDTHS)), *texts]
     return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
 
@@ -199,7 +204,7 @@ def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:
     """Return what rounding costs, for the file; say so where the budget is below it."""
-    if args.temperature == 0:  # a changed token has no finite KL
+    if args.temperature == 0 or args.cuts != WHOLE:  # a changed token has no finite KL
         return {}
     with Progress("reading passes", FLOOR_TEXTS) as progress:
         floor = noise_floor(
@@ -230,7 +235,11 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
 
 
 def _source(args: Namespace) -> Any:
-    return Trace.open(args.trace) if args.rows is None else SavedRows.load(*args.rows)
+    if args.rows is not None:
+        return SavedRows.load(*args.rows)
+    trace = Trace.open(args.trace)
+    check_cuts(args, trace.header)
+    return trace
 
 
 def _of_pair(args: Namespace, pair: Any) -> Any:
@@ -242,10 +251,12 @@ def _of_pair(args: Namespace, pair: Any) -> Any:
             f"--trace: must be of the temperature {args.temperature:g}; "
             f"got {trace.header.temperature:g}"
         )
+    check_cuts(args, trace.header)
+    args.cuts = Cuts.of(trace.header.details) or args.cuts
     return trace
 
 
 def _logged(args: Namespace, pair: Any, ids: list[list[int]], ends: Any) -> Any:
     width = max(args.num_draft_tokens or WIDTHS)
-    options = {"temperature": args.temperature, "eos_token_ids": ends}
+    options = {"temperature": args.temperature, "cuts": args.cuts, "eos_token_ids": ends}
     return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

@@ -1,5 +1,6 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
+from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.doors import decode, generate
 from cactus_theory.decoding.drafters import (
     BlockDrafter,
@@ -27,6 +28,7 @@ __all__ = [
     "ByPosition",
     "Callbacks",
     "Cascade",
+    "Cuts",
     "DecodeOptions",
     "DecodingError",
     "Drafter",

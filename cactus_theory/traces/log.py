@@ -14,6 +14,8 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding._opening import opened_texts
+from cactus_theory.decoding._sampling import checked_temperature
+from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.doors import decode
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.models import text_config
@@ -47,6 +49,7 @@ def log_trace(
     seed: int = 0,
     policy: str | Policy = "speculative",
     verifier: str | Verifier = "chain",
+    cuts: Cuts = WHOLE,
     groups: Mapping[str, Sequence[str]] | None = None,
     on_text: OnText | None = None,
 ) -> Trace:
@@ -71,7 +74,7 @@ def log_trace(
     dtype : of the logged log-probabilities, float16 or float32. Half the size moved replayed
         tokens and divergences of the shipped pair (150 cycles, five policies) by 1e-4 of
         themselves at most.
-    temperature : of both models.
+    temperature, cuts : of both models.
     eos_token_ids : tokens that end a text; None for none.
     seed : text i takes ``seed + i``.
     policy, verifier : of the decode, where it is of interest at which places its rounds start.
@@ -102,7 +105,7 @@ def log_trace(
     (2, 2)
     """
     check.optional_module("safetensors.torch", "llm")
-    drafter = as_drafter(draft_model)
+    drafter, uncut = cuts.drafter(draft_model, temperature), as_drafter(draft_model)
     ends = [] if eos_token_ids is None else eos_token_ids
     ends = [ends] if isinstance(ends, int) else sorted(ends)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
@@ -115,7 +118,7 @@ def log_trace(
         num_draft_tokens=num_draft_tokens,
         # room for a whole draft in the last round too; the text itself is stopped
         max_new_tokens=max_new_tokens + num_draft_tokens,
-        temperature=temperature,
+        **cuts.options(temperature),
         eos_token_ids=ends,
         meter=False,
         policy=policy,
@@ -128,17 +131,18 @@ def log_trace(
         dtype=check.one_of("dtype", dtype, tuple(DTYPES)),
         target=name_of(target_model),
         draft=name_of(draft_model),
-        temperature=options.temperature,
+        temperature=checked_temperature(temperature),
         seed=whole_number("seed", seed, 0),
         eos_token_ids=ends,
         details={
             "target_weights": identity(target_model),
-            "draft_weights": identity(drafter),
+            "draft_weights": identity(uncut),
             "prompts": len(prompts),
             "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
             "at_least_cycles": cycles,
         }
+        | vars(cuts)
         | _details(options, groups)
         | _nodes(drafter, num_draft_tokens),
     )
@@ -165,6 +169,7 @@ def save_trace(
     draft: str = "draft",
     temperature: float = 1.0,
     eos_token_ids: Sequence[int] = (),
+    cuts: Cuts | None = None,
     nodes: int | None = None,
 ) -> Trace:
     """Write cycles of your own, such as those of another engine, as a trace.
@@ -176,7 +181,7 @@ def save_trace(
     vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted: of trees, in
         one path.
     dtype : of the log-probabilities, float16 or float32.
-    target, draft, temperature, eos_token_ids : what is said about the decode.
+    target, draft, temperature, eos_token_ids, cuts : what is said about the decode; None: nothing.
     nodes : the most tokens a drafted tree may have; None for chains.
 
     Raises
@@ -195,6 +200,7 @@ def save_trace(
     ends = list(eos_token_ids)
     check.one_of("dtype", dtype, tuple(DTYPES))
     details = {} if nodes is None else {"nodes": whole_number("nodes", nodes, 1)}
+    details |= {} if cuts is None else vars(cuts)
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
     )

@@ -9,6 +9,7 @@ from typing import Any
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import DECODING_PARTS, Round
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
@@ -53,7 +54,7 @@ class Prompts:
     ids : token ids of each prompt.
     batch : texts at once.
     max_new_tokens : of a text.
-    temperature, eos_token_ids, seed : of the decode.
+    temperature, eos_token_ids, seed, cuts : of the decode.
 
     Examples
     --------
@@ -68,6 +69,7 @@ class Prompts:
     temperature: float = 1.0
     eos_token_ids: int | Iterable[int] | None = None
     seed: int = 0
+    cuts: Cuts = WHOLE
 
     def group(self, number: int) -> list[Sequence[int]]:
         """Return the prompts of a batch; they are taken again from the first one after the last."""
@@ -184,13 +186,14 @@ def _timed(
         **choice,
         attention_mask=mask,
         max_new_tokens=prompts.max_new_tokens,
-        temperature=prompts.temperature,
+        **prompts.cuts.options(prompts.temperature),
         eos_token_ids=prompts.eos_token_ids,
         seed=prompts.seed + repeat * prompts.batch,
         meter=False,
         callbacks=Callbacks(on_round=rounds.append),
     )
-    return _split(decode(target, None if setting is None else draft, ids, options), rounds)
+    drafter = None if setting is None else prompts.cuts.drafter(draft, prompts.temperature)
+    return _split(decode(target, drafter, ids, options), rounds)
 
 
 def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:

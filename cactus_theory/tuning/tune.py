@@ -9,6 +9,7 @@ chosen by is not.
 from collections.abc import Callable, Sequence
 
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.decoding.cuts import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces.estimate import Replay
@@ -25,7 +26,8 @@ TIMED_WIDTHS = 3
 # fewer cycles are all needed for choosing and reporting
 ENOUGH_CYCLES = 200
 # what a file of the result says about the trace, where it is known
-OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights")
+OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
+            *vars(WHOLE))  # fmt: skip
 Measure = Callable[[Sequence[Setting]], Costs]
 OnStep = Callable[[str, int, int], None]
 

@@ -23,7 +23,6 @@ Drafted tokens are parts of people's answers: DIR is made for its owner alone to
 """
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces._shard import Shard
 from cactus_theory.verify.draft import Verified
@@ -49,9 +49,6 @@ MOST_SETTINGS = 8
 OF_FOLDER, OF_TEXT, OF_CYCLE = 8192, 2048, 32
 # so many texts have room, at least a round of each, since errors count texts
 FEWEST_TEXTS = 32
-SECONDS = 1.0  # between two manifests, unless no request is left
-# of sampling parameters, those that decide which law the rows are, with the value that means none
-CUTS = {"top_k": (0, -1, None), "top_p": (1.0, None), "min_p": (0.0, None)}
 
 
 @dataclass
@@ -61,22 +58,16 @@ class Rounds:
     folder: Folder
     position: int = 1
     bytes: int = 0
-    positions: list[int] = field(default_factory=list)
-    ids: list[Tensor] = field(default_factory=list)
-    target: list[Tensor] = field(default_factory=list)
-    draft: list[Tensor] = field(default_factory=list)
+    kept: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
-    def shard(self, vocab: int) -> Shard:
+    def shard(self) -> Shard:
         """Return the rounds as the cycles of one text."""
-        none = torch.zeros(0, vocab, dtype=DTYPE)
-        counts = [len(ids) for ids in self.ids]
+        positions, ids, target, draft = zip(*self.kept, strict=True)
         return Shard(
-            position=torch.tensor(self.positions, dtype=torch.int32),
-            token_offsets=torch.tensor([0, *counts]).cumsum(0),
-            draft_offsets=torch.tensor([0, *map(len, self.draft)]).cumsum(0),
-            draft_token_ids=torch.cat(self.ids),
-            target_log_probs=torch.cat(self.target),
-            draft_log_probs=torch.cat([none, *self.draft]),
+            torch.tensor(positions, dtype=torch.int32),
+            torch.tensor([0, *map(len, ids)]).cumsum(0),
+            torch.tensor([0, *map(len, draft)]).cumsum(0),
+            *map(torch.cat, (ids, target, draft)),
         )
 
 
@@ -95,7 +86,6 @@ class Recorder:
         files = (path for path in self.place.rglob("*") if path.is_file())
         self.left = settings.trace_bytes - sum(path.stat().st_size for path in files)
         self.folders: dict[str, Folder] = {}
-        self.written = time.monotonic()
 
     def add(self, batch: FlatBatch, verified: Verified, requests: Sequence[Request]) -> None:
         """Keep one round of each request that has drafted."""
@@ -109,29 +99,17 @@ class Recorder:
                 continue
             bonus = torch.full((1, batch.target_logits.shape[-1]), -torch.inf, dtype=DTYPE)
             bonus[0, int(batch.bonus[row])] = 0.0
-            target = _stored(verified.target_probs[place, :count])
-            rounds.target.append(torch.cat([target, bonus]))
-            rows = draft.probs
-            no_rows = bonus[:0]
-            rounds.draft.append(no_rows if rows is None else _stored(rows[place, :count]))
-            rounds.ids.append(draft.token_ids[place, :count].to("cpu", torch.int32))
-            rounds.positions.append(position)
+            target = torch.cat([_stored(verified.target_probs[place, :count]), bonus])
+            rows = bonus[:0] if draft.probs is None else _stored(draft.probs[place, :count])
+            ids = draft.token_ids[place, :count].to("cpu", torch.int32)
+            rounds.kept.append((position, ids, target, rows))
 
     def end(self, request: Request) -> None:
-        """Write a request that has ended."""
+        """Write a request that has ended, and the manifest."""
         rounds, request.rounds = request.rounds, None
-        if rounds is not None and rounds.positions:
-            vocab = rounds.folder.header.vocab_size
-            self._kept(lambda: rounds.folder.add_shard(rounds.shard(vocab)))
-
-    def finish(self, now: bool) -> None:
-        """Write the manifests, if ``now`` or the last ones are a while old."""
-        if not now and time.monotonic() - self.written < SECONDS:
-            return
-        self.written = time.monotonic()
-        for folder in self.folders.values():
-            if folder.texts:
-                self._kept(folder.finish)
+        if rounds is not None and rounds.kept:
+            self._try(lambda: rounds.folder.add_shard(rounds.shard()))
+            self._try(rounds.folder.finish)
 
     def _rounds(self, request: Request, batch: FlatBatch) -> Rounds | None:
         """Return what is kept of a request; None where its setting has no folder."""
@@ -143,7 +121,7 @@ class Recorder:
                     return None
                 path = self.place / f"{self.start}-{os.getpid()}-{len(self.folders)}"
                 room = self._spend(OF_FOLDER)
-                folder = self._kept(lambda: Folder(path, header)) if room else None
+                folder = self._try(lambda: Folder(path, header)) if room else None
                 if folder is None:
                     return None
                 self.folders[repr(header)] = folder
@@ -152,7 +130,7 @@ class Recorder:
             request.rounds = Rounds(folder)
         return request.rounds
 
-    def _kept(self, write: Callable[[], Any]) -> Any:
+    def _try(self, write: Callable[[], Any]) -> Any:
         """Return what ``write`` does; a full disk must not end the engine."""
         try:
             return write()
@@ -164,9 +142,9 @@ class Recorder:
         """Return whether there is room for a round, and take it."""
         rows = count + 1 + (0 if batch.draft_probs is None else count)
         size = rows * batch.target_logits.shape[-1] * DTYPE.itemsize + OF_CYCLE * (count + 1)
-        size += 0 if rounds.positions else OF_TEXT
+        size += 0 if rounds.kept else OF_TEXT
         most = self.settings.trace_bytes / FEWEST_TEXTS
-        if (rounds.positions and rounds.bytes + size > most) or not self._spend(size):
+        if (rounds.kept and rounds.bytes + size > most) or not self._spend(size):
             return False
         rounds.bytes += size
         return True
@@ -180,20 +158,22 @@ class Recorder:
         return True
 
     def _header(self, request: Request, vocab: int) -> Header:
-        params = request.params
-        cuts = {name: getattr(params, name, none[0]) for name, none in CUTS.items()}
-        cuts = {name: CUTS[name][0] if cut in CUTS[name] else cut for name, cut in cuts.items()}
+        asked = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        asked = {name: getattr(request.params, name, none) or none for name, none in asked.items()}
+        cuts = Cuts(
+            max(int(asked["top_k"]), 0), asked["top_p"], 0, 1.0
+        )  # drafts come from whole rows
         details = {
             "policy": request.policy.spec,
             "verifier": self.settings.verifier.spec,
             "cap": request.cap,
-            **cuts,
+            "min_p": asked["min_p"],
+            **vars(cuts),
             "engine": f"vllm {vllm_version()}",
             "bonus_rows": "drawn",
         }
-        temperature = float(getattr(params, "temperature", 1.0))
-        models = self.target, self.draft
-        return Header(vocab, self.width, "float16", *models, temperature, 0, [], details)
+        models, heat = (self.target, self.draft), float(asked["temperature"])
+        return Header(vocab, self.width, "float16", *models, heat, 0, [], details)
 
 
 def _stored(rows: Tensor) -> Tensor:

@@ -152,8 +152,6 @@ class Hook:
                 self.write(request.reading(name, (reasons or {}).get(name), self.model))
                 if not request.greedy:
                     self.tally.end(request.policy, request.meter.sums()[1])
-        if known and self.recorder is not None:
-            self.recorder.finish(now=not self.requests)
         if known and not self.requests and self.reporter is not None and self.counts_here:
             self.reporter.flush()
 

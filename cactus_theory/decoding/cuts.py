@@ -1,0 +1,113 @@
+"""Top-k and top-p, as engines apply them: after the temperature, to both models or to each its own.
+
+Engines differ in whether they cut the draft's rows, too: vLLM's model runner V1 draws drafts from
+whole rows (its issue 56724), Hugging Face cuts both (transformers issue 47932 reports other rows).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from cactus_theory.base import arguments as check
+from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What rows are cut to: the ``top_k`` likeliest (0: all), of these the nucleus of ``top_p``.
+
+    Attributes
+    ----------
+    top_k, top_p : of the target's rows; tokens as likely as the k-th stay.
+    draft_top_k, draft_top_p : of the draft's rows; None: as the target's.
+
+    Raises
+    ------
+    ValueError
+        What is no whole number of at least 0, no share in (0, 1].
+
+    Examples
+    --------
+    >>> print(Cuts(top_k=20), "|", Cuts(top_p=0.9, draft_top_p=1.0), "|", Cuts())
+    top-k 20, top-p 1 | top-k 0, top-p 0.9 (draft: top-k 0, top-p 1) | no cuts
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    draft_top_k: int | None = None
+    draft_top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("top_k", "top_p"):
+            if getattr(self, f"draft_{name}") is None:
+                object.__setattr__(self, f"draft_{name}", getattr(self, name))
+        for side, (top_k, top_p) in zip(("", "draft_"), self._sides, strict=True):
+            check.whole_number(f"{side}top_k", top_k, 0)
+            check.number(f"{side}top_p", top_p, 0, 1, open_low=True)
+
+    def __str__(self) -> str:
+        sides = [f"top-k {top_k}, top-p {top_p:g}" for top_k, top_p in self._sides]
+        if self == WHOLE:
+            return "no cuts"
+        return sides[0] + f" (draft: {sides[1]})" * (sides[0] != sides[1])
+
+    @property
+    def _sides(self) -> Sequence[Any]:
+        return (self.top_k, self.top_p), (self.draft_top_k, self.draft_top_p)
+
+    @classmethod
+    def of(cls, logged: Mapping[str, Any]) -> "Cuts | None":
+        """Return what a manifest or a file says; None if it does not. ValueError for no cuts."""
+        values: list[Any] = [logged.get(field.name) for field in fields(cls)]
+        return cls(*values) if "top_k" in logged else None
+
+    def options(self, temperature: float) -> dict[str, Any]:
+        """Return ``temperature`` and ``logits_processor`` of a decode, for the target's cut.
+
+        Raises
+        ------
+        ModuleNotFoundError
+            transformers is not installed (extra llm), and something is to be cut.
+        """
+        return _options(temperature, *self._sides[0])
+
+    def drafter(self, draft_model: Any, temperature: float) -> Drafter:
+        """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
+        drafter, (target, draft) = as_drafter(draft_model), self._sides
+        return drafter if target == draft else _Cut(drafter, _options(temperature, *draft))
+
+
+WHOLE = Cuts()
+
+
+def _options(temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
+    if temperature == 0 or (top_k, top_p) == (0, 1.0):
+        return {"temperature": temperature, "logits_processor": ()}
+    library = check.optional_module("transformers", "llm")
+    processors = [library.TemperatureLogitsWarper(float(temperature))]
+    processors += [library.TopKLogitsWarper(top_k)] if top_k else []
+    processors += [library.TopPLogitsWarper(top_p)] if top_p < 1 else []
+    return {"temperature": 1.0, "logits_processor": processors}
+
+
+@dataclass(frozen=True)
+class _Cut(Drafter):
+    """A drafter under its own processors."""
+
+    drafter: Drafter
+    law: dict[str, Any]
+
+    def begin(self, setting: Setting) -> Drafting:
+        warp = Warp(self.law["temperature"], self.law["logits_processor"])
+        return self.drafter.begin(replace(setting, warp=warp))
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        return self.drafter.check(target_model)
+
+    def nodes(self, depth: int) -> int:
+        return self.drafter.nodes(depth)
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        return self.drafter.reads(target_model)
