@@ -214,6 +214,33 @@ class CountsTheChain(Fly):
         return replace(found, alive=chain.alive)
 
 
+class KnownByMemory(Plain):
+    """The law of draft rows is known by where they lie."""
+
+    def __init__(self):
+        self.known = {}
+
+    def law(self, assigned, target_probs, draft):
+        place = draft.probs.data_ptr()
+        if place not in self.known:
+            self.known[place] = super().law(assigned, target_probs, draft)
+        return self.known[place]
+
+
+class VerdictsByMemory(Plain):
+    """The same of verdicts, of as many coins."""
+
+    def __init__(self):
+        self.known = {}
+
+    def verify(self, assigned, target_probs, draft, accept, draw):
+        place = draft.probs.data_ptr(), accept.shape
+        if place not in self.known:
+            found = super().verify(assigned, target_probs, draft, accept, draw)
+            self.known[place] = found
+        return self.known[place]
+
+
 class RefusesMore(Fly):
     """What was kept is refused where the token after it is not kept."""
 
@@ -266,6 +293,16 @@ FAULTS = (
     Fault("the first token's policy", PolicyOfTheRow(), "each_token_has_its_own_policy"),
     Fault("P goes on from row to row", NeverReset(), "a_row_alone_equals_the_batch"),
     Fault("rows after a draft's end are read", ReadsBeyond(), "a_row_alone_equals_the_batch"),
+    Fault(
+        "rows known by their memory",
+        KnownByMemory(),
+        "laws_are_exact_while_p_changes_between_rounds",
+    ),
+    Fault(
+        "verdicts known by the memory of rows",
+        VerdictsByMemory(),
+        "laws_are_exact_while_p_changes_between_rounds",
+    ),
     Fault("certain drafts as uniform rows", UniformForCertain(), "certain_drafts_are_one_hot_rows"),
     Fault("coin <= value", AtMost(), "impossible_tokens_are_never_emitted"),
     Fault("coin <= value above 0", AtMostPositive(), "a_coin_at_its_value_does_not_pass"),

@@ -1,6 +1,7 @@
 """Properties of a verifier's stated law, integrated over all drafts and coins."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from cactus_theory.testing.verifiers._enumeration import (
     row_by_row,
     verifier_property,
 )
-from cactus_theory.verify import Chain
+from cactus_theory.verify import Chain, Draft
 
 # rounding of a difference of two masses at a node, relative to the probability of its text
 ROUNDING = 1e-14
@@ -53,6 +54,38 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
         allowed = _rounding(seen.passed[depth], seen.trees.reached[depth])[..., None]
         about = f"depth {depth}, node {{0}}: chance of being there and going on with token {{1}}"
         yield Bounds(joint, expected, expected, about, allowed.expand(joint.shape))
+
+
+@verifier_property(
+    row_by_row, hint="what was found for rows is known by the memory that they lay in"
+)
+def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator[Bounds]:
+    """A round has the law and verdicts of its own draft rows, whatever they were in those before.
+
+    The weights of an online drafter move between rounds, and its rows lie in the same memory: each
+    tree's p, then p of other tokens, then p again.
+    """
+    memory = seen.p.clone()
+    for step in (0, 1, 0):
+        p = tuple(rows.roll(step, -1) for rows in seen.trees.p)
+        now = Enumeration(seen.verifier, seen.policy, replace(seen.trees, p=p), seen.seed)
+        alone, vars(now)["p"] = now.p.clone(), memory.copy_(now.p)
+        yield from next_token_has_the_law(now)
+        count, paths = now.weight.shape
+        ids, q = now.trees.paths.repeat(count, 1), now.q.flatten(0, 1)
+        source = torch.Generator().manual_seed(seen.seed)
+        coins = torch.rand(len(ids), now.verifier.coins(ids.shape[1]) + 1, generator=source)
+        both = [
+            now.verifier.verify(
+                now.assigned, q, Draft(ids, [ids.shape[1]] * len(ids), rows.flatten(0, 1)),
+                coins[:, :-1].double(), coins[:, -1].double(),
+            ).output_token_ids
+            for rows in (memory, alone)
+        ]  # fmt: skip
+        tree = torch.arange(count).repeat_interleave(paths)
+        about = f"p moved by {step} tokens: token at place {{0}}"
+        in_memory, expected = both
+        yield Bounds(in_memory, expected, expected, about, 0.0, rows=tree)
 
 
 @verifier_property(
