@@ -132,7 +132,7 @@ $(VLLM_STAMP): tests/vllm_engine/requirements.txt pyproject.toml
 	@$(VLLM_PIP) install --no-deps -e .
 	@touch $@
 
-vllm-test: $(VLLM_STAMP)  ## real vLLM engines on a CPU against exact laws (< 8 minutes on 2 cores)
+vllm-test: $(VLLM_STAMP)  ## real vLLM engines on a CPU against exact laws (< 10 minutes on 2 cores)
 	@$(VLLM)/bin/python -m pytest -q tests/vllm_engine
 
 clean:  ## remove what was built; keep what was committed

@@ -54,6 +54,11 @@ class Header:
         return "nodes" in self.details
 
     @property
+    def bonus_drawn(self) -> bool:
+        """Return whether a whole draft's last row is the token drawn from it (``bonus_rows``)."""
+        return self.details.get("bonus_rows") == "drawn"
+
+    @property
     def limits(self) -> tuple[int, int, int | None]:
         """Return V, the most tokens that a cycle drafted, and of trees the most of a path."""
         depth = self.num_draft_tokens

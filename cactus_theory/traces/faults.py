@@ -400,7 +400,7 @@ def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
         "sampled": sampled,
         "certain": not sampled,
         "block": isinstance(verifier, Block),
-        "bonus": header.details.get("bonus_rows") != "drawn",
+        "bonus": not header.bonus_drawn,
     }
     return [
         fault

@@ -10,8 +10,8 @@ drafts a grammar has cut, are left out.
   truncation for the target, as it drew for the drafter. A drafter that is certain of its tokens
   (greedy, vLLM's default, or n-grams) has no rows: (K + 1) V numbers.
 * The row after the last drafted token is not seen here. In its place stands the token that the
-  engine drew from it, with probability 1 (``bonus_rows`` in the manifest): no acceptance and no
-  divergence reads it.
+  engine drew from it, with probability 1 (``bonus_rows`` in the manifest). No number reads it
+  but the law of that token.
 * ``CACTUS_TRACE_BYTES`` bounds all that lies in DIR, files of earlier starts included, and what is
   held in memory until a text has ended. What would exceed it is not kept, and a warning says so.
   Of one text the first rounds are kept, up to 1/FEWEST_TEXTS of the bytes. Engines that start
