@@ -154,10 +154,11 @@ def float64_rows(*rows: Tensor) -> tuple[Tensor, ...]:
     return tuple(ungraphed(row).double() for row in rows)
 
 
-def normalised(probs: Tensor) -> Tensor:
-    """Return float64 rows divided by their float64 sum."""
-    rows = probs.double()
-    return rows / rows.sum(-1, keepdim=True)
+def normalised(probs: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return float64 rows divided by their float64 sum; ``out`` is memory to write them into."""
+    rows = probs.double() if out is None else out.copy_(probs)
+    total = rows.sum(-1, keepdim=True)
+    return rows / total if rows is probs else rows.div_(total)
 
 
 def checked_rows(

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.scratch import scratch
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.readings import Kind, Reading
@@ -166,10 +167,15 @@ class Meter:
             return
         size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
         for group in _groups(self.waiting, size):
-            columns = (torch.cat(part).split(size) for part in zip(*group, strict=True))
+            parts = zip(*group, strict=True) if len(group) > 1 else ((part,) for part in group[0])
+            columns = (
+                (torch.cat(part) if len(part) > 1 else part[0]).split(size) for part in parts
+            )
             for q, p, choice, alive, left, raised, *tokens in zip(*columns, strict=True):
                 path = Path(alive, left, raised)
-                self._by_policy(check.normalised(q), check.normalised(p), choice, path, tokens)
+                memory = scratch("meter.rows", (2, *q.shape), device=q.device).unbind(0)
+                laws = map(check.normalised, (q, p), memory)
+                self._by_policy(*laws, choice, path, tokens)
         self.waiting, self.entries = [], 0
 
     def _by_policy(
@@ -196,7 +202,8 @@ class Meter:
         # a policy that is lossless for what it emits accepts Σ min(p, out)
         exact = isinstance(policy, FixedTarget | PerProposal)
         offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
-        kept = torch.minimum(offered, emitted) if exact else p * policy.keep(q, p)
+        out = scratch("meter", tuple(p.shape), device=p.device)
+        kept = torch.minimum(offered, emitted, out=out) if exact else p * policy.keep(q, p)
         self.expected = self.expected + kept.sum()
         if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return

@@ -56,6 +56,8 @@ def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
     """Return ``residual`` (..., V) over its sum, ``fallback`` rows where it is empty; NaN stays."""
     total = residual.sum(-1, keepdim=True)
     empty = total <= 0
+    if not (residual.is_cuda or bool(empty.any())):
+        return residual / total
     return torch.where(empty, fallback, residual / torch.where(empty, 1.0, total))
 
 

@@ -139,7 +139,7 @@ class Raised(Entrywise, FixedTarget):
         """Return the emitted law."""
         kept = p.minimum(self.ceiling(q, p))
         lost = (p - kept).sum(-1, keepdim=True)
-        return kept + lost * normalised_or((q - p).clamp(min=0.0), q)
+        return normalised_or((q - p).clamp_(min=0.0), q).mul_(lost).add_(kept)
 
 
 class Either(FixedTarget):
@@ -215,11 +215,13 @@ class PerProposal(Entrywise):
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ with its limits: 0 at q_n = 0, 1 at q_n = 1, q_n at δ = 0, 1 at δ = ∞."""
         q_n = q_n.double().clamp(max=1.0)
-        inner = (q_n > 0) & (q_n < 1)
         if self.delta == 0:
             return q_n
         if self.delta == float("inf"):
             return (q_n > 0).double()
+        inner = (q_n > 0) & (q_n < 1)
+        if not q_n.is_cuda and bool(inner.all()):  # nothing to set apart: a few passes fewer
+            return torch.maximum(self.raised(q_n), q_n).clamp_(max=1.0)
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
 
