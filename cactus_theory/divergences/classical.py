@@ -19,8 +19,8 @@ from cactus_theory.divergences.definition import (
     register_divergence,
 )
 
-# rows of so many tokens take their logarithms in one pass; a sum of terms of either sign is right to
-# 1e-15, so that what is below ROUNDED is added up again, without such terms
+# rows of so many tokens are summed in half the passes, as terms of either sign: right to 1e-15, so
+# that a divergence below ROUNDED is added up again from terms that are none below 0
 LONG, ROUNDED = 4096, 1e-6
 LARGEST_EXPONENT = 700.0  # e^x is finite in float64 up to here
 
