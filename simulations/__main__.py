@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         args = parser.parse_args(arguments)
         refuse_empty(arguments)
         if chosen not in OWN_THREADS:
-            _set_threads(getattr(args, "threads", 1))
+            threads = getattr(args, "threads", 1)
+            _set_threads(threads if isinstance(threads, int) else 1)
         return args.run(args)
     except KeyboardInterrupt as error:
         named = {chosen, " ".join(arguments[:2])}

@@ -1,6 +1,7 @@
 """Time one verification step at a large vocabulary, compared with the simple dense way."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import cactus_theory as ct
 
 from ..common.grid import label
 from .theory import clocked
+from .threads import metered
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
@@ -29,6 +31,8 @@ POLICIES = (
     "fuzzy:threshold=0.5",
     "lenience:lenience=0.5",
 )
+# whose emitted laws are measured, row by row
+METERED = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "lenience:lenience=0.5")
 # the same by whole paths; each spec, and the policy whose step token by token it is compared with
 BLOCKS = {
     "speculative": "speculative",
@@ -95,7 +99,7 @@ def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]
         times, last = clocked(jobs, repeats)
     medians = {name: each["milliseconds"] for name, each in times.items()}
     for name, spread in times.items():
-        kept = last[name].num_accepted if name not in (SOFTMAX, DENSE) else None
+        kept = getattr(last[name], "num_accepted", None)
         yield {
             "draft": kind,
             "job": name,
@@ -124,6 +128,9 @@ def _jobs(
         jobs[f"verify_chain, {spec}"] = lambda rule=rule: ct.verify_chain(
             rule, q, p, ids, coins=coins, validate=False
         )
+    for spec in METERED:
+        charge = partial(metered, ct.policy(spec), q[:, 1:].flatten(0, 1), p.flatten(0, 1))
+        jobs[f"meter of {BATCH * WIDTH} rows, {spec}"] = charge
     return jobs
 
 
