@@ -22,8 +22,10 @@ from cactus_theory.base.terminal import Progress, one_line
 from cactus_theory.commands.flags import (
     add_cuts,
     add_policy,
+    add_threads,
     add_trust,
     check_cuts,
+    choose_threads,
     chosen_policy,
     given_cuts,
 )  # fmt: skip
@@ -84,7 +86,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
-    add("--threads", type=int, help="of torch; 1 is best for small models")
+    add_threads(parser)
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
         "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
     add("--rounds", type=float, metavar="N", help="over how many rounds (drafts) they were counted")
@@ -104,8 +106,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0."""
     _check(args)
-    if args.threads is not None:
-        torch.set_num_threads(check.threads(args.threads))
+    args.on = choose_threads(args)
     args.temperature = 1.0 if args.temperature is None else args.temperature
     budget = Budget(args.texts, args.seconds)
     if args.floor:
@@ -261,6 +262,7 @@ def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
     if (args.observed or args.metrics) and args.temperature != 0:
         _ask_for_cuts(args, None, pair.target.generation_config)
+    print(f"expect: on {args.on}", file=sys.stderr)
 
     def log(
         name: str, draft: Any = ModelDrafter, verifier: Any = None, temperature: Any = None
@@ -390,6 +392,7 @@ def _show_compared(diagnosis: Diagnosis, untried: Sequence[str]) -> None:
 def _floor(args: Namespace, budget: Budget) -> int:
     """Measure and print the noise floor per dtype; one that does not run here is named."""
     texts, floors = prompts_of(args.prompts)[: args.texts or FLOOR_TEXTS], []
+    print(f"expect: on {args.on}", file=sys.stderr)
     for name in args.dtype or DTYPES[:1]:
         options = {"device": args.device, "dtype": getattr(torch, name)}
         pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)

@@ -4,9 +4,11 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
@@ -20,6 +22,10 @@ from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
 from cactus_theory.traces.trace import is_trace
+
+# bytes of a target's weights from which on its passes gain by a second thread; those of the shipped
+# one are 10 MB, and it loses by it
+LARGE = 1 << 26
 
 
 class Once(argparse.Action):
@@ -89,6 +95,24 @@ def check_cuts(args: argparse.Namespace, header: Header) -> None:
     asked, logged = given_cuts(args), Cuts.of(header.details)
     if None not in (asked, logged) and asked != logged:
         raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--threads``."""
+    parser.add_argument(
+        "--threads", type=int, help="of torch (1 for a small target or none, else one a core)"
+    )
+
+
+def choose_threads(args: argparse.Namespace) -> str:
+    """Set torch's number of threads, which is the process's, and return it in words."""
+    count = args.threads
+    if count is None:
+        files = Path(args.target).glob("*.safetensors") if args.target else ()
+        large = sum(file.stat().st_size for file in files) >= LARGE
+        count = torch.get_num_threads() if large else 1
+    torch.set_num_threads(check.threads(count))
+    return f"{count} thread{'s' * (count > 1)} of torch"
 
 
 def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy) -> Any:

@@ -14,7 +14,9 @@ from cactus_theory.base.tables import print_json
 from cactus_theory.commands.flags import (
     add_cuts,
     add_policy,
+    add_threads,
     add_trust,
+    choose_threads,
     chosen_policy,
     given_cuts,
 )  # fmt: skip
@@ -73,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cuts(parser)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, help="of torch; 1 is best for small models")
+    add_threads(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object only")
     output.add_argument("--stream", action="store_true", help="print the text while it is decoded")
@@ -100,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
         **keywords, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
     check.optional_module("transformers", "llm")
-    if args.threads is not None:
-        torch.set_num_threads(check.threads(args.threads))
+    threads = choose_threads(args)
     where = {"device": args.device, "trust_code": args.trust_code}
     pair = load_pair(args.target, args.draft, **where, heads=True)
     ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         readings = [reading.as_dict() for reading in result.readings()]
         return print_json(header | statistics | {"readings": readings})
     print(pieces.rest() if args.stream else args.prompt + text)
-    for name, value in statistics.items():
+    for name, value in {"on": threads, **statistics}.items():
         digits = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
     return 0

@@ -15,7 +15,14 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import add_cuts, add_trust, check_cuts, given_cuts
+from cactus_theory.commands.flags import (
+    add_cuts,
+    add_threads,
+    add_trust,
+    check_cuts,
+    choose_threads,
+    given_cuts,
+)
 from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._opening import dtype_of
 from cactus_theory.decoding.cuts import WHOLE, Cuts
@@ -74,7 +81,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_cuts(parser)
     add("--seed", type=int, default=0)
     add("--device", default="cpu")
-    add("--threads", type=int, help="of torch; 1 is best for small models")
+    add_threads(parser)
     add("--work", type=Path, metavar="DIR",
         help="keep the trace there, and resume (build/tune/NAME, by what is asked)")  # fmt: skip
     add("--out", metavar="FILE.json", help="for generate --tuned")
@@ -89,8 +96,7 @@ WORK = Path("build/tune")
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
     _check(args)
-    if args.threads is not None:
-        torch.set_num_threads(check.threads(args.threads))
+    args.on = choose_threads(args)
     with TemporaryDirectory(prefix="tune-") as folder:
         if args.target is None or args.trace is not None:  # nothing is logged
             args.work = args.work or Path(folder)
@@ -157,7 +163,7 @@ def _tuned(args: Namespace) -> list[Any]:
     pair = load_pair(args.target, args.draft, **options)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
-    print(f"tune: {_forecast(args, pair, ids[0])}", file=sys.stderr)
+    print(f"tune: on {args.on}; {_forecast(args, pair, ids[0])}", file=sys.stderr)
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
