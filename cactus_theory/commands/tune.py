@@ -163,7 +163,7 @@ def _tuned(args: Namespace) -> list[Any]:
     pair = load_pair(args.target, args.draft, **options)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
-    print(f"tune: on {args.on}; {_forecast(args, pair, ids[0])}", file=sys.stderr)
+    print(f"tune: {_forecast(args, pair, ids[0])}; on {args.on}", file=sys.stderr)
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 

@@ -28,8 +28,9 @@ class Seconds:
 
     ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
     ``other`` sampling and bookkeeping. ``meter`` (measuring and recording), ``callback`` and
-    ``capture`` (of CUDA graphs, by the device loop) are not part of ``total``. CUDA kernels run
-    asynchronously: there only ``total`` is exact.
+    ``preparation``, done once for a model (its weights laid out, its passes tried, CUDA graphs
+    captured), are not part of ``total``. CUDA kernels run asynchronously: there only ``total`` is
+    exact.
     """
 
     draft: float = 0.0
@@ -38,7 +39,7 @@ class Seconds:
     other: float = 0.0
     meter: float = 0.0
     callback: float = 0.0
-    capture: float = 0.0
+    preparation: float = 0.0
 
     @property
     def total(self) -> float:
@@ -235,7 +236,7 @@ class GenerationResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return new tokens per second of decoding; metering is not counted."""
+        """Return new tokens per second of decoding; metering and preparation are not counted."""
         return self.num_tokens / self.seconds.total
 
     def statistics(self) -> dict[str, Any]:
@@ -255,6 +256,7 @@ class GenerationResult:
             "seconds": self.seconds.total,
             **{f"{part}_seconds": getattr(self.seconds, part) for part in DECODING_PARTS},
             "overhead": self.seconds.overhead,
+            "preparation_seconds": self.seconds.preparation,
         }
         if reading.emitted_divergence is not None:
             name = reading.divergence
@@ -279,6 +281,11 @@ class Stopwatch:
         now = time.perf_counter()
         self.parts[part] = self.parts.get(part, 0.0) + now - self.last
         self.last = now
+
+    def set_apart(self, seconds: float) -> None:
+        """Charge so many seconds of ``other`` to ``preparation``."""
+        self.parts["other"] -= seconds
+        self.parts["preparation"] = self.parts.get("preparation", 0.0) + seconds
 
     def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
         """Return what has been charged so far, or since ``parts`` were these."""

@@ -14,6 +14,7 @@ from cactus_theory.decoding._meter import charge
 from cactus_theory.decoding._opening import HALF, Opening, dtype_of
 from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.linear import preparing
 from cactus_theory.decoding.readings import Kind, Reading, pooled
 from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
 from cactus_theory.verify.draft import Verified
@@ -59,7 +60,7 @@ class Rounds(ABC):
     """
 
     def __init__(self, opening: Opening) -> None:
-        self.clock = Stopwatch()
+        self.clock, self.prepared = Stopwatch(), preparing.seconds
         self.opening, self.options, self.verifier = opening, opening.options, opening.options.judge
         self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
         self.meter = opening.meter
@@ -75,6 +76,7 @@ class Rounds(ABC):
         """Decode until every row has ended or is full."""
         on_tokens, single = self.options.callbacks.on_tokens, self.texts.batch == 1
         self.clock.lap("other")
+        self.clock.set_apart(preparing.seconds - self.prepared)
         while self.texts.open:
             new = self.round()
             if on_tokens is not None:

@@ -1,9 +1,13 @@
 """Ends of text, limits, counts and the meter."""
 
+import copy
+import time
+
 import pytest
 import torch
 
 from cactus_theory.decoding import generate
+from cactus_theory.decoding.models import linear, trial
 from cactus_theory.divergences import divergence
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
@@ -35,6 +39,19 @@ def test_never_exceeds_the_limit(tiny, width, new):
         assert result.num_tokens == new
         assert len(result.reading.acceptance_histogram) == min(width, new - 1) + 1
         check_counts(result)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_is_prepared_once_is_no_part_of_decoding(tiny, monkeypatch, fast):
+    models, wait = copy.deepcopy(tiny), 0.2
+    for place, name in ((linear, "_half"), (trial, "_whole")):
+        own = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given, own=own: time.sleep(wait) or own(*given))
+    first, second = (run(models, fast_forward=fast) for _ in range(2))
+    assert first.seconds.preparation > wait and second.seconds.preparation == 0
+    assert first.seconds.other >= 0 and first.statistics()["preparation_seconds"] > wait
+    parts = ("draft", "target", "verify", "other")
+    assert first.seconds.total == sum(getattr(first.seconds, part) for part in parts)
 
 
 ENDS = {"eos_token_ids": lambda end: end, "stop": lambda end: lambda ids: ids[0, -1] == end}

@@ -79,7 +79,7 @@ class DeviceRounds(Rounds):
         self.clock.lap("other")
         if self.graph.prepare(end):
             torch.cuda.synchronize(self.device)
-        self.clock.lap("capture")
+        self.clock.lap("preparation")
         outcome = self.graph(end)
         tokens = [[*ids[:kept], last] for *ids, kept, last in outcome.report.tolist()]
         self.rounds += 1

@@ -4,8 +4,11 @@ What is made of a model's weights is kept for as long as they stay as they are, 
 when a decode begins. Weights that are changed during a decode are seen by the next one.
 """
 
+import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +25,22 @@ HALF_UP_TO = 2**24
 KERNEL_ERROR = 1e-4
 # what was made of modules in use, beside the state of their weights
 _PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+
+
+class Preparing(threading.local):
+    """How long this thread has prepared models, all of them together."""
+
+    seconds = 0.0
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Add what is done here."""
+        started = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - started
+
+
+preparing = Preparing()
 
 
 class Linear:
@@ -110,7 +129,8 @@ def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
     state = [(own.data_ptr(), own.shape, own.dtype, _sum_of_bits(own)) for own in weights]
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
-        known = _PREPARED[module] = (state, make(module, *others))
+        with preparing():
+            known = _PREPARED[module] = (state, make(module, *others))
     return known[1]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.library import LibraryForward, gathered
+from cactus_theory.decoding.models.linear import preparing
 
 # small texts, with room for two rows of different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
@@ -44,7 +45,7 @@ def runs_together(model: Any) -> bool:
     key = type(model), *(getattr(config, name, None) for name in DECIDING)
     known = _KNOWN.setdefault(_anchor(model), {})
     if key not in known:
-        with torch.inference_mode():
+        with preparing(), torch.inference_mode():
             known[key] = _answer(model)
     refusal, together = known[key]
     if refusal is not None:
