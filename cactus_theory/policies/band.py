@@ -11,7 +11,6 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum import edges
@@ -209,9 +208,8 @@ class Band(FixedTarget):
             return self._along(path, q, p, self.of_path)
         q, p = float64_rows(q, p)
         lower, upper = self.edges(q, p)
-        row, bound = lower * q, scratch("band", tuple(q.shape), device=q.device)
-        torch.mul(q, upper.clamp(max=torch.finfo(q.dtype).max), out=bound)  # ∞ · 0 is NaN
-        return torch.maximum(torch.minimum(p, bound, out=bound), row, out=row)
+        row = _ceiling(upper, q)
+        return torch.maximum(torch.minimum(p, row, out=row), lower * q, out=row)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
@@ -297,6 +295,8 @@ class Band(FixedTarget):
 def _ceiling(upper: Tensor, q: Tensor) -> Tensor:
     """Return bq, 0 where q counts as excluded."""
     inside = q >= LEAST
+    if not q.is_cuda and bool(inside.all()):
+        return upper * q
     return torch.where(inside, upper * torch.where(inside, q, 1.0), 0.0)
 
 
