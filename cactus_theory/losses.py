@@ -23,10 +23,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.parts import parts_of
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.edges import edges
-from cactus_theory.optimum.geometry import parts_of
 
 __all__ = [
     "Judged",

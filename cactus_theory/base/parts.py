@@ -32,6 +32,14 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         yield at, tuple(normalised(_some(rows, at)) for rows in batches)
 
 
+def parts_of(rows: Tensor) -> Iterator[slice]:
+    """Yield which rows of (R, V) are worked on together, on any device; nothing for none."""
+    count, vocab = rows.shape
+    step = max(1, AT_ONCE // vocab)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
 def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -> Sequence[Any]:
     """Return, for all of ``count`` rows, what the parts have for some: which ones, and values.
 

@@ -21,19 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.parts import parts_of
 from cactus_theory.base.roots import convex_root
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.geometry import (
-    Edges,
-    Flags,
-    Geometry,
-    PerRow,
-    Rows,
-    geometry_of,
-    parts_of,
-)
+from cactus_theory.optimum.geometry import Geometry, geometry_of
+from cactus_theory.optimum.path import Edges, Flags, PerRow, Rows
 
 Pairs = Float[Tensor, "rows 2"]
 
@@ -187,7 +181,7 @@ class _Ratios:
 
 
 def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
-    """Return the edges at which Σ h is 1: secants in ln b, to which belongs the a of the price.
+    """Return the edges at which Σ h is 1: secants in b, to which belongs the a of the price.
 
     It is not b from a: where f′(∞) is finite, b depends on the last digits of a.
     """
@@ -195,31 +189,31 @@ def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
     end = f.centred_slope(ratios.most) - f.centred_slope(ratios.least)
     lossless, whole = torch.isinf(price), (price <= 1 / end) & (ratios.lacking == 0)
     done = lossless | whole | (price < LEAST_PRICE)
-    top = torch.minimum(f.ratio_at(f.slope_at_one + width), ratios.most).clamp(min=1.0).log()
-    level = torch.minimum(f.ratio_at(f.slope_at_one + width / 2).log(), top / 2)
-    low, high, before = torch.zeros_like(top), top, None
+    top = torch.minimum(f.ratio_at(f.slope_at_one + width), ratios.most).clamp(min=1.0)
+    upper = torch.minimum(f.ratio_at(f.slope_at_one + width / 2), top.sqrt())
+    low, high, before = torch.ones_like(top), top, None
+    rows = ratios.memory("rows", ratios.q.shape)
     for _ in range(MOST_STEPS):
-        upper = level.exp()  # a is 0 where f′ does not fall so low
+        # a is 0 where f′ does not fall so low
         edges = torch.stack([f.ratio_at(f.slope(upper) - width).clamp(max=1.0), upper], -1)
-        rows = ratios.memory("rows", ratios.q.shape)
         torch.clamp(ratios.values, edges[:, :1], edges[:, 1:], out=rows)
         excess = rows.mul_(ratios.q).sum(-1) - 1
         size, above = excess.abs(), excess > 0
-        done = done | (size <= CLOSE) | ((level >= top) & ~above)  # the path may have ended
+        done = done | (size <= CLOSE) | ((upper >= top) & ~above)  # the path may have ended
         if bool(done.all()):
             break
-        low, high = torch.where(above, low, level), torch.where(above, level, high)
+        low, high = torch.where(above, low, upper), torch.where(above, upper, high)
         if before is None:
             slow = halve = torch.zeros_like(done)
-            new = level - excess / STEEPNESS
+            new = upper * (1 - excess / STEEPNESS)
         else:
-            new = level - excess * (level - before[0]) / (excess - before[1])
+            new = upper - excess * (upper - before[0]) / (excess - before[1])
             # two steps in a row that did not halve the excess are followed by half the bracket
             slow, once = 2 * size > before[1].abs(), slow
             halve = slow & once & ~halve
-        before, new = (level, excess), torch.minimum(new, top)
+        before, new = (upper, excess), torch.minimum(new, top)
         usable = (new > low) & (new <= high) & ~halve
-        level = torch.where(done, level, torch.where(usable, new, (low + high) / 2))
+        upper = torch.where(done, upper, torch.where(usable, new, (low * high).sqrt()))
     found = (size <= CLOSE) & (price >= LEAST_PRICE)
     return ratios.bands(edges, lossless, whole, found | lossless | whole)
 

@@ -7,49 +7,25 @@ u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget t
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from cactus_theory.base.parts import parts_of
 from cactus_theory.base.roots import convex_root
 from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import TotalVariation
 from cactus_theory.divergences.definition import SAFE_RATIO
-from cactus_theory.optimum.path import Path, PerRow, Rows
-
-Flags = Bool[Tensor, "rows"]
+from cactus_theory.optimum.path import Edges, Path, PerRow, Rows
 
 # ln b is searched for up to here: e^700 is nearly the largest float64
 LARGEST_LOG = 700.0
 # a gain of at most ULP is lost in a sum over a row; only tokens of mass up to COARSE gain so little
 ULP, COARSE = 2.0**-52, 1e-8
-# entries worked on at once: half a dozen such arrays stay in the cache
-AT_ONCE = 1 << 18
-
-
-@dataclass(frozen=True)
-class Edges:
-    """The bands of some rows.
-
-    ``lower``, ``upper`` are a and b; ``leaked`` is the mass that h has where q = 0. ``lossless``
-    is h = q, ``slack`` the end of the path and ``whole`` an end with h = p.
-    """
-
-    lower: PerRow
-    upper: PerRow
-    leaked: PerRow
-    lossless: Flags
-    slack: Flags
-    whole: Flags
-
-    def of_rows(self, at: slice) -> "Edges":
-        """Return those of some of the rows."""
-        return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -115,13 +91,6 @@ class Geometry:
         """The largest acceptance on the path."""
         return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
 
-    def rows(self, edges: Edges) -> Rows:
-        """Return the bands as rows."""
-        rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
-        for at in parts_of(rows):
-            self.of_rows(at)._write_rows(edges.of_rows(at), rows[at])
-        return rows
-
     def measured(self, edges: Edges) -> Measured:
         """Return the rows and what is measured on them, a few rows at a time."""
         rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
@@ -131,7 +100,7 @@ class Geometry:
 
     def _measured(self, edges: Edges, rows: Rows) -> tuple[PerRow, PerRow, PerRow, PerRow]:
         """Write the rows and return acceptance, divergence, price and gap."""
-        self._write_rows(edges, rows)
+        self.write_rows(edges, rows)
         accepted = torch.minimum(self.p, rows, out=self._scratch("u")).sum(-1)
         generated, spent = self.measure(rows)
         price = self.price(edges.lower, edges.upper, spent)
@@ -145,7 +114,7 @@ class Geometry:
             torch.where(edges.lossless | edges.slack, 0.0, gap),
         )
 
-    def _write_rows(self, edges: Edges, rows: Rows) -> None:
+    def write_rows(self, edges: Edges, rows: Rows) -> None:
         """Write h = clip(p, aq, bq); zero tokens of q get nothing, or their leak when free."""
         q, p = self.q, self.p
         bound = self._scratch("u")
@@ -319,11 +288,3 @@ def geometry_of(
         return CeilingGeometry(q, p, divergence, TotalVariation(), lacking=lacking)
     free = support == "free" and math.isfinite(generator.slope_at_infinity)
     return Geometry(q, p, divergence, generator, free, lacking)
-
-
-def parts_of(q: Rows) -> Iterator[slice]:
-    """Yield slices of rows that are worked on together."""
-    rows, vocab = q.shape
-    step = max(1, AT_ONCE // vocab)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))

@@ -8,16 +8,37 @@ ratio 1 outwards (divergence), of non-negative terms, so that entries of 1e-30 n
 of 0.1 keep their precision. After the sort each evaluation is a lookup, O(log V).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.divergences import FDivergence
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
+Flags = Bool[Tensor, "rows"]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The bands of some rows.
+
+    ``lower``, ``upper`` are a and b; ``leaked`` is the mass that h has where q = 0. ``lossless``
+    is h = q, ``slack`` the end of the path and ``whole`` an end with h = p.
+    """
+
+    lower: PerRow
+    upper: PerRow
+    leaked: PerRow
+    lossless: Flags
+    slack: Flags
+    whole: Flags
+
+    def of_rows(self, at: slice) -> "Edges":
+        """Return those of some of the rows."""
+        return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ At any price λ the Lagrange dual bounds every other way to spend δ:
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,18 +21,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.parts import parts_of
+from cactus_theory.base.roots import rising_root
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.edges import chosen_knob, solve_edges
-from cactus_theory.optimum.geometry import Geometry, Measured, geometry_of, parts_of
+from cactus_theory.optimum.geometry import Geometry, Measured, geometry_of
 
 # means this close to an amount have reached it, relative to 1 + the amount
 CLOSE = 1e-13
-# bisection alone exhausts float64 in so many halvings of a bracket in ln λ
-MOST_STEPS = 100
-# a bracket is widened by factors 8, 8², 8⁴, …; beyond these prices rows are at their ends
-WIDEN, LEAST_PRICE, LARGEST_PRICE = 8.0, 1e-150, 1e150
+# beyond these prices rows are at their ends; between them a search goes on to the last digit
+LEAST_PRICE, LARGEST_PRICE, SETTLED = 1e-150, 1e150, 1e-30
 # from a point of the frontier towards an end, which has no logarithm
 OUTWARDS = 4.0
 
@@ -226,12 +225,12 @@ def _point(geometry: Geometry, price: float) -> _Point:
 
 def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
     """Return the point whose mean divergence, or acceptance, is ``amount``, or an end."""
+    close = CLOSE * (1 + amount)
+    strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)
 
     def excess(point: _Point) -> float:
         return (point.divergence if knob == "delta" else point.acceptance) - amount
 
-    close = CLOSE * (1 + amount)
-    strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)
     if knob == "acceptance" and excess(whole) < -close:
         raise ValueError(
             f"acceptance: must not exceed {whole.acceptance:.12g}, the draft's mean mass where "
@@ -241,48 +240,18 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
         return whole
     if excess(strict) >= -close:
         return strict
-    over = _widened(geometry, excess, 1 / WIDEN, lambda value: value > 0) or whole
-    under = _widened(geometry, excess, WIDEN, lambda value: value <= 0) or strict
-    return _narrowed(geometry, excess, over, under, close)
+    seen = [strict]
 
+    def lack(price: float) -> float:
+        """Return ln of what is to be gained over what is: nearly straight in ln λ."""
+        seen.append(_point(geometry, price))
+        gained = excess(seen[-1]) - excess(strict)
+        if abs(excess(seen[-1])) <= close:
+            return 0.0
+        return math.log(-excess(strict) / gained) if gained > 0 else math.inf
 
-def _widened(
-    geometry: Geometry,
-    excess: Callable[[_Point], float],
-    factor: float,
-    beyond: Callable[[float], bool],
-) -> _Point | None:
-    """Return the first point that is ``beyond``, from price 1 outwards; None if none is."""
-    price = 1.0
-    while LEAST_PRICE < price < LARGEST_PRICE:
-        point = _point(geometry, price)
-        if beyond(excess(point)):
-            return point
-        price, factor = price * factor, factor * factor
-    return None
-
-
-def _narrowed(
-    geometry: Geometry,
-    excess: Callable[[_Point], float],
-    over: _Point,
-    under: _Point,
-    close: float,
-) -> _Point:
-    """Return the point between two where ``excess`` vanishes: secants in ln λ, with halvings."""
-    for step in range(MOST_STEPS):
-        if abs(excess(under)) <= close or not (over.price > 0 and under.price < math.inf):
-            break
-        ends = math.log(over.price), math.log(under.price)
-        share = excess(over) / (excess(over) - excess(under))
-        # both sides have to move: every third time half way
-        share = 0.5 if step % 3 == 2 else min(max(share, 1e-3), 1 - 1e-3)
-        price = math.exp(ends[0] + share * (ends[1] - ends[0]))
-        if not over.price < price < under.price:
-            break
-        point = _point(geometry, price)
-        over, under = (point, under) if excess(point) > 0 else (over, point)
-    return under
+    rising_root(lack, LEAST_PRICE, LARGEST_PRICE, 1.0, SETTLED, 1.0)
+    return min((point for point in seen if excess(point) <= close), key=lambda point: point.price)
 
 
 def _between(left: _Point, right: _Point) -> float:

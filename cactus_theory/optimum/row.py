@@ -4,19 +4,15 @@ A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n is be
 upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
 (aq − p)₊ (THEORY.md, Theorem 15).
 
-A row is that of a node of a drafted path, which is reached with an alive ratio P
-(:class:`cactus_theory.policies.Path`), and by itself that of P = 1. To accept more of a drafted
-token x is worth one token, up to r = g_x/p_x = 1, where g = P h is the mass emitted there. With ν
-the price of divergence, in tokens per unit,
+At a price ν, in tokens per unit of divergence, a row is that of a node of a drafted path, which is
+reached with an alive ratio P (:class:`cactus_theory.policies.Path`), and by itself that of P = 1.
+What is emitted there is g = P h with the band of p/P (Theorem 13, for later tokens that are worth
+nothing):
 
-.. math:: \max_{Σg = P} Σ_x \min(p_x, g_x) − ν D_f(g‖Pq)
+.. math:: h = \max\{a q,\; \min(u q,\; p/P)\}, \qquad f'(u) − f'(a) = 1/ν.
 
-has one free number u (Theorem 13, for later tokens that are worth nothing):
-
-.. math:: h = \max\{a q,\; \min(u q,\; p/P)\}, \qquad f'(u) − f'(a) = 1/ν,
-
-a band. In terms of ρ = p/q and the edges U = P u and A = P a the row is
-g/q = max(A, min(U, ρ)), which rises with the edges: a root of one rising function.
+In terms of ρ = p/q and the edges U = P u and A = P a that is g/q = max(A, min(U, ρ)), which rises
+with the edges: a root of one rising function.
 
 A decision takes 5 to 30 passes over the row. On 2,048 tokens a pass takes a third of a
 microsecond and a call of torch two or more, of numpy about one half. One call that clips takes
@@ -40,6 +36,7 @@ from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.path import PerRow, Rows
 
 Row = np.ndarray
+EVERYWHERE = slice(None)
 # so many rows are solved one by one where edges are multiples of each other: sooner than together
 FEW_ROWS = 32
 # ln of the largest ratio of two edges; with any alive ratio it stays within float64
@@ -135,6 +132,8 @@ class _SolvedRow:
     precision: Precision
     target: Row
     unit: float
+    settled: float
+    steepness, straight = math.inf, False
     upper = math.inf
     scale: float
 
@@ -144,11 +143,12 @@ class _SolvedRow:
             threshold = math.inf
         if threshold <= self.unit * (1 - self.precision.slack):
             return True
-        low, high, start, *search = self._search(threshold)
+        low, high, start = self._bracket(threshold)
         value = self.excess(start)
         if value < 0 and start == threshold:
             return True
-        level, _ = rising_root(self.excess, low, high, start, *search, value)
+        steps = self.settled, self.steepness, self.straight, value
+        level, _ = rising_root(self.excess, low, high, start, *steps)
         self.upper, self.scale = self._edges(level)
         return self.upper > threshold
 
@@ -156,8 +156,8 @@ class _SolvedRow:
         """Return what rises with U and is 0 at the band, where the search is at ``level``."""
         raise NotImplementedError
 
-    def _search(self, threshold: float) -> tuple[float, float, float, float, float, bool]:
-        """Return the bracket, the first level, and how :func:`rising_root` steps."""
+    def _bracket(self, threshold: float) -> tuple[float, float, float]:
+        """Return levels that the root is between, and the first one to look at."""
         raise NotImplementedError
 
     def _edges(self, level: float) -> tuple[float, float]:
@@ -187,46 +187,47 @@ class PricedRow(_SolvedRow):
     ) -> None:
         self.band, self.precision = band, _PRECISIONS[q.dtype]
         self.target, self.unit, self.total = q, alive, alive
+        self.straight = band.drop is not None
+        self.settled, self.steepness = self.precision.settled, STEEP
+        if self.straight:
+            self.settled, self.steepness = self.precision.settled_multiples, STRAIGHT
         safe = q
         if q.min() < self.precision.least:
             safe = scratch("row.q", (len(q),), self.precision.dtype).numpy()
             np.maximum(q, self.precision.least, out=safe)
-        self.parts, first = [], 0
-        for ratio, clipped in _memory_for(self, len(q), self.precision):
-            part = slice(first, first := first + len(ratio))
-            self.parts.append((np.divide(p[part], safe[part], out=ratio), safe[part], clipped))
-        if exact or band.high == math.inf or len(self.parts) > 1:
+        memory, first = _memory_for(self, len(q), self.precision), 0
+        if short := len(memory) == 1:  # a slice takes as long as the division
+            ratio, clipped = memory[0]
+            self.parts = [(np.divide(p, safe, out=ratio), safe, clipped, EVERYWHERE)]
+        else:
+            self.parts = []
+            for ratio, clipped in memory:
+                part = slice(first, first := first + len(ratio))
+                np.divide(p[part], safe[part], out=ratio)
+                self.parts.append((ratio, safe[part], clipped, part))
+        if exact or band.high == math.inf or not short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
             # a row without mass is refused where a token is drawn from it
             mass = 1.0 if mass <= 0 else mass
             self.unit, self.total = alive * drafted / mass, alive * drafted
-        self.scale, self.cap = self.unit, math.inf
+        self.scale, self.cap, self.largest = self.unit, math.inf, math.inf
         reached = [token for token in certain if q[token] > 0]
-        capped = bool(reached) and band.drop is None
+        capped = bool(reached) and not self.straight
         if capped or band.high * self.unit >= SMALL * self.precision.most:
             self._exclude()
-        if reached:  # under KL the band is the same for p = ∞ as for cq, as U ≤ c
-            self._offer(reached, self.precision.most)
+        for token in reached:  # under KL the band is the same for p = ∞ as for cq, as U ≤ c
+            number, place = divmod(token, self.precision.part)
+            self.parts[number][0][place] = self.precision.most
         if capped:
             self.cap = self._level(alive)
             for ratio, *_ in self.parts:
                 np.minimum(ratio, self.cap, out=ratio)
-        self.largest = math.inf
-        if band.high == math.inf:
-            self.largest = max(self.unit, *(float(ratio.max()) for ratio, *_ in self.parts))
 
     def _exclude(self) -> None:
         """Give p/q = 0 to tokens whose q counts as ``least``: a large edge would raise them."""
-        first = 0
-        for ratio, *_ in self.parts:
-            ratio *= self.target[first : (first := first + len(ratio))] >= self.precision.least
-
-    def _offer(self, tokens: Sequence[int], ratio: float) -> None:
-        """Set p/q of tokens."""
-        for token in tokens:
-            part, place = divmod(token, self.precision.part)
-            self.parts[part][0][place] = ratio
+        for ratio, *_, part in self.parts:
+            ratio *= self.target[part] >= self.precision.least
 
     def _level(self, alive: float) -> float:
         """Return c, at which Σ min(p, cq) is Σ p: Newton from below, exact once no token joins."""
@@ -241,34 +242,34 @@ class PricedRow(_SolvedRow):
     def beyond(self, upper: float, lower: float) -> float:
         """Return Σ g − P at these edges, which rises with them."""
         top, total = max(min(upper, self.precision.most), lower), 0.0
-        for ratio, q, clipped in self.parts:
+        for ratio, q, clipped, _ in self.parts:
             ratio.clip(lower, top, clipped)
             total += float(clipped.dot(q))
         return total - self.total
 
     def excess(self, level: float) -> float:
         """Return Σ g − P."""
-        return self.beyond(*self._edges(level))
+        drop = self.band.drop
+        edges = self._edges(level) if drop is None else (level, level * drop)
+        return self.beyond(*edges)
 
     def _edges(self, level: float) -> tuple[float, float]:
         return self.band.edges(level, self.unit, self.largest)
 
-    def _search(self, threshold: float) -> tuple[float, float, float, float, float, bool]:
-        unit, precision, slack = self.unit, self.precision, self.precision.slack
-        low = max(unit * (1 - slack), LOWEST)
-        bounded, straight = self.band.high < math.inf, self.band.drop is not None
-        high = (self.band.high * unit if bounded else 2 * self.largest) * (1 + slack)
-        start = threshold if low < threshold < high else math.sqrt(low * high)
-        if straight:
-            return low, high, start, precision.settled_multiples, STRAIGHT, True
-        return low, high, start, precision.settled, STEEP, False
+    def _bracket(self, threshold: float) -> tuple[float, float, float]:
+        unit, slack = self.unit, self.precision.slack
+        low, high = max(unit * (1 - slack), LOWEST), self.band.high * unit
+        if high == math.inf:
+            self.largest = max(unit, *(float(ratio.max()) for ratio, *_ in self.parts))
+            high = 2 * self.largest
+        high *= 1 + slack
+        return low, high, threshold if low < threshold < high else math.sqrt(low * high)
 
     def write(self, row: Row) -> None:
         """Solve the band, and write g in the units of p: 0 where q = 0."""
         self.passes(math.inf)
-        first, top = 0, max(min(self.upper, self.precision.most), self.scale)
-        for ratio, _, clipped in self.parts:
-            part = slice(first, first := first + len(ratio))
+        top = max(min(self.upper, self.precision.most), self.scale)
+        for ratio, _, clipped, part in self.parts:
             np.multiply(ratio.clip(self.scale, top, clipped), self.target[part], out=row[part])
 
     def ratio_of(self, ratio: float, certain: bool = False) -> float:
@@ -310,18 +311,17 @@ class BudgetRow(_SolvedRow):
         # a row without mass is refused where a token is drawn from it
         self.mass = 1.0 if mass <= 0 else mass
         self.unit = self.scale = drafted / self.mass
-        self.f, self.root_delta = f, math.sqrt(delta)
+        self.f, self.root_delta, self.settled = f, math.sqrt(delta), precision.settled
         # a and the steepness there, where the last search ended
         self.last_search = self.unit / 2, RISE
 
-    def _search(self, threshold: float) -> tuple[float, float, float, float, float, bool]:
+    def _bracket(self, threshold: float) -> tuple[float, float, float]:
         most, slack = float(self.ratio.amax()), self.precision.slack
         if most > self.precision.most:
-            most = float(
-                (self.ratio * torch.from_numpy(self.target >= self.precision.least)).amax()
-            )
+            inside = torch.from_numpy(self.target >= self.precision.least)
+            most = float((self.ratio * inside).amax())
         low, high = self.unit * (1 - slack), max(most, self.unit) * (1 + slack)
-        return low, high, min(threshold, high), self.precision.settled, math.inf, False
+        return low, high, min(threshold, high)
 
     def _edges(self, level: float) -> tuple[float, float]:
         return level, self._lower_of(level)
@@ -338,9 +338,9 @@ class BudgetRow(_SolvedRow):
         cut = -self._moved_mass(None, upper)
         start, steepness = self.last_search
         start, high = max(start, NEAREST * self.unit), self.unit * (1 + self.precision.slack)
+        search = self.precision.least, high, start, self.settled, steepness
         self.last_search = rising_root(
-            lambda lower: _log_ratio(self._moved_mass(lower, None), cut),
-            *(self.precision.least, high, start, self.precision.settled, steepness),
+            lambda lower: _log_ratio(self._moved_mass(lower, None), cut), *search
         )
         return self.last_search[0]
 
@@ -364,8 +364,8 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand) -> Rows:
     A row that is reached with P = 0 never occurs; it is taken for P = 1.
     """
     q, p, alive = q.double(), p.double(), torch.where(alive > 0, alive.double(), 1.0)
+    rows = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     if q.device.type == "cpu" and len(q) <= (FEW_ROWS if band.drop is not None else 1):
-        rows = torch.empty(q.shape, dtype=torch.float64)
         for *row, ratio, h in zip(q.numpy(), p.numpy(), alive.tolist(), rows.numpy(), strict=True):
             PricedRow(*row, ratio, band, exact=True).write(h)
     else:
@@ -373,34 +373,27 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand) -> Rows:
         target, draft = scratch("row.both", (2, *q.shape), device=q.device)
         q, p = torch.div(q, totals[0], out=target), torch.div(p, totals[1], out=draft)
         geometry = geometry_of(q, p, band.f, lacking=1 - 1 / alive)
-        rows = geometry.rows(solve_edges(geometry, "price", torch.full_like(alive, band.price)))
+        bands = solve_edges(geometry, "price", torch.full_like(alive, band.price))
+        geometry.write_rows(bands, rows)
     return rows.div_(rows.sum(-1, keepdim=True))
 
 
-class _RowMemory:
-    """Memory for p/q and a clipped row of ``count``, part by part, for one row at a time.
+def _memory_for(user: PricedRow, count: int, precision: Precision) -> list[tuple[Row, Row]]:
+    """Return this thread's memory for p/q and a clipped row of ``count``, part by part.
 
-    Results of one part are written over those of the part before, so that they stay near the
-    core.
+    Another, if a row that is still there uses it. What is clipped of one part is written over that
+    of the part before, so that it stays near the core.
     """
-
-    def __init__(self, count: int, precision: Precision) -> None:
-        self.key = count, precision.dtype
+    key, parts, last_user = getattr(_thread, "last", _NOBODY)
+    if key != (count, precision.dtype) or last_user() is not None:
+        key, part = (count, precision.dtype), precision.part
         ratio = scratch("row.ratio", (count,), precision.dtype).numpy()
-        part = precision.part
         clipped = scratch("row.part", (min(count, part),), precision.dtype).numpy()
         rows = (ratio[i : i + part] for i in range(0, count, part))
-        self.parts = [(row, clipped[: len(row)]) for row in rows]
+        parts = [(row, clipped[: len(row)]) for row in rows]
+    _thread.last = key, parts, weakref.ref(user)
+    return parts
 
 
-def _memory_for(user: PricedRow, count: int, precision: Precision) -> list[tuple[Row, Row]]:
-    """Return this thread's memory, or another if a row that is still there uses it."""
-    memory, last_user = getattr(_thread, "last", _NOBODY)
-    if memory is None or memory.key != (count, precision.dtype) or last_user() is not None:
-        memory = _RowMemory(count, precision)
-    _thread.last = memory, weakref.ref(user)
-    return memory.parts
-
-
-_NOBODY: Any = None, None
+_NOBODY: Any = None, None, None
 _thread = threading.local()
