@@ -28,7 +28,7 @@ from cactus_theory.commands.flags import (
     choose_threads,
     chosen_policy,
     given_cuts,
-)  # fmt: skip
+)
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed, expect

@@ -19,7 +19,7 @@ from cactus_theory.commands.flags import (
     choose_threads,
     chosen_policy,
     given_cuts,
-)  # fmt: skip
+)
 from cactus_theory.decoding.cuts import WHOLE
 from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting

@@ -45,7 +45,8 @@ class Cuts:
                 object.__setattr__(self, f"draft_{name}", getattr(self, name))
         for side, (top_k, top_p) in zip(("", "draft_"), self._sides, strict=True):
             check.whole_number(f"{side}top_k", top_k, 0)
-            check.number(f"{side}top_p", top_p, 0, 1, open_low=True)
+            share = check.number(f"{side}top_p", top_p, 0, 1, open_low=True)
+            object.__setattr__(self, f"{side}top_p", share)
 
     def __str__(self) -> str:
         sides = [f"top-k {top_k}, top-p {top_p:g}" for top_k, top_p in self._sides]

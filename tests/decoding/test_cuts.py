@@ -81,6 +81,14 @@ def test_cuts_that_are_none_are_refused(values, said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
+def test_what_a_file_says_is_read_or_refused() -> None:
+    assert Cuts.of({}) is None and Cuts.of({"top_k": 0, "top_p": 1}) == WHOLE
+    assert str(Cuts.of({"top_k": 3, "top_p": "0.5"})) == "top-k 3, top-p 0.5"
+    for bad in ({"top_k": "3"}, {"top_k": True}, {"top_k": 3, "top_p": [1]}, {"top_k": 0}):
+        with pytest.raises(ValueError, match="top_[kp]: must be"):
+            Cuts.of(bad)
+
+
 OBSERVED = ("--observed", "0.7,0.5", "--rounds", "500", "--num-draft-tokens", "2")
 SAMPLED = (*MODELS, "--prompts", "x", "--draft-mode", "sampled")
 
