@@ -15,14 +15,14 @@ from tests.amounts import amount
 torch.set_num_threads(1)
 
 if importlib.util.find_spec("beartype") is not None:  # before anything imports the package
-    shapes.install("cactus_theory", first_calls=amount(0, 1000))
+    shapes.install("cactus_theory", first_calls=amount(0, 64))
 
 hypothesis.settings.register_profile(
     "cactus",
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=amount(12, 500),
+    max_examples=amount(12, 200),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("cactus")

@@ -16,6 +16,8 @@ VARIANTS = (
     *(f"band:delta=0.1,divergence={spec}" for spec in TEN if "=" not in spec),
     "band:price=0.8,divergence=reverse_kl",
     "band:price=0.8,per_row=True",
+    "band:price=0.8,head=0.3",
+    "band:delta=0.1,head=0.3",
     "distillspec:epsilon=0.5,form=sq",
     "distillspec:epsilon=0.5,form=exp",
     "fuzzy:threshold=0.2,divergence=kl",

@@ -88,7 +88,9 @@ def _cactus_exact(policy: CactusExact) -> KernelPolicy | None:
 
 
 def _band(policy: Band) -> KernelPolicy | None:
-    if policy.price is None or policy.divergence != "kl" or policy.price < LEAST_PRICE:
+    if policy.price is None or policy.divergence != "kl" or policy.head:
+        return None
+    if policy.price < LEAST_PRICE:
         return None
     if policy.price == math.inf:
         return KernelPolicy(SCALED, 1.0)

@@ -19,14 +19,20 @@ class LookAhead:
     """The best law at a price, in tokens per nat: h is proportional to q off drafted tokens."""
 
     price: float
+    # tokens with less than this share of the likeliest one's probability are not raised
+    head: float = 0.0
 
     def path(
-        self, q_n: Float[Tensor, "batch K"], counts: Int[Tensor, "batch"]
+        self,
+        q_n: Float[Tensor, "batch K"],
+        counts: Int[Tensor, "batch"],
+        most: Float[Tensor, "batch K"] | None = None,
     ) -> Float[Tensor, "batch K"]:
         r"""Return :math:`h_n = q_n z/(1 − q_n + q_n z)` of drafted tokens, z what follows each.
 
         Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z).
-        Entries beyond ``counts`` are not read.
+        Off the ``head``, where q_n < head · ``most`` (max q), h_n = q_n and before the token
+        z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read.
         """
         q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above; what lies below 0 is refused
         odds = q_n.log() - (-q_n).log1p()
@@ -37,7 +43,12 @@ class LookAhead:
             follows = torch.where(counts == place + 1, unit, follows)
             raised[:, place] = (odds[:, place] + follows).sigmoid()
             none, one = (-q_n[:, place]).log1p(), q_n[:, place].log()
-            follows = unit + torch.logaddexp(none, one + follows)
+            before = torch.logaddexp(none, one + follows)
+            if most is not None:
+                off = q_n[:, place] < self.head * most[:, place]
+                before = torch.where(off, q_n[:, place] * follows, before)
+                raised[:, place] = torch.where(off, q_n[:, place], raised[:, place])
+            follows = unit + before
         return raised
 
     def tree(self, q_n: Sequence[float], children: Sequence[Sequence[int]]) -> list[float]:
@@ -45,8 +56,11 @@ class LookAhead:
 
         Node 0 is the text, node n + 1 follows token n, and ``children`` are the certain tokens
         after each node, none where another one was sampled; tokens that are no node's are not
-        read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any.
+        read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any. Nothing
+        with a ``head``: then trees are followed node by node.
         """
+        if self.head:
+            return []
         follows, raised = [0.0] * len(children), [0.0] * len(q_n)
         for node in range(len(children) - 1, -1, -1):
             places = [place for place in children[node] if q_n[place] > 0]

@@ -170,7 +170,8 @@ class PricedRow(_SolvedRow):
 
     The sums of a short row count as 1 where that moves no decision, unless ``exact``. Where tokens
     are ``certain`` the band is that of the selection law of these and one sampled from p, 0 for
-    none: min(p, cq), and cq at certain tokens, c such that its sum is that of p.
+    none: min(p, cq), and cq at certain tokens, c such that its sum is that of p. Off the ``head``,
+    tokens with q ≥ head · max q, nothing rises.
 
     ``total`` is Σ g in the units of p; ``cap`` is c, ∞ where no certain token has q > 0 or the band
     does not depend on it; ``scale`` is P a, that of the residual.
@@ -184,6 +185,7 @@ class PricedRow(_SolvedRow):
         band: PricedBand,
         exact: bool = False,
         certain: Sequence[int] = (),
+        head: float = 0.0,
     ) -> None:
         self.band, self.precision = band, _PRECISIONS[q.dtype]
         self.target, self.unit, self.total = q, alive, alive
@@ -214,6 +216,10 @@ class PricedRow(_SolvedRow):
         self.scale, self.cap, self.largest = self.unit, math.inf, math.inf
         reached = [token for token in certain if q[token] > 0]
         capped = bool(reached) and not self.straight
+        if head:  # off it p/q is cut at P
+            least = np.float64(head * float(q.max()))
+            for ratio, *_, part in self.parts:
+                np.minimum(ratio, self.unit, out=ratio, where=q[part] < least)
         if capped or band.high * self.unit >= SMALL * self.precision.most:
             self._exclude()
         for token in reached:  # under KL the band is the same for p = ∞ as for cq, as U ≤ c

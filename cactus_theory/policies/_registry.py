@@ -149,7 +149,7 @@ def list_policies() -> dict[str, dict[str, Any]]:
     Examples
     --------
     >>> ct.list_policies()["band"]["knobs"]
-    {'delta': None, 'price': None, 'divergence': 'kl', 'per_row': False}
+    {'delta': None, 'price': None, 'divergence': 'kl', 'per_row': False, 'head': 0.0}
     >>> print(ct.list_policies()["speculative"]["declares"])
     lossless.
     """

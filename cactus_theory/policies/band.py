@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from cactus_theory.optimum.row import (
     path_rows,
 )
 from cactus_theory.policies._base import (
+    TIE,
     Entries,
     Flat,
     FlatCoins,
@@ -67,6 +69,19 @@ class BetweenRows(KeepsLossless):
         return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
 
 
+class AlongPath(BetweenRows):
+    """h is the band of p/P at a node that is reached with P; ``highest`` is its largest b/P."""
+
+    def __init__(self, highest: float, look_ahead: LookAhead | None) -> None:
+        super().__init__(highest)
+        self.look_ahead = look_ahead
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n and the most that it is raised to: P h_n ≥ p_n from P q_n ≥ p_n on."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, torch.where(q_n > 0, self.highest * ratio, 0.0)
+
+
 class OwnBands(BetweenRows, ByRow):
     """Every row by itself at one price."""
 
@@ -88,17 +103,14 @@ class OwnBands(BetweenRows, ByRow):
         return P * ratio, P * row.scale, P * row.raised
 
 
-class PathBands(OwnBands):
-    """The band of p/P at a node that is reached with P; ``highest`` is its largest b/P."""
+class PathBands(AlongPath, ByRow):
+    """The same, solved row by row; outside of blocks every row is by itself."""
+
+    decide = OwnBands.decide
 
     def __init__(self, band: PricedBand, look_ahead: LookAhead | None) -> None:
-        super().__init__(band)
-        self.look_ahead = look_ahead
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n and the most that it is raised to: P h_n ≥ p_n from P q_n ≥ p_n on."""
-        ratio = (q_n / p_n).nan_to_num(nan=0.0)
-        return ratio, torch.where(q_n > 0, self.highest * ratio, 0.0)
+        super().__init__(band.high, look_ahead)
+        self.band = band
 
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, and P a and P h/q of certain tokens.
@@ -128,18 +140,25 @@ class Band(FixedTarget):
     (:mod:`cactus_theory.optimum.gibbs`). Every row keeps the band it would have by itself with
     ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's divergence,
     whose price depends on what a row spends.
+
+    With ``head`` only the likeliest tokens rise, those of at least that share of the likeliest
+    one's probability: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on this head and 1
+    off it (Theorem 24). 0 is the band, 1 raises the likeliest alone. A price of 0 then accepts
+    what may be accepted so, and not everything. Beside siblings it is lawful, not the best.
     """
 
     delta: float | None = None
     price: float | None = None
     divergence: str = "kl"
     per_row: bool = False
+    head: float = 0.0
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
         name, amount, _ = edges.chosen_knob(kind, delta=self.delta, price=self.price)
         object.__setattr__(self, name, check.number(name, amount, 0))
         object.__setattr__(self, "divergence", kind.spec)
+        object.__setattr__(self, "head", check.number("head", self.head, 0, 1))
 
     @cached_property
     def kind(self) -> Divergence:
@@ -162,12 +181,13 @@ class Band(FixedTarget):
     @cached_property
     def shortcuts(self) -> Shortcuts:  # type: ignore[override]
         """Return bands that are solved row by row at a price, bounds on h for all."""
-        if self.priced is None:
-            return BetweenRows(1.0 if self.price == math.inf else math.inf)
+        band, price = self.priced, self.price
+        if band is None or price is None:
+            return BetweenRows(1.0 if price == math.inf else math.inf)
         if self.per_row:
-            return OwnBands(self.priced)
-        assert self.price is not None
-        return PathBands(self.priced, LookAhead(self.price) if self.divergence == "kl" else None)
+            return BetweenRows(band.high) if self.head else OwnBands(band)
+        look_ahead = LookAhead(price, self._least_share) if self.divergence == "kl" else None
+        return AlongPath(band.high, look_ahead) if self.head else PathBands(band, look_ahead)
 
     @property
     def knob(self) -> str:  # type: ignore[override]
@@ -177,10 +197,11 @@ class Band(FixedTarget):
     @property
     def declares(self) -> Declaration:
         """Return: the emitted divergence within delta, or no bound when priced."""
+        facts: Any = {"between": True, "at_least_speculative": True, "continuous": not self.head}
         if self.delta is None:
-            return Declaration(-1, math.inf, None, between=True, at_least_speculative=True)
+            return Declaration(-1, math.inf, None, **facts)
         budget = Budget(self.divergence, self.delta, "emitted")
-        return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
+        return Declaration(1, 0.0, budget, **facts, optimal=not self.head)
 
     def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
         """Return (a, b) of each row, (..., 1): by Newton where it converges, else by sorting.
@@ -190,7 +211,8 @@ class Band(FixedTarget):
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
         shape = (*q.shape[:-1], 1)
-        if self.priced is not None and len(flat_q) <= FEW_ROWS and q.device.type == "cpu":
+        by_row = self.priced is not None and not self.head and q.device.type == "cpu"
+        if by_row and len(flat_q) <= FEW_ROWS:
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
@@ -200,7 +222,7 @@ class Band(FixedTarget):
         return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return clip(p, aq, bq), nothing where q = 0; along a path that of p/P.
+        """Return clip(p, aq, min(b, c)q), nothing where q = 0; along a path that of p/P.
 
         Where the path says so drafted tokens are raised to h_n.
         """
@@ -208,14 +230,13 @@ class Band(FixedTarget):
             return self._along(path, q, p, self.of_path)
         q, p = float64_rows(q, p)
         lower, upper = self.edges(q, p)
-        row = _ceiling(upper, q)
-        return torch.maximum(torch.minimum(p, row, out=row), lower * q, out=row)
+        return _clipped(p, lower, self._off_head(q, q, upper), q)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
         q, p = float64_rows(q, p)
         q_n, p_n = q.gather(-1, n), p.gather(-1, n)
-        return _kept(self.edges(q, p)[1], q_n, p_n)
+        return _kept(self._off_head(q, q_n, self.edges(q, p)[1]), q_n, p_n)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.row`.
@@ -228,13 +249,19 @@ class Band(FixedTarget):
             q, p = q.float(), p.float()
         delta = self.delta or 0.0
         by_budget = self._smooth and q.dtype == torch.float32 and LEAST_BUDGET < delta < math.inf
+        by_budget = by_budget and not self.head
         if q.device.type != "cpu" or (self.priced is None and not by_budget):
             lower, upper = self._edges_of_laws(q, p)
+            upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
-        ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf).tolist()
+        ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf)
+        if self.head:  # off it no more is kept than lossless sampling keeps
+            off = self._off_head(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
+            ratio = torch.where(ratio < off, ratio, math.inf)
+        ratio = ratio.tolist()
         rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
         by_row = self.shortcuts
-        decide = by_row.decide if isinstance(by_row, ByRow) else self._decide_in_budget
+        decide = by_row.decide if isinstance(by_row, ByRow) else self._decide
         kept, lower = zip(*(decide(*row) for row in rows), strict=True)
         return Decision(
             torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
@@ -246,8 +273,32 @@ class Band(FixedTarget):
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         size = max(1, TOGETHER // q.shape[-1])
         parts = zip(*(part.split(size) for part in (*flat, path.alive.reshape(-1))), strict=True)
-        rows = [path_rows(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
+        solve = self._head_rows if self.head else path_rows
+        rows = [solve(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
         return torch.cat(rows).reshape(q.shape)
+
+    def _head_rows(self, q: Rows, p: Rows, alive: Tensor, band: PricedBand) -> Rows:
+        """Return the rows h at nodes with these P whose tokens rise on the head alone."""
+        q, p = check.normalised(q), check.normalised(p)
+        alive = torch.where(alive > 0, alive.double(), 1.0)
+        ceiling = self._off_head(q, q, torch.full_like(alive[:, None], math.inf))
+        lower, upper = edges.edges(
+            q, p, band.f, price=band.price, ceiling=ceiling.expand_as(q), alive=alive
+        )
+        h = _clipped(p / alive[:, None], lower, self._off_head(q, q, upper), q)
+        return h.div_(h.sum(-1, keepdim=True))
+
+    def _off_head(self, q: Rows, q_n: Entries, upper: Tensor) -> Tensor:
+        """Return min(b, c) of tokens (..., m) of rows by b (..., 1): at most 1 off the head."""
+        if not self.head:
+            return upper
+        least = self._least_share * q.amax(-1, keepdim=True).double()
+        return torch.where(q_n >= least, upper, upper.clamp(max=1.0))
+
+    @property
+    def _least_share(self) -> float:
+        """Return ``head``, less what dividing a row by its sum may do to a tie."""
+        return self.head * (1 - TIE)
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return P h_n/p_n and what is left: the scale P a of a row's own band."""
@@ -257,18 +308,27 @@ class Band(FixedTarget):
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
         lower, upper = self._edges_of_laws(q, p)
-        h_n = torch.maximum(torch.minimum(p_n, _ceiling(upper, q_n)), lower * q_n)
+        upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
+        h_n = _clipped(p_n, lower, upper, q_n)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
-    def _decide_in_budget(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
+    def _decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether ``ratio`` < b, and a if not."""
-        row = BudgetRow(q, p, *self._budget)
+        band = self.priced
+        if band is None:
+            row = BudgetRow(q, p, *self._budget)
+        else:
+            row = PricedRow(q, p, 1.0, band, head=self._least_share)
         return row.passes(ratio), row.scale
 
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""
         q, p = check.normalised(q), check.normalised(p)
-        lower, upper = edges.edges(q, p, self.kind, delta=self.delta, price=self.price)
+        ceiling = None
+        if self.head:
+            ceiling = self._off_head(q, q, torch.full_like(q[:, :1], math.inf)).expand_as(q)
+        knobs: Any = {"delta": self.delta, "price": self.price, "ceiling": ceiling}
+        lower, upper = edges.edges(q, p, self.kind, **knobs)
         return lower[:, 0], upper[:, 0]
 
     def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
@@ -298,6 +358,12 @@ def _ceiling(upper: Tensor, q: Tensor) -> Tensor:
     if not q.is_cuda and bool(inside.all()):
         return upper * q
     return torch.where(inside, upper * torch.where(inside, q, 1.0), 0.0)
+
+
+def _clipped(p: Tensor, lower: Tensor, upper: Tensor, q: Tensor) -> Tensor:
+    """Return clip(p, aq, bq)."""
+    row = _ceiling(upper, q)
+    return torch.maximum(torch.minimum(p, row, out=row), lower * q, out=row)
 
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:

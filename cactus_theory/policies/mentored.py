@@ -21,6 +21,7 @@ class Mentored(Band):
 
     divergence: str = field(default="reverse_kl", init=False)
     per_row: bool = field(default=True, init=False)
+    head: float = field(default=0.0, init=False)
 
     @property
     def declares(self) -> Declaration:

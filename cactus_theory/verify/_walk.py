@@ -210,7 +210,12 @@ def raised_entries(
     q_n = q[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
     counts = torch.as_tensor(draft.counts, device=ids.device)
     ahead = [policy.shortcuts.look_ahead for policy in assigned.policies]
-    return [None if own is None else own.path(q_n, counts) for own in ahead]
+    most = None
+    if any(own is not None and own.head for own in ahead):
+        most = q[:, : ids.shape[1]].amax(-1).double()
+    return [
+        None if own is None else own.path(q_n, counts, most if own.head else None) for own in ahead
+    ]
 
 
 def entries_as_assigned(raised: list[Tensor | None], assigned: Assignment) -> Tensor | None:

@@ -81,10 +81,11 @@ def lifts_of(
 
 def check_policy(policy: Policy) -> None:
     """Raise ValueError unless the policy is a bias; see :func:`lifts_of`."""
-    if not isinstance(policy, Entrywise | Band):
+    if not isinstance(policy, Entrywise | Band) or getattr(policy, "head", 0.0):
         raise ValueError(
             "policy: must judge a certain draft by the drafted token's probability alone "
-            "(band, cactus, cactus_exact, lenience, distillspec, mixture, speculative); got "
+            "(band without head, cactus, cactus_exact, lenience, distillspec, mixture, "
+            "speculative); got "
             f"{policy.spec}"
         )
 

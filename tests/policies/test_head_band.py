@@ -1,0 +1,178 @@
+"""The band that keeps to the head: the program, the kit, every way to decide, ends and ties."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.optimum.gibbs import LookAhead
+from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._records import Path
+from cactus_theory.testing import assert_policy_properties
+from cactus_theory.verify import Assignment, Draft, find_verifier
+from tests.amounts import amount
+from tests.rows import pair
+
+# of the interior-point solver, in the acceptance less its cost
+PROGRAM = 1e-7
+ROUNDING = 1e-12
+TIGHT = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-9)
+KNOBS = ({"price": 0.5}, {"price": 3.0}, {"delta": 0.02}, {"delta": 0.3})
+
+
+def rows(count=6, vocab=7, seed=4):
+    return pair(count, vocab, seed=seed, kinds=("zeros", "smooth"))
+
+
+def on_head(q, head):
+    return q >= head * q.amax(-1, keepdim=True) * (1 - 1e-12)
+
+
+def by_program(q, p, head, spec, delta, price):
+    """Return Σ min(p, h), or that less price × divergence, at its largest."""
+    cp = pytest.importorskip("cvxpy")
+    top = q >= head * q.max()
+    inside = q > 0
+    q, p, top = q[inside], p[inside], top[inside]
+    h = cp.Variable(len(q), nonneg=True)
+    spent = cp.sum(cp.kl_div(h, q) if spec == "kl" else cp.power((h - q) / np.sqrt(q), 2))
+    limits = [cp.sum(h) == 1, h[~top] <= q[~top]]
+    limits += [spent <= delta] if price is None else []
+    gain = cp.sum(cp.minimum(p, h)) - (0 if price is None else price * spent)
+    cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL, **TIGHT)
+    return float(gain.value)
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.parametrize("spec", ["kl", "pearson_chi2"])
+def test_no_row_that_keeps_to_the_head_is_better(spec, knob):
+    q, p = rows(amount(4, 25))
+    rule = ct.policy("band", **knob, divergence=spec, head=0.3)
+    h, kind = rule.target(q, p), ct.divergence(spec)
+    assert (h.sum(-1) - 1).abs().max() < ROUNDING
+    assert (h <= q + ROUNDING)[~on_head(q, 0.3)].all()
+    accepted, spent = torch.minimum(p, h).sum(-1), kind.value(h, q)
+    price = knob.get("price")
+    gained = accepted if price is None else accepted - price * spent
+    assert price is not None or (spent <= knob["delta"] + ROUNDING).all()
+    for row, gain in enumerate(gained.tolist()):
+        best = by_program(q[row].numpy(), p[row].numpy(), 0.3, spec, knob.get("delta"), price)
+        assert gain == pytest.approx(best, abs=PROGRAM)
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_the_whole_vocabulary_as_head_is_the_band(knob):
+    q, p = rows()
+    q = (q + 0.01) / (q + 0.01).sum(-1, keepdim=True)
+    least = float((q / q.amax(-1, keepdim=True)).min())
+    plain, head = (ct.policy("band", **knob, head=share) for share in (0.0, least))
+    assert torch.allclose(plain.target(q, p), head.target(q, p), rtol=0, atol=1e-9)
+    assert ct.policy("band", **knob).head == 0 and plain.declares.optimal == ("delta" in knob)
+    assert not head.declares.optimal and not head.declares.continuous
+
+
+def test_ends_ties_and_rows_where_nothing_may_rise():
+    q = torch.tensor([[0.4, 0.4, 0.2], [0.6, 0.3, 0.1]], dtype=torch.float64)
+    p = torch.tensor([[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]], dtype=torch.float64)
+    end = ct.policy("band:price=0,head=1").target(q, p)
+    # both of the best tokens may rise, to the draft; the third one keeps what is left
+    assert end[0].tolist() == pytest.approx([0.5, 0.4, 0.1], abs=ROUNDING)
+    assert end[1].tolist() == pytest.approx([0.6, 0.3, 0.1], abs=ROUNDING)  # h = q
+    assert ct.policy("band:delta=inf,head=1").target(q, p).sub(end).abs().max() < ROUNDING
+    assert ct.policy("band:price=inf,head=0.2").target(q, p).sub(q).abs().max() < ROUNDING
+    third = q / 3 * 3 * (1 + 1e-15)  # divided by its sum a tie stays one
+    assert ct.policy("band:price=0,head=1").target(third, p).sub(end).abs().max() < 1e-9
+    for wrong in (-0.1, 1.5):
+        with pytest.raises(ValueError, match="head: must lie in"):
+            ct.policy("band", price=1, head=wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("spec", ["price=1", "price=0.7,divergence=reverse_kl", "delta=0.1"])
+def test_decisions_turn_at_phi(spec, dtype):
+    rule = ct.policy(f"band:{spec},head=0.3")
+    q, p = (row.to(dtype) for row in rows(40, 9))
+    law = ct.emitted_law(rule, q, p).double()
+    for token in range(9):
+        n = torch.full((40,), token)
+        exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
+        phi = rule.acceptance(*exact, n[:, None])[:, 0]
+        drafted = exact[1][:, token] > 0
+        assert torch.allclose(phi[drafted], (law / exact[1]).clamp(max=1)[:, token][drafted])
+        for move, kept in ((-1e-4, True), (1e-4, False)):
+            coin = (phi + move).clamp(0, 1 - 2.0**-53)
+            judged = drafted & (((phi + move) > 0) & ((phi + move) < 1))
+            assert (rule.decide(q, p, n, coin).kept == kept)[judged].all()
+
+
+@pytest.mark.parametrize("spec", ["price=1", "price=1,per_row=True", "delta=0.1"])
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_it_obeys_what_it_declares_and_blocks_emit_it(spec, verifier):
+    rule = ct.policy(f"band:{spec},head=0.4")
+    assert_policy_properties(rule, examples=amount(10, 100))
+    q, p = rows(60, 5)
+    draft = Draft(
+        p.multinomial(1, generator=torch.Generator().manual_seed(1)), [1] * 60, p[:, None]
+    )
+    law = find_verifier(verifier).law(Assignment((rule,)), torch.stack([q, q], 1), draft)
+    assert torch.allclose(law.emitted[:, 0], rule.target(q, p), atol=1e-9)
+
+
+def test_a_node_of_a_block_keeps_to_the_head_at_every_alive_ratio():
+    q, p = rows(8, 6)
+    rule = ct.policy("band:price=0.5,head=0.5")
+    alive = torch.linspace(0.05, 1, 8, dtype=torch.float64)
+    h = rule.target(q, p, Path(alive, torch.zeros(8, dtype=torch.int64)))
+    off, unit = ~on_head(q, 0.5), alive[:, None]
+    assert (h <= q + ROUNDING)[off].all() and (h.sum(-1) - 1).abs().max() < ROUNDING
+    for row in range(8):  # the program of a node: max Σ min(p, Ph) − ν P D(h‖q)
+        best = node_by_program(*(each[row].numpy() for each in (q, p)), float(alive[row]), 0.5)
+        spent = ct.divergence("kl").value(h, q)
+        gain = torch.minimum(p, unit * h).sum(-1) - 0.5 * alive * spent
+        assert float(gain[row]) == pytest.approx(best, abs=PROGRAM)
+
+
+def node_by_program(q, p, alive, price):
+    cp = pytest.importorskip("cvxpy")
+    top, inside = q >= 0.5 * q.max(), q > 0
+    q, p, top = q[inside], p[inside], top[inside]
+    h = cp.Variable(len(q), nonneg=True)
+    gain = cp.sum(cp.minimum(p, alive * h)) - price * alive * cp.sum(cp.kl_div(h, q))
+    limits = [cp.sum(h) == 1, h[~top] <= q[~top]]
+    cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL, **TIGHT)
+    return float(gain.value)
+
+
+def test_a_certain_path_looks_ahead_on_the_head():
+    """The recursion by hand: q = .1 off the head, then .4 on it, ν = .4: F_1 = .168."""
+    nu, q_n = 0.4, torch.tensor([[0.1, 0.4]], dtype=torch.float64)
+    most = torch.tensor([[0.9, 0.4]], dtype=torch.float64)
+    raised = LookAhead(nu, 0.2).path(q_n, torch.tensor([2]), most)
+    grown = 0.4 * math.exp(1 / nu)
+    assert raised[0].tolist() == pytest.approx([0.1, grown / (0.6 + grown)])
+    gain = nu * math.log(0.6 + grown)
+    assert 0.1 * (1 + gain) == pytest.approx(0.168, abs=5e-4)
+    plain = LookAhead(nu).path(q_n, torch.tensor([2]))
+    first = 0.9 + 0.1 * math.exp((1 + gain) / nu)
+    assert nu * math.log(first) == pytest.approx(0.810, abs=5e-4) and plain[0, 0] > 0.1
+    # the verifier reads the largest entries of the rows itself
+    q = torch.tensor([[[0.1, 0.9], [0.4, 0.6], [0.5, 0.5]]], dtype=torch.float64)
+    rule = ct.policy("band:price=0.4,head=0.2")
+    law = find_verifier("block").law(
+        Assignment((rule,)), q, Draft(torch.tensor([[0, 0]]), [2], None)
+    )
+    assert law.emitted[0, 0].tolist() == pytest.approx([0.1, 0.9])
+    assert float(law.emitted[0, 1, 0]) == pytest.approx(grown / (0.6 + grown))
+
+
+def test_what_serves_entries_alone_refuses_it_by_name():
+    from cactus_theory.kernels.policies import has_kernel
+    from cactus_theory.vllm.bias import check_policy
+
+    rule = ct.policy("band:price=1,head=0.2")
+    assert not has_kernel(rule) and has_kernel(ct.policy("band:price=1"))
+    with pytest.raises(ValueError, match="band without head"):
+        check_policy(rule)
+    assert one_hot(torch.tensor([0]), torch.ones(1, 2)).tolist() == [[1, 0]]
