@@ -37,6 +37,8 @@ LOGITS = "; did you mean logits? Their softmax is probabilities (on the command 
 
 
 MOST_THREADS = 1024
+# entries of rows that are worked on at once, but at least one row
+AT_ONCE = 1 << 18
 
 
 def as_tensor(name: str, value: ArrayLike) -> Tensor:
@@ -89,14 +91,18 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
         raise ValueError(f"{name}: needs a last axis of at least one token; got {describe(probs)}")
     if probs.is_cuda or probs.numel() == 0:
         return
-    least, most = probs.aminmax()
+    # a few rows at a time, so that the second look finds them near the core
+    least, most, sums = zip(*map(_range_and_sums, torch.atleast_2d(probs).split(
+        max(1, AT_ONCE * len(probs) // probs.numel())
+    )), strict=True)  # fmt: skip
+    least, most = torch.stack(least).amin(), torch.stack(most).amax()
     if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
         bad = ~torch.isfinite(probs)
         bound, hint = ("be finite", "") if bad.any() else ("not be negative", _negative_hint(probs))
         at = _first(bad if bad.any() else probs < 0)
         where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
         raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
-    sums = probs.sum(-1, dtype=torch.float64)
+    sums = torch.cat(sums).view(probs.shape[:-1])
     if normalise:
         if not (sums > 0).all():
             at = place(_first(~(sums > 0)), sums.shape)
@@ -116,6 +122,10 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
             f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
             f"{place(at, sums.shape)} sums to {total:.12g}{hint}"
         )
+
+
+def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return *rows.aminmax(), rows.sum(-1, dtype=torch.float64)
 
 
 def _negative_hint(rows: Tensor) -> str:

@@ -9,13 +9,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
-
-# entries of the rows that are worked on at once, but at least one row
-AT_ONCE = 1 << 18
+from cactus_theory.base.arguments import AT_ONCE, normalised
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
@@ -50,13 +48,20 @@ def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -
     for at, values in parts:
         if at.stop - at.start == count:
             return values
-        whole = whole or [
-            None if value is None else value.new_empty(count, *value.shape[1:]) for value in values
-        ]
+        whole = whole or [None if value is None else _empty(count, value) for value in values]
         for column, value in zip(whole, values, strict=True):
             if value is not None:
                 column[at] = value
     return whole
+
+
+def _empty(count: int, like: Tensor) -> Tensor:
+    """Return memory for so many rows: on the CPU numpy's, in huge pages where there are any."""
+    shape = count, *like.shape[1:]
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    size = math.prod(shape) * like.dtype.itemsize
+    return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(shape)
 
 
 def _some(rows: Tensor, at: slice) -> Tensor:

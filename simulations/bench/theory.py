@@ -7,6 +7,7 @@ softmax of the same row and a plain numpy sort-and-bisect.
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ DELTA = 0.1
 # vocabularies of Qwen 3 and of Llama 2
 LARGE, MEDIUM = 151_936, 32_000
 HEADS = {"job": "job", "milliseconds": "ms", "note": ""}
-# rows solved in one call, to see the time of one among many
-BATCH = 64
+# rows worked on in one call, to see the time of one among many
+BATCH, LARGE_BATCH = 64, 40
+# what is also asked of a batch of large rows, and of its rows one by one
+LAWS = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "speculative")
 
 
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
@@ -94,6 +97,19 @@ def _jobs() -> Iterator[tuple[str, int, int, Callable[[], Any]]]:
         "optimal_acceptance kl", MEDIUM, BATCH,
         lambda: ct.optimal_acceptance(many_q, many_p, delta=DELTA),
     )  # fmt: skip
+    large = pair_of_rows(LARGE_BATCH, LARGE)
+    jobs: dict[str, Callable[..., Any]] = {
+        f"emitted_law {spec}": partial(ct.emitted_law, ct.policy(spec)) for spec in LAWS
+    }
+    jobs["audit cactus:delta=0.1"] = partial(ct.audit, ct.policy("cactus:delta=0.1"))
+    jobs["optimal_acceptance kl"] = partial(ct.optimal_acceptance, delta=DELTA)
+    for name, job in jobs.items():
+        yield f"{name} of a batch", LARGE, LARGE_BATCH, partial(job, *large)
+        yield f"{name} one by one", LARGE, LARGE_BATCH, partial(_each, job, *large)
+
+
+def _each(job: Callable[..., Any], q: Tensor, p: Tensor) -> list[Any]:
+    return list(map(job, q, p))
 
 
 def naive_optimum(q: np.ndarray, p: np.ndarray) -> float:

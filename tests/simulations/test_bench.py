@@ -91,12 +91,15 @@ def test_decodes_are_counted_and_rounds_compared(tmp_path, monkeypatch) -> None:
 
 
 def test_the_closed_forms_are_timed(tmp_path, monkeypatch) -> None:
-    for name, value in {"LARGE": 200, "MEDIUM": 100, "BATCH": 2}.items():
+    for name, value in {"LARGE": 200, "MEDIUM": 100, "BATCH": 2, "LARGE_BATCH": 3}.items():
         monkeypatch.setattr(theory, name, value)
     rows, notes = run("theory", tmp_path)
     assert notes["command"].endswith("bench theory --repeats 1")
     assert rows[0]["job"] == "softmax in float64, V = 200"
     assert sum("2 rows" in row["job"] for row in rows) == 1
+    batches = [row["job"] for row in rows if row["rows"] == "3"]
+    assert [job.replace("of a batch", "one by one") for job in batches[::2]] == batches[1::2]
+    assert len(batches) == 2 * (len(theory.LAWS) + 2)
 
 
 def test_the_plain_search_and_the_closed_form_agree() -> None:
