@@ -30,13 +30,13 @@ from cactus_theory.base.files import first_line
 from cactus_theory.decoding import generate
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device.round import Repeated, never_waits
+from cactus_theory.decoding.models.inflate import SHAPES as MODEL_SHAPES
+from cactus_theory.decoding.models.inflate import inflate
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
 from ..common.grid import PLAIN, Config, configs, followers, label
 from ..common.inputs import PAIR, PROMPTS, code_digest, command_line, load_model, load_prompts
 from ..common.results import package_version, provenance, write_csv
-from ..inflate import SHAPES as MODEL_SHAPES
-from ..inflate import inflate
 
 Row = dict[str, Any]
 Work = Callable[[], Any]

@@ -8,8 +8,8 @@ import torch
 
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models.inflate import SHAPES, Shape, inflate
 from simulations.common.inputs import PAIR
-from simulations.inflate import SHAPES, Shape, inflate
 from tests.amounts import some
 
 transformers = pytest.importorskip("transformers")
@@ -18,6 +18,8 @@ transformers = pytest.importorskip("transformers")
 FLOAT32 = 1e-4
 # the same in float64, logits up to 60; the library's own pass norms in float32 even then
 FLOAT64 = 1e-11
+# of the mass of a row: one copy of less than 40 tokens, e^-20 of these where the rms is largest
+COPIES = 1e-8
 # mean total variation between rows in bfloat16 and in float32, text of random ids. Measured
 # 0.0075 and 0.0079 for the inflated pair, 0.0082 and 0.0080 for the small pair's own bfloat16
 BFLOAT16 = 0.015
@@ -86,7 +88,7 @@ def test_logits_are_those_of_the_small_model(name, fast):
     assert expected.std() > 1
     apart = (unshifted(found[..., :40]) - unshifted(expected)).abs().max().item()
     assert apart < (FLOAT64 if fast else FLOAT32)
-    assert found.softmax(-1)[..., 40:].sum() == 0
+    assert found.softmax(-1)[..., 40:].sum(-1).max() < COPIES
 
 
 def test_bfloat16_costs_what_it_costs_the_small_model(pair):

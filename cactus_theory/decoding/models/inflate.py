@@ -10,24 +10,32 @@ stream, so time, memory and arithmetic are those of the large shape:
 * query head r of group j becomes head r of the large group j; heads, MLP units and layers beyond
   those of the model end in zero columns of ``o_proj`` and ``down_proj``;
 * one padded channel holds the constant :math:`2^{-32}`. The layers' norms drop it; the final one
-  makes 1/rms of it, of which rows of the vocabulary beyond the model's take :math:`-2^{20}`, so
-  that their probabilities are exactly 0. Where embedding and output are one matrix, all other
-  logits gain :math:`2^{-32}/\mathrm{rms}`. Ids beyond the model's vocabulary must not be fed.
+  makes 1/rms of it. The vocabulary beyond the model's repeats the model's own, each copy of a
+  logit lower by a multiple of that 1/rms, at least FAR: no probability is 0, so that verification
+  and meter cost what they cost on dense rows, and copies have :math:`e^{-20}` of the mass of the
+  row. Where embedding and output are one matrix, all other logits gain
+  :math:`2^{-32}/\mathrm{rms}`.
 
-In exact arithmetic the function is the same but for the constant's :math:`2^{-64}` in the norms'
-sums of squares. In float32 logits agree to rounding; in bfloat16 as far as
-those of the model itself in bfloat16 agree with its own (``tests/simulations/test_inflate.py``).
+The function is the same but for these copies and the constant's :math:`2^{-64}` in the norms' sums
+of squares. In float32 logits agree to rounding; in bfloat16 as far as those of the model itself in
+bfloat16 agree with its own.
 
 ``inflate(model, SHAPES["8b"], device="cuda")`` returns a Hugging Face model whose logits are
-those of ``model``, and whose weights, cache and arithmetic are those of the shape.
+those of ``model``, and whose weights, cache and arithmetic are those of the shape;
+``inflate_pair(pair, "134m")`` does so for a pair in shapes that go together.
 """
 
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding.models.linear import lay_together
 
 
@@ -53,9 +61,20 @@ class Shape:
     vocab: int
     tied: bool = False
 
+    @property
+    def parameters(self) -> int:
+        """Return how many weights such a model has."""
+        layer = self.hidden * (2 * self.head * (self.heads + self.kv_heads) + 3 * self.inner + 2)
+        ends = self.vocab * self.hidden * (1 if self.tied else 2)
+        return ends + self.layers * layer + self.hidden
 
-# as the models of these names have them; every vocabulary is Qwen's, so that any two are a pair
+
+# 8b to 0.6b as the models of these names have them, 1b as TinyLlama
 SHAPES = {
+    "134m": Shape(768, 12, 12, 12, 64, 2048, 32_000),
+    "5m": Shape(144, 2, 4, 4, 32, 384, 32_000, tied=True),
+    "1b": Shape(2048, 22, 32, 4, 64, 5632, 32_000),
+    "40m": Shape(512, 8, 8, 4, 64, 1376, 32_000, tied=True),
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 151_936),  # Llama 3 8B
     "14b": Shape(5120, 40, 40, 8, 128, 17408, 151_936),  # Qwen3 14B
     "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936, tied=True),  # Qwen3 0.6B
@@ -63,13 +82,91 @@ SHAPES = {
     "tiny-draft": Shape(160, 2, 8, 4, 64, 384, 2176, tied=True),
 }
 
+# target → the draft that goes with it, of the same vocabulary
+DRAFTS = {"134m": "5m", "1b": "40m", "8b": "0.6b", "14b": "0.6b", "tiny": "tiny-draft"}
+
 # the constant channel; its square must be lost in any sum of squares of the stream
 CONSTANT = 2.0**-32
-# minus the logit of a masked token times the stream's rms, far beyond any softmax
-MASKED = 2.0**20
+# by how much a copy's logit is lower at least; over it rows of the shipped pair, whose own entries
+# go down to e^-32 and whose rms varies threefold, would leave the normal numbers of float32
+FAR = 20.0
+# tokens of the texts on which the rms of the stream is looked at
+LOOKED_AT = 32
 # standard deviation of random weights, as models are initialised: nothing overflows
 SPREAD = 0.02
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+MEMINFO = Path("/proc/meminfo")
+# passes of each length, of which the fastest counts
+TIMED = 5
+
+
+def inflate_pair(
+    pair: Any,
+    name: str,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    device: str | torch.device = "cpu",
+) -> Any:
+    """Return a :class:`~cactus_theory.decoding.Pair` in the shapes that ``DRAFTS`` names.
+
+    Parameters
+    ----------
+    pair : two Llama models, float32.
+    name : the target's shape.
+    dtype : None for the faster of float32 and bfloat16, by passes of the target.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, a draft that is no model, less free memory than the weights take, and as
+        :func:`inflate`.
+    """
+    shapes = [SHAPES[part] for part in (check.one_of("inflate", name, tuple(DRAFTS)), DRAFTS[name])]
+    _check_memory(name, shapes, dtype or torch.float32, device)
+    dtype = dtype or faster_dtype(pair.target, shapes[0], device)
+    models = (pair.target, pair.draft)
+    target, draft = (
+        inflate(model, shape, device=device, dtype=dtype)
+        for model, shape in zip(models, shapes, strict=True)
+    )
+    return replace(pair, target=target, draft=draft)
+
+
+def _check_memory(
+    name: str, shapes: Sequence[Shape], dtype: torch.dtype, device: str | torch.device
+) -> None:
+    needed = sum(shape.parameters for shape in shapes) * dtype.itemsize
+    free = free_memory(torch.device(device))
+    if needed > free:
+        raise ValueError(
+            f"inflate: the weights of {name} and its draft take {needed / 1e9:.1f} GB in "
+            f"{str(dtype).removeprefix('torch.')}; {free / 1e9:.1f} GB are free"
+        )
+
+
+def free_memory(device: torch.device) -> float:
+    """Return how many bytes may be taken there, infinity where nothing says so."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if not MEMINFO.is_file():
+        return math.inf
+    lines = dict(line.split(":") for line in MEMINFO.read_text().splitlines())
+    return 1024 * int(lines["MemAvailable"].split()[0])
+
+
+@torch.inference_mode()
+def faster_dtype(model: Any, shape: Shape, device: str | torch.device) -> torch.dtype:
+    """Return float32 or bfloat16, whose passes over one token and over five take less time."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        large, times = inflate(model, shape, device=device, dtype=dtype), []
+        for count in (1, 5) * TIMED:
+            ids = torch.zeros(1, count, dtype=torch.int64, device=device)
+            start = time.perf_counter()
+            large(ids).logits[0, -1, 0].item()
+            times.append(time.perf_counter() - start)
+        seconds[dtype] = min(times[::2]) + min(times[1::2])
+    return min(seconds, key=seconds.__getitem__)
 
 
 def inflate(
@@ -92,7 +189,7 @@ def inflate(
     ------
     ValueError
         A model of another kind, a shape that is too small, heads that do not divide, a dtype
-        whose range is too small for the masked logits (float16).
+        whose range is too small for the constant (float16).
     """
     _check(model, shape, dtype)
     large = _empty(model, shape, device, dtype)
@@ -175,10 +272,23 @@ def _fill_ends(large: Any, model: Any) -> None:
     embedding, head = large.model.embed_tokens.weight, large.lm_head.weight
     for big, small in ((head, model.lm_head.weight), (embedding, model.model.embed_tokens.weight)):
         big.zero_()[:vocab, :hidden] = small
+    for copies in head[vocab:].split(vocab):
+        copies[:, :hidden] = model.lm_head.weight[: len(copies)]
     embedding[:vocab, hidden] = CONSTANT
-    head[vocab:, hidden] = -MASKED
+    head[vocab:, hidden] = -FAR * _largest_rms(model) * (hidden / head.shape[1]) ** 0.5
     _fill_norm(large.model.norm, model.model.norm)
     large.model.norm.weight[hidden] = 1 / CONSTANT
+
+
+def _largest_rms(model: Any) -> float:
+    """Return the largest root mean square that the final norm divides by, over all tokens."""
+    streams: list[Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _, given: streams.append(given[0]))
+    length = min(LOOKED_AT, model.config.vocab_size)
+    ids = torch.arange(model.config.vocab_size, device=model.device)
+    model.model(ids[: len(ids) // length * length].view(-1, length), use_cache=False)
+    hook.remove()
+    return float(streams[0].double().square().mean(-1).max().sqrt())
 
 
 def _fill_noise(layer: Any, noise: torch.Generator) -> None:
