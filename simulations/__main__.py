@@ -58,7 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen not in OWN_THREADS:
             threads = getattr(args, "threads", 1)
             _set_threads(threads if isinstance(threads, int) else 1)
-        return args.run(args)
+        code = args.run(args)
+        if "cost" in args:
+            print(f"speeds and costs: {args.cost}")
+        return code
     except KeyboardInterrupt as error:
         named = {chosen, " ".join(arguments[:2])}
         kept = GOES_ON if named & {*RESUMED} else MADE_AGAIN.get(chosen)

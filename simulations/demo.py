@@ -22,13 +22,21 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
-from cactus_theory.decoding import GenerationResult, Pair, load_pair
+from cactus_theory.commands.flags import add_inflate
+from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.decoding.drafters import load
 
 from . import drafters
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
-from .common.inputs import PAIR, add_decode_arguments, add_pair_arguments, load_prompts, log_rows
+from .common.inputs import (
+    PAIR,
+    add_decode_arguments,
+    add_pair_arguments,
+    load_prompts,
+    loaded_pair,
+    log_rows,
+)
 from .common.results import columns, publish
 
 POLICIES = (
@@ -67,6 +75,7 @@ SPEED_HEADS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
+    add_inflate(parser)
     add(
         "--head", type=Path, help="folder of a head, beside the draft (for the shipped target, its)"
     )
@@ -79,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
-    pair = load_pair(args.target, args.draft)
+    pair = loaded_pair(args)
     prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
 
     print(rule("rows along a real generation"))
@@ -95,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     widths = args.num_draft_tokens
     tables["policies"] = measure(harness, specs, widths=widths, repeats=args.repeats)
     print(_speed_table(tables["policies"], args))
-    if args.head is not None or args.target == PAIR / "target":
+    if args.inflate is None and (args.head is not None or args.target == PAIR / "target"):
         draft_models = {"draft": pair.draft, "head": load(args.head or PAIR / "recurrent")}
         lines = drafters.lines(list(draft_models), configs([], [drafters.LOSSLESS], widths, [1]))
         grid = Grid(lines, len(prompts), args.repeats, seed=args.seed)

@@ -17,7 +17,8 @@ import numpy as np
 
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding import Pair, load_pair
+from cactus_theory.commands.flags import add_inflate
+from cactus_theory.decoding import Pair
 from cactus_theory.policies._registry import policy, policy_of_data
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
@@ -27,7 +28,13 @@ from cactus_theory.verify.contract import registered_verifier
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Runs, label
-from .common.inputs import add_decode_arguments, add_pair_arguments, prompts_of, settings_of
+from .common.inputs import (
+    add_decode_arguments,
+    add_pair_arguments,
+    loaded_pair,
+    prompts_of,
+    settings_of,
+)
 from .common.journal import Journal
 from .common.results import columns, publish
 from .common.statistics import Draws, resamples, spread
@@ -120,6 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
+    add_inflate(parser)
     add("--kl-per-token", type=float, nargs="+", default=[0.02, 0.05, 0.1], metavar="NATS")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add_decode_arguments(parser, widths=[1, 2, 3, 4, 6, 8], repeats=20)
@@ -136,9 +144,8 @@ def run(args: argparse.Namespace) -> int:
     tuning, unseen = texts[::2], texts[1::2][: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
-    path = args.out / JOURNAL
+    path, pair = args.out / JOURNAL, loaded_pair(args)
     with Journal(path, _settings(args, texts)) as journal:
-        pair = load_pair(args.target, args.draft, device=args.device)
         tuning_ids, ids = (
             [pair.tokenizer(text)["input_ids"] for text in part] for part in (tuning, unseen)
         )

@@ -15,7 +15,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
+from cactus_theory.decoding._opening import dtype_of
 from cactus_theory.decoding.cuts import Cuts
+from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
 from cactus_theory.divergences import divergences
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
@@ -26,6 +28,8 @@ from cactus_theory.traces.trace import is_trace
 # bytes of a target's weights from which on its passes gain by a second thread; those of the shipped
 # one are 10 MB, and it loses by it
 LARGE = 1 << 26
+# of dtypes
+FASTER = "faster"
 
 
 class Once(argparse.Action):
@@ -109,10 +113,50 @@ def choose_threads(args: argparse.Namespace) -> str:
     count = args.threads
     if count is None:
         files = Path(args.target).glob("*.safetensors") if args.target else ()
-        large = sum(file.stat().st_size for file in files) >= LARGE
-        count = torch.get_num_threads() if large else 1
+        shape = SHAPES.get(getattr(args, "inflate", None) or "")
+        size = shape.parameters * 2 if shape else sum(file.stat().st_size for file in files)
+        count = torch.get_num_threads() if size >= LARGE else 1
     torch.set_num_threads(check.threads(count))
     return f"{count} thread{'s' * (count > 1)} of torch"
+
+
+def add_inflate(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--inflate`` and ``--dtype``, which :func:`inflated` follows."""
+    parser.add_argument(
+        "--inflate",
+        choices=tuple(DRAFTS),
+        metavar="SHAPE",
+        help="give both models the cost of larger ones, which keeps their law: a target of so "
+        f"many parameters and its draft ({', '.join(DRAFTS)})",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", FASTER),
+        help=f"of the inflated weights (float32); {FASTER}: whose passes take less time here",
+    )
+
+
+def inflated(pair: Any, args: argparse.Namespace) -> Any:
+    """Return the pair in the shapes of ``--inflate``, and note in ``args.cost`` what that means.
+
+    Raises
+    ------
+    ValueError
+        As :func:`cactus_theory.decoding.models.inflate.inflate_pair`; a dtype without a shape.
+    """
+    if args.inflate is None:
+        if args.dtype != "float32":
+            raise ValueError(f"--dtype: must be given with --inflate; got {args.dtype} alone")
+        return pair
+    dtype = None if args.dtype == FASTER else getattr(torch, args.dtype)
+    pair = inflate_pair(pair, args.inflate, dtype=dtype, device=getattr(args, "device", "cpu"))
+    sizes = (SHAPES[name].parameters / 1e6 for name in (args.inflate, DRAFTS[args.inflate]))
+    args.cost = (
+        "the law of the pair at the cost of {:,.0f} M and {:,.0f} M parameters, ".format(*sizes)
+        + f"V = {pair.target.config.vocab_size:,}, {dtype_of([pair.target])}, rows without zeros"
+    )
+    return pair
 
 
 def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy) -> Any:

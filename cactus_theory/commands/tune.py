@@ -17,11 +17,13 @@ from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_cuts,
+    add_inflate,
     add_threads,
     add_trust,
     check_cuts,
     choose_threads,
     given_cuts,
+    inflated,
 )
 from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._opening import dtype_of
@@ -43,7 +45,7 @@ FLOOR_TEXTS = 8
 # what each argument is for: naming one of another kind is a mistake worth saying
 OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
 # what logged rows depend on, beside models, prompts and the largest K
-LOGGED = ("cycles", "max_new_tokens", "temperature", "seed")
+LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype")
 COSTS = ("target", "cost_ratio", "costs")  # where they come from
 
 
@@ -54,6 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--target", metavar="DIR", help="target model")
     add("--draft", metavar="DIR", help="draft model, or head")
     add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
+    add_inflate(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
     add("--rows", nargs=2, metavar="FILE", help="instead of a trace, target and draft rows (K = 1)")
     add("--kl-per-token", type=float, required=True, metavar="NATS",
@@ -160,7 +163,7 @@ def _tuned(args: Namespace) -> list[Any]:
     texts = prompts_of(args.prompts)
     args.work = args.work or _work(args, texts)
     options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
-    pair = load_pair(args.target, args.draft, **options)
+    pair = inflated(load_pair(args.target, args.draft, **options), args)
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
     print(f"tune: {_forecast(args, pair, ids[0])}; on {args.on}", file=sys.stderr)
@@ -177,7 +180,8 @@ def _tuned(args: Namespace) -> list[Any]:
     tuned = _chosen(args, source, measure)
     dtype = dtype_of([pair.target, *as_drafter(pair.draft).check(pair.target).values()])
     floor = _noise_floor(args, pair.target, ids)
-    tuned = replace(tuned, source=tuned.source | {"dtype": dtype} | floor)
+    cost = {} if args.inflate is None else {"cost": args.cost}
+    tuned = replace(tuned, source=tuned.source | {"dtype": dtype} | floor | cost)
     return [tuned, *(tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
 
 

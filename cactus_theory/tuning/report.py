@@ -85,6 +85,8 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     ``others`` are the same settings at the costs of other batch sizes.
     """
     lines, answers, best = [], tuned.answers, tuned.best
+    if "cost" in tuned.source:  # of models that were inflated
+        lines.append(f"Speeds and costs: {tuned.source['cost']}.")
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         lines += [answers.sentence, answers.promised(int(str(tokens)))]

@@ -13,6 +13,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from cactus_theory.commands.flags import add_inflate
+
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish
 
@@ -27,14 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", nargs="+", metavar="N", help="numbers to compare, default among them"
     )
     add_pair_arguments(parser)
+    add_inflate(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
 
 
 def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
-    needs = (args.repeats,)
-    if args.what == "decode":
-        needs = (args.target, args.draft, args.prompts, args.repeats)
+    needs = (args,) if args.what == "decode" else (args.repeats,)
+    if args.inflate is not None and args.what != "decode":
+        raise ValueError(f"--inflate: must be given with decode; got {args.what}")
     module, name = args.what, args.what
     if args.threads:
         if args.what == "decode":

@@ -5,18 +5,16 @@ no confidence threshold. Every prompt is decoded by all jobs before the next one
 costs of a round are medians over repeats, ratios medians of ratios within a repeat.
 """
 
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cactus_theory.decoding import load_pair
-
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
-from ..common.inputs import load_prompts
+from ..common.inputs import load_prompts, loaded_pair
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
@@ -56,28 +54,28 @@ def lines() -> list[Line]:
     ]
 
 
-def harness_of(target: Path, draft: Path, prompts: Path, most: int, new: int) -> Harness:
-    """Return the pair and at most so many prompts, whose texts have all their tokens."""
-    pair = load_pair(target, draft)
-    texts = load_prompts(prompts, target)[:most]
+def harness_of(args: Namespace) -> Harness:
+    """Return the pair and a few prompts, whose texts have all their tokens."""
+    pair = loaded_pair(args)
+    texts = load_prompts(args.prompts, args.target)[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
-    return Harness(pair, texts, min(new, longest - max(map(len, texts))), seed=0, ends=False)
+    return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)
 
 
-def measure(target: Path, draft: Path, prompts: Path, repeats: int) -> Iterator[dict[str, Any]]:
-    harness = harness_of(target, draft, prompts, PROMPTS, NEW)
+def measure(args: Namespace) -> Iterator[dict[str, Any]]:
+    harness = harness_of(args)
 
     def decoded(job: Job) -> Record:
         decode = harness.decode(job.config, job.group, meter=job.config.meter)
         meter = {} if decode.result is None else {"meter": decode.result.seconds.meter}
         return decode.record | meter
 
-    grid = Grid(lines(), len(harness.prompts), repeats)  # the metered repeat warms up
+    grid = Grid(lines(), len(harness.prompts), args.repeats)  # the metered repeat warms up
     by_line = grid.runs(grid.fill(decoded))
     assisted = next(runs for line, runs in by_line.items() if line.method == HF_ASSISTED)
     lossless = next(runs for line, runs in by_line.items() if line.method == LOSSLESS)
     for line, runs in by_line.items():
-        yield _row(line, runs, target.name, assisted, lossless)
+        yield _row(line, runs, args.target.name, assisted, lossless)
 
 
 def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import inflated
+from cactus_theory.decoding import Pair, load_pair
 
 from .grid import files_of, label
 
@@ -28,6 +30,12 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--draft", type=Path, default=PAIR / "draft", help="draft model folder")
     add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
+
+
+def loaded_pair(args: argparse.Namespace, *, heads: bool = False) -> Pair:
+    """Return the pair that flags name, in the shapes of ``--inflate``; heads as of load_pair."""
+    where = getattr(args, "device", "cpu")
+    return inflated(load_pair(args.target, args.draft, device=where, heads=heads), args)
 
 
 def add_decode_arguments(
@@ -54,6 +62,7 @@ def settings_of(args: argparse.Namespace, texts: Sequence[str], *flags: str) -> 
         "prompts": digest("\0".join(texts).encode()),
         **{name: folder_digest(folder) for name, folder in folders.items()},
         **{name: getattr(args, name) for name in ("max_new_tokens", "seed", "threads", *flags)},
+        **({"cost": args.cost} if "cost" in args else {}),
     }
 
 

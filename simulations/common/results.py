@@ -137,6 +137,7 @@ def publish(
     ``notes`` go into the provenance.
     """
     source = provenance(command_line(args.command, args.declare, args, PLACES)) | notes
+    source |= {"cost": args.cost} if "cost" in args else {}
     for path in filter(None, paths or (args.out,)):
         write_csv(path, rows, source)
 

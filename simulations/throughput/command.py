@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.decoding import load_pair
+from cactus_theory.commands.flags import add_inflate
 from cactus_theory.decoding.drafters._heads import is_head
 
 from ..common.decode import Harness
@@ -40,6 +40,7 @@ from ..common.inputs import (
     add_pair_arguments,
     at_least,
     digest,
+    loaded_pair,
     prompts_of,
     settings_of,
 )
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
+    add_inflate(parser)
     add_decode_arguments(parser, widths=[3, 7], repeats=12)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
@@ -94,9 +96,12 @@ def run(args: argparse.Namespace) -> int:
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
-        pair = load_pair(args.target, args.draft, device=args.device, heads=True)
+        pair = loaded_pair(args, heads=True)
         ids = [pair.tokenizer(text)["input_ids"] for text in texts]
         return Harness(pair, ids, args.max_new_tokens, args.seed)
+
+    if args.inflate is not None:
+        harness()  # the faster dtype decides results
 
     def decoded(job: Job) -> dict[str, Any]:
         return table.record(harness(), texts, job, job.repeat < args.metered)

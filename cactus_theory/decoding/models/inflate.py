@@ -124,12 +124,9 @@ def inflate_pair(
     shapes = [SHAPES[part] for part in (check.one_of("inflate", name, tuple(DRAFTS)), DRAFTS[name])]
     _check_memory(name, shapes, dtype or torch.float32, device)
     dtype = dtype or faster_dtype(pair.target, shapes[0], device)
-    models = (pair.target, pair.draft)
-    target, draft = (
-        inflate(model, shape, device=device, dtype=dtype)
-        for model, shape in zip(models, shapes, strict=True)
-    )
-    return replace(pair, target=target, draft=draft)
+    models = zip((pair.target, pair.draft), shapes, strict=True)
+    large = [inflate(*model, device=device, dtype=dtype) for model in models]
+    return replace(pair, target=large[0], draft=large[1])
 
 
 def _check_memory(
@@ -139,8 +136,8 @@ def _check_memory(
     free = free_memory(torch.device(device))
     if needed > free:
         raise ValueError(
-            f"inflate: the weights of {name} and its draft take {needed / 1e9:.1f} GB in "
-            f"{str(dtype).removeprefix('torch.')}; {free / 1e9:.1f} GB are free"
+            f"inflate: the weights of {name} and its draft take {needed / 1e6:,.0f} MB in "
+            f"{str(dtype).removeprefix('torch.')}; {free / 1e6:,.0f} MB are free"
         )
 
 

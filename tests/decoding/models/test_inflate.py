@@ -1,14 +1,18 @@
 """An inflated model computes what the small one does, at the cost of its shape."""
 
+import argparse
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from cactus_theory.commands import flags
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models.inflate import SHAPES, Shape, inflate
+from cactus_theory.decoding.models import inflate as inflated
+from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, Shape, inflate, inflate_pair
 from simulations.common.inputs import PAIR
 from tests.amounts import some
 
@@ -120,6 +124,42 @@ def test_decodes_are_those_of_the_small_pair(pair, large, policy, temperature):
     assert sum(map(len, found[0])) > 9
 
 
+def test_rows_hold_no_zero_and_copies_hold_no_mass(pair, large):
+    """So verification and meter cost what they cost on dense rows, and the law is the pair's."""
+    ids = torch.randint(1, 2048, (2, 24), generator=torch.Generator().manual_seed(3))
+    for model in large:
+        with torch.inference_mode():
+            rows = model(ids).logits.softmax(-1)
+        assert rows.min() > torch.finfo(torch.float32).tiny
+        assert rows[..., 2048:].sum(-1).max() < COPIES
+
+
+def test_named_shapes_go_together_and_hold_the_shipped_pair(pair, large):
+    for target, draft in DRAFTS.items():
+        assert SHAPES[target].vocab == SHAPES[draft].vocab
+        assert SHAPES[draft].parameters < SHAPES[target].parameters / 9
+        for model, name in ((pair.target, target), (pair.draft, draft)):
+            inflated._check(model, SHAPES[name], torch.float32)
+    sizes = {"134m": 134e6, "5m": 5e6, "1b": 1.1e9, "40m": 40e6}
+    for name, size in sizes.items():
+        assert SHAPES[name].parameters == pytest.approx(size, rel=0.03)
+    for model, name in zip(large, ("tiny", "tiny-draft"), strict=True):
+        assert sum(own.numel() for own in model.parameters()) == SHAPES[name].parameters
+
+
+def test_memory_is_asked_first(pair, monkeypatch):
+    monkeypatch.setattr(inflated, "free_memory", lambda device: 48.4e6)
+    large = inflate_pair(pair, "tiny", dtype=torch.bfloat16)  # 24.5 MB; 48.9 in float32
+    assert (large.target.dtype, large.draft.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert large.tokenizer is pair.tokenizer
+    with pytest.raises(ValueError, match=r"tiny .* take 49 MB in float32; 48 MB are free"):
+        inflate_pair(pair, "tiny")
+    with pytest.raises(ValueError, match="must be one of 134m, 1b, .*; got '7b'"):
+        inflate_pair(pair, "7b")
+    monkeypatch.undo()
+    assert 1e6 < inflated.free_memory(torch.device("cpu"))
+
+
 def test_what_is_new_is_no_zero_where_it_need_not_be():
     """Layers and heads beyond the model's work on random numbers, as those of a real model do."""
     state = inflate(random_llama(), SMALL).state_dict()
@@ -155,3 +195,39 @@ def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="rotary"):
         inflate(random_llama(rope_parameters=scaled), SMALL)
+
+
+def test_flags_name_a_shape_and_every_table_says_what_it_costs(pair, monkeypatch):
+    parser = argparse.ArgumentParser()
+    flags.add_inflate(parser)
+    plain = parser.parse_args([])
+    assert flags.inflated(pair, plain) is pair and "cost" not in plain
+    with pytest.raises(ValueError, match="--dtype: must be given with --inflate; got bfloat16"):
+        flags.inflated(pair, parser.parse_args(["--dtype", "bfloat16"]))
+    args = parser.parse_args(["--inflate", "tiny", "--dtype", "faster"])
+    monkeypatch.setattr(inflated, "faster_dtype", lambda model, shape, device: torch.bfloat16)
+    assert flags.inflated(pair, args).target.dtype == torch.bfloat16
+    assert args.cost == (
+        "the law of the pair at the cost of 11 M and 1 M parameters, V = 2,176, bfloat16, rows "
+        "without zeros"
+    )
+
+
+def test_the_faster_dtype_is_that_of_shorter_passes(pair, monkeypatch):
+    built, clock = [], iter(range(10**6))
+
+    def timed(model, shape, device, dtype):
+        built.append(dtype)
+        return slow if dtype == torch.float32 else quick
+
+    def slow(ids):
+        next(clock)
+        return quick(ids)
+
+    def quick(ids):
+        return SimpleNamespace(logits=torch.zeros(*ids.shape, 3))
+
+    monkeypatch.setattr(inflated, "inflate", timed)
+    monkeypatch.setattr(inflated.time, "perf_counter", lambda: next(clock))
+    assert inflated.faster_dtype(pair.target, SHAPES["tiny"], "cpu") == torch.bfloat16
+    assert built == [torch.float32, torch.bfloat16]
