@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 from cactus_theory.base.arguments import refuse_empty
@@ -25,7 +26,7 @@ COMMANDS = {
     "gpu-check": ("gpu_check.command", "time a CUDA machine: a verification, decodes (CSV)"),
 }
 
-# commands with threads of their own; torch has one in all others but those with --threads
+# commands with threads of their own; the others have one, but for --threads and --inflate
 OWN_THREADS = ("train-pair", "kernels", "gpu-check")
 
 # what a command that was stopped by Ctrl-C has kept
@@ -56,8 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
         args = parser.parse_args(arguments)
         refuse_empty(arguments)
         if chosen not in OWN_THREADS:
-            threads = getattr(args, "threads", 1)
-            _set_threads(threads if isinstance(threads, int) else 1)
+            threads = getattr(args, "threads", None)
+            usual = 1 if getattr(args, "inflate", None) is None else os.cpu_count() or 1
+            _set_threads(threads if isinstance(threads, int) else usual)
         code = args.run(args)
         if "cost" in args:
             print(f"speeds and costs: {args.cost}")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
-from cactus_theory.commands.flags import add_inflate
+from cactus_theory.commands.flags import add_inflate, inflated
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.decoding.drafters import load
 
@@ -72,6 +72,14 @@ SPEED_HEADS = {
 }
 
 
+# the last table: the pair at the cost of a larger one
+LARGE, LARGE_POLICY, LARGE_WIDTH, LARGE_TOKENS = "134m", "band:price=1", 5, 24
+LARGE_HEADS = (
+    "policy", "knob", "num_draft_tokens", "tokens_per_second", "speedup", "tokens_per_call",
+    "emitted_kl_per_token",
+)  # fmt: skip
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
@@ -107,13 +115,28 @@ def run(args: argparse.Namespace) -> int:
     if args.inflate is None and (args.head is not None or args.target == PAIR / "target"):
         draft_models = {"draft": pair.draft, "head": load(args.head or PAIR / "recurrent")}
         lines = drafters.lines(list(draft_models), configs([], [drafters.LOSSLESS], widths, [1]))
-        grid = Grid(lines, len(prompts), args.repeats, seed=args.seed)
+        grid = Grid(lines, len(prompts), repeats=1, seed=args.seed)
         tables["drafters"] = drafters.rows(grid, drafters.decodes(harness, grid, draft_models))
         best = [row for row in tables["drafters"] if row["fastest"]]
         title = "\nthe draft beside the head, lossless, at its fastest K on these texts"
         print(columns(best, drafters.HEADS, title))
     _write(tables, args)
+    if args.inflate is None:
+        print(at_size(pair, args))
     return 0
+
+
+def at_size(pair: Pair, args: argparse.Namespace) -> str:
+    """Return two decodes of one prompt by the pair at the cost of a larger one, as a table."""
+    sizes = argparse.Namespace(inflate=LARGE, dtype="float32")
+    prompts = load_prompts(args.prompts, args.target)[:1]
+    try:
+        harness = Harness(inflated(pair, sizes), prompts, LARGE_TOKENS, args.seed)
+    except ValueError as error:  # too little memory, or models of another kind
+        return f"\nno decode at a larger cost: {error}"
+    rows = measure(harness, [LARGE_POLICY], widths=[LARGE_WIDTH], repeats=1)
+    heads = {name: SPEED_HEADS[name] for name in LARGE_HEADS}
+    return columns(rows, heads, f"\none text of {LARGE_TOKENS} tokens, {sizes.cost}")
 
 
 def _speed_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:

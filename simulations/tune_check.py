@@ -5,6 +5,9 @@ level, costs measured for every batch size. The others are decoded by every fami
 grid and by plain decoding, in interleaved repeats, metered (metering is not timed). What was
 tuned and every decode are kept in journal.jsonl under --out: a run that was killed goes on, and
 one with more --repeats adds them.
+
+--choices ends after tuning: it writes each family's fastest verifier and K, as predicted, for
+``throughput --settings``.
 """
 
 import argparse
@@ -18,11 +21,12 @@ import numpy as np
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import add_inflate
-from cactus_theory.decoding import Pair
+from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.policies._registry import policy, policy_of_data
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
 from cactus_theory.tuning.choices import Choice, Tuned
+from cactus_theory.tuning.families import LOSSLESS
 from cactus_theory.tuning.measure import Setting
 from cactus_theory.verify.contract import registered_verifier
 
@@ -51,8 +55,10 @@ def tune_all(
     if all(key(*case) in journal.results for case in cases):
         return
     width, ends = max(args.num_draft_tokens), pair.target.generation_config.eos_token_id
-    folder = args.out / "trace"
-    trace = log_shown(args, pair, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
+    folder, logged = args.out / "trace", pair
+    if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
+        logged = load_pair(args.target, args.draft)
+    trace = log_shown(args, logged, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
     settings: list[Setting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 
@@ -136,6 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
     add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
+    add("--choices", type=Path, metavar="FILE.csv", help="write what is fastest there, and end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,6 +157,9 @@ def run(args: argparse.Namespace) -> int:
             [pair.tokenizer(text)["input_ids"] for text in part] for part in (tuning, unseen)
         )
         tune_all(args, journal, pair, tuning_ids)
+        if args.choices is not None:
+            publish(args, settings(args, journal.results), args.choices)
+            return 0
         grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
         harness = Harness(pair, ids, args.max_new_tokens, args.seed + len(texts) + args.cycles)
@@ -178,6 +188,23 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
             lines = journal.results[key(batch, level)]["lines"]
             configs += [config(args, line, batch) for line in lines]
     return list(dict.fromkeys(configs))
+
+
+SETTING = ("policy", "verifier", "num_draft_tokens")
+
+
+def settings(args: argparse.Namespace, results: Mapping[str, Any]) -> list[Row]:
+    """Return the fastest lossless setting, and at every level that of every other family."""
+    rows: dict[tuple[float, str], Row] = {}
+    for level in args.kl_per_token:
+        for line in results[key(args.batch[0], level)]["lines"]:
+            at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
+            best = rows.get(at, line)
+            rows[at] = line if line["predicted_speed"] > best["predicted_speed"] else best
+    return [
+        {"level": level, "family": family, **{name: row[name] for name in SETTING}}
+        for (level, family), row in sorted(rows.items())
+    ]
 
 
 JOURNAL = "journal.jsonl"

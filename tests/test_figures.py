@@ -20,6 +20,7 @@ NEEDS = {
     "blocks": ("blocks",),
     "gpu": ("gpu_verify",),
     "overspend": ("overspend", "acceptance_kl"),
+    "size": ("throughput_134m", "tune"),
     "throughput": ("throughput",),
     "tune": ("tune",),
 }
@@ -138,7 +139,9 @@ def test_policies_are_told_apart_without_colour():
     ]
 
 
-def test_the_figure_of_a_gpu_is_drawn_where_one_was_measured(tmp_path):
-    assert "gpu" not in drawable(tmp_path)
+def test_what_a_clone_need_not_have_is_drawn_where_it_was_measured(tmp_path):
+    assert not {"gpu", "size"} & {*drawable(tmp_path)}
     (tmp_path / "gpu_decode.csv").touch()
+    assert [name for name in names() if name not in drawable(tmp_path)] == ["size"]
+    (tmp_path / "throughput_134m.csv").touch()
     assert drawable(tmp_path) == names()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -46,6 +47,9 @@ FLOOR_TEXTS = 8
 OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
 # what logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype")
+# rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
+# and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
+CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
 COSTS = ("target", "cost_ratio", "costs")  # where they come from
 
 
@@ -78,7 +82,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--verify-cost", type=float, metavar="V",
         help="what a drafted token adds to the target's pass and verification (0)")  # fmt: skip
     add("--fixed-cost", type=float, metavar="F", help="what a round takes besides (0)")
-    add("--cycles", type=int, default=1000, help="rounds to log, at least (1000)")
+    add("--cycles", type=int,
+        help="rounds to log, at least (1000, fewer of a vocabulary above 6,400)")  # fmt: skip
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--temperature", type=float, default=1.0)
     add_cuts(parser)
@@ -130,6 +135,8 @@ def _check(args: Namespace) -> None:
     if 0 < len(models) < len(OF_MODELS):
         missing = next(name for name in OF_MODELS if name not in models)
         raise ValueError(f"--{missing}: must be given with --{models[0]}; got --{models[0]} alone")
+    if args.inflate is not None and not models:
+        raise ValueError(f"--inflate: must be given with --target; got {args.inflate} alone")
     costs = [name for name in COSTS if getattr(args, name) is not None]
     if len(costs) != 1:
         got = " and ".join(map(_flag, costs)) or "none"
@@ -163,26 +170,51 @@ def _tuned(args: Namespace) -> list[Any]:
     texts = prompts_of(args.prompts)
     args.work = args.work or _work(args, texts)
     options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
+    took = Took()
     pair = inflated(load_pair(args.target, args.draft, **options), args)
+    if args.cycles is None:
+        few = LOGGED_ENTRIES // pair.target.config.vocab_size
+        args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
+    took.lap("loading")
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
     print(f"tune: {_forecast(args, pair, ids[0])}; on {args.on}", file=sys.stderr)
     source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
+    took.lap("logging")
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
     def measure(settings: Sequence[Any], batch: int = args.batch[0]) -> Costs:
+        took.lap("solving knobs")
         timed[:] = settings
         sizes = batch, args.max_new_tokens
         prompts = Prompts(ids, *sizes, args.temperature, ends, args.seed, args.cuts)
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
-            return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
+            costs = measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
+        took.lap("timing decodes")
+        return costs
 
     tuned = _chosen(args, source, measure)
+    took.lap("a cap on answers")
     dtype = dtype_of([pair.target, *as_drafter(pair.draft).check(pair.target).values()])
     floor = _noise_floor(args, pair.target, ids)
+    took.lap("rounding")
     cost = {} if args.inflate is None else {"cost": args.cost}
-    tuned = replace(tuned, source=tuned.source | {"dtype": dtype} | floor | cost)
+    about = {"dtype": dtype, "seconds": took.seconds} | floor | cost
+    tuned = replace(tuned, source=tuned.source | about)
     return [tuned, *(tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
+
+
+class Took:
+    """Seconds of each part of a run, by its name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Count the seconds since the last lap for a part."""
+        self.last, before = perf_counter(), self.last
+        self.seconds[name] = self.seconds.get(name, 0.0) + self.last - before
 
 
 def _work(args: Namespace, texts: Sequence[str]) -> Path:

@@ -84,8 +84,9 @@ def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Famil
 
     Parameters
     ----------
-    names : of families (``band:price``), or whole specs (``typical:epsilon=0.3``), which are
-        taken as they are; lossless ones are always among them. None for the usual ones.
+    names : of families (``band:price``; ``cactus:delta@block`` under one verifier), or whole
+        specs (``typical:epsilon=0.3``), which are taken as they are; lossless ones are always
+        among them. None for the usual ones.
 
     Raises
     ------
@@ -100,8 +101,9 @@ def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Famil
 
 
 def _named(name: str, kind: Divergence) -> list[Family]:
-    if name in (*USUAL, *OTHERS) and name != LOSSLESS:
-        return _tuned(name, kind)
+    family, _, judge = name.partition("@")
+    if family in (*USUAL, *OTHERS) and family != LOSSLESS:
+        return _tuned(family, kind, [find_verifier(judge).name] if judge else None)
     if "=" not in name and ":" in name:
         names = ", ".join((*USUAL, *OTHERS))
         raise ValueError(
@@ -111,14 +113,14 @@ def _named(name: str, kind: Divergence) -> list[Family]:
     return [Family(spec, verifier, spec) for verifier in USUAL.get(name, _followers(spec))]
 
 
-def _tuned(name: str, kind: Divergence) -> list[Family]:
+def _tuned(name: str, kind: Divergence, verifiers: Sequence[str] | None = None) -> list[Family]:
     knob = name.split(":")[1]
     if knob == "price" and not kind.priced:
         return []
     template = f"{name}={{}}"
     if name in FOR_DIVERGENCE and kind.spec != "kl":
         template += f",divergence={kind.spec}"
-    tried = USUAL.get(name, ("chain",))
+    tried = verifiers or USUAL.get(name, ("chain",))
     return [Family(name, verifier, template, *KNOBS[knob]) for verifier in tried]
 
 

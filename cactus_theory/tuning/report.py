@@ -91,6 +91,10 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         lines += [answers.sentence, answers.promised(int(str(tokens)))]
     lines += [f"Batch {other.costs.batch}: {sentence(other)}" for other in others]
+    seconds: Any = tuned.source.get("seconds")
+    if seconds:
+        parts = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
+        lines.append(f"Took {sum(seconds.values()):.0f} s: {parts}.")
     return [*lines, f"Not tried: {'; '.join(_not_tried(tuned, others))}."]
 
 

@@ -66,9 +66,7 @@ def measure(args: Namespace) -> Iterator[dict[str, Any]]:
     harness = harness_of(args)
 
     def decoded(job: Job) -> Record:
-        decode = harness.decode(job.config, job.group, meter=job.config.meter)
-        meter = {} if decode.result is None else {"meter": decode.result.seconds.meter}
-        return decode.record | meter
+        return harness.decode(job.config, job.group, meter=job.config.meter).record
 
     grid = Grid(lines(), len(harness.prompts), args.repeats)  # the metered repeat warms up
     by_line = grid.runs(grid.fill(decoded))

@@ -49,6 +49,7 @@ class Decoded:
             "row_calls": reading.num_calls,
             "accepted": reading.num_accepted_tokens,
             "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
+            "meter": seconds.meter,
         }
         if reading.emitted_divergence is not None:
             record |= {"rows": reading.rows, "kl": reading.emitted_divergence}

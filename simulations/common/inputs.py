@@ -52,7 +52,7 @@ def add_decode_arguments(
     add("--max-new-tokens", type=int, default=numbers["max_new_tokens"], metavar="N")
     add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
     add("--seed", type=int, default=0)
-    add("--threads", type=int, default=1, help="of torch; one is best for small models")
+    add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 
 
 def settings_of(args: argparse.Namespace, texts: Sequence[str], *flags: str) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _field(value: Any) -> Any:
 
 
 # flags that say where results go and how they are shown: none of them decides a result
-PLACES = ("out", "publish", "work", "json", "shared")
+PLACES = ("out", "publish", "work", "json", "shared", "choices")
 
 
 def publish(

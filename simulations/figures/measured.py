@@ -22,6 +22,8 @@ SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
     ("band:price", "block"),
 )  # fmt: skip
+# the README's first table, and the ends of its intervals
+LARGE, ENDS = "throughput_134m.csv", ("", "_low", "_high")
 Row = Mapping[str, str]
 
 
@@ -49,7 +51,40 @@ def _replaced(page: Path, block: str) -> str:
 
 
 def short(data: Path) -> str:
-    """Return the README's table: what the tuner would choose of each family, measured.
+    """Return the README's tables: settings at the cost of a larger pair, and drafters."""
+    return (at_size(data) or tuned(data)) + drafters(data)
+
+
+def at_size(data: Path) -> str:
+    """Return the table of settings at the cost of a larger pair; nothing where it is not there."""
+    if not (data / LARGE).is_file():
+        return ""
+    rows, notes = read_csv(data / LARGE)
+    lines = [
+        (
+            f"{float(row['level']):g}" if float(row["level"]) else "0 (lossless)",
+            _method(row | {"knob": "", "verifier": ""}),
+            "–" if row["num_draft_tokens"] == "0"
+            else f"{row['verifier']}, {row['num_draft_tokens']}",
+            *(
+                "{} ({}–{})".format(*(_number(row[f"{name}{end}"], digits) for end in ENDS))
+                if row[name] else "–"
+                for name, digits in (
+                    ("tokens_per_second", 1), ("over_plain", 2), ("over_lossless", 2)
+                )
+            ),
+            _number(row["tokens_per_call"], 2) or "1.00",
+            _small(row["emitted_kl_per_token"]) if float(row["level"]) else "0",
+        )
+        for row in rows
+    ]  # fmt: skip
+    head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (90 %)", "× plain (90 %)",
+            "× lossless (90 %)", "tokens a call", "metered")  # fmt: skip
+    return _table(f"One text at a time, {notes['cost']}", notes, head, lines)
+
+
+def tuned(data: Path) -> str:
+    """Return what the tuner would choose of each family on the shipped pair, measured.
 
     Settings were chosen by predicted speed, on other texts, so that no speed is the best of many.
     """
@@ -67,7 +102,7 @@ def short(data: Path) -> str:
     plain_speed = float(plain["measured_speed"])
     cells = [(*line[:4], f"{float(line[4]) / plain_speed:.2f}", *line[5:]) for line in lines]
     title = "One text at a time, the shipped pair, prompts unseen"
-    return _table(title, notes, head, cells) + drafters(data)
+    return _table(title, notes, head, cells)
 
 
 def drafters(data: Path) -> str:
@@ -107,7 +142,8 @@ def _tuned_line(row: Row) -> Sequence[str]:
 
 def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
-    parts = [throughput(data), equal_kl(data), blocks(data),
+    first = tuned(data) if (data / LARGE).is_file() else ""
+    parts = [*filter(None, [first]), throughput(data), equal_kl(data), blocks(data),
              equal_kl(data, "throughput_blocks_equal_kl.csv"), decode(data), theory(data),
              verify(data), shipped(PAIR)]  # fmt: skip
     return "\n".join(parts)

@@ -7,7 +7,9 @@ repeat decodes all prompts by all methods in a shuffled order, with seeds of its
 intervals cover both the machine and the texts.
 
 --verifier chain block decodes every policy token by token and by whole drafted paths, by those
-that can follow it. A family is a spec without the value of its first knob, and @block after it
+that can follow it. --settings FILE.csv, of tune-check --choices, names policy, verifier and K of
+every line instead, and makes a table of them beside plain decoding, ours or the library's,
+whichever is faster. A family is a spec without the value of its first knob, and @block after it
 where whole paths were verified: --compare band:price@block band:price.
 """
 
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decode_arguments(parser, widths=[3, 7], repeats=12)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
+    add("--settings", type=Path, metavar="FILE.csv", help="what is decoded, beside the baselines")
     add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -88,10 +91,15 @@ def run(args: argparse.Namespace) -> int:
     if is_head(args.draft):  # the library drafts by models alone
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
-    lines = configs(*kinds, args.siblings)
+    settings = [] if args.settings is None else table.settings_of(args.settings)
+    if settings:  # one text at a time, each at its K
+        lines = [*configs(args.baselines, [], [], [1]), *(line for line, _ in settings)]
+    else:
+        lines = configs(*kinds, args.siblings)
     families = table.families_of(args.compare, lines)
     at_least(args, metered=1, repeats=0, num_prompts=1)
-    texts = prompts_of(args.prompts)[: args.num_prompts]
+    texts = prompts_of(args.prompts)
+    texts = (texts[1::2] if settings else texts)[: args.num_prompts]  # every other one tuned them
     grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
 
     @cache  # a finished run is judged again without a model
@@ -110,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         runs = grid.runs(grid.fill(decoded, journal))
     rows = table.rows(runs, args.seed)
     tables = {"throughput": rows}
+    if settings:
+        tables["beside_plain"] = table.beside_plain(runs, settings, args.seed)
     if families is not None and (equal := table.equal_kl_rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
     elif families is not None:
@@ -132,6 +142,12 @@ def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -
     } | settings_of(args, texts, "repeats", "metered", "device")
 
 
+SETTING_HEADS = {
+    "level": "may spend", "method": "method", "num_draft_tokens": "K", "tokens_per_second":
+    "tokens/s", "over_plain": "x plain", "over_plain_low": "5 %", "over_plain_high": "95 %",
+    "over_lossless": "x lossless", "over_cactus": "x Cactus", "emitted_kl_per_token": "KL/token",
+    "over_passes": "round\n/passes",
+}  # fmt: skip
 # the last ones are left out where the terminal is narrower
 HEADS = {
     "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
@@ -212,6 +228,8 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
+    if beside := tables.get("beside_plain"):
+        texts.append(columns(beside, SETTING_HEADS, "\nthe settings beside plain decoding"))
     equal, sentences = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
         heads = {"kl": "KL/token", "num_draft_tokens": "K", "batch": "batch"}

@@ -9,14 +9,31 @@ import codeop
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
+from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.tuning.families import LOSSLESS
+from cactus_theory.verify.contract import registered_verifier
+
 from ..common.decode import Harness
-from ..common.grid import BASELINES, HF_ASSISTED, HF_PLAIN, PLAIN, Config, Job, Record, Runs, label
+from ..common.grid import (
+    BASELINES,
+    HF_ASSISTED,
+    HF_PLAIN,
+    PLAIN,
+    UNDRAFTED,
+    Config,
+    Job,
+    Record,
+    Runs,
+    label,
+)
+from ..common.results import read_csv
 from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples, spread
 
 
@@ -76,6 +93,7 @@ def _can_become_python(text: str) -> bool:
     return True
 
 
+CACTUS = "cactus:delta"
 COLUMNS = (
     "method knob verifier num_draft_tokens batch tokens_per_second tokens_per_second_min "
     "tokens_per_second_max tokens_per_second_low tokens_per_second_high speedup_over_plain "
@@ -148,6 +166,58 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
         "parses": statistics.mean(verdicts) if verdicts else None,
         "prompts_judged": len(verdicts),
     }
+
+
+def settings_of(path: Path) -> list[tuple[Config, Mapping[str, str]]]:
+    """Return the lines that a file of ``tune-check --choices`` names, each with its row."""
+    rows = read_csv(path)[0]
+    return [
+        (
+            Config(
+                policy_of_data(row["policy"], path).spec,
+                int(row["num_draft_tokens"]),
+                1,
+                registered_verifier(row["verifier"]).spec,
+            ),
+            row,
+        )
+        for row in rows
+    ]
+
+
+def beside_plain(
+    runs: Mapping[Config, Runs], settings: Sequence[tuple[Config, Mapping[str, str]]], seed: int
+) -> list[dict[str, Any]]:
+    """Return the faster way to decode without a draft, then every setting, compared by repeats.
+
+    ``over_cactus`` is over Cactus at the same level by the same verifier, ``over_passes`` the
+    seconds of metered rounds over those of the models' passes in them.
+    """
+    draws = resamples(len(next(iter(runs.values())).timed), seed)
+    plains = [line for line in runs if line.method in UNDRAFTED]
+    plain = max(plains, key=lambda line: float(np.median(runs[line].speeds)))
+    named = {(row["level"], row["family"], line.verifier): line for line, row in settings}
+    lossless = next((line for line, row in settings if row["family"] == LOSSLESS), None)
+    rows = []
+    for line, setting in [(plain, {"level": "0", "family": plain.method}), *settings]:
+        own = runs[line]
+        row: dict[str, Any] = {"level": float(setting["level"]), "family": setting["family"]}
+        row |= {"method": line.method, "verifier": line.judge, "num_draft_tokens": line.width}
+        row |= spread("tokens_per_second", own.speeds, draws)
+        cactus = named.get((setting["level"], CACTUS, line.verifier))
+        for name, rival in (("plain", plain), ("lossless", lossless), ("cactus", cactus)):
+            same = own if rival is None else runs[rival]
+            compared = spread(f"over_{name}", own.speeds / same.speeds, draws)
+            row |= compared if rival is not None else dict.fromkeys(compared)
+        row |= dict.fromkeys(("tokens_per_call", "emitted_kl_per_token", "over_passes"))
+        if "parts" in own.metered[0]:
+            passes = sum(sum(record["parts"][:2]) for record in own.metered)
+            row["tokens_per_call"] = own.ratio("tokens", "row_calls")
+            row["over_passes"] = (own.total("seconds") + own.total("meter")) / passes
+        if "kl" in own.metered[0]:
+            row["emitted_kl_per_token"] = own.ratio("kl", "tokens")
+        rows.append(row)
+    return rows
 
 
 # nats per token at which families are compared

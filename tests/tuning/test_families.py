@@ -94,3 +94,14 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
             curve(0.0999) * 1.01 < level < curve(0.1) * 0.99
         )  # over the level: the last one below it
         assert spent == pytest.approx(1e-3 if jumps else level, rel=TOLERANCE)
+
+
+def test_a_family_may_name_its_verifier():
+    found = families(ct.divergence("kl"), ["cactus:delta@block", "band:price"])
+    assert [own.key for own in found] == [
+        "speculative@chain", "speculative@block", "cactus:delta@block", "band:price@chain",
+        "band:price@block",
+    ]  # fmt: skip
+    assert found[2].policy(0.01) == ct.policy("cactus", delta=0.01)
+    with pytest.raises(ValueError, match="verifier"):
+        families(ct.divergence("kl"), ["cactus:delta@blok"])
