@@ -3,7 +3,7 @@
 Only jaxtyping annotations are checked: plain ones (``delta: float``) are pyright's business,
 and at run time bad values must reach the package's own errors. A checked call costs a tenth of
 a millisecond, more than most of the functions do, so the plain suite checks the 1st, 4th, 16th,
-… call of each function within each test; the thorough one checks the first thousand, too.
+… call of each function within each test; the thorough one checks the first 64, too.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ from tests.amounts import amount
 from tests.formulas import ALL
 from tests.testing.faulty_divergences import FAULTS
 
-EXAMPLES_EACH = amount(40, 500)
+EXAMPLES_EACH = amount(40, 250)
 
 
 @pytest.mark.parametrize("spec", dict.fromkeys((*ALL, *examples())))

@@ -11,7 +11,7 @@ from tests.amounts import amount
 from tests.rules import RULES, SPECS
 
 # rows of a policy at one of its knob values, and at each of the others
-COUNT, FEWER = amount(16, 2000), amount(8, 200)
+COUNT, FEWER = amount(16, 1000), amount(8, 100)
 # the band by another name, to the last bit (tests/policies/test_baselines.py)
 ALIASES = {"mentored"}
 FIRST = {RULES[spec].name: spec for spec in reversed(SPECS)}

@@ -19,7 +19,7 @@ from tests.testing.faulty_verifiers import FAULTS, Fading
 from tests.testing.plain_verifier import Plain
 
 # trees of a policy: the bands take a solve a row, other policies a line
-CHEAP, SOLVED = amount(8, 200), amount(2, 100)
+CHEAP, SOLVED = amount(8, 100), amount(2, 50)
 
 
 def trees_for(spec):
@@ -36,14 +36,14 @@ def test_registered_verifiers_have_every_property(name, spec):
 
 
 def test_a_naive_verifier_has_every_property():
-    examples = amount(6, 100)
+    examples = amount(6, 50)
     specs = ["speculative", "mixture:alpha=0.3"]
     assert assert_verifier_properties(Plain(), policies=specs, examples=examples) == 2 * examples
 
 
 @pytest.mark.parametrize("verifier", [Plain(), "block"])
 def test_a_policy_may_depend_on_the_path(verifier):
-    assert_verifier_properties(verifier, policies=[Fading()], examples=amount(6, 100))
+    assert_verifier_properties(verifier, policies=[Fading()], examples=amount(6, 50))
 
 
 class OnDevice(Chain):
@@ -60,7 +60,7 @@ class OnDevice(Chain):
 
 def test_the_chain_on_a_device_has_every_property():
     specs = ["cactus:delta=0.1", "typical"]
-    assert_verifier_properties(OnDevice(), policies=specs, examples=amount(3, 100))
+    assert_verifier_properties(OnDevice(), policies=specs, examples=amount(3, 50))
 
 
 @pytest.mark.parametrize("name", verifiers())
