@@ -192,7 +192,8 @@ def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
     top = torch.minimum(f.ratio_at(f.slope_at_one + width), ratios.most).clamp(min=1.0)
     upper = torch.minimum(f.ratio_at(f.slope_at_one + width / 2), top.sqrt())
     low, high, before = torch.ones_like(top), top, None
-    rows = ratios.memory("rows", ratios.q.shape)
+    rows, slow = ratios.memory("rows", ratios.q.shape), torch.zeros_like(done)
+    halve = slow
     for _ in range(MOST_STEPS):
         # a is 0 where f′ does not fall so low
         edges = torch.stack([f.ratio_at(f.slope(upper) - width).clamp(max=1.0), upper], -1)
@@ -204,7 +205,6 @@ def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
             break
         low, high = torch.where(above, low, upper), torch.where(above, upper, high)
         if before is None:
-            slow = halve = torch.zeros_like(done)
             new = upper * (1 - excess / STEEPNESS)
         else:
             new = upper - excess * (upper - before[0]) / (excess - before[1])

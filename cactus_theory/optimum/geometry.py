@@ -40,6 +40,7 @@ class Measured:
     gap: PerRow
 
 
+@dataclass(eq=False)
 class Geometry:
     """A divergence whose budget translates to that of a generator, on float64 rows (R, V).
 
@@ -47,24 +48,19 @@ class Geometry:
     what they lack then.
     """
 
-    def __init__(
-        self,
-        q: Rows,
-        p: Rows,
-        divergence: Divergence,
-        generator: FDivergence,
-        free: bool = False,
-        lacking: PerRow | None = None,
-    ) -> None:
-        self.q, self.p, self.divergence, self.generator = q, p, divergence, generator
-        self.free, self.lacking = free, lacking
+    q: Rows
+    p: Rows
+    divergence: Divergence
+    generator: FDivergence
+    free: bool = False
+    lacking: PerRow | None = None
 
     def of_rows(self, at: Tensor | slice) -> "Geometry":
         """Return the same on some of the rows."""
         if isinstance(at, slice) and at.stop - at.start == len(self.q):
             return self
-        rows = self.q[at], self.p[at], self.divergence, self.generator, self.free
-        return type(self)(*rows, None if self.lacking is None else self.lacking[at])
+        lacking = None if self.lacking is None else self.lacking[at]
+        return replace(self, q=self.q[at], p=self.p[at], lacking=lacking)
 
     @cached_property
     def inside(self) -> Bool[Tensor, "rows vocab"] | None:

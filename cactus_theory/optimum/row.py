@@ -105,21 +105,17 @@ class PricedBand:
         self.high = f.upper_edge(1.0, self.step)
         self.drop = f.lower_edge(1.0, self.step) if f.scale_free else None
 
-    def lower(self, upper: float, unit: float) -> float:
-        """Return A for U = ``upper``; ``unit`` is P in the row's units."""
-        if self.drop is not None:
-            return upper * self.drop
-        return unit * self.f.lower_edge(upper / unit, self.step)
-
     def edges(self, level: float, unit: float, largest: float) -> tuple[float, float]:
         """Return U and A where the search is at ``level``: U, up to the ``largest`` p/q.
 
         Beyond it nothing is cut, and what still lacks is lifted: up to twice the largest p/q, A
-        rises to P in proportion.
+        rises to P in proportion. ``unit`` is P in the row's units.
         """
+        if self.drop is not None:
+            return level, level * self.drop
+        lower = unit * self.f.lower_edge(min(level, largest) / unit, self.step)
         if level <= largest:
-            return level, self.lower(level, unit)
-        lower = self.lower(largest, unit)
+            return level, lower
         return math.inf, lower + (level / largest - 1) * (unit - lower)
 
 
@@ -255,9 +251,7 @@ class PricedRow(_SolvedRow):
 
     def excess(self, level: float) -> float:
         """Return Σ g − P."""
-        drop = self.band.drop
-        edges = self._edges(level) if drop is None else (level, level * drop)
-        return self.beyond(*edges)
+        return self.beyond(*self.band.edges(level, self.unit, self.largest))
 
     def _edges(self, level: float) -> tuple[float, float]:
         return self.band.edges(level, self.unit, self.largest)
@@ -372,8 +366,8 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand) -> Rows:
     q, p, alive = q.double(), p.double(), torch.where(alive > 0, alive.double(), 1.0)
     rows = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     if q.device.type == "cpu" and len(q) <= (FEW_ROWS if band.drop is not None else 1):
-        for *row, ratio, h in zip(q.numpy(), p.numpy(), alive.tolist(), rows.numpy(), strict=True):
-            PricedRow(*row, ratio, band, exact=True).write(h)
+        for own in zip(rows.numpy(), q.numpy(), p.numpy(), alive.tolist(), strict=True):
+            PricedRow(*own[1:], band, exact=True).write(own[0])
     else:
         totals = q.sum(-1, keepdim=True), alive[:, None] * p.sum(-1, keepdim=True)
         target, draft = scratch("row.both", (2, *q.shape), device=q.device)
