@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._base import one_hot
@@ -128,6 +129,7 @@ class Expectation:
         return coins + self.rounds * self.error(self.tokens_per_call) ** 2
 
 
+@one_thread()
 def expect(
     source: Trace | str | Path,
     policy: str | Policy = "speculative",

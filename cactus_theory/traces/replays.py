@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, check_followed, find_rule
 from cactus_theory.divergences import Divergence
@@ -114,6 +115,7 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     )
 
 
+@one_thread()
 def _replays(
     source: Source,
     policy: str | Policy | Schedule,
