@@ -76,8 +76,8 @@ def optimal_acceptance(
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
 
     The optimum is a band, its gap a proof (THEORY.md, Theorems 7 and 8).
-    Exact up to float64 rounding for every divergence: Newton on masked sums, or one sort by p/q
-    and lookups where that does not converge. No gradient flows through it. A few rows at a time,
+    Exact up to float64 rounding for every divergence: a few passes over the rows, or one sort by
+    p/q and lookups where these do not converge. No gradient flows through it. A few rows at a time,
     on one thread: beyond rows and result it takes at most 100 MB, whatever the batch.
 
     Parameters

@@ -64,8 +64,8 @@ def edges(
     """Return the edges (a, b) of each row's band, float64 rows (R, V) that sum to 1.
 
     Exactly one of ``delta`` (the budget) and ``price`` (dA/dδ), a number or one a row. Without
-    a sort where Newton converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with q = 0
-    get nothing. Rows are not validated: callers check them first.
+    a sort where the search converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with
+    q = 0 get nothing. Rows are not validated: callers check them first.
 
     With ``ceiling``, c ≥ 1 for each token, ∞ for none, they are the edges of the best row with
     h ≤ cq, which is clip(p, aq, min(b, c)q): each token gains as before up to cq, and nothing

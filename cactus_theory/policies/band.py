@@ -204,7 +204,7 @@ class Band(FixedTarget):
         return Declaration(1, 0.0, budget, **facts, optimal=not self.head)
 
     def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
-        """Return (a, b) of each row, (..., 1): by Newton where it converges, else by sorting.
+        """Return (a, b) of each row, (..., 1), without a sort where the search for them converges.
 
         Those of q and p over their sums, times Σp/Σq: rounded rows need not sum to 1. b = ∞ and
         a = 0 stand for h = p.
