@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.threads import one_thread
+
 # multiply-adds up to which FBGEMM's kernel, which runs on one thread, is the one to take. Measured
 # on one thread over all maps of a model of 4.5 million weights, it against oneDNN's, in µs:
 # 170 and 480 for 1 row, 230 and 540 for 5, 1,580 and 1,940 for 40, 10,600 and 11,000 for 256
@@ -129,7 +131,7 @@ def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
     state = [(own.data_ptr(), own.shape, own.dtype, _sum_of_bits(own)) for own in weights]
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
-        with preparing():
+        with preparing(), one_thread():
             known = _PREPARED[module] = (state, make(module, *others))
     return known[1]
 
