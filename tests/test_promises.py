@@ -9,10 +9,10 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, Ledger
-from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.promises import event_interval, most_variation
 from simulations.markov import Setting, enumerate_texts, markov_pair
 from tests.amounts import amount, some
+from tests.decoding.ledger_texts import target_of, texts_of
 
 # an end of an interval, and what is a sum in another order
 EXACT = 1e-12
@@ -164,65 +164,15 @@ def test_level_sets_of_longer_texts_keep_the_promise(vocab, length):
         assert texts.total_variation <= most_variation(texts.kl)
 
 
-def law_of_schedule(pair, schedule, length, width):
-    """Return the law of texts of a chain's decode under a schedule, and what its meter reads.
-
-    Over every draft, number of accepted tokens and next token: the most of a text, the mean, and
-    the most a token of any beginning, that of a round's accepted tokens included.
-    """
-    law, most, mean, rate = np.zeros((pair.vocab,) * length), 0.0, 0.0, 0.0
-    begun = [((), schedule.begin([0]), 1.0, 0.0)]
-    while begun:
-        text, state, mass, spent = begun.pop()
-        if len(text) >= length:
-            law[text[:length]] += mass
-            most, mean = max(most, spent), mean + mass * spent
-            continue
-        here = min(width, length - len(text) - 1)
-        for tokens in itertools.product(range(pair.vocab), repeat=here):
-            draft = torch.tensor(tokens, dtype=torch.int64)
-            states = [0 if not text else text[-1], *tokens]
-            q, p = pair.target[states], pair.draft[states[:here]]
-            choice = schedule.choose_by_rows(state, draft, q[:here], p).tolist()
-            reached, paid = mass * float(p.gather(-1, draft[:, None]).prod()), spent
-            offered = dict(getattr(state, "offered", {}))
-            for kept in range(here + 1):
-                if kept == here:
-                    following, chance = q[kept], reached
-                else:
-                    rule, rows = schedule.rules[choice[kept]], (q[kept], p[kept])
-                    stays = float(rule.acceptance(*rows, draft[kept : kept + 1])[0])
-                    following, chance = rule.recovery(*rows, draft[kept]), reached * (1 - stays)
-                    paid += float(ct.divergence("kl").value(rule.emitted(*rows), q[kept]))
-                    reached *= stays
-                rate = max(rate, paid / (len(text) + kept + 1))
-                if chance <= 0:
-                    continue
-                count = min(kept + 1, here)
-                rows = VerifiedRows(q[:count], p[:count], draft[:count], torch.ones(count).bool())
-                for token in range(pair.vocab):
-                    if offered:
-                        state.offered.update(offered)
-                    new = [*tokens[:kept], token]
-                    after = schedule.advance(schedule.observe(state, rows), new)
-                    begun.append(((*text, *new), after, chance * float(following[token]), paid))
-    return law, most, mean, rate
+WAYS = list(itertools.product(("chain", "block"), (False, True)))
 
 
-def target_of(pair, length):
-    """Return the target's law of texts."""
-    law = np.ones(())
-    for place in range(length):
-        rows = pair.target.numpy() if place else pair.target[0].numpy()
-        law = law[..., None] * rows
-    return law
-
-
-def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap():
+@pytest.mark.parametrize(("verifier", "certain"), WAYS)
+def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap(verifier, certain):
     pair, cap, length = markov_pair(2, seed=3, distance=2.0), 0.05, 4
     ledger = Ledger("band:price=0.3", cap)
-    law, most, _, rate = law_of_schedule(pair, ledger, length, 2)
-    target = target_of(pair, length)
+    texts = texts_of(pair, ledger, length, 2, verifier, certain)
+    law, most, rate, target = texts.law, texts.most, texts.rate, target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
     promise = ct.Promise(per_token=cap, tokens=length, rate=0.5)
     assert 0.5 * promise.nats < most <= promise.nats and 0.95 * cap < rate <= cap
@@ -237,8 +187,8 @@ def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap():
 def test_by_position_the_first_tokens_are_the_targets_own():
     pair, length, strict = markov_pair(2, seed=3, distance=2.0), 4, 2
     schedule = ByPosition([(0, "speculative"), (strict, "band:price=0.3")])
-    law, most, mean, _ = law_of_schedule(pair, schedule, length, 2)
-    target = target_of(pair, length)
+    texts, target = texts_of(pair, schedule, length, 2), target_of(pair, length)
+    law, most, mean = texts.law, texts.most, texts.mean
     promise = ct.Promise(cap=most, rate=0.5, tokens=length, lossless=strict)
     assert (
         promise.after(strict).low == 0.5 == promise.after(strict).high

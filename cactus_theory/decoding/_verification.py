@@ -13,7 +13,6 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._foreign_code import copied, is_own
 from cactus_theory.policies._records import Path
 from cactus_theory.verify.contract import Verifier
@@ -27,43 +26,23 @@ class Followed:
         self.schedule = rule if isinstance(rule, Schedule) else OnePolicy(rule)
         self.rules, kind = self.schedule.rules, type(self.schedule)
         self.own = is_own(kind)
-        self.reads_rows = kind.choose_by_rows is not Schedule.choose_by_rows
         self.observes = kind.observe is not Schedule.observe
         self.state = self.schedule.begin(list(prompt))
 
-    def choose(self, row: int, q: Tensor, draft: Draft) -> Int[Tensor, "K"]:
-        """Return which of the rules judges each drafted token of a row, by its node."""
-        choice = torch.zeros_like(draft.token_ids[row])
-        count = int(draft.lengths[row])
-        if len(self.rules) == 1 or not count:
-            return choice
-        if draft.parents is None:
-            choice[:count] = self._along(row, q, draft, slice(0, count))
-            return choice
-        for place in range(count):  # the last choice does not know its own token
-            path = draft.path(row, place)
-            choice[draft.node(row, place)] = self._along(row, q, draft, path)[-1]
-        return choice
-
-    def _along(self, row: int, q: Tensor, draft: Draft, path: Any) -> Int[Tensor, "count"]:
-        """Return what is chosen for the tokens of one drafted path."""
-        drafted = draft.token_ids[row, path]
-        if not self.reads_rows:
-            return self.schedule.choose(self.state, *self._shown(drafted))
-        nodes = path if draft.parents is None else [draft.node(row, place) for place in path]
-        rows = rows_of(row, nodes, path, q, draft)
-        return self.schedule.choose_by_rows(self.state, *self._shown(drafted, *rows))
+    def choose(
+        self, row: int, q: Tensor, draft: Draft, judge: Verifier
+    ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
+        """Return which of the rules judges what follows each node of a row, and P there."""
+        one = draft.of_text(row)
+        return self.schedule.choose_by_nodes(self.state, q[row : row + 1], one, judge)
 
     def observe(self, rows: VerifiedRows) -> None:
         """Show the schedule the rows that were verified, if it observes them."""
         if self.observes:
-            self.state = self.schedule.observe(self.state, *self._shown(rows))
+            self.state = self.schedule.observe(self.state, rows if self.own else copied(rows))
 
     def advance(self, new_ids: Sequence[int]) -> None:
         self.state = self.schedule.advance(self.state, list(new_ids))
-
-    def _shown(self, *values: Any) -> tuple[Any, ...]:
-        return values if self.own else copied(values)
 
 
 def rules_of(followed: Sequence[Followed]) -> tuple[Policy, ...]:
@@ -79,15 +58,19 @@ def assigned(
     rules: tuple[Policy, ...],
     q: Float[Tensor, "batch K1 vocab"],
     draft: Draft,
+    judge: Verifier,
 ) -> Assignment:
     """Return which of ``rules`` judges which drafted token of a round."""
     if len(rules) == 1:
         return Assignment(rules)
-    chosen = []
+    chosen, ratios, known = [], draft.token_ids.double() * math.nan, False
     for row, own in enumerate(followed):
         numbers = draft.token_ids.new_tensor([rules.index(rule) for rule in own.rules])
-        chosen.append(numbers[own.choose(row, q, draft)])
-    return Assignment(rules, torch.stack(chosen))
+        choice, alive = own.choose(row, q, draft, judge)
+        chosen.append(numbers[choice])
+        if alive is not None:
+            ratios[row], known = alive, True
+    return Assignment(rules, torch.stack(chosen), ratios if known else None)
 
 
 class RowPolicies:
@@ -137,28 +120,11 @@ def _joined(paths: Sequence[Path]) -> Path | None:
     return Path(*map(torch.cat, parts))
 
 
-def rows_of(
-    row: int, nodes: Any, places: Any, q: Tensor, draft: Draft
-) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
-    """Return copies of the target and draft rows of one text at nodes.
-
-    ``places`` are the drafted tokens that follow them, which a certain draft is certain of. Where
-    the draft declares the laws of its nodes its row is their selection law.
-    """
-    target_rows = q[row, nodes].clone()
-    if draft.sampled is not None:
-        numbers = range(draft.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
-        return target_rows, draft.offers(row, numbers, target_rows)
-    if draft.probs is None:
-        return target_rows, one_hot(draft.token_ids[row, places], target_rows)
-    return target_rows, draft.probs[row, nodes].clone()
-
-
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
-    """Return the same of charged nodes."""
+    """Return copies of the target and draft rows of one text at charged nodes."""
     declared = verified.draft.sampled is not None
     places = verified.judged(row, nodes) if verified.draft.probs is None and not declared else nodes
-    q, p = rows_of(row, nodes, places, verified.target_probs, verified.draft)
+    q, p = verified.draft.rows(row, nodes, places, verified.target_probs)
     if declared and verified.verdict.raised is not None:
         raised = verified.raised(row)
         for number, node in enumerate(nodes):
@@ -187,6 +153,9 @@ def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
         return None
     # measured later, when a step may have written the next round there
     alive, drafted = verdict.alive[row, nodes].clone(), draft.lengths[row]
+    if (ratios := verified.assigned.alive) is not None:
+        chosen_by = ratios[row, nodes].to(alive.device)
+        alive = torch.where(chosen_by.isnan(), alive, chosen_by)
     left = alive.new_tensor(draft.left(row), dtype=torch.int64)[:drafted][nodes]
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
     if raised is not None and draft.sampled is not None:

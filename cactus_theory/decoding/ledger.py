@@ -11,13 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec, check_bonus_is_free
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies.band import Band
+from cactus_theory.policies._base import keep_probability
+from cactus_theory.policies._records import Path
 from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
 from cactus_theory.verify.tree import Tree
 
 KL = divergence("kl")
@@ -37,7 +40,7 @@ class Account:
     """The books of one text.
 
     ``offered`` is what a node of this round is charged if it is reached, by the drafted tokens
-    above it; entered by ``choose_by_rows``, booked by ``observe``.
+    above it; entered by ``choose_by_nodes``, booked by ``observe``.
     """
 
     inner: Any  # the state of the schedule that is capped
@@ -57,7 +60,10 @@ class Ledger(Schedule):
     Proof (THEORY.md, Theorem 17). Let a round begin after t tokens of which S nats were charged.
     The meter charges row i of the round only if token t + i is emitted, once, and then rows
     1..i − 1 as well. The charge D_i of row i under a policy is a function of its rows q_i and
-    p_i, known before token i is judged. The ledger assigns to row i a policy with
+    p_i and, in blocks, of the path above: of the alive ratio there, which the drafted tokens and
+    rows above and the policies chosen there give, no coin among them. Along a certain draft it may
+    depend on rows below, too, a function of the text as well. So it is known before token i is
+    judged. The ledger assigns to row i a policy with
     S + D_1 + … + D_i ≤ cap · (t + i) + burst, which ``speculative``, D_i = 0, always is, as the
     sum before it kept within cap · (t + i − 1) + burst. So the claim holds after each token of
     the round; bonus tokens and tokens that were not drafted cost nothing. In a tree row i is that
@@ -143,27 +149,38 @@ class Ledger(Schedule):
         return replace(state, inner=inner, emitted=state.emitted + len(new_ids), offered={})
 
     def choose(self, state: Account, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Raise: what a token is charged depends on its rows."""
-        raise NotImplementedError("choose: a ledger needs the rows; call choose_by_rows")
+        """Raise: what a token is charged depends on its rows and the path to it."""
+        raise NotImplementedError("choose: a ledger needs rows and paths; call choose_by_nodes")
 
-    def choose_by_rows(
+    def choose_by_nodes(
         self,
         state: Account,
-        drafted: Int[Tensor, "K"],
-        target_probs: Float[Tensor, "K vocab"],
-        draft_probs: Float[Tensor, "K vocab"],
-    ) -> Int[Tensor, "K"]:
-        """Return for each token the first policy of its ladder that the allowance has room for."""
-        of_inner = self.inner.choose_by_rows(state.inner, drafted, target_probs, draft_probs)
-        charges = _Charges(self.rules, target_probs, draft_probs)
-        choices, spent, above = [], state.spent, tuple(drafted.tolist())
-        for place, number in enumerate(of_inner.tolist()):
-            allowed = self.cap * (state.emitted + place + 1) * (1 - ROUNDING) + self.burst - spent
-            choice = self._fitting(self.numbers[number], charges, place, allowed)
-            choices.append(choice)
-            state.offered[above[:place]] = charges.of(choice, place)
-            spent += state.offered[above[:place]]
-        return drafted.new_tensor(choices)
+        target_probs: Float[Tensor, "1 K1 vocab"],
+        draft: Draft,
+        judge: Verifier,
+    ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"]]:
+        """Return for each node the first policy of its ladder that the allowance has room for."""
+        of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, judge)
+        numbers, ids = of_inner.tolist(), draft.token_ids[0].tolist()
+        charges = _Charges(self.rules, target_probs, draft, judge)
+        # of each node: the tokens above it, what is spent there, P
+        above: list[tuple[int, ...]] = [()] * (len(ids) + 1)
+        spent, alive = [state.spent] * len(above), [1.0] * len(above)
+        laws: dict[int, Tensor] = {}
+        state.offered.clear()
+        for place, node in enumerate(draft.above[0]):
+            if node not in laws:
+                tokens = state.emitted + len(above[node]) + 1
+                allowed = self.cap * tokens * (1 - ROUNDING) + self.burst - spent[node]
+                at = charges, node, alive[node]
+                chosen = self._fitting(self.numbers[numbers[node]], allowed, *at)
+                numbers[node], charge, laws[node] = chosen
+                state.offered[above[node]] = charge
+                spent[node] += charge
+            above[place + 1], spent[place + 1] = (*above[node], ids[place]), spent[node]
+            alive[place + 1] = charges.alive_after(place, alive[node], laws[node])
+        ratios = torch.tensor(alive[:-1], dtype=torch.float64, device=of_inner.device)
+        return of_inner.new_tensor(numbers), ratios
 
     def observe(self, state: Account, rows: VerifiedRows) -> Account:
         """Return the account with the rows that were charged booked."""
@@ -173,18 +190,17 @@ class Ledger(Schedule):
         return replace(state, inner=self.inner.observe(state.inner, rows), spent=spent, offered={})
 
     def _fitting(
-        self, ladder: Sequence[int], charges: "_Charges", place: int, allowed: float
-    ) -> int:
-        """Return the first policy from the rung that the credit suggests on that fits."""
-        rung = self._first_rung(allowed, len(ladder))
-        while rung < len(ladder) - 1:
-            charge = charges.of(ladder[rung], place)
-            if charge <= allowed:
-                return ladder[rung]
+        self, ladder: Sequence[int], allowed: float, charges: "_Charges", node: int, alive: float
+    ) -> tuple[int, float, Float[Tensor, "1 vocab"]]:
+        """Return the first policy that fits, from the rung on that credit suggests; charge, law."""
+        rung, last = self._first_rung(allowed, len(ladder)), len(ladder) - 1
+        while True:
+            charge, law = charges.of(ladder[rung], node, alive)
+            if rung == last or charge <= allowed:
+                return ladder[rung], charge, law
             # a charge falls about as the square of the price, so that STEP² fits the excess
             over = math.log(charge / allowed) / (2 * math.log(STEP)) if charge < math.inf else 0.0
-            rung += max(1, math.floor(over))
-        return ladder[-1]
+            rung = min(rung + max(1, math.floor(over)), last)
 
     def _first_rung(self, allowed: float, rungs: int) -> int:
         """Return the rung to try first: 0 with PATIENCE tokens' worth of credit or more."""
@@ -197,29 +213,62 @@ class Ledger(Schedule):
 
 
 class _Charges:
-    """D(out‖q) of a round's rows under the policies that are asked about, in nats."""
+    """What is emitted at the nodes of one text's draft under policies, and what it is charged."""
 
-    def __init__(self, policies: Sequence[Policy], q: Tensor, p: Tensor) -> None:
-        # beyond the draft of a row in a batch there may be anything; those rows are never charged
+    def __init__(
+        self, policies: Sequence[Policy], target_probs: Tensor, draft: Draft, judge: Verifier
+    ) -> None:
+        self.policies, self.judge = policies, judge
+        self.target_probs, self.draft = target_probs, draft
+        nodes = range(max(draft.above[0], default=-1) + 1)
+        self.nodes: Any = slice(0, len(nodes)) if draft.parents is None else list(nodes)
+        self.q, self.p = self._laws(self._verified(None))
+        self.by_policy: dict[int, tuple[Tensor, Path | None]] = {}
+
+    def of(self, number: int, node: int, alive: float) -> tuple[float, Float[Tensor, "1 vocab"]]:
+        """Return what a node that is reached with P = ``alive`` is charged, and its law."""
+        policy = self.policies[number]
+        if number not in self.by_policy:
+            raised, p = self.judge.looked_ahead(policy, self.target_probs, self.draft), self.p
+            verified = self._verified(raised)
+            if raised is not None and self.draft.sampled is not None:  # a row of their shares
+                _, p = self._laws(verified)
+            self.by_policy[number] = p, path_to(0, self.nodes, verified)
+        p, path = self.by_policy[number]
+        assert path is not None
+        q, here = self.q[node : node + 1], path.at(node)
+        here = replace(here, alive=torch.full_like(here.alive, alive))
+        law = self.judge.emitted(policy, q, p[node : node + 1], here)
+        return 0.0 if law is q else max(float(KL.value(law, q)), 0.0), law
+
+    def alive_after(self, place: int, alive: float, law: Float[Tensor, "1 vocab"]) -> float:
+        """Return P after a drafted token, from P and the law at its node."""
+        node, token = self.draft.above[0][place], self.draft.token_ids[0, place]
+        drawn_from = self.p[node]
+        if self.draft.sampled is not None:
+            if not self.draft.flags[0][0][place]:
+                return 1.0  # the walk begins anew there
+            assert self.draft.probs is not None
+            drawn_from = check.normalised(self.draft.probs[0, node])
+        return float(keep_probability(alive * law[0, token], drawn_from[token]))
+
+    def _verified(self, raised: Tensor | None) -> Verified:
+        """Return a round in which every node was reached, with P = 1, as the meter sees it."""
+        ids = self.draft.token_ids
+        none, alive = ids.new_zeros(1), torch.ones_like(ids).double()
+        verdict = Verdict(ids, none, none, alive=alive, raised=raised)
+        return Verified(Assignment(()), self.target_probs, self.draft, verdict)
+
+    def _laws(self, verified: Verified) -> tuple[Tensor, Tensor]:
+        q, p = rows_at(0, self.nodes, verified)
+        # rows without a law end a draft, and are never charged
         real = (q.sum(-1) > 0) & (p.sum(-1) > 0)
         q, p = (torch.where(real[:, None], row.double(), 1.0) for row in (q, p))
-        self.policies, self.q, self.p = policies, check.normalised(q), check.normalised(p)
-        self.known: dict[tuple[int, int], float] = {}
-
-    def of(self, number: int, place: int) -> float:
-        """Return the charge of one row under one policy."""
-        if (number, place) not in self.known:
-            q, p = self.q[place : place + 1], self.p[place : place + 1]
-            law = self.policies[number].emitted(q, p)
-            spent = 0.0 if law is q else float(KL.value(law, q))
-            self.known[number, place] = max(spent, 0.0)
-        return self.known[number, place]
+        return check.normalised(q), check.normalised(p)
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:
-    """Return a policy and, if it has a price, the same at higher ones; of rows by themselves."""
-    if isinstance(policy, Band):
-        policy = replace(policy, per_row=True)
+    """Return a policy and, if it has a price, the same at higher ones."""
     price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
         return (policy,)

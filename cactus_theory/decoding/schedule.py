@@ -13,8 +13,10 @@ from cactus_theory.base.specs import names_a_file
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies._foreign_code import copied, is_own
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Draft
 
 Spec = str | Policy
 
@@ -85,6 +87,36 @@ class Schedule(ABC):
         a refused token are never used.
         """
         return self.choose(state, drafted)
+
+    def choose_by_nodes(
+        self, state: Any, target_probs: Float[Tensor, "1 K1 vocab"], draft: Draft, judge: Verifier
+    ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
+        """Return what is chosen along every path of one text's draft, by node.
+
+        With it P of the path to each node for ``judge``, where it was chosen by; None if by none.
+        A class of another package is asked with copies.
+        """
+        choice, count = torch.zeros_like(draft.token_ids[0]), draft.lengths[0]
+        if len(self.rules) == 1 or not count:
+            return choice, None
+        if draft.parents is None:
+            choice[:count] = self._along(state, slice(0, count), target_probs, draft)
+            return choice, None
+        for place in range(count):  # the last choice does not know its own token
+            path = draft.path(0, place)
+            choice[draft.node(0, place)] = self._along(state, path, target_probs, draft)[-1]
+        return choice, None
+
+    def _along(self, state: Any, path: Any, q: Tensor, draft: Draft) -> Int[Tensor, "count"]:
+        """Return what is chosen for the tokens of one drafted path."""
+        shown = (draft.token_ids[0, path],)
+        by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
+        if by_rows:
+            nodes = path if draft.parents is None else [draft.node(0, place) for place in path]
+            shown += draft.rows(0, nodes, path, q)
+        if not is_own(type(self)):
+            shown = copied(shown)
+        return self.choose_by_rows(state, *shown) if by_rows else self.choose(state, *shown)
 
     def observe(self, state: Any, rows: VerifiedRows) -> Any:
         """Return the state after a round, given the rows whose emitted divergence counts.

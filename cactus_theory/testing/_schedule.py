@@ -13,10 +13,13 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
 from cactus_theory.testing._property import Bounds, Properties, Seen, broken
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Draft
 
 SCHEDULE_PROPERTIES = Properties("schedule_property")
 WIDTH = 6  # drafted tokens of a round
 ROUNDS = 4  # rounds of a text
+JUDGE = find_verifier("chain")
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ class _Text(Seen):
 
     def chosen(self, state: Any, turn: _Round) -> Tensor:
         """Return the choices of a round, (K,)."""
-        rows = turn.target_probs, turn.draft_probs
-        return self.schedule.choose_by_rows(state, turn.drafted, *rows)
+        draft = Draft(turn.drafted[None], [WIDTH], turn.draft_probs[None])
+        return self.schedule.choose_by_nodes(state, turn.target_probs[None], draft, JUDGE)[0]
 
     def follow(self, state: Any, turn: _Round) -> tuple[Tensor, Any]:
         """Return the choices of a round, (K,), and the state after it."""

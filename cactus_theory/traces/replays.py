@@ -237,8 +237,8 @@ def _replay_schedule(
             source.manual_seed(SEED + text)
         ids, q = cycle.draft_token_ids[: sums.width], cycle.target_probs[: sums.width + 1]
         p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[: sums.width]
-        choice = schedule.choose_by_rows(state, *copied((ids, q[:-1], p)))
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
+        choice, _ = schedule.choose_by_nodes(state, q[None], draft, verifier)
         law = verifier.law(Assignment(schedule.rules, choice[None]), q[None], draft)
         if law.emitted is None or verifier.looks_ahead:
             raise NotImplementedError(NO_ROW.format(verifier.name))

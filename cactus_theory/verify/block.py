@@ -132,6 +132,12 @@ class Block(Verifier):
         assert row is not None  # check() has seen the policy
         return row
 
+    def looked_ahead(
+        self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
+    ) -> Float[Tensor, "batch K"] | None:
+        """Return h_n of the tokens of certain drafts; None where the policy does not look ahead."""
+        return raised_entries(Assignment((policy,)), target_probs, draft.probs, draft)[0]
+
     def law(
         self,
         assigned: Assignment,

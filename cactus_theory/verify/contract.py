@@ -155,6 +155,12 @@ class Verifier(ABC):
             raise NotImplementedError(NO_ROW.format(self.name))
         return policy.emitted(target_probs, draft_probs)
 
+    def looked_ahead(
+        self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
+    ) -> Float[Tensor, "batch K"] | None:
+        """Return ``raised`` of verdicts where one policy judges every token: no coin enters."""
+        return None
+
     def law(
         self,
         assigned: Assignment,

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import compress
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import normalised
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
+from cactus_theory.policies._base import one_hot
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,28 @@ class Draft:
                 laws[number] = law
         return laws
 
+    def rows(
+        self, row: int, nodes: Any, places: Any, q: Float[Tensor, "batch K1 vocab"]
+    ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
+        """Return copies of the target and draft rows of one text at nodes.
+
+        ``places`` are the drafted tokens that follow them, which a certain draft is certain of.
+        Where the draft declares the laws of its nodes its row is their selection law.
+        """
+        target_rows = q[row, nodes].clone()
+        if self.sampled is not None:
+            numbers = range(self.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
+            return target_rows, self.offers(row, numbers, target_rows)
+        if self.probs is None:
+            return target_rows, one_hot(self.token_ids[row, places], target_rows)
+        return target_rows, self.probs[row, nodes].clone()
+
+    def of_text(self, row: int) -> "Draft":
+        """Return the draft of one text, by itself."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        one = {name: part[row : row + 1] for name, part in parts.items() if part is not None}
+        return replace(self, **one)
+
     def left(self, row: int) -> list[int]:
         """Return for each node of a row how many tokens were planned below what follows it."""
         depths = self.depths[row]
@@ -168,6 +191,9 @@ class Assignment:
     policies : the different policies.
     choice : (B, K) indices into ``policies`` by node, of what follows it (in a chain of token i);
         None if one policy judges every token.
+    alive : (B, K) float64, P of the path to each node where a schedule has chosen by it, NaN
+        elsewhere; None where none has. Rows are charged at it: that of a verifier, which works
+        in the rows' precision, differs by rounding.
 
     Examples
     --------
@@ -179,6 +205,7 @@ class Assignment:
 
     policies: tuple[Policy, ...]
     choice: Int[Tensor, "batch K"] | None = None
+    alive: Float[Tensor, "batch K"] | None = None
 
     def policy(self, row: int, node: int) -> Policy:
         """Return the policy that judges what follows a node of a row."""

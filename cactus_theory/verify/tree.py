@@ -125,6 +125,19 @@ class Tree(Verifier):
         """Return h at charged rows, float64; ``draft_probs`` are selection laws."""
         return RUNS[self.runs].emitted(policy, target_probs, draft_probs, path)
 
+    def looked_ahead(
+        self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
+    ) -> Float[Tensor, "batch K"] | None:
+        """Return h_n of certain tokens; None where the policy looks ahead of none."""
+        if is_chain(draft):
+            return RUNS[self.runs].looked_ahead(policy, target_probs, draft)
+        if self.runs != "block" or draft.sampled is None:  # which is refused
+            return None
+        walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
+        for walk in walks:
+            walk.look_ahead(Assignment((policy,)), target_probs[walk.row])
+        return _raised(walks, draft.token_ids)
+
     def law(
         self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> VerdictLaw:
@@ -161,12 +174,18 @@ def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Ve
         for node, ratio in walk.charged.items():
             alive[row, node] = ratio
     tokens = torch.from_numpy(table).to(device)
-    ratios, raised = torch.from_numpy(alive).to(device), None
-    if any(walk.raised for walk in walks):
-        raised = ratios.new_tensor([walk.raised or [math.nan] * width for walk in walks])
+    ratios, raised = torch.from_numpy(alive).to(device), _raised(walks, tokens)
     charged = [[*walk.charged] for walk in walks]
     path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
     return Verdict(ids, accepted, last, path, charged, ratios, raised)
+
+
+def _raised(walks: Sequence[Descent], ids: Tensor) -> Float[Tensor, "batch K"] | None:
+    """Return h_n of the tokens that walks look ahead of, NaN of others; None if there are none."""
+    if not any(walk.raised for walk in walks):
+        return None
+    rows = [walk.raised or [math.nan] * len(walk.ids) for walk in walks]
+    return torch.tensor(rows, dtype=torch.float64, device=ids.device)
 
 
 def declared_tree(

@@ -182,7 +182,8 @@ class Hook:
         try:
             judges = None
             if booked and followed:
-                judges = assigned(followed, rules_of(followed), batch.target_rows, batch.draft)
+                told = batch.target_rows, batch.draft, self.settings.verifier
+                judges = assigned(followed, rules_of(followed), *told)
             output, verified = verify_flat(self.settings.verifier, policies, batch, None, judges)
         except Exception as error:
             if all(rule is self.settings.policy for rule in policies):
