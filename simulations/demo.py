@@ -74,10 +74,6 @@ SPEED_HEADS = {
 
 # the last table: the pair at the cost of a larger one
 LARGE, LARGE_POLICY, LARGE_WIDTH, LARGE_TOKENS = "134m", "band:price=1", 5, 24
-LARGE_HEADS = (
-    "policy", "knob", "num_draft_tokens", "tokens_per_second", "speedup", "tokens_per_call",
-    "emitted_kl_per_token",
-)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,8 +131,7 @@ def at_size(pair: Pair, args: argparse.Namespace) -> str:
     except ValueError as error:  # too little memory, or models of another kind
         return f"\nno decode at a larger cost: {error}"
     rows = measure(harness, [LARGE_POLICY], widths=[LARGE_WIDTH], repeats=1)
-    heads = {name: SPEED_HEADS[name] for name in LARGE_HEADS}
-    return columns(rows, heads, f"\none text of {LARGE_TOKENS} tokens, {sizes.cost}")
+    return columns(rows, SPEED_HEADS, f"\none text of {LARGE_TOKENS} tokens, {sizes.cost}")
 
 
 def _speed_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:

@@ -143,10 +143,10 @@ def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -
 
 
 SETTING_HEADS = {
-    "level": "may spend", "method": "method", "num_draft_tokens": "K", "tokens_per_second":
-    "tokens/s", "over_plain": "x plain", "over_plain_low": "5 %", "over_plain_high": "95 %",
-    "over_lossless": "x lossless", "over_cactus": "x Cactus", "emitted_kl_per_token": "KL/token",
-    "over_passes": "round\n/passes",
+    "level": "may spend", "method": "method", "verifier": "by", "num_draft_tokens": "K",
+    "tokens_per_second": "tokens/s", "over_plain": "x plain", "over_plain_low": "5 %",
+    "over_plain_high": "95 %", "over_lossless": "x lossless", "over_cactus": "x Cactus",
+    "emitted_kl_per_token": "KL/token", "over_passes": "round\n/passes",
 }  # fmt: skip
 # the last ones are left out where the terminal is narrower
 HEADS = {

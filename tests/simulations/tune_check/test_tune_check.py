@@ -15,7 +15,7 @@ from tests.amounts import thorough
 
 SMALL = (
     "tune-check --policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
-    "--cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1"
+    "--cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1 --threads 1"
 ).split()
 
 
@@ -123,7 +123,7 @@ def test_settings_of_an_inflated_pair_are_decoded_at_its_cost(tmp_path: Path, ca
     assert chosen[2]["verifier"] == "block"
     assert "at the cost of 11 M and 1 M parameters" in notes["cost"]
     sizes = ["--num-prompts", "2", "--max-new-tokens", "6", "--repeats", "2", "--metered", "1"]
-    asked = ["throughput", "--inflate", "tiny", *sizes, "--settings", str(found)]
+    asked = ["throughput", "--inflate", "tiny", "--threads", "1", *sizes, "--settings", str(found)]
     assert main([*asked, "--out", str(out)]) == 0
     rows, notes = read_csv(out / "beside_plain.csv")
     assert [row["family"] for row in rows[1:]] == [family for _, family in families]
