@@ -1,6 +1,7 @@
 """Speed-up against what is emitted, for the shipped pair and for its law at a larger cost."""
 
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -52,7 +53,7 @@ def _curves(axes: Axes, rows: list[Row], size: str, line: str) -> None:
         ends = [[max(m - at, 0.0) for m, at in zip(middle, low, strict=True)],
                 [max(at - m, 0.0) for m, at in zip(middle, high, strict=True)]]  # fmt: skip
         look = style.look(name)
-        options = look.options() | {"ls": line, "mfc": look.colour if line == "-" else "white"}
+        options: Any = look.options() | {"ls": line, "mfc": look.colour if line == "-" else "white"}
         label = f"{look.name}, {size}"
         places = [max(at, LOSSLESS) for at in kl]
         axes.errorbar(places, middle, ends, lw=1.2, elinewidth=0.8, label=label, **options)

@@ -199,8 +199,9 @@ def settings(args: argparse.Namespace, results: Mapping[str, Any]) -> list[Row]:
     for level in args.kl_per_token:
         for line in results[key(args.batch[0], level)]["lines"]:
             at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
-            best = rows.get(at, line)
-            rows[at] = line if line["predicted_speed"] > best["predicted_speed"] else best
+            best = rows.setdefault(at, line)
+            if line["predicted_speed"] > best["predicted_speed"]:
+                rows[at] = line
     return [
         {"level": level, "family": family, **{name: row[name] for name in SETTING}}
         for (level, family), row in sorted(rows.items())

@@ -125,7 +125,8 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
 
 
 def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return *rows.aminmax(), rows.sum(-1, dtype=torch.float64)
+    least, most = rows.aminmax()
+    return least, most, rows.sum(-1, dtype=torch.float64)
 
 
 def _negative_hint(rows: Tensor) -> str:

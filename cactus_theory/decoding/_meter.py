@@ -167,15 +167,17 @@ class Meter:
             return
         size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
         for group in _groups(self.waiting, size):
-            parts = zip(*group, strict=True) if len(group) > 1 else ((part,) for part in group[0])
+            parts: Any = (
+                zip(*group, strict=True) if len(group) > 1 else ((part,) for part in group[0])
+            )
             columns = (
                 (torch.cat(part) if len(part) > 1 else part[0]).split(size) for part in parts
             )
             for q, p, choice, alive, left, raised, *tokens in zip(*columns, strict=True):
                 path = Path(alive, left, raised)
                 memory = scratch("meter.rows", (2, *q.shape), device=q.device).unbind(0)
-                laws = map(check.normalised, (q, p), memory)
-                self._by_policy(*laws, choice, path, tokens)
+                q, p = map(check.normalised, (q, p), memory)
+                self._by_policy(q, p, choice, path, tokens)
         self.waiting, self.entries = [], 0
 
     def _by_policy(

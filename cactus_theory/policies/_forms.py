@@ -81,7 +81,8 @@ class FixedTarget(Policy):
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return h itself."""
-        return self.target(*float64_rows(q, p))
+        q, p = float64_rows(q, p)
+        return self.target(q, p)
 
 
 class Entrywise(Policy):

@@ -202,7 +202,8 @@ def inflate(
 
 
 def _check(model: Any, shape: Shape, dtype: torch.dtype) -> None:
-    config, name = getattr(model, "config", None), type(model).__name__
+    config: Any = getattr(model, "config", None)
+    name = type(model).__name__
     if name != "LlamaForCausalLM" or config.attention_bias or config.mlp_bias:
         raise ValueError(f"model: must be a LlamaForCausalLM without biases; got {name}")
     if model.model.rotary_emb.rope_type != "default":
