@@ -62,7 +62,7 @@ class Precision(NamedTuple):
     dtype: torch.dtype
     # a lower q, below the least normal number, counts as this, so that p/q stays finite
     least: float
-    # a ratio above this, 1/least, can only come from such a q, or from an infinite edge
+    # a ratio above this, about 1/least, can only come from such a q, or from an infinite edge
     most: float
     # how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
     slack: float
@@ -82,13 +82,18 @@ class Precision(NamedTuple):
 PRECISIONS = {
     precision.dtype: precision
     for precision in (
-        Precision(torch.float32, 1e-37, 1e37, 2e-4, 2e-7, 2e-5, 16384),
-        Precision(torch.float64, 1e-300, 1e300, 2e-9, SETTLED, SETTLED, 8192),
+        Precision(torch.float32, 1.2e-38, 8e37, 2e-4, 2e-7, 2e-5, 16384),
+        Precision(torch.float64, 2.3e-308, 4e307, 2e-9, SETTLED, SETTLED, 8192),
     )
 }
 _PRECISIONS = {
     np.dtype(str(dtype).partition(".")[2]): precision for dtype, precision in PRECISIONS.items()
 }
+
+
+def ratio_in(row: Row, drafted: float, q_n: float) -> float:
+    """Return drafted/q_n of a token of this row, ∞ where q_n is too small for it to rise."""
+    return drafted / q_n if q_n >= _PRECISIONS[row.dtype].least else math.inf
 
 
 class PricedBand:
@@ -135,8 +140,6 @@ class _SolvedRow:
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, ``upper`` and ``scale`` are solved."""
-        if threshold > self.precision.most:  # of a token that counts as excluded
-            threshold = math.inf
         if threshold <= self.unit * (1 - self.precision.slack):
             return True
         low, high, start = self._bracket(threshold)
@@ -276,7 +279,7 @@ class PricedRow(_SolvedRow):
         """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
         if ratio == 0:
             return math.inf
-        if ratio > self.precision.most:
+        if ratio == math.inf:
             return 0.0
         return (self.raised if certain else self._raised(min(ratio, self.cap))) / ratio
 

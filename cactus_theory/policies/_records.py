@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory.optimum.row import ratio_in
+
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
 SUPPORTS = get_args(Support)
@@ -210,8 +212,8 @@ class Node(NamedTuple):
 
     @property
     def draft_ratio(self) -> float:
-        """Return p_n/q_n, ∞ where q_n = 0."""
-        return self.p_n / self.q_n if self.q_n > 0 else math.inf
+        """Return p_n/q_n, ∞ where q_n is too small for the token to rise."""
+        return ratio_in(self.q, self.p_n, self.q_n)
 
     @property
     def lossless_ratio(self) -> float:

@@ -50,7 +50,7 @@ from cactus_theory.policies._shortcuts import ByRow, KeepsLossless, Shortcuts
 LEAST_BUDGET = 1e-6
 # so many rows by price are solved root by root, more of them together
 FEW_ROWS = 32
-# a token with less probability counts as excluded: p/q of normal numbers stays finite
+# a token with less probability may not rise: p/q of normal numbers stays finite
 LEAST = PRECISIONS[torch.float64].least
 # float64 entries of rows of blocks that are solved together
 TOGETHER = 2**18
@@ -254,7 +254,7 @@ class Band(FixedTarget):
             lower, upper = self._edges_of_laws(q, p)
             upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
-        ratio = torch.where(q_n > 0, coin * p_n / q_n, math.inf)
+        ratio = torch.where(q_n >= PRECISIONS[q.dtype].least, coin * p_n / q_n, math.inf)
         if self.head:  # off it no more is kept than lossless sampling keeps
             off = self._off_head(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
             ratio = torch.where(ratio < off, ratio, math.inf)
@@ -353,11 +353,11 @@ class Band(FixedTarget):
 
 
 def _ceiling(upper: Tensor, q: Tensor) -> Tensor:
-    """Return bq, 0 where q counts as excluded."""
+    """Return bq, q itself where it is no normal number: such a token may not rise."""
     inside = q >= LEAST
     if not q.is_cuda and bool(inside.all()):
         return upper * q
-    return torch.where(inside, upper * torch.where(inside, q, 1.0), 0.0)
+    return torch.where(inside, upper * torch.where(inside, q, 1.0), q)
 
 
 def _clipped(p: Tensor, lower: Tensor, upper: Tensor, q: Tensor) -> Tensor:
@@ -367,5 +367,5 @@ def _clipped(p: Tensor, lower: Tensor, upper: Tensor, q: Tensor) -> Tensor:
 
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:
-    """Return min(1, b q_n/p_n), 0 where q_n counts as excluded."""
+    """Return min(1, b q_n/p_n), with b = 1 where q_n is no normal number."""
     return keep_probability(_ceiling(upper, q_n), p_n)

@@ -6,7 +6,6 @@ if lossless sampling keeps it and the policy keeps whatever lossless sampling ke
 others, the policy is called for the first undecided token of each row only.
 """
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import ROW_SUM_TOLERANCE
 from cactus_theory.base.scratch import scratch
+from cactus_theory.optimum.row import ratio_in
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._base import keep_probability, one_hot
 from cactus_theory.policies._records import Residual
@@ -285,7 +285,7 @@ class Tokens(Nodes):
         assert self.rows is not None
         q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
         coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
-        kept, scale = by_row.decide(q, p, coin * p_n / q_n if q_n > 0 else math.inf)
+        kept, scale = by_row.decide(q, p, ratio_in(q, coin * p_n, q_n))
         if kept:
             run.accepted += 1
         else:
