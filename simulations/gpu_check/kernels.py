@@ -46,7 +46,7 @@ CHAIN = (
     "mixture:alpha=0.3", "cactus:delta=0.5", "cactus_exact:delta=0.3", "band:price=2",
     "band:price=0.5",
 )  # fmt: skip
-BLOCK = ("speculative", "band:price=2,per_row=True")
+BLOCK = ("speculative", "band:price=2")
 RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
 # requests at each vocabulary and kind of kernel: more than 10,000 of each kind together
 KERNEL_ROWS = {2: 2000, 7: 4000, 1000: 4000, 32_000: 500, 151_936: 200}

@@ -20,10 +20,12 @@ from cactus_theory.kernels import (
     verify_logits,
 )
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from simulations.gpu_check.kernels import LAWS, RULES, WIDTH, ZERO_RULES
+from simulations.gpu_check.kernels import CHAIN, LAWS, WIDTH, ZERO_RULES
 from tests.kernels.closed_forms import compare, rows_of, sharp_seeds
 
 Device = torch.device | str
+BLOCK = ("speculative", "band:price=2,per_row=True")
+RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
 
 KINDS = ("smooth", "spiky", "tied", "masked", "certain", "alike", "equal", "low")
 # logits of one batch: 2^27 float32 numbers are 512 MiB, and the closed forms hold several such
