@@ -164,7 +164,8 @@ def test_where_faults_can_show() -> None:
 
 
 def _trace(temperature: float, rows: int):
-    header = SimpleNamespace(temperature=temperature, details={"max_new_tokens": 9})
+    details = {"max_new_tokens": 9}
+    header = SimpleNamespace(temperature=temperature, details=details, bonus_drawn=False)
     return SimpleNamespace(header=header, manifest=SimpleNamespace(total=lambda name: rows))
 
 

@@ -73,7 +73,7 @@ def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str
 
 
 def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "load_pair", None)
+    monkeypatch.setattr(command, "loaded_pair", None)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(call(resumed[0], "--compare", "cactus:delta", "band:price")) == 0
     said = capsys.readouterr().out
