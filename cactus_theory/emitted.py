@@ -67,6 +67,46 @@ def emitted_law(
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
+# a token with this share of the largest target probability is at the head
+HEAD = 0.2
+
+
+def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tensor:
+    r"""Return the mass that rows h give, beyond q, to tokens far below the target's first choice.
+
+    .. math:: \sum_{q_i < \beta \max q} (h_i - q_i)_+
+
+    with β = ``head``; rows (..., V) to (...).
+
+    Examples
+    --------
+    >>> q, h = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.6, 0.2, 0.2])
+    >>> round(float(raised_off_head(h, q)), 3)
+    0.1
+    """
+    beyond = (emitted - target).clamp(min=0.0)
+    return (beyond * (target < head * target.amax(-1, keepdim=True))).sum(-1)
+
+
+class RaisedOffHead(Divergence):
+    """That mass of a thousand rows in the place of a divergence, for what adds one up.
+
+    It is 0 where h = q, as a divergence is, but elsewhere, too.
+
+    Examples
+    --------
+    >>> q, h = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.6, 0.2, 0.2])
+    >>> round(float(RaisedOffHead().value(h, q)), 3)
+    100.0
+    """
+
+    name = "raised_off_head"
+
+    def value(self, emitted: Tensor, target: Tensor) -> Tensor:
+        """Return a thousand times the mass of rows (..., V), (...)."""
+        return 1000 * raised_off_head(emitted, target)
+
+
 @dataclass(frozen=True)
 class Audit:
     """What a policy does on rows (...), what it declares, and the optimum for comparison.
@@ -76,6 +116,7 @@ class Audit:
     policy : the policy's spec. ``declares`` is its declaration.
     acceptance : (...), Σ p φ.
     divergences : spec → (...), D(emitted‖q).
+    raised_off_head : (...), see :func:`cactus_theory.emitted.raised_off_head`.
     within : (...) bool, whether the declared budget held; None without a budget.
     spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
         over proposals with p > 0; None without a budget. Of a policy that states no proposals,
@@ -105,6 +146,7 @@ class Audit:
     declares: Declaration
     acceptance: Any
     divergences: dict[str, Any]
+    raised_off_head: Any
     within: Any
     spent: Any
     bounds: str | None
@@ -149,7 +191,7 @@ def audit(
     target, parts = _few_rows(rule, target_probs, draft_probs, draft_token_ids, normalise)
     batch, budget = target.shape[:-1], rule.declares.budget
     measured = ((at, _measured(rule, q, p, reference, specs)) for at, q, p in parts)
-    accepted, spent, over, best, least, *values = (
+    accepted, raised, spent, over, best, least, *values = (
         None if column is None else column.reshape(batch)
         for column in joined(measured, math.prod(batch))
     )
@@ -163,6 +205,7 @@ def audit(
         declares=rule.declares,
         acceptance=like(accepted),
         divergences=dict(zip(specs, map(like, values), strict=True)),
+        raised_off_head=like(raised),
         within=like(within),
         spent=like(spent),
         bounds=None if budget is None else budget.bounds(_states_proposals(rule, target)),
@@ -176,13 +219,14 @@ def audit(
 def _measured(
     rule: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
-    """Return acceptance, what is spent, the share over it, the optima and every divergence."""
+    """Return acceptance, raised mass, what is spent and over it, the optima, every divergence."""
     law = rule.emitted(q, p)
     accepted = (p * rule.keep(q, p)).sum(-1)
     kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
-    return [accepted, *_spent(rule, q, p, law), *optima, *values]
+    raised = raised_off_head(law, q)
+    return [accepted, raised, *_spent(rule, q, p, law), *optima, *values]
 
 
 def _spent(

@@ -26,6 +26,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import generate, load_pair
+from cactus_theory.emitted import RaisedOffHead
 from cactus_theory.policies.mars import Mars
 from cactus_theory.traces import Estimate, Replay, Trace
 from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at
@@ -46,7 +47,8 @@ BANDS = {
     name: [(spec, verifier) for spec in ("speculative", *(f"band:price={x:g}" for x in PRICES))]
     for name, verifier in (("band", "chain"), ("block", "block"))
 }
-METERED = {"kl_per_token": "kl", "tv_per_token": "total_variation"}
+METERED = {"kl_per_token": "kl", "tv_per_token": "total_variation",
+           "raised_off_head_per_1000": RaisedOffHead()}  # fmt: skip
 # with an error each; empty where a rule has no such number
 COLUMNS = ("tokens_per_call", "tokens_ratio", *METERED, "changed_calls",
            *(f"{name}_{number}" for name in BANDS for number in ("tokens_at_kl", "kl_at_tokens"))
@@ -214,6 +216,7 @@ def _tables(rows: Sequence[Row]) -> str:
     whose = {"engine": "whose", "setting": "rule", "num_draft_tokens": "K"}
     at_one = {
         "tokens_per_call": "tokens/call", "kl_per_token": "nats/token",
+        "raised_off_head_per_1000": "off head/1,000",
         "band_tokens_at_kl": "band*", "block_tokens_at_kl": "in blocks*",
         "block_kl_at_tokens": "its nats**",
     }  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.emitted import raised_off_head
 from cactus_theory.policies import FixedTarget, Policy, _forms
 from tests.formulas import TEN
 from tests.rows import pair
@@ -130,6 +131,23 @@ def test_audit_says_so_when_the_acceptance_is_out_of_reach():
     report = ct.audit(Leaky(), q, p)
     assert report.acceptance.item() == pytest.approx(1.0)
     assert report.optimum_divergence.isnan() and report.divergences["kl"].isinf()
+
+
+def test_mass_raised_off_the_head_is_that_of_tokens_far_below_the_first_choice():
+    q = tensor(0.5, 0.1, 0.0999, 0.3, 0.0001, 0.0)
+    h = tensor(0.3, 0.25, 0.1999, 0.1, 0.1, 0.0501)
+    # of the largest, .5, a fifth is the head: .1 is, the three below are not
+    assert float(raised_off_head(h, q)) == pytest.approx(0.1 + 0.0999 + 0.0501)
+    assert float(raised_off_head(h, q, head=0.0)) == 0 == float(raised_off_head(q, q, head=1.0))
+    rows, drafts = pair(7, 9, seed=4)
+    seen = ct.audit(ct.policy("band:price=0.3"), rows, drafts)
+    law = ct.emitted_law(ct.policy("band:price=0.3"), rows, drafts)
+    for mass, own, target in zip(seen.raised_off_head, law, rows, strict=True):
+        far = [max(float(a - b), 0.0) for a, b in zip(own, target, strict=True)
+               if b < 0.2 * target.max()]  # fmt: skip
+        assert float(mass) == pytest.approx(sum(far), abs=EXACT)
+    assert seen.raised_off_head.max() > 0.01
+    assert not ct.audit(ct.policy("tempered:temperature=0.5"), rows, drafts).raised_off_head.any()
 
 
 def test_kinds_of_input():

@@ -24,14 +24,16 @@ from cactus_theory.commands.flags import (
     save_outputs,
     source,
 )
+from cactus_theory.emitted import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
 
 # columns of the table of policies that hold words
-WORDS = (0, 5)
-LEGEND = """\
+WORDS = (0, 6)
+LEGEND = f"""\
 means over rows ± one standard error over texts
+off head: mass that 1,000 rows give, beyond q, to tokens with less than {HEAD:g} of the largest q
 of row optimum: of the best acceptance for what the policy spends, row by row
 of pooled: of the best mean acceptance for the same mean divergence, at one price on all rows"""
 Line = dict[str, Any]
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     columns |= {
         "best acceptance at that cost": report.optimum_acceptance,
         "least cost at that acceptance": report.optimum_divergence,
+        "raised off the head": report.raised_off_head,
     }
     if report.spent is not None:
         columns |= {"spent": report.spent, "within": report.within}
@@ -162,6 +165,8 @@ def _line(one: PooledAudit, pooled_share: float | None) -> Line:
         "acceptance_se": one.acceptance.standard_error,
         one.reference: one.divergence.value,
         f"{one.reference}_se": one.divergence.standard_error,
+        "raised_off_head_per_1000": 1000 * one.raised_off_head.value,
+        "raised_off_head_per_1000_se": 1000 * one.raised_off_head.standard_error,
         "share_of_row_optimum": one.share.value,
         "share_of_row_optimum_se": one.share.standard_error,
         "share_of_pooled_optimum": pooled_share,
@@ -185,7 +190,8 @@ def _pooled_share(one: PooledAudit, q: torch.Tensor, p: torch.Tensor) -> float |
 
 def _heads(spec: str) -> list[str]:
     emitted = f"emitted {'KL' if spec == 'kl' else spec}"
-    return ["policy", "acceptance", emitted, "of row optimum", "of pooled", "declares", "held on"]
+    heads = ["policy", "acceptance", emitted, "off head", "of row optimum", "of pooled"]
+    return [*heads, "declares", "held on"]
 
 
 def _cells(line: Line, spec: str) -> list[str]:
@@ -194,6 +200,7 @@ def _cells(line: Line, spec: str) -> list[str]:
         line["policy"],
         with_error(line["acceptance"], line["acceptance_se"]),
         with_error(line[spec], line[f"{spec}_se"]),
+        f"{line['raised_off_head_per_1000']:.1f}",
         f"{line['share_of_row_optimum']:.4f}",
         "" if pooled is None else f"{pooled:.4f}",
         line["declares"],

@@ -16,6 +16,7 @@ from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import LogProbs
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.emitted import raised_off_head
 from cactus_theory.policies import Policy
 from cactus_theory.policies._forms import FixedTarget, PerProposal
 from cactus_theory.policies._records import Path
@@ -113,7 +114,8 @@ class Meter:
         self.one = torch.ones(1, dtype=torch.float64)
         self.rows = self.entries = 0
         # sums stay where the rows are: nothing waits for a device
-        self.total, self.largest, self.expected = torch.zeros(3, dtype=torch.float64)
+        zeros = torch.zeros(4, dtype=torch.float64)
+        self.total, self.largest, self.expected, self.raised = zeros
 
     def add(
         self,
@@ -159,6 +161,7 @@ class Meter:
             divergence=self.divergence.spec,
             rows=rows,
             expected_accepted=float(self.expected),
+            raised_off_head=float(self.raised),
         )
 
     @one_thread()
@@ -211,6 +214,7 @@ class Meter:
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)
         self.total = self.total + spent.sum()
+        self.raised = self.raised + raised_off_head(emitted, q).sum()
         self.largest = torch.maximum(self.largest.to(spent.device), spent.max())
         if self.log is not None:
             slots, ids = tokens

@@ -141,6 +141,7 @@ class PooledAudit:
     reference : the divergence asked for.
     rows : N.
     acceptance, divergence : means over rows of Σ p φ and of D(emitted‖q).
+    raised_off_head : mean mass that tokens far below the target's first choice have beyond q.
     share : mean acceptance over the mean of the best acceptance of each row at the divergence
         the policy spends on that row; above 1 only for policies that emit tokens with q = 0.
     held : on how many rows the declared budget held; None without one.
@@ -152,6 +153,7 @@ class PooledAudit:
     rows: int
     acceptance: Estimate
     divergence: Estimate
+    raised_off_head: Estimate
     share: Estimate
     held: int | None
 
@@ -206,7 +208,7 @@ def pooled_audit(
     """
     source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
     policy, kind = find_policy(policy), find_divergence(divergence)
-    sums = np.zeros((4, source.texts))
+    sums = np.zeros((5, source.texts))
     held = 0
     for text, q, p in row_pairs(source, ENTRIES):
         report = audit(policy, q, p, divergence=kind)
@@ -214,7 +216,7 @@ def pooled_audit(
         held += 0 if report.within is None else int(report.within.sum())
         if on_rows is not None:
             on_rows(int(sums[0].sum()))
-    rows, accepted, spent, best = sums
+    rows, accepted, spent, raised, best = sums
     if not rows.sum():
         raise ValueError("source: must hold draft rows; every draft in it was certain")
     fingerprint = source.fingerprint
@@ -225,13 +227,14 @@ def pooled_audit(
         rows=int(rows.sum()),
         acceptance=ratio_of_sums(accepted, rows, fingerprint),
         divergence=ratio_of_sums(spent, rows, fingerprint),
+        raised_off_head=ratio_of_sums(raised, rows, fingerprint),
         share=ratio_of_sums(accepted, best, fingerprint),
         held=None if policy.declares.budget is None else held,
     )
 
 
-def _columns(report: Audit) -> Float[np.ndarray, "rows 4"]:
-    """Return 1, acceptance, divergence and the best acceptance at that divergence."""
+def _columns(report: Audit) -> Float[np.ndarray, "rows 5"]:
+    """Return 1, acceptance, divergence, raised mass, the best acceptance at that divergence."""
     spent = report.divergences[report.reference]
-    parts = (torch.ones_like(spent), report.acceptance, spent, report.optimum_acceptance)
-    return torch.stack(parts, -1).numpy()
+    parts = torch.ones_like(spent), report.acceptance, spent, report.raised_off_head
+    return torch.stack((*parts, report.optimum_acceptance), -1).numpy()

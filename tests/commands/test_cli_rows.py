@@ -42,6 +42,8 @@ def test_several_policies_are_one_table(files, capsys) -> None:
         share = seen.acceptance.mean() / best.mean_acceptance
         assert line["share_of_pooled_optimum"] == pytest.approx(share, abs=1e-9)
         assert line["share_of_row_optimum"] <= 1 + PRINTED
+        raised = 1000 * seen.raised_off_head.mean()
+        assert line["raised_off_head_per_1000"] == pytest.approx(raised, abs=PRINTED)
         assert line["share_of_pooled_optimum"] <= line["share_of_row_optimum"] + 1e-7
     assert found["policies"][2]["held"] == 12 and found["policies"][3]["held"] is None
 
@@ -51,7 +53,7 @@ def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
     flags = ("--csv", out["csv"], "--latex", out["tex"], "--plot", out["png"])
     assert main(["audit", *files, *TABLE, *flags]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "12 rows of 12 texts" and len(shown) == 2 + len(SPECS) + 3
+    assert shown[0] == "12 rows of 12 texts" and len(shown) == 2 + len(SPECS) + 4
     assert "kl <= 0.1 per proposal" in shown[3] and re.search(r"\d+ of 12$", shown[3])
     notes, *lines = Path(out["csv"]).read_text().split("policy,", 1)
     assert notes.splitlines() == ["# divergence: kl", "# rows: 12", "# texts: 12"]
