@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
@@ -37,7 +38,13 @@ from cactus_theory.traces.yardsticks import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
-from cactus_theory.tuning.measure import REPEATS, Prompts, measure_costs
+from cactus_theory.tuning.measure import (
+    REPEATS,
+    Prompts,
+    Setting,
+    measure_costs,
+    measure_lengths,
+)
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 
@@ -85,6 +92,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--cycles", type=int,
         help="rounds to log, at least (1000, fewer of a vocabulary above 6,400)")  # fmt: skip
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
+    add("--answers", type=int, default=400, metavar="N",
+        help="decoded by the two fastest settings and a lossless one where texts end before the "
+        "limit, to compare their lengths (400)")  # fmt: skip
     add("--temperature", type=float, default=1.0)
     add_cuts(parser)
     add("--seed", type=int, default=0)
@@ -124,6 +134,7 @@ def _check(args: Namespace) -> None:
     args.cuts = given_cuts(args) or WHOLE
     checked_level(args.kl_per_token)
     families(find_divergence(args.divergence), args.policies)
+    whole_number("answers", args.answers, 0)
     if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
         got = " ".join(map(str, args.batch))
         raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
@@ -201,7 +212,29 @@ def _tuned(args: Namespace) -> list[Any]:
     cost = {} if args.inflate is None else {"cost": args.cost}
     about = {"dtype": dtype, "seconds": took.seconds} | floor | cost
     tuned = replace(tuned, source=tuned.source | about)
-    return [tuned, *(tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])]
+    others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
+    ranked = [_by_answers(args, pair, ids, one) for one in (tuned, *others)]
+    took.lap("answers")
+    return ranked
+
+
+def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) -> Any:
+    """Return settings ranked by the answer, where answers end before the limit."""
+    lengths, ends = tuned.costs.new_tokens, pair.target.generation_config.eos_token_id
+    if not args.answers or lengths is None or lengths >= args.max_new_tokens:
+        return tuned
+    sizes = tuned.costs.batch, args.max_new_tokens
+    prompts = Prompts(ids, *sizes, args.temperature, ends, args.seed, args.cuts)
+
+    def measure(choice: Any) -> Any:
+        key = choice.family.key
+        setting = Setting(key, choice.policy, choice.verifier, choice.num_draft_tokens)
+        with Progress(f"decoding answers, {key}", 1) as progress:
+            return measure_lengths(
+                pair.target, pair.draft, prompts, setting, args.answers, progress.of
+            )
+
+    return tuned.with_lengths(measure)
 
 
 class Took:
@@ -237,10 +270,12 @@ def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
     decodes = (REPEATS + 1) * (1 + kinds * min(TIMED_WIDTHS, len(set(widths))))
     rounds = args.cycles if args.trace is None else 0
     most = rounds * seconds[3] + decodes * args.max_new_tokens * sum(args.batch) * seconds[1]
+    most += 3 * args.answers * args.max_new_tokens * len(args.batch) * seconds[1]
     kept = f"; logged rows are kept in {args.work}" if rounds else ""
     return (
         f"may take {max(most / 60, 1):.0f} min and the solving of knobs: {rounds} rounds to log, "
-        f"{decodes} decodes of {args.max_new_tokens} tokens a batch size to time{kept}"
+        f"{decodes} decodes of {args.max_new_tokens} tokens a batch size to time, then at most "
+        f"{3 * args.answers} answers{kept}"
     )
 
 

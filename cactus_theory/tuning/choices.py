@@ -4,7 +4,7 @@ The chosen setting is recommended if it is faster than decoding without a draft 
 the texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from cactus_theory.tuning.families import Family
 LOOSER = 1.4
 # the share of answers in the upper quantile
 UPPER = 0.9
+# standard errors on either side of a 95 % interval
+WIDE = 1.96
 # nats an answer that promise something
 TIGHT = 0.1
 
@@ -106,6 +108,7 @@ class Choice:
     policy, verifier, num_draft_tokens : what to decode with.
     replay : over all texts that knobs are solved on.
     chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
+    length : of its answers over lossless ones, where answers were decoded.
     """
 
     family: Family
@@ -115,6 +118,17 @@ class Choice:
     replay: Replay
     chosen_by: Estimate
     speed: Estimate
+    length: Estimate | None = None
+
+    @property
+    def longer(self) -> float:
+        """Return that ratio of lengths where its 95 % interval excludes 1, else 1."""
+        if (
+            self.length is None
+            or not abs(self.length.value - 1) > WIDE * self.length.standard_error
+        ):
+            return 1.0
+        return self.length.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,9 +167,24 @@ class Tuned:
 
     def _ahead(self, choices: Sequence[Choice]) -> Choice | None:
         first = fastest(choices)
-        if first is None or min(first.chosen_by.value, first.speed.value) <= self.plain:
+        if first is None:
             return None
-        return first
+        slower_half = min(first.chosen_by.value, first.speed.value)
+        return first if slower_half / first.longer > self.plain else None
+
+    def with_lengths(self, measure: Callable[[Choice], Estimate]) -> "Tuned":
+        """Return the same, ranked by answers: the two fastest settings beside lossless ones.
+
+        ``measure`` returns the mean length of a setting's answers.
+        """
+        lossless = fastest([choice for choice in self.choices if choice.family.lossless])
+        lossy = [choice for choice in self.choices[:2] if not choice.family.lossless]
+        if lossless is None or not lossy:
+            return self
+        base = measure(lossless)
+        lengths = {id(choice): measure(choice) / base for choice in lossy}
+        choices = (replace(one, length=lengths.get(id(one))) for one in self.choices)
+        return replace(self, choices=tuple(choices))
 
     def at_costs(self, costs: Costs) -> "Tuned":
         """Return the same settings at other costs: of another batch or machine.
@@ -181,8 +210,14 @@ class Tuned:
 
 
 def fastest(choices: Sequence[Choice]) -> Choice | None:
-    """Return the fastest setting on the half to choose by."""
-    return max(choices, key=lambda choice: choice.chosen_by.value, default=None)
+    """Return the fastest setting on the half to choose by.
+
+    Where lengths were compared it is the fastest an answer, of those that are compared.
+    """
+    compared = [one for one in choices if one.length is not None or one.family.lossless]
+    if any(one.length is not None for one in compared):
+        choices = compared
+    return max(choices, key=lambda one: one.chosen_by.value / one.longer, default=None)
 
 
 def priced(

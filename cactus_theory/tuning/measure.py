@@ -1,10 +1,13 @@
 """Measure the costs of a call on the user's models, in short decodes of the user's prompts."""
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
@@ -12,11 +15,14 @@ from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import DECODING_PARTS, Round
+from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
 # decodes of every setting; medians over them stand
 REPEATS = 5
+# texts of timed decodes have smaller numbers
+BEYOND_TIMED = 2**20
 # cycles whose verification is timed, after the first ones, which allocate
 TIMED, UNTIMED = 150, 10
 
@@ -177,7 +183,22 @@ def _timed(
 ) -> Timed:
     """Decode one batch and return what it took."""
     rounds: list[Round] = []
-    ids, mask = left_padded(prompts.group(repeat), target)
+    first = repeat * prompts.batch
+    group = prompts.group(repeat)
+    return _split(_decoded(target, draft, prompts, setting, group, first, rounds), rounds)
+
+
+def _decoded(
+    target: Any,
+    draft: Any,
+    prompts: Prompts,
+    setting: Setting | None,
+    group: Sequence[Sequence[int]],
+    first: int,
+    rounds: list[Round],
+) -> GenerationResult:
+    """Decode some prompts, the first one with the seed of text ``first``."""
+    ids, mask = left_padded(group, target)
     choice: dict[str, Any] = {}
     if setting is not None:
         choice = {"policy": setting.policy, "verifier": setting.verifier}
@@ -188,12 +209,38 @@ def _timed(
         max_new_tokens=prompts.max_new_tokens,
         **prompts.cuts.options(prompts.temperature),
         eos_token_ids=prompts.eos_token_ids,
-        seed=prompts.seed + repeat * prompts.batch,
+        seed=prompts.seed + first,
         meter=False,
         callbacks=Callbacks(on_round=rounds.append),
     )
     drafter = None if setting is None else prompts.cuts.drafter(draft, prompts.temperature)
-    return _split(decode(target, drafter, ids, options), rounds)
+    return decode(target, drafter, ids, options)
+
+
+def measure_lengths(
+    target_model: Any,
+    draft_model: Any,
+    prompts: Prompts,
+    setting: Setting,
+    answers: int,
+    on_decode: Callable[[int, int], None] | None = None,
+) -> Estimate:
+    """Return the mean length of a setting's answers, at least so many, by prompt.
+
+    Every prompt is answered equally often, in batches of ``prompts.batch``, with seeds beyond those
+    of :func:`measure_costs`; ``on_decode`` is called with the answers done and their number.
+    """
+    passes = math.ceil(answers / len(prompts.ids))
+    texts = [*prompts.ids] * passes
+    lengths: list[int] = []
+    for start in range(0, len(texts), prompts.batch):
+        group, first = texts[start : start + prompts.batch], BEYOND_TIMED + start
+        result = _decoded(target_model, draft_model, prompts, setting, group, first, [])
+        lengths += result.row_lengths
+        if on_decode is not None:
+            on_decode(len(lengths), len(texts))
+    by_prompt = np.array(lengths, dtype=np.float64).reshape(passes, -1).sum(0)
+    return ratio_of_sums(by_prompt, np.full(len(prompts.ids), float(passes)), "answers")
 
 
 def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:

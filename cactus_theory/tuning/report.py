@@ -10,7 +10,7 @@ from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.policies import list_policies
 from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.tuned import FORMAT, VERSION
-from cactus_theory.tuning.choices import Choice, Tuned
+from cactus_theory.tuning.choices import Choice, Tuned, fastest
 from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
@@ -90,12 +90,34 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         lines += [answers.sentence, answers.promised(int(str(tokens)))]
-    lines += [f"Batch {other.costs.batch}: {sentence(other)}" for other in others]
+    lines += _lengths(tuned)
+    for other in others:
+        lines += [
+            f"Batch {other.costs.batch}: {line}" for line in (sentence(other), *_lengths(other))
+        ]
     seconds: Any = tuned.source.get("seconds")
     if seconds:
         parts = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
         lines.append(f"Took {sum(seconds.values()):.0f} s: {parts}.")
     return [*lines, f"Not tried: {'; '.join(_not_tried(tuned, others))}."]
+
+
+def _lengths(tuned: Tuned) -> list[str]:
+    """Return how long the answers of the fastest settings are beside lossless ones."""
+    lines, lossless = [], fastest([one for one in tuned.choices if one.family.lossless])
+    for one in tuned.choices:
+        if one.length is None or lossless is None:
+            continue
+        length = f"{one.length.value:.3f} ± {_error(one.length.standard_error, 3)}"
+        if one.longer == 1:
+            lines.append(f"{_named(one)}: answers as long as lossless ones ({length} times).")
+            continue
+        ratio = (one.speed / lossless.speed).value
+        lines.append(
+            f"{_named(one)}: {ratio:.2f} times the tokens a second of lossless drafting, {length} "
+            f"times the length: {ratio / one.longer:.2f} times as fast an answer."
+        )
+    return lines
 
 
 def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
@@ -194,6 +216,8 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
         "speed_se": choice.speed.standard_error,
         "speed_chosen_by": choice.chosen_by.value,
         "over_plain": choice.speed.value / tuned.plain,
+        "length_ratio": None if choice.length is None else choice.length.value,
+        "length_ratio_se": None if choice.length is None else choice.length.standard_error,
         "tokens_per_call": calls.value,
         "tokens_per_call_se": calls.standard_error,
         "divergence_per_token": meter.value,
