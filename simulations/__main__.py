@@ -19,6 +19,7 @@ COMMANDS = {
     "table": ("figures.command", "one table of a figure or a page (CSV); some resume"),
     "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
     "rules": ("rules", "what engines' lossy rules cost, what the bands do for that (CSV)"),
+    "answers": ("answers", "lengths of Markov texts under lossy policies, exactly (CSV)"),
     "block-gap": ("block_gap", "policies against the best verification of a path, exactly"),
     "bench": ("bench", "time the closed forms against named alternatives"),
     "all": ("recompute", "every committed CSV again; --quick takes minutes"),

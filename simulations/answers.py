@@ -1,0 +1,184 @@
+"""How long texts of Markov models get under lossy policies: exact, with an end and no limit.
+
+A random target and its draft over V tokens, whose next row depends on the last token; the draft
+is off by noise in the logits, so it ends texts sooner or later than the target. Each policy's
+knob is solved so that the meter reads the same nats a token. One row a model, policy and level.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.base.roots import rising_root
+from cactus_theory.base.terminal import Progress
+from cactus_theory.divergences import divergence
+from cactus_theory.emitted import raised_off_head
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.tuning.families import SLOPE, TOLERANCE, Family, families
+from cactus_theory.verify.contract import find_verifier
+
+from .common.inputs import at_least
+from .common.results import columns, publish
+from .markov.pair import TinyPair, markov_pair
+from .markov.rounds import drafted_rounds
+
+# the token that ends a text, and the state it starts in
+END = 0
+# how much rarer the end may be made than it is drawn, and the last step of a knob
+RARE, SETTLED = 1e9, 1e-6
+HEADS = {
+    "family": "family", "level": "nats", "models": "models", "ratio_mean": "x lossless",
+    "ratio_deviation": "deviation", "slope": "of the draft's", "raised_mean": "off head/1,000",
+    "tokens_per_call": "tokens/call",
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    add = parser.add_argument
+    add("--vocab", type=int, default=6, metavar="V")
+    add("--num-draft-tokens", type=int, default=3, metavar="K")
+    add("--models", type=int, default=16, help="random pairs, with seeds 0, 1, …")
+    add("--length", type=float, default=60, metavar="TOKENS", help="of a lossless text, on average")
+    add("--level", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.4], help="nats a token")
+    add("--policies", nargs="+", default=["band:price", "cactus:delta", "lenience:lenience"])
+    add("--out", type=Path, default=Path("build/answers_markov.csv"), metavar="FILE.csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Solve every model, write the table and print its means; return 0."""
+    at_least(args, vocab=3, num_draft_tokens=1, models=2)
+    kinds = [one for one in families(divergence("kl"), args.policies) if not one.lossless]
+    kinds = [one for one in kinds if one.verifier == "chain"]
+    rows: list[Row] = []
+    with Progress("solving models", args.models) as progress:
+        for seed in range(args.models):
+            rows += _rows(args, seed, kinds)
+            progress.advance()
+    publish(args, rows)
+    print(columns(list(_means(rows)), HEADS, "expected lengths, exact"))
+    return 0
+
+
+def ending_pair(vocab: int, seed: int, length: float) -> TinyPair:
+    """Return a random pair whose target writes ``length`` tokens on average, the end included.
+
+    In every row of both the end's probability is multiplied by the same before they are normalised.
+    """
+    pair = markov_pair(vocab, seed=seed, sharpness=1.5, distance=1.5)
+
+    def ended(by: float) -> TinyPair:
+        scale = torch.ones(vocab, dtype=torch.float64)
+        scale[END] = by
+        rows = (scale * rows for rows in (pair.target, pair.draft))
+        return TinyPair(*(row / row.sum(-1, keepdim=True) for row in rows), pair.following)
+
+    def over(rarity: float) -> float:
+        return own_length(ended(1 / rarity).target) - length
+
+    return ended(1 / rising_root(over, 1 / RARE, RARE, 1.0, SETTLED**2)[0])
+
+
+def own_length(rows: Float[Tensor, "states vocab"]) -> float:
+    """Return the mean length of the texts of a model whose state is the last token."""
+    going = rows.clone()
+    going[:, END] = 0.0
+    return float(_visited(going, torch.ones(len(rows), 1, dtype=rows.dtype))[0])
+
+
+def _visited(
+    going: Float[Tensor, "states states"], each: Float[Tensor, "states columns"]
+) -> Float[Tensor, "columns"]:
+    """Return what ``each`` visit of a state adds up to until texts end."""
+    return torch.linalg.solve(torch.eye(len(going), dtype=going.dtype) - going, each)[END]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Means over texts: tokens, target calls, metered KL in nats, mass raised off the head."""
+
+    tokens: float
+    calls: float
+    meter: float
+    raised: float
+
+
+def expected(pair: TinyPair, policy: Policy, width: int) -> Expected:
+    """Return the means of a decode that drafts ``width`` tokens a round until the text ends."""
+    states = torch.arange(len(pair.target))
+    judge = find_verifier("chain")
+    rounds = drafted_rounds(pair, states, width, (policy,), judge).cut(END)
+    going = torch.zeros(len(states), len(states), dtype=torch.float64)
+    sums = torch.zeros(len(states), 4, dtype=torch.float64)
+    sums[:, 1] = 1.0
+    before = states[:, None]  # after each text of the round so far
+    for place, chance in enumerate(rounds.ends):
+        if place < width:
+            q, law, alive = pair.target[before], rounds.following[place], rounds.alive[place]
+            sums[:, 2] += (alive * rounds.charges[place]).sum(-1)
+            sums[:, 3] += (alive * raised_off_head(law, q)).sum(-1)
+        before = pair.following[before].flatten(1)
+        sums[:, 0] += (place + 1) * chance.sum(-1)
+        ended = torch.arange(chance.shape[1]) % pair.vocab == END
+        going.scatter_add_(1, before, chance * ~ended)
+    return Expected(*_visited(going, sums).tolist())
+
+
+def _rows(args: argparse.Namespace, seed: int, kinds: list[Family]) -> Iterator[Row]:
+    pair = ending_pair(args.vocab, seed, args.length)
+    width, draft = args.num_draft_tokens, own_length(pair.draft)
+    lossless = expected(pair, find_policy("speculative"), width)
+    for kind in kinds:
+        for level in args.level:
+            policy, made = solved(pair, kind, width, level)
+            if abs(made.meter / made.tokens / level - 1) > TOLERANCE:
+                continue  # accepting all drafts costs less
+            yield {
+                "model": seed, "family": kind.name, "policy": policy.spec, "level": level,
+                "kl_per_token": made.meter / made.tokens,
+                "length_ratio": made.tokens / lossless.tokens,
+                "draft_ratio": draft / lossless.tokens,
+                "raised_off_head_per_1000": 1000 * made.raised / made.tokens,
+                "tokens_per_call": made.tokens / made.calls,
+                "tokens_per_call_lossless": lossless.tokens / lossless.calls,
+            }  # fmt: skip
+
+
+def solved(pair: TinyPair, kind: Family, width: int, level: float) -> tuple[Policy, Expected]:
+    """Return a family's policy that meters ``level`` nats a token, or its loosest; its means."""
+
+    def over(looseness: float) -> float:
+        made = expected(pair, kind.policy(looseness), width)
+        return made.meter / made.tokens - level
+
+    ends = kind.least, kind.most, kind.first
+    policy = kind.policy(rising_root(over, *ends, SETTLED, SLOPE * level)[0])
+    return policy, expected(pair, policy, width)
+
+
+def _means(rows: list[Row]) -> Iterator[Row]:
+    """Yield the means over models of every family and level.
+
+    ``slope`` is how much of the draft's own difference in length, in logarithms, texts take over.
+    """
+    for family, level in dict.fromkeys((row["family"], row["level"]) for row in rows):
+        own = [row for row in rows if (row["family"], row["level"]) == (family, level)]
+        ratios, drafts = (
+            np.array([row[name] for row in own]) for name in ("length_ratio", "draft_ratio")
+        )
+        slope = float(np.log(ratios) @ np.log(drafts) / (np.log(drafts) ** 2).sum())
+        yield {
+            "family": family, "level": level, "models": len(own), "slope": slope,
+            "ratio_mean": float(ratios.mean()), "ratio_deviation": float(ratios.std()),
+            "raised_mean": float(np.mean([row["raised_off_head_per_1000"] for row in own])),
+            "tokens_per_call": float(np.mean([row["tokens_per_call"] for row in own])),
+        }  # fmt: skip
