@@ -30,12 +30,16 @@ from cactus_theory.tuning.families import LOSSLESS
 from cactus_theory.tuning.measure import Setting
 from cactus_theory.verify.contract import registered_verifier
 
+from .common.answers import answer_rows, sentences
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Runs, label
 from .common.inputs import (
+    ENDS,
     add_decode_arguments,
+    add_end_arguments,
     add_pair_arguments,
     loaded_pair,
+    prompt_ids,
     prompts_of,
     settings_of,
 )
@@ -126,7 +130,7 @@ BEFORE_MEASURED = (
     "family", "policy", "verifier", "num_draft_tokens", "predicted_speed", "predicted_speed_se",
 )  # fmt: skip
 # of a decode's record; plain decoding has no meter
-COLUMNS = ("seconds", "tokens", "row_calls", "kl")
+COLUMNS = ("seconds", "tokens", "row_calls", "kl", "raised", "lengths", "ended")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kl-per-token", type=float, nargs="+", default=[0.02, 0.05, 0.1], metavar="NATS")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add_decode_arguments(parser, widths=[1, 2, 3, 4, 6, 8], repeats=20)
+    add_end_arguments(parser)
     add("--policies", nargs="+", metavar="NAME", help="families; default: the usual ones")
     add("--cycles", type=int, default=1000, help="of the trace")
     add("--device", default="cpu")
@@ -153,9 +158,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
     path, pair = args.out / JOURNAL, loaded_pair(args)
     with Journal(path, _settings(args, texts)) as journal:
-        tuning_ids, ids = (
-            [pair.tokenizer(text)["input_ids"] for text in part] for part in (tuning, unseen)
-        )
+        tuning_ids, ids = (prompt_ids(args, pair, part) for part in (tuning, unseen))
         tune_all(args, journal, pair, tuning_ids)
         if args.choices is not None:
             publish(args, settings(args, journal.results), args.choices)
@@ -168,16 +171,20 @@ def run(args: argparse.Namespace) -> int:
             record = harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
             return {name: record.get(name, 0.0) for name in COLUMNS}
 
-        rows = grid_rows(args, journal.results, grid.runs(grid.fill(decoded, journal)))
+        runs = grid.runs(grid.fill(decoded, journal))
+        rows = grid_rows(args, journal.results, runs)
     publish(args, rows, args.out / "tune.csv", args.publish)
+    answers = answer_rows(runs, len(ids), seed=args.seed)
+    publish(args, answers, args.out / "answers.csv")
     print(verdict(rows))
+    print("\n".join(sentences(answers)))
     return 0
 
 
 def _settings(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed; repeats may be added."""
     names = ("batch", "num_draft_tokens", "kl_per_token", "policies", "cycles", "num_prompts")
-    return settings_of(args, texts, *names, "device")
+    return settings_of(args, texts, *names, "device", *ENDS)
 
 
 def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:

@@ -32,6 +32,7 @@ class Decoded:
     seconds: float
     outputs: list[list[int]]
     result: GenerationResult | None
+    ended: Sequence[bool]
 
     @property
     def num_tokens(self) -> int:
@@ -39,8 +40,12 @@ class Decoded:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what is kept and summed; of the library's methods seconds and tokens alone."""
+        """Return what is kept and summed; of the library's methods seconds and tokens alone.
+
+        ``lengths`` and ``ended``, by itself and not by the limit, are of each row.
+        """
         record: dict[str, Any] = {"seconds": self.seconds, "tokens": self.num_tokens}
+        record |= {"lengths": [*map(len, self.outputs)], "ended": list(self.ended)}
         if self.result is None:
             return record
         seconds, reading = self.result.seconds, self.result.reading
@@ -53,6 +58,7 @@ class Decoded:
         }
         if reading.emitted_divergence is not None:
             record |= {"rows": reading.rows, "kl": reading.emitted_divergence}
+            record |= {"raised": reading.raised_off_head}
             record["largest_row_kl"] = reading.largest_row_divergence
         return record
 
@@ -119,7 +125,7 @@ class Harness:
             draft = Siblings(as_drafter(draft), config.siblings)
         result = decode(target, draft, ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
-        return Decoded(result.seconds.total, outputs, result)
+        return Decoded(result.seconds.total, outputs, result, result.row_ended)
 
     def _library(self, config: Config, prompts: list[Sequence[int]], seed: int) -> Decoded:
         """Decode with Hugging Face ``generate``, K pinned, nothing truncated."""
@@ -147,7 +153,9 @@ class Harness:
             seconds = time.perf_counter() - start
         new_ids = full[:, ids.shape[1] :].tolist()
         ends = target.generation_config.eos_token_id if self.ends else NO_TOKEN
-        return Decoded(seconds, [_until_end(row, ends) for row in new_ids], None)
+        outputs = [_until_end(row, ends) for row in new_ids]
+        ids_of_end = ends if isinstance(ends, list) else [ends]
+        return Decoded(seconds, outputs, None, [row[-1] in ids_of_end for row in outputs])
 
 
 @contextmanager

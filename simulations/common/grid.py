@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -118,10 +118,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Runs:
-    """The records of one line: of metered repeats, and of timed ones (each the other if none)."""
+    """The records of one line: of metered repeats, and of timed ones (each the other if none).
+
+    ``all`` are those of every repeat, each over all prompts in order.
+    """
 
     metered: list[Record]
     timed: list[list[Record]]
+    all: list[Record] = field(default_factory=list)
 
     @property
     def speeds(self) -> Float[np.ndarray, "repeats"]:
@@ -217,7 +221,8 @@ class Grid:
                 for repeat in range(self.metered + self.repeats)
             ]
             metered = [record for records in passes[: self.metered] or passes for record in records]
-            runs[line] = Runs(metered, passes[self.metered :] or passes)
+            every = [record for records in passes for record in records]
+            runs[line] = Runs(metered, passes[self.metered :] or passes, every)
         return runs
 
 
@@ -254,6 +259,16 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
 def at(name: str, verifier: str | None) -> str:
     """Return ``name@verifier``; the usual verifier goes without saying."""
     return name if verifier in (None, "", USUAL) else f"{name}@{verifier}"
+
+
+def name(row: Record) -> str:
+    """Return a row's method with its knobs and K."""
+    return method(row) + (f", K {row['num_draft_tokens']}" if row["num_draft_tokens"] else "")
+
+
+def method(row: Record) -> str:
+    """Return a row's method with its knobs, and the verifier unless it is the usual one."""
+    return at(":".join(filter(None, [row["method"], row["knob"]])), row["verifier"])
 
 
 def files_of(method: str) -> list[Path]:

@@ -55,6 +55,24 @@ def add_decode_arguments(
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 
 
+ENDS = ("eos_token_ids", "no_start")
+
+
+def add_end_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ENDS: where texts end, and whether prompts are where they start."""
+    add = parser.add_argument
+    add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
+    add("--no-start", action="store_true", help="prompts without the token that starts a text")
+
+
+def prompt_ids(args: argparse.Namespace, pair: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each prompt; texts of the pair end as the flags say from here on."""
+    if args.eos_token_ids is not None:
+        pair.target.generation_config.eos_token_id = args.eos_token_ids
+    special = not args.no_start
+    return [pair.tokenizer(text, add_special_tokens=special)["input_ids"] for text in texts]
+
+
 def settings_of(args: argparse.Namespace, texts: Sequence[str], *flags: str) -> dict[str, Any]:
     """Return what decides a decode, so that two runs are never mixed: texts, models, flags."""
     folders = {name: vars(args)[name] for name in ("target", "draft") if name in args}

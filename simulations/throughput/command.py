@@ -20,10 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import add_inflate
 from cactus_theory.decoding.drafters._heads import is_head
 
+from ..common.answers import HEADS as ANSWERS
+from ..common.answers import answer_rows, score_of, sentences, shown
 from ..common.decode import Harness
 from ..common.grid import (
     BASELINES,
@@ -33,16 +36,20 @@ from ..common.grid import (
     Config,
     Grid,
     Job,
-    at,
     configs,
     files_of,
+    method,
+    name,
 )
 from ..common.inputs import (
+    ENDS,
     add_decode_arguments,
+    add_end_arguments,
     add_pair_arguments,
     at_least,
     digest,
     loaded_pair,
+    prompt_ids,
     prompts_of,
     settings_of,
 )
@@ -72,12 +79,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     add_inflate(parser)
     add_decode_arguments(parser, widths=[3, 7], repeats=12)
+    add_end_arguments(parser)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
     add("--settings", type=Path, metavar="FILE.csv", help="what is decoded, beside the baselines")
     add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
+    add("--score", metavar="FILE.py:NAME", help="a function: prompt and completion → number")
     add("--metered", type=int, default=3, help="repeats before them, untimed, for cost, quality")
     add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
         f"as {' '.join(table.DEFAULT)}, the default if both are run")  # fmt: skip
@@ -100,34 +109,36 @@ def run(args: argparse.Namespace) -> int:
     at_least(args, metered=1, repeats=0, num_prompts=1)
     texts = prompts_of(args.prompts)
     texts = (texts[1::2] if settings else texts)[: args.num_prompts]  # every other one tuned them
+    score = score_of(args.score)
     grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
         pair = loaded_pair(args, heads=True)
-        ids = [pair.tokenizer(text)["input_ids"] for text in texts]
-        return Harness(pair, ids, args.max_new_tokens, args.seed)
+        return Harness(pair, prompt_ids(args, pair, texts), args.max_new_tokens, args.seed)
 
     if args.inflate is not None:
         harness()  # the faster dtype decides results
 
     def decoded(job: Job) -> dict[str, Any]:
-        return table.record(harness(), texts, job, job.repeat < args.metered)
+        return table.record(harness(), texts, job, job.repeat < args.metered, score)
 
     with Journal(args.out / "journal.jsonl", _settings(args, lines, texts)) as journal:
         runs = grid.runs(grid.fill(decoded, journal))
     rows = table.rows(runs, args.seed)
+    timed = args.repeats > 0
     tables = {"throughput": rows}
     if settings:
         tables["beside_plain"] = table.beside_plain(runs, settings, args.seed)
+    tables["answers"] = answer_rows(runs, len(texts), timed=timed, seed=args.seed)
     if families is not None and (equal := table.equal_kl_rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
     elif families is not None:
         print(table.nothing(families))
-    for name, lines in tables.items():
+    for title, lines in tables.items():
         folders = filter(None, (args.out, args.publish))
-        publish(args, lines, *(folder / f"{name}.csv" for folder in folders))
-    files = ", ".join(["journal.jsonl", *(f"{name}.csv" for name in tables)])
+        publish(args, lines, *(folder / f"{title}.csv" for folder in folders))
+    files = ", ".join(["journal.jsonl", *(f"{title}.csv" for title in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))
     return 0
@@ -136,10 +147,11 @@ def run(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
+    rules |= set(filter(None, [file_of(args.score or "")]))
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
-    } | settings_of(args, texts, "repeats", "metered", "device")
+    } | settings_of(args, texts, "repeats", "metered", "device", "score", *ENDS)
 
 
 SETTING_HEADS = {
@@ -160,17 +172,6 @@ LEVELS = (0.0, 0.05, 0.1)
 # emitted KL below this is rounding
 LOSSLESS = 1e-9
 Row = dict[str, Any]
-
-
-def name(row: Row) -> str:
-    """Return the method with its knobs and K."""
-    drafted = f", K {row['num_draft_tokens']}" if row["num_draft_tokens"] else ""
-    return method(row) + drafted
-
-
-def method(row: Row) -> str:
-    """Return the method with its knobs, and the verifier unless it is the usual one."""
-    return at(":".join(filter(None, [row["method"], row["knob"]])), row["verifier"])
 
 
 def emitted_kl(row: Row) -> float | None:
@@ -228,16 +229,20 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
+    equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
+    answers = tables.get("answers", [])
+    if answers:
+        said += ["Answers.", *(f"  {line}" for line in sentences(answers))]
+        texts.append(columns(shown(answers), ANSWERS, "\nwhole answers", "length_ratio"))
     if beside := tables.get("beside_plain"):
         texts.append(columns(beside, SETTING_HEADS, "\nthe settings beside plain decoding"))
-    equal, sentences = tables.get("throughput_equal_kl", []), verdict(rows)
     if equal:
         heads = {"kl": "KL/token", "num_draft_tokens": "K", "batch": "batch"}
         heads |= {"tokens_per_second_first": equal[0]["first"]}
         heads |= {"tokens_per_second_second": equal[0]["second"], "ratio": "ratio"}
         heads |= {"ratio_low": "5 %", "ratio_high": "95 %"}
         texts.append(columns(equal, heads, "\ntokens per second at equal emitted KL", "ratio"))
-    filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in sentences]
+    filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in said]
     return "\n".join([*texts, "", *filled])
 
 

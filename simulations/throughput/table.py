@@ -8,7 +8,7 @@ nothing is said.
 import codeop
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,13 @@ from ..common.results import read_csv
 from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples, spread
 
 
-def record(harness: Harness, texts: Sequence[str], job: Job, metered: bool) -> dict[str, Any]:
+def record(
+    harness: Harness,
+    texts: Sequence[str],
+    job: Job,
+    metered: bool,
+    score: Callable[[str], float] | None = None,
+) -> dict[str, Any]:
     """Decode one group and return its line of the journal.
 
     ``metered`` adds cost and quality; what such a decode took is no speed to report.
@@ -45,14 +51,16 @@ def record(harness: Harness, texts: Sequence[str], job: Job, metered: bool) -> d
     decode = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
     if not metered:
         return decode.record
-    pair, likelihoods, parsed = harness.pair, [], []
+    pair, likelihoods, parsed, scores = harness.pair, [], [], []
     rows = harness.group(job.config.batch, job.group)
     for row, output in zip(rows, decode.outputs, strict=True):
         likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
         text = pair.tokenizer.decode(output, skip_special_tokens=True)
         parsed.append(parses_so_far(texts[row], text))
-    lengths = [len(output) for output in decode.outputs]
-    return decode.record | {"log_likelihood": likelihoods, "lengths": lengths, "parses": parsed}
+        if score is not None:
+            scores.append(score(texts[row] + text))
+    quality = {"log_likelihood": likelihoods, "parses": parsed}
+    return decode.record | quality | ({} if score is None else {"scores": scores})
 
 
 def parses_so_far(prompt: str, completion: str) -> bool | None:

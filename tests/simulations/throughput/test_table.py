@@ -6,7 +6,7 @@ from simulations.common.grid import Config, Grid
 from simulations.throughput import table
 from simulations.throughput.table import rows
 
-QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "parses": [True]}
+QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "ended": [True], "parses": [True]}
 
 
 def made_up(seconds: dict[str, list[float]]) -> list[dict]:

@@ -3,11 +3,13 @@
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from simulations.__main__ import main
 from simulations.common.grid import Config
+from simulations.common.inputs import prompt_ids
 from simulations.common.results import read_csv
 from simulations.throughput import command, table
 from tests.simulations.missing import without_rich
@@ -70,6 +72,39 @@ def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str
     assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
     assert str(out) not in notes["command"]
     assert rows == read_csv(out / "throughput.csv")[0]
+
+
+def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.py").write_text("def letters(text):\n    return len(text) / 1000\n")
+    score = ("--score", f"{tmp_path}/mine.py:letters", "--batch", "2", "--repeats", "0")
+    small = [*SMALL, "--policies", "speculative", "band:price=0.1", "--baselines", *score]
+    assert main([*small, "--out", str(tmp_path)]) == 0
+    lossless, band = read_csv(tmp_path / "answers.csv")[0]
+    assert lossless["score_difference"] == lossless["length_ratio"] == ""
+    assert float(band["allowed_low"]) <= float(lossless["score"]) <= float(band["allowed_high"])
+    assert float(band["raised_off_head_per_1000"]) > 0 == float(lossless["emitted_kl_per_token"])
+    assert band["seconds_per_answer"] == "" and band["answers"] == "2"
+    assert "--score mine.py:letters" in read_csv(tmp_path / "answers.csv")[1]["command"]
+    assert "whole answers" in capsys.readouterr().out
+    (tmp_path / "mine.py").write_text("def letters(text):\n    return 1\n")
+    assert main([*small, "--out", str(tmp_path)]) == 2  # another score is another run
+    assert "another rules" in capsys.readouterr().err
+
+
+def test_prompts_may_go_on_a_text_and_another_token_may_end_it(monkeypatch) -> None:
+    parser, asked = argparse.ArgumentParser(), []
+    command.add_arguments(parser)
+    pair = SimpleNamespace(
+        target=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=0)),
+        tokenizer=lambda text, add_special_tokens: (
+            asked.append(add_special_tokens) or {"input_ids": [len(text)]}
+        ),
+    )
+    assert prompt_ids(parser.parse_args([]), pair, ["ab"]) == [[2]]
+    assert pair.target.generation_config.eos_token_id == 0
+    args = parser.parse_args(["--no-start", "--eos-token-ids", "1", "7"])
+    assert prompt_ids(args, pair, ["ab"]) == [[2]] and asked == [True, False]
+    assert pair.target.generation_config.eos_token_id == [1, 7]
 
 
 def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monkeypatch, capsys):

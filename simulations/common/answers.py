@@ -1,0 +1,181 @@
+"""Whole answers beside lossless ones: how long they are, how fast one is, what they score.
+
+Lossless answers are those of all lossless lines of a batch size, whose law is one. Ratios and
+differences are paired by prompt, ``_se`` is the jackknife's over prompts. An answer that the limit
+cuts off counts as long as the limit, so a length ratio is then nearer to 1 than to the end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from cactus_theory.base.specs import Registry
+from cactus_theory.promises import Promise
+from cactus_theory.traces import Estimate
+from cactus_theory.traces.estimate import ratio_of_sums
+
+from .grid import BASELINES, Config, Record, Runs, label, name, total
+from .statistics import Draws, resamples, spread
+
+LOSSLESS = (*BASELINES, "speculative")
+# standard errors on either side of a 95 % interval
+WIDE = 1.96
+COLUMNS = (
+    "method knob verifier num_draft_tokens batch answers mean_length mean_length_se cut "
+    "length_ratio length_ratio_se seconds_per_answer seconds_per_answer_low "
+    "seconds_per_answer_high speed_ratio answer_speed_ratio emitted_kl_per_token "
+    "emitted_kl_per_answer raised_off_head_per_1000 score score_se score_difference "
+    "score_difference_se allowed_low allowed_high"
+).split()
+HEADS = {
+    "name": "method", "mean_length": "tokens\n/answer", "cut": "cut off",
+    "length_ratio": "x lossless", "seconds_per_answer": "s/answer",
+    "emitted_kl_per_token": "KL/token", "raised_off_head_per_1000": "raised off\nhead/1,000",
+    "score": "score", "score_difference": "– lossless",
+}  # fmt: skip
+Row = dict[str, Any]
+SCORES: Registry[FunctionType] = Registry(
+    "score", FunctionType, "a function of a text that returns a number", "--score"
+)
+
+
+def score_of(source: str | None) -> Callable[[str], float] | None:
+    """Return the function that ``FILE.py:NAME`` names, its numbers checked; None for None."""
+    if source is None:
+        return None
+    score, named = SCORES.read(source)
+
+    def checked(text: str) -> float:
+        try:
+            value = float(score(text))
+        except Exception as error:  # the file is not ours
+            raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
+        if not np.isfinite(value):
+            raise ValueError(f"--score: {named} must return finite numbers; got {value}")
+        return value
+
+    return checked
+
+
+def answer_rows(
+    runs: Mapping[Config, Runs], prompts: int, *, timed: bool = True, seed: int = 0
+) -> list[Row]:
+    """Return a line for every config: COLUMNS, None where nothing was measured.
+
+    Speeds are those of timed repeats (none if not ``timed``), beside those of the fastest lossless
+    line of this loop and batch size; ``_low`` and ``_high`` as in tables of speeds. ``allowed`` is
+    what the metered KL of an answer lets the mean of a score in [0, 1] become.
+    """
+    draws = resamples(len(next(iter(runs.values())).timed), seed)
+    rows = []
+    for line, own in runs.items():
+        peers = {other: its for other, its in runs.items()
+                 if other.batch == line.batch and other.method in LOSSLESS}  # fmt: skip
+        ours = [its for other, its in peers.items() if not other.method.startswith("hf_")]
+        method, knob = label(line.method)
+        row: Row = dict.fromkeys(COLUMNS) | {"method": method, "knob": knob}
+        row |= {"num_draft_tokens": line.width, "batch": line.batch}
+        row |= {"verifier": None if method in BASELINES else line.judge}
+        lossless = None if line in peers else [*peers.values()]
+        row |= _lengths(own, lossless, prompts) | _costs(own)
+        if timed:
+            row |= _seconds(own, ours, prompts, draws)
+        if row["speed_ratio"] and row["length_ratio"]:
+            row["answer_speed_ratio"] = row["speed_ratio"] / row["length_ratio"]
+        rows.append(row | _scores(own, lossless, prompts, row["emitted_kl_per_answer"]))
+    return rows
+
+
+def _mean(records: Sequence[Record], column: str, prompts: int) -> Estimate:
+    """Return the mean over answers; records cover all prompts in order, again and again."""
+    values = np.array([value for record in records for value in record[column]], dtype=np.float64)
+    passes = values.reshape(-1, prompts)
+    return ratio_of_sums(passes.sum(0), np.full(prompts, float(len(passes))), "prompts")
+
+
+def _lengths(own: Runs, lossless: Sequence[Runs] | None, prompts: int) -> Row:
+    length = _mean(own.all, "lengths", prompts)
+    cut = 1 - _mean(own.all, "ended", prompts).value
+    row: Row = {"answers": sum(len(record["lengths"]) for record in own.all), "cut": cut}
+    row |= {"mean_length": length.value, "mean_length_se": length.standard_error}
+    if lossless and cut < 1:
+        ratio = length / _mean([one for its in lossless for one in its.all], "lengths", prompts)
+        row |= {"length_ratio": ratio.value, "length_ratio_se": ratio.standard_error}
+    return row
+
+
+def _costs(own: Runs) -> Row:
+    if "kl" not in own.metered[0]:
+        return {}
+    answers = sum(len(record["lengths"]) for record in own.metered)
+    return {
+        "emitted_kl_per_token": own.ratio("kl", "tokens"),
+        "emitted_kl_per_answer": own.total("kl") / answers,
+        "raised_off_head_per_1000": 1000 * own.ratio("raised", "tokens"),
+    }
+
+
+def _seconds(own: Runs, lossless: Sequence[Runs], prompts: int, draws: Draws) -> Row:
+    seconds = np.array([total(records, "seconds") / prompts for records in own.timed])
+    row: Row = spread("seconds_per_answer", seconds, draws)
+    if lossless and own not in lossless:
+        rival = max(lossless, key=lambda its: float(np.median(its.speeds)))
+        row["speed_ratio"] = float(np.median(own.speeds / rival.speeds))
+    return row
+
+
+def _scores(own: Runs, lossless: Sequence[Runs] | None, prompts: int, nats: float | None) -> Row:
+    if "scores" not in own.metered[0]:
+        return {}
+    mean = _mean(own.metered, "scores", prompts)
+    row: Row = {"score": mean.value, "score_se": mean.standard_error}
+    if not lossless:
+        return row
+    records = [record for its in lossless for record in its.metered]
+    base = _mean(records, "scores", prompts)
+    difference = mean - base
+    row["score_difference"] = difference.value
+    row["score_difference_se"] = difference.standard_error
+    scores = [score for record in (*records, *own.metered) for score in record["scores"]]
+    if nats is not None and 0 <= min(scores) and max(scores) <= 1:
+        allowed = Promise(base.value, cap=max(nats, 0.0), averaged=True)
+        row |= {"allowed_low": allowed.low, "allowed_high": allowed.high}
+    return row
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """Return in words where answers are longer or shorter than lossless ones, at 95 %."""
+    said = []
+    for row in rows:
+        ratio, error = row["length_ratio"], row["length_ratio_se"]
+        if ratio is None or not abs(ratio - 1) > WIDE * error:
+            continue
+        ends = f"{ratio - WIDE * error:.2f} to {ratio + WIDE * error:.2f}"
+        length = f"{ratio:.2f} ({ends}) times the length"
+        if row["speed_ratio"]:
+            whole = f": {row['answer_speed_ratio']:.2f} times as fast an answer"
+            length = f"{row['speed_ratio']:.2f} times the tokens a second, {length}{whole}"
+        said.append(f"Batch {row['batch']}, {name(row)}: {length}.")
+    if all(row["cut"] == 1 for row in rows):
+        said.append("Every answer ran into the limit: nothing is known of their lengths.")
+    elif not said:
+        said.append("No line's answers differ in length from lossless ones beyond 95 %.")
+    return said
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows for a terminal's table under HEADS."""
+    digits = {"mean_length": 1, "seconds_per_answer": 4, "raised_off_head_per_1000": 1}
+
+    def cell(row: Row, column: str) -> str | None:
+        value, error = (row.get(f"{column}{end}") for end in ("", "_se"))
+        numbers = [f"{number:.{digits.get(column, 3)}f}" for number in (value, error)
+                   if number is not None]  # fmt: skip
+        return " ±".join(numbers) or None
+
+    return [
+        {"name": name(row)} | {column: cell(row, column) for column in list(HEADS)[1:]}
+        for row in rows
+    ]

@@ -1,0 +1,125 @@
+"""Lengths, seconds and scores of whole answers, on records whose numbers are known."""
+
+import numpy as np
+import pytest
+
+from cactus_theory.promises import event_interval
+from simulations.common.answers import COLUMNS, WIDE, answer_rows, score_of, sentences, shown
+from simulations.common.grid import Config, Grid
+
+PROMPTS, REPEATS = 6, 3
+PLAIN, LOSSLESS, BAND = (
+    Config("plain", 0, 2),
+    Config("speculative", 4, 2),
+    Config("band:price=1", 4, 2),
+)
+LINES = [PLAIN, LOSSLESS, BAND]
+
+
+def records(job, factor: int = 2, limit: int = 1000):
+    """Return answers of 10, 20, … tokens by prompt and repeat; the band's are ``factor`` times."""
+    band = job.config == BAND
+    prompts = [2 * job.group, 2 * job.group + 1]
+    lengths = [(10 * (prompt + 1) + job.repeat) * (factor if band else 1) for prompt in prompts]
+    seconds = sum(lengths) * (0.5 if band else 2.0 if job.config == PLAIN else 1.0)
+    return {
+        "seconds": seconds, "tokens": sum(lengths), "lengths": [min(n, limit) for n in lengths],
+        "ended": [n < limit for n in lengths], "kl": 0.1 * sum(lengths) * band,
+        "raised": 0.02 * sum(lengths) * band,
+        "scores": [float(prompt % 3 == 0 and not (band and prompt)) for prompt in prompts],
+    }  # fmt: skip
+
+
+def made(timed: bool = True, **options):
+    grid = Grid(LINES, PROMPTS, repeats=REPEATS if timed else 0, metered=1)
+    runs = grid.runs(grid.fill(lambda job: records(job, **options)))
+    return answer_rows(runs, PROMPTS, timed=timed)
+
+
+def test_ratios_are_those_of_sums_over_all_repeats_with_errors_by_prompt() -> None:
+    _, lossless, band = made()
+    assert list(band) == COLUMNS and band["answers"] == PROMPTS * (REPEATS + 1)
+    assert band["mean_length"] == pytest.approx(2 * (35 + 1.5)) == 2 * lossless["mean_length"]
+    # the same factor for every prompt: paired, there is no error
+    assert band["length_ratio"] == pytest.approx(2) and band["length_ratio_se"] < 1e-12
+    lengths = np.array([20 * (prompt + 1) + 3 for prompt in range(PROMPTS)])
+    assert band["mean_length_se"] == pytest.approx(lengths.std(ddof=1) / PROMPTS**0.5)
+    assert lossless["length_ratio"] is None and band["cut"] == 0
+
+
+def test_an_answer_is_as_much_faster_as_tokens_over_length_say() -> None:
+    _, lossless, band = made()
+    # .5 seconds a token beside 1 of the faster lossless line, twice the tokens
+    assert band["speed_ratio"] == 2 and band["answer_speed_ratio"] == pytest.approx(1)
+    # repeats 1, 2 and 3 are timed: the median one is 2
+    assert band["seconds_per_answer"] == pytest.approx(0.5 * 2 * 37)
+    assert lossless["seconds_per_answer"] == pytest.approx(37)
+    assert lossless["speed_ratio"] is None
+    (said,) = sentences([lossless, band])
+    assert said == (
+        "Batch 2, band:price=1, K 4: 2.00 times the tokens a second, 2.00 (2.00 to 2.00) times the "
+        "length: 1.00 times as fast an answer."
+    )
+
+
+def test_without_timed_repeats_there_are_no_seconds() -> None:
+    band = made(timed=False)[-1]
+    assert band["seconds_per_answer"] is band["speed_ratio"] is band["answer_speed_ratio"] is None
+    assert sentences([band]) == [
+        "Batch 2, band:price=1, K 4: 2.00 (2.00 to 2.00) times the length."
+    ]
+    assert shown([band])[0]["seconds_per_answer"] is None
+
+
+def test_cut_answers_are_counted_and_nothing_is_said_where_all_are() -> None:
+    band = made(limit=100)[-1]
+    # of 24, those of prompts 4 and 5
+    assert band["cut"] == pytest.approx(8 / 24) and 1 < band["length_ratio"] < 2
+    rows = made(limit=5)
+    assert rows[-1]["cut"] == 1 and rows[-1]["length_ratio"] is None
+    assert sentences(rows) == [
+        "Every answer ran into the limit: nothing is known of their lengths."
+    ]
+
+
+def test_an_interval_with_one_in_it_says_nothing() -> None:
+    band = made()[-1] | {"length_ratio": 1.1, "length_ratio_se": 0.101 / WIDE}
+    assert sentences([band]) == [
+        "No line's answers differ in length from lossless ones beyond 95 %."
+    ]
+    assert "1.10" in sentences([band | {"length_ratio_se": 0.099 / WIDE}])[0]
+
+
+def test_scores_are_paired_beside_what_the_metered_nats_allow() -> None:
+    plain, _, band = made()
+    assert plain["score"] == pytest.approx(2 / 6) and band["score"] == pytest.approx(1 / 6)
+    assert band["score_difference"] == pytest.approx(-1 / 6)
+    # one prompt of six differs, by 1
+    assert band["score_difference_se"] == pytest.approx(np.std([1, 0, 0, 0, 0, 0], ddof=1) / 6**0.5)
+    # only metered repeats count: 0 here
+    nats = 0.1 * 2 * 35
+    assert band["emitted_kl_per_answer"] == pytest.approx(nats)
+    assert band["emitted_kl_per_token"] == pytest.approx(0.1)
+    assert (band["allowed_low"], band["allowed_high"]) == event_interval(2 / 6, nats)
+    assert band["raised_off_head_per_1000"] == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def score(text): return float('nan')", "must return finite numbers; got nan"),
+        ("def score(text): return text + 1", "score raised TypeError"),
+        ("score = 3", "must be a function"),
+        ("def other(text): return 1", "it defines other"),
+    ],
+)
+def test_a_score_that_is_none_is_named(tmp_path, body, said) -> None:
+    (tmp_path / "mine.py").write_text(body)
+    with pytest.raises((ValueError, TypeError), match=said):
+        score_of(f"{tmp_path}/mine.py:score")("text")
+
+
+def test_a_score_reads_the_text(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def score(text):\n    return len(text)")
+    score = score_of(f"{tmp_path}/mine.py:score")
+    assert score is not None and score("abc") == 3 and score_of(None) is None
