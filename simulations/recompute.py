@@ -91,6 +91,7 @@ ENTRIES = (
     Entry("rules", FEW_RULES, RULES),
     Entry("rules_stories", FEW_RULES, RULES, TALES),
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),
+    Entry("answers_markov", "--vocab 3 --num-draft-tokens 1 --models 2 --level 0.05", CSV),
     Entry("sequence_kl", "--length 4 --num-draft-tokens 2",
           "--out {made}/run --publish {csv}"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
