@@ -77,12 +77,6 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
     .. math:: \sum_{q_i < \beta \max q} (h_i - q_i)_+
 
     with β = ``head``; rows (..., V) to (...).
-
-    Examples
-    --------
-    >>> q, h = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.6, 0.2, 0.2])
-    >>> round(float(raised_off_head(h, q)), 3)
-    0.1
     """
     beyond = (emitted - target).clamp(min=0.0)
     return (beyond * (target < head * target.amax(-1, keepdim=True))).sum(-1)
@@ -92,12 +86,6 @@ class RaisedOffHead(Divergence):
     """That mass of a thousand rows in the place of a divergence, for what adds one up.
 
     It is 0 where h = q, as a divergence is, but elsewhere, too.
-
-    Examples
-    --------
-    >>> q, h = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.6, 0.2, 0.2])
-    >>> round(float(RaisedOffHead().value(h, q)), 3)
-    100.0
     """
 
     name = "raised_off_head"
