@@ -79,8 +79,9 @@ def ending_pair(vocab: int, seed: int, length: float) -> TinyPair:
     def ended(by: float) -> TinyPair:
         scale = torch.ones(vocab, dtype=torch.float64)
         scale[END] = by
-        rows = (scale * rows for rows in (pair.target, pair.draft))
-        return TinyPair(*(row / row.sum(-1, keepdim=True) for row in rows), pair.following)
+        target, draft = (scale * rows for rows in (pair.target, pair.draft))
+        rows = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
+        return TinyPair(*rows, pair.following)
 
     def over(rarity: float) -> float:
         return own_length(ended(1 / rarity).target) - length
