@@ -91,9 +91,9 @@ _PRECISIONS = {
 }
 
 
-def ratio_in(row: Row, drafted: float, q_n: float) -> float:
-    """Return drafted/q_n of a token of this row, ∞ where q_n is too small for it to rise."""
-    return drafted / q_n if q_n >= _PRECISIONS[row.dtype].least else math.inf
+def ratio_in(drafted: float, q_n: float) -> float:
+    """Return drafted/q_n of a token, ∞ where q_n is too small for it to rise."""
+    return drafted / q_n if q_n >= PRECISIONS[torch.float64].least else math.inf
 
 
 class PricedBand:
@@ -186,6 +186,9 @@ class PricedRow(_SolvedRow):
         certain: Sequence[int] = (),
         head: float = 0.0,
     ) -> None:
+        if band.high == math.inf and q.dtype == np.float32:
+            if ((q > 0) & (q < _PRECISIONS[q.dtype].least)).any():  # these may rise, too
+                q, p = q.astype(np.float64), p.astype(np.float64)
         self.band, self.precision = band, _PRECISIONS[q.dtype]
         self.target, self.unit, self.total = q, alive, alive
         self.straight = band.drop is not None

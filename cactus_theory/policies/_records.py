@@ -213,7 +213,7 @@ class Node(NamedTuple):
     @property
     def draft_ratio(self) -> float:
         """Return p_n/q_n, ∞ where q_n is too small for the token to rise."""
-        return ratio_in(self.q, self.p_n, self.q_n)
+        return ratio_in(self.p_n, self.q_n)
 
     @property
     def lossless_ratio(self) -> float:

@@ -254,7 +254,7 @@ class Band(FixedTarget):
             lower, upper = self._edges_of_laws(q, p)
             upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
-        ratio = torch.where(q_n >= PRECISIONS[q.dtype].least, coin * p_n / q_n, math.inf)
+        ratio = torch.where(q_n >= LEAST, coin * p_n / q_n, math.inf)
         if self.head:  # off it no more is kept than lossless sampling keeps
             off = self._off_head(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
             ratio = torch.where(ratio < off, ratio, math.inf)

@@ -285,7 +285,7 @@ class Tokens(Nodes):
         assert self.rows is not None
         q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
         coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
-        kept, scale = by_row.decide(q, p, ratio_in(q, coin * p_n, q_n))
+        kept, scale = by_row.decide(q, p, ratio_in(coin * p_n, q_n))
         if kept:
             run.accepted += 1
         else:

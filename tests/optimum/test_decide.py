@@ -122,7 +122,7 @@ def test_a_drafted_token_that_the_target_all_but_excludes(divergence, dtype, siz
         phi = rule.acceptance(*exact, token[:, None])[:, 0]
         assert torch.allclose(phi, law[:, 1] / exact[1][:, 1], rtol=0, atol=ROUNDING)
         for coin in (phi / 2, (1 + phi) / 2):
-            kept = (coin < phi) & (tiny >= PRECISIONS[dtype].least)
+            kept = (coin < phi) & (tiny >= PRECISIONS[torch.float64].least)
             sure = (coin - phi).abs() > 0.01
             coins = coin[:, None], torch.full((2,), 0.3, dtype=torch.float64)
             decided = rule.decide(q, p, token, coin).kept
