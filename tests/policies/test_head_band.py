@@ -176,3 +176,12 @@ def test_what_serves_entries_alone_refuses_it_by_name():
     with pytest.raises(ValueError, match="band without head"):
         check_policy(rule)
     assert one_hot(torch.tensor([0]), torch.ones(1, 2)).tolist() == [[1, 0]]
+
+
+def test_a_token_off_the_head_is_worth_its_own_chance_to_the_one_before():
+    """F of q = .1 off the head is .1, so that e^{1.1/ν} raises q = .4 before it."""
+    q_n = torch.tensor([[0.4, 0.1]], dtype=torch.float64)
+    most = torch.tensor([[0.4, 0.9]], dtype=torch.float64)
+    raised = LookAhead(0.4, 0.2).path(q_n, torch.tensor([2]), most)
+    grown = 0.4 * math.exp(1.1 / 0.4)
+    assert raised[0].tolist() == pytest.approx([grown / (0.6 + grown), 0.1])
