@@ -212,8 +212,8 @@ class PricedRow(_SolvedRow):
         if exact or band.high == math.inf or not short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
-            # a row without mass is refused where a token is drawn from it
-            mass = 1.0 if mass <= 0 else mass
+            # a row without mass, or with ∞, is refused where a token is drawn from it
+            mass = 1.0 if mass <= 0 or mass == math.inf else mass
             self.unit, self.total = alive * drafted / mass, alive * drafted
         self.scale, self.cap, self.largest = self.unit, math.inf, math.inf
         reached = [token for token in certain if q[token] > 0]
@@ -314,8 +314,8 @@ class BudgetRow(_SolvedRow):
         self.ratio = torch.div(draft, self.q, out=memory[1])
         self.clipped, self.spare = memory[2], memory[3]
         mass, drafted = (float(row.sum(dtype=torch.float64)) for row in (target, draft))
-        # a row without mass is refused where a token is drawn from it
-        self.mass = 1.0 if mass <= 0 else mass
+        # a row without mass, or with ∞, is refused where a token is drawn from it
+        self.mass = 1.0 if mass <= 0 or mass == math.inf else mass
         self.unit = self.scale = drafted / self.mass
         self.f, self.root_delta, self.settled = f, math.sqrt(delta), precision.settled
         # a and the steepness there, where the last search ended

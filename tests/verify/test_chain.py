@@ -1,5 +1,8 @@
 """One verification step: its exact law, its coins, its batches."""
 
+import contextlib
+import math
+
 import pytest
 import torch
 
@@ -112,6 +115,18 @@ def test_a_target_row_without_mass_is_refused_by_name(verify, spec, vocab):
         q, ids = torch.full((1, 2, vocab), entry), torch.tensor([[0]])
         with pytest.raises(ValueError, match="no mass in row 0 of the batch, after 0 accepted"):
             verify(ct.policy(spec), q, draft, ids, coins=coins, validate=False)
+
+
+@pytest.mark.parametrize(
+    "spec", ["price=0.8,divergence=reverse_kl", "delta=0.1", "price=1,head=0.3"]
+)
+@pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
+def test_a_target_row_with_infinity_ends_in_no_raw_error(verify, spec):
+    q = torch.tensor([[[math.inf, 0.3, 0.2], [0.2, 0.3, 0.5]]])
+    p, ids = torch.tensor([[[0.2, 0.3, 0.5]]]), torch.tensor([[2]])
+    with contextlib.suppress(ValueError):
+        coins = tensor([0.99]), tensor(0.5)
+        verify(ct.policy(f"band:{spec}"), q, p, ids, coins=coins, validate=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
