@@ -286,7 +286,7 @@ def _few_rows(
     """
     if not isinstance(rule, Policy):
         raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")
-    enter(type(rule))
+    enter(rule)
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
         raise ValueError(

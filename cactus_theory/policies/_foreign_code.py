@@ -82,20 +82,27 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def enter(kind: type) -> None:
-    """Give the methods of a foreign class copies of rows, those that it wrote or takes from one.
+def enter(policy: Any) -> None:
+    """Give methods of foreign classes copies of rows: those of a policy and of its shortcuts.
 
     Where a policy enters: a door that is passed again changes nothing. TypeError for a target that
     takes no path.
     """
-    if is_own(kind) or "_has_entered" in vars(kind):
-        return
-    if "path" not in signature(kind.target).parameters:  # type: ignore[attr-defined]
-        raise TypeError(
-            f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
-            f"verifier of blocks reached a row, got {signature(kind.target)}"  # type: ignore[attr-defined]
-        )
-    kind._has_entered = True  # type: ignore[attr-defined]
+    kinds = type(policy), type(policy.shortcuts)
+    for kind in kinds:
+        if is_own(kind) or "_has_entered" in vars(kind):
+            continue
+        if kind is kinds[0] and "path" not in (takes := signature(policy.target)).parameters:
+            raise TypeError(
+                f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
+                f"verifier of blocks reached a row, got {takes}"
+            )
+        _guard(kind)
+
+
+def _guard(kind: Any) -> None:
+    """Guard what a foreign class wrote, or takes from a foreign one, of the package's methods."""
+    kind._has_entered = True
     hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
     for name in hooks:
         owner = next(base for base in kind.__mro__ if name in vars(base))

@@ -155,7 +155,7 @@ def readable(policy: Policy | type[Policy], name: str, values: dict[str, Any]) -
 def with_knobs(policy: Policy, name: str, values: dict[str, Any]) -> Policy:
     """Return the policy at other values of its knobs; raises as :func:`readable`."""
     if isinstance(policy, Policy):
-        enter(type(policy))
+        enter(policy)
     ready = readable(policy, name, values)
     if not ready:
         return policy
@@ -173,6 +173,7 @@ def built(kind: type[Policy], name: str, spec: str, values: dict[str, Any]) -> P
     missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
-    if issubclass(kind, Policy):
-        enter(kind)
-    return kind(**ready)
+    policy = kind(**ready)
+    if isinstance(policy, Policy):
+        enter(policy)
+    return policy

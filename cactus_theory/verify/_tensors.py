@@ -38,7 +38,7 @@ def verify_tensors(
     for policy in policies:
         if not isinstance(policy, Policy):
             raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
-        enter(type(policy))
+        enter(policy)
     if validate:
         target_probs, draft_probs = _checked(
             verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.policies._shortcuts import ByRow
 
 Q, P = [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]
 
@@ -50,6 +51,20 @@ def row_in_place(q, p):
 class Target(ct.FixedTarget):
     def target(self, q, p, path=None):
         return q.copy_(p)
+
+
+class Rowwise(ByRow):
+    def decide(self, q, p, ratio):
+        q[:] = p
+        return False, 1.0
+
+    def follow(self, node):
+        node.q[:] = node.p
+        return 0.0, 1.0, 1.0
+
+
+class Hasty(type(ct.policy("tempered:temperature=1"))):
+    shortcuts = Rowwise()
 
 
 class Borrowed:
@@ -99,6 +114,15 @@ def test_a_rule_that_writes_is_named_and_changes_nothing(name: str) -> None:
             call()
     assert q.tolist() == Q and p.tolist() == P and ids.tolist() == [[2]]
     assert all(map(torch.equal, rows, before))
+
+
+@pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
+def test_shortcuts_of_ones_own_get_copies_too(verify) -> None:
+    q, p = torch.from_numpy(np.array([[Q, Q]])), torch.from_numpy(np.array([[P]]))
+    coins = torch.tensor([[0.9]]).double(), torch.tensor([0.5]).double()
+    with pytest.raises(ValueError, match="^Rowwise, (decide|follow): must not write into its rows"):
+        verify(Hasty(1.0), q, p, torch.tensor([[2]]), coins=coins, validate=False)
+    assert q.tolist() == [[Q, Q]] and p.tolist() == [[P]]
 
 
 def test_a_rule_may_change_its_own_copy_and_use_its_memory_again() -> None:
