@@ -20,7 +20,6 @@ from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import GenerationResult, LogProbs
 from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
-from cactus_theory.decoding.stream import speculative_stream
 
 __all__ = [
     "Between",
@@ -47,5 +46,4 @@ __all__ = [
     "generate",
     "load_pair",
     "speculative_generate",
-    "speculative_stream",
 ]

@@ -6,10 +6,7 @@ import pytest
 import torch
 import transformers
 
-from cactus_theory.decoding import (
-    speculative_generate,
-    speculative_stream,
-)
+from cactus_theory.decoding import speculative_generate
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.stream import TextPieces
 from tests.amounts import amount, some
@@ -162,41 +159,14 @@ def test_the_device_loop_streams_and_refuses_stop_strings(tiny):
         tiny[0].generate(IDS, **options, **stops, device_loop=True)
 
 
-def streamed(tiny, **options):
-    given = GREEDY | {"draft_model": tiny[1], "num_draft_tokens": 4, "inputs": IDS}
-    return speculative_stream(tiny[0], TOKENIZER, **(given | options))
-
-
-def test_pieces_come_while_it_is_decoded_and_make_the_text(tiny):
-    threads = set(threading.enumerate())
-    stream = streamed(tiny, stop_strings=["cd."], do_sample=True, seed=3, policy="band:price=1")
-    pieces, before = [], []
-    for piece in stream:
-        pieces.append(piece)
-        before.append(stream.output is None)
-    new = stream.output[0, IDS.shape[1] :]
-    assert "".join(pieces) == TOKENIZER.decode(new, skip_special_tokens=True)
-    assert len(pieces) > 4 and all(pieces) and before[0]
-    assert set(threading.enumerate()) <= threads
-
-
-def test_what_a_streamed_decode_raises_is_raised_by_the_loop(tiny):
-    with pytest.raises(ValueError, match="policy"):
-        list(streamed(tiny, policy="no_such_rule"))
-    for wrong in ({"inputs": IDS.repeat(2, 1)}, {"num_return_sequences": 2}, {"callbacks": None}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            streamed(tiny, **wrong)
-
-
-def test_leaving_the_loop_ends_the_decode(tiny):
-    threads, seen = set(threading.enumerate()), []
-    stream = streamed(
-        tiny, max_new_tokens=120, stopping_criteria=[lambda *given: bool(seen.append(1))]
-    )
-    for _ in stream:
-        break
-    assert set(threading.enumerate()) <= threads
-    assert stream.output is None and 0 < len(seen) < 120
+def test_a_loop_reads_the_text_from_the_library_s_iterator(tiny):
+    streamer = transformers.TextIteratorStreamer(TOKENIZER, skip_prompt=True, timeout=60)
+    given = GREEDY | OURS | {"draft_model": tiny[1], "text_streamer": streamer}
+    thread = threading.Thread(target=tiny[0].generate, args=(IDS,), kwargs=given)
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text == TOKENIZER.decode(tiny[0].generate(IDS, **GREEDY)[0, IDS.shape[1] :])
 
 
 class Bytes:
