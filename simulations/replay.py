@@ -2,8 +2,7 @@
 
 TRACE is a folder from ``python -m simulations trace``, or a file of target rows with DRAFT beside
 it, which are then drafts of one token. Errors count texts; differences are paired with the
-first line's. With --at, families of at least two knob values are also compared at equal
-divergence per token.
+first line's.
 """
 
 import argparse
@@ -17,11 +16,11 @@ from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, compare, replay
+from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, replay
 from cactus_theory.traces.estimate import tokens_at
 from cactus_theory.verify.contract import find_verifier, verifiers
 
-from .common.grid import checked_policy, series
+from .common.grid import checked_policy
 from .common.results import columns, publish
 
 
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
     add("--divergence", default="kl")
-    add("--at", type=float, nargs="+", default=[], metavar="LEVEL", help="divergence per token")
     add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--out", type=Path, metavar="FILE.csv")
     add("--json", action="store_true", help="print one JSON object only")
@@ -52,9 +50,6 @@ def run(args: argparse.Namespace) -> int:
     groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}
     replays = _replays(args, source, [checked_policy(spec) for spec in args.policy])
     rows = replay_rows(replays, args.divergence)
-    levels, missing = family_rows(replays, args.at, args.divergence)
-    for reason in missing:
-        print(reason, file=sys.stderr)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
     by_group = {
         value: replay_rows([replay.part(texts) for replay in replays], args.divergence)
@@ -64,14 +59,12 @@ def run(args: argparse.Namespace) -> int:
         grouped = [{"group": value} | row for value, rows in by_group.items() for row in rows]
         publish(args, grouped or rows, **{k: str(v) for k, v in notes.items()})
     if args.json:
-        return print_json(
-            notes | {"replays": rows, "levels": levels} | ({"groups": by_group} if by_group else {})
-        )
-    print(tables(rows, levels, notes, args.divergence))
+        return print_json(notes | {"replays": rows} | ({"groups": by_group} if by_group else {}))
+    print(table(rows, notes, args.divergence))
     for value, rows in by_group.items():
         texts = {"trace": f"{args.by} = {value}", "texts": len(groups[value])}
         cycles = int(sum(replays[0].cycles[text] for text in groups[value]))
-        print(f"\n{tables(rows, [], texts | {'cycles': cycles}, args.divergence)}")
+        print(f"\n{table(rows, texts | {'cycles': cycles}, args.divergence)}")
     return 0
 
 
@@ -122,37 +115,8 @@ def replay_rows(replays: Sequence[Replay], divergence: str) -> list[Row]:
     return [_replay_row(replay, replays[0], divergence) for replay in replays]
 
 
-def family_rows(
-    replays: Sequence[Replay], levels: Sequence[float], divergence: str
-) -> tuple[list[Row], list[str]]:
-    """Return tokens per call of every family at every level, and what the first is behind.
-
-    A family is a policy at several values of its first knob, under one verifier. Those that do
-    not reach a level on both sides are left out there, for the reasons returned beside them.
-    """
-    families: dict[str, list[Replay]] = {}
-    for result in replays:
-        families.setdefault(f"{series(result.policy)} {result.verifier}", []).append(result)
-    rows, missing = [], []
-    for level in levels:
-        tokens = {}
-        for name, family in families.items():
-            try:
-                tokens[name] = tokens_at(family, level, divergence)
-            except ValueError as error:  # this family does not go that far
-                missing.append(f"{name} is not compared at {level:g}: {error}")
-        for name, count in tokens.items():
-            difference = count - next(iter(tokens.values()))
-            row = {"level": level, "family": name}
-            row |= valued("tokens_per_call", count) | valued("difference", difference)
-            rows.append(row)
-    return rows, missing
-
-
-def tables(
-    rows: Sequence[Row], at: Sequence[Row], notes: Mapping[str, Any], divergence: str
-) -> str:
-    """Return both tables as a terminal shows them."""
+def table(rows: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str:
+    """Return the table as a terminal shows it."""
     spec = find_divergence(divergence).spec
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
     heads = {"policy": "policy", "verifier": "verifier", "num_draft_tokens": "K"}
@@ -160,13 +124,8 @@ def tables(
     heads |= _with_errors(f"{spec}_per_token", f"{_head(spec)}\n/token")
     heads |= _with_errors("tokens_difference", "tokens\n− first")
     heads |= {"accepted_per_call": "accepted"}
-    texts = [columns(rows, heads, title, f"{spec}_per_token")]
-    if at:
-        heads = {"family": "policy", "level": f"{_head(spec)}\n/token"}
-        heads |= _with_errors("tokens_per_call", "tokens\n/call")
-        heads |= _with_errors("difference", "tokens\n− first")
-        texts.append(columns(at, heads, f"\nat equal {_head(spec)} per token"))
-    return "\n".join([*texts, "± one standard error over texts; differences are paired"])
+    shown = columns(rows, heads, title, f"{spec}_per_token")
+    return f"{shown}\n± one standard error over texts; differences are paired"
 
 
 def _with_errors(name: str, head: str) -> dict[str, str]:
@@ -183,15 +142,16 @@ def replay_figures(replay: Replay, divergence: str) -> Row:
 
 
 def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
-    spec, difference = find_divergence(divergence).spec, compare(replay, first)
+    spec = find_divergence(divergence).spec
+    difference = replay.divergence_per_token(spec) - first.divergence_per_token(spec)
     row: Row = {
         "policy": replay.policy,
         "verifier": replay.verifier,
         "num_draft_tokens": replay.num_draft_tokens,
     }
     row |= replay_figures(replay, divergence)
-    row |= valued("tokens_difference", difference.tokens_per_call)
-    row |= valued(f"{spec}_per_token_difference", difference.divergence_per_token[spec])
+    row |= valued("tokens_difference", replay.tokens_per_call - first.tokens_per_call)
+    row |= valued(f"{spec}_per_token_difference", difference)
     for place, rate in enumerate(replay.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = rate.value
     return row

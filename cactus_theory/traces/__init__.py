@@ -2,7 +2,7 @@
 
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.compared import Observation, compare_observed
-from cactus_theory.traces.estimate import Estimate, Replay, compare
+from cactus_theory.traces.estimate import Estimate, Replay
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.log import log_trace, save_trace
 from cactus_theory.traces.replays import replay
@@ -17,7 +17,6 @@ __all__ = [
     "Replay",
     "SavedRows",
     "Trace",
-    "compare",
     "compare_observed",
     "expect",
     "log_trace",

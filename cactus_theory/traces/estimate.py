@@ -185,56 +185,6 @@ class Replay:
         return self.spent[check.one_of("divergence", spec, tuple(self.spent))]
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The first replay minus the second, by paired texts.
-
-    Attributes
-    ----------
-    tokens_per_call, accepted_per_call : differences.
-    tokens_ratio : first over second, tokens per call.
-    divergence_per_call, divergence_per_token : divergence → difference, for those of both.
-    """
-
-    tokens_per_call: Estimate
-    accepted_per_call: Estimate
-    tokens_ratio: Estimate
-    divergence_per_call: dict[str, Estimate]
-    divergence_per_token: dict[str, Estimate]
-
-
-def compare(first: Replay, second: Replay) -> Comparison:
-    """Return the first replay minus the second.
-
-    Raises
-    ------
-    ValueError
-        Replays of different traces.
-
-    Examples
-    --------
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> rows = SavedRows.of(q, p)
-    >>> more = compare(replay(rows, "band:price=1"), replay(rows, "speculative")).accepted_per_call
-    >>> round(more.value, 3)
-    0.152
-    """
-    both = [spec for spec in first.spent if spec in second.spent]
-    return Comparison(
-        tokens_per_call=first.tokens_per_call - second.tokens_per_call,
-        accepted_per_call=first.accepted_per_call - second.accepted_per_call,
-        tokens_ratio=first.tokens_per_call / second.tokens_per_call,
-        divergence_per_call={
-            spec: first.divergence_per_call(spec) - second.divergence_per_call(spec)
-            for spec in both
-        },
-        divergence_per_token={
-            spec: first.divergence_per_token(spec) - second.divergence_per_token(spec)
-            for spec in both
-        },
-    )
-
-
 def tokens_at(
     replays: Sequence[Replay], level: float | Estimate, divergence: str = "kl"
 ) -> Estimate:
