@@ -91,7 +91,7 @@ def ask_policy(draw: random.Random) -> bool:
     every = torch.arange(vocab, device=q.device).expand(q.shape)
     n = torch.full(shape, draw.randrange(vocab), device=q.device)
     methods = {"acceptance": (q, p, every), "recovery": (q, p, n), "emitted": (q, p)}
-    path = draw.choice([None, Path(n.double() * 0 + 1, n * 0)])
+    path = draw.choice([None, Path(n.double() * 0 + 1)])
     # a row h has the precision of its rows
     wide = (rows.detach().double() for rows in (q, p))
     methods |= {"keep": (q, p), "target": (*wide, path)}
@@ -110,7 +110,7 @@ def ask_policy(draw: random.Random) -> bool:
 def one_of(part, at: tuple[int, ...]):
     """Return one row of an argument, plain and in float64."""
     if isinstance(part, Path):
-        return Path(part.alive[at], part.left[at])
+        return Path(part.alive[at])
     row = part.detach()[at].clone() if isinstance(part, torch.Tensor) else part
     return row.double() if getattr(row, "is_floating_point", bool)() else row
 

@@ -134,11 +134,11 @@ class Meter:
         if choice is None:
             choice = self.zero.expand(len(target_probs))
         if path is None:
-            path = Path(self.one.expand(len(choice)), self.zero.expand(len(choice)))
+            path = Path(self.one.expand(len(choice)))
         # a path of one piece either looked ahead or did not; NaN stands for the latter
         raised = path.alive * math.nan if path.raised is None else path.raised
         slots, ids = tokens or (self.zero.expand(len(choice)),) * 2
-        ways = path.alive, path.left, raised
+        ways = path.alive, raised
         self.waiting.append((target_probs, draft_probs, choice, *ways, slots, ids))
         self.rows += len(target_probs)
         self.entries += target_probs.numel()
@@ -176,8 +176,8 @@ class Meter:
             columns = (
                 (torch.cat(part) if len(part) > 1 else part[0]).split(size) for part in parts
             )
-            for q, p, choice, alive, left, raised, *tokens in zip(*columns, strict=True):
-                path = Path(alive, left, raised)
+            for q, p, choice, alive, raised, *tokens in zip(*columns, strict=True):
+                path = Path(alive, raised)
                 memory = scratch("meter.rows", (2, *q.shape), device=q.device).unbind(0)
                 q, p = map(check.normalised, (q, p), memory)
                 self._by_policy(q, p, choice, path, tokens)
@@ -193,10 +193,10 @@ class Meter:
                 rows = (choice == number) & (looked_ahead == ahead)
                 if bool(rows.all()):
                     raised = path.raised if ahead else None
-                    self._measure(policy, q, p, Path(path.alive, path.left, raised), tokens)
+                    self._measure(policy, q, p, Path(path.alive, raised), tokens)
                 elif bool(rows.any()):
                     raised = path.raised[rows] if ahead else None
-                    their_path = Path(path.alive[rows], path.left[rows], raised)
+                    their_path = Path(path.alive[rows], raised)
                     their_tokens = [part[rows.to(part.device)] for part in tokens]
                     self._measure(policy, q[rows], p[rows], their_path, their_tokens)
 

@@ -116,8 +116,7 @@ def _joined(paths: Sequence[Path]) -> Path | None:
     if not paths:
         return None
     raised = [path.alive * math.nan if path.raised is None else path.raised for path in paths]
-    parts = [path.alive for path in paths], [path.left for path in paths], raised
-    return Path(*map(torch.cat, parts))
+    return Path(torch.cat([path.alive for path in paths]), torch.cat(raised))
 
 
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
@@ -156,12 +155,10 @@ def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
     if (ratios := verified.assigned.alive) is not None:
         chosen_by = ratios[row, nodes].to(alive.device)
         alive = torch.where(chosen_by.isnan(), alive, chosen_by)
-    left = alive.new_tensor(draft.left(row), dtype=torch.int64)[:drafted][nodes]
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
     if raised is not None and draft.sampled is not None:
         mass = [math.fsum(values) or math.nan for _, values in verified.raised(row)]
         raised = alive.new_tensor(mass)[nodes]
     if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
-        left = torch.cat([left, left.new_zeros(1)])
-    return Path(alive, left, raised)
+    return Path(alive, raised)

@@ -106,9 +106,7 @@ class VerifiedRows:
             )
         target, draft = normalised(self.target_probs), normalised(self.draft_probs)
         charges = target.new_zeros(len(target))
-        path = self.path or Path(
-            torch.ones_like(charges), torch.zeros_like(charges, dtype=torch.int64)
-        )
+        path = self.path or Path(torch.ones_like(charges))
         for row, policy in enumerate(self.policies):
             q, p = target[row : row + 1], draft[row : row + 1]
             if self.verifier is None:

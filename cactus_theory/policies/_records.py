@@ -182,9 +182,6 @@ class Path:
     # the alive ratio P, float64 in [0, 1]: the tokens before the row are all accepted with the
     # probability P given them (averaged over what was drafted later)
     alive: Float[Tensor, "*batch"]
-    # int64, how many drafted tokens are planned to follow the one that is drafted at the row; a
-    # draft that stops early by what it drafted does not change it, or h would depend on that token
-    left: Int[Tensor, "*batch"]
     # float64, h_n of the drafted token where the drafter was certain and the policy has looked
     # ahead (LookAhead), None elsewhere; of several certain tokens their sum, and the draft's row
     # has their shares
@@ -192,10 +189,10 @@ class Path:
 
     def at(self, row: int) -> "Path":
         """Return the path to one of R rows; NaN is the ``raised`` of one without."""
-        alive, left = self.alive[row : row + 1], self.left[row : row + 1]
+        alive = self.alive[row : row + 1]
         if self.raised is None or bool(self.raised[row].isnan()):
-            return Path(alive, left)
-        return Path(alive, left, self.raised[row : row + 1])
+            return Path(alive)
+        return Path(alive, self.raised[row : row + 1])
 
 
 class Node(NamedTuple):

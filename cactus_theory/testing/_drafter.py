@@ -316,7 +316,7 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         assert draft is not None and q is not None
         if draft.sampled is None or draft.probs is None or not bool(draft.sampled.any()):
             continue
-        one = Path(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
+        one = Path(torch.ones(1, dtype=torch.float64))
         h = seen.policy.target(q[:1, 0].double(), draft.offers(0, [0], q[0, :1]), one)
         if h is None:
             return

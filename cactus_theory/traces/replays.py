@@ -252,7 +252,7 @@ def _replay_schedule(
         if rows := min(count + 1, len(ids)):
             policies = tuple(schedule.rules[number] for number in choice[:rows].tolist())
             raised = None if law.raised is None else law.raised[0, :rows]
-            path = Reached(law.alive[0, :rows], torch.tensor(draft.left(0))[:rows], raised)
+            path = Reached(law.alive[0, :rows], raised)
             accepted = torch.arange(rows) < count
             verified = VerifiedRows(
                 q[:rows], p[:rows], ids[:rows], accepted, policies, verifier, path

@@ -106,19 +106,14 @@ def mean_alive(
     Σ p φ for the chain and Σ min(p, h) for blocks, which at one token is the same for a
     fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
     """
-    emitted = verifier.emitted(policy, q, p, start_of_block(len(q)))
+    start = Place(torch.ones(len(q), dtype=torch.float64))
+    emitted = verifier.emitted(policy, q, p, start)
     if isinstance(verifier, Chain):
         return (p * policy.keep(q, p)).sum(-1), emitted
     if isinstance(verifier, Block):
         return torch.minimum(p, emitted).sum(-1), emitted
     acceptance = [_enumerated(verifier, policy, *rows) for rows in zip(q, p, strict=True)]
     return torch.stack(acceptance), emitted
-
-
-def start_of_block(rows: int) -> Place:
-    """Return the path of rows that begin a block of one drafted token."""
-    alive = torch.ones(rows, dtype=torch.float64)
-    return Place(alive, torch.zeros(rows, dtype=torch.int64))
 
 
 def _enumerated(verifier: Verifier, policy: Policy, q: Tensor, p: Tensor) -> Tensor:

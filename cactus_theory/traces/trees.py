@@ -130,7 +130,7 @@ class TreeWalk:
         raised = None if self.path.raised is None else self.path.raised[row]
         if raised is not None and not bool(raised.isfinite()):
             raised = None
-        path = Path(self.q.new_tensor([alive if self.whole else 1.0]), self.path.left[row], raised)
+        path = Path(self.q.new_tensor([alive if self.whole else 1.0]), raised)
         q, p = (rows[row] for rows in self.rows)
         return self.verifier.emitted(self.policy, q, p, path)[0].double()
 

@@ -333,8 +333,7 @@ class Nodes:
 
     def _path(self, places: Sequence[Place]) -> Path:
         alive = [run.alive[place] for run, place in places]
-        left = [self.draft.left(run.row)[run.nodes[place]] for run, place in places]
-        return Path(torch.tensor(alive, dtype=torch.float64), torch.tensor(left))
+        return Path(torch.tensor(alive, dtype=torch.float64))
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return how many tokens of each run are accepted, and the token after them."""

@@ -114,7 +114,7 @@ class Block(Verifier):
         counts = torch.as_tensor(draft.counts, device=target_probs.device)
         batch = torch.arange(len(counts), device=counts.device)
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
-        start = Path(q.new_ones(len(q), dtype=torch.float64), torch.zeros_like(counts))
+        start = Path(q.new_ones(len(q), dtype=torch.float64))
         rows = [policy.target(q.double(), p.double(), start) for policy in assigned.policies]
         if assigned.choice is None:
             return rows[0]
@@ -227,9 +227,8 @@ class Walk:
         batch = torch.arange(len(ids), device=ids.device)
         self.raised_by_policy = raised_entries(assigned, q, draft.probs, draft)
         self.raised = entries_as_assigned(self.raised_by_policy, assigned)
-        planned = counts if draft.limits is None else counts.new_tensor(draft.limits)
         for place in range(ids.shape[1]):
-            self._step(place, counts, planned - 1 - place)
+            self._step(place, counts)
         self.last[batch, counts] = q[batch, counts]
         self.value[batch, counts] = self.alive[batch, counts]
         self.value[:, 0] = 1.0
@@ -241,12 +240,12 @@ class Walk:
         self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
         self.emitted[batch, self.counts] = bonus
 
-    def _step(self, place: int, counts: Tensor, tokens_left: Tensor) -> None:
+    def _step(self, place: int, counts: Tensor) -> None:
         """Read the rows after ``place`` tokens and follow the next drafted one."""
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        h = self._target(place, q, p, Path(alive, tokens_left.clamp(min=0)))
+        h = self._target(place, q, p, alive)
         mass = alive[:, None] * h
         residual = (mass - p).clamp(min=0.0)
         total = residual.sum(-1)
@@ -258,12 +257,12 @@ class Walk:
         self.emitted[:, place] = torch.where(on, h, 0.0)
         self.alive[:, place + 1] = torch.where(on[:, 0], following, 0.0)
 
-    def _target(self, place: int, q: Tensor, p: Tensor, path: Path) -> Tensor:
+    def _target(self, place: int, q: Tensor, p: Tensor, alive: Tensor) -> Tensor:
         policies, choice = self.assigned.policies, self.assigned.choice
         rows = []
         for policy, entries in zip(policies, self.raised_by_policy, strict=True):
             raised = None if entries is None else entries[:, place]
-            rows.append(policy.target(q, p, Path(path.alive, path.left, raised)))
+            rows.append(policy.target(q, p, Path(alive, raised)))
         return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
 
 

@@ -40,7 +40,7 @@ class Draft:
     parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
         settled text; None for a chain, where each follows the one before it.
     limits : where a drafter decides by what it has drafted when to stop, the most tokens that
-        each row could have had; None where ``counts`` were known before. What a policy emits at
+        each row could have had; None where ``counts`` were known before. What a verifier does at
         a row may depend on how far the draft was planned to go, not on how far it went: that
         depends on the drafted tokens.
 
@@ -164,12 +164,6 @@ class Draft:
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         one = {name: part[row : row + 1] for name, part in parts.items() if part is not None}
         return replace(self, **one)
-
-    def left(self, row: int) -> list[int]:
-        """Return for each node of a row how many tokens were planned below what follows it."""
-        depths = self.depths[row]
-        most = self.planned[row] if self.parents is None or self.limits else max(depths)
-        return [max(most - 1 - depth, 0) for depth in depths]
 
     @property
     def planned(self) -> list[int]:

@@ -294,7 +294,7 @@ def try_rows(policy: Policy, settings: Settings) -> None:
 def _try_law(policy: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:
     """Raise ArithmeticError unless what a meter reads is a law, and its divergence a number."""
     q, p = normalised(q), normalised(p)
-    path = Path(torch.ones(len(q), dtype=torch.float64), torch.zeros(len(q), dtype=torch.int64))
+    path = Path(torch.ones(len(q), dtype=torch.float64))
     law = settings.verifier.emitted(policy, q, p, path)
     least, off = float(law.amin()), float((law.sum(-1) - 1).abs().amax())
     if not (least >= -LAW_ROUNDING and off <= LAW_ROUNDING):

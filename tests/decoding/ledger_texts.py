@@ -91,7 +91,7 @@ def _verified(schedule, judge, draft, q, p, choice, count):
     """Return the rows of a round as a ledger books them: by their tokens."""
     policies = tuple(schedule.rules[number] for number in choice[:count].tolist())
     accepted = torch.ones(count).bool()
-    path = Path(torch.ones(count).double(), torch.zeros(count).long())
+    path = Path(torch.ones(count).double())
     ids = draft.token_ids[0, :count]
     return VerifiedRows(q[:count], p[:count], ids, accepted, policies, judge, path)
 

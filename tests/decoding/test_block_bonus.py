@@ -32,7 +32,7 @@ def test_the_bonus_has_the_law_of_the_policys_row(spec):
     q, p, ids = rows(0, width)
     counts = torch.tensor([2, 1, 2])
     batch = torch.arange(len(ids))
-    start = Path(torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.int64))
+    start = Path(torch.ones(3, dtype=torch.float64))
     h = rule.target(q[batch, counts], p[batch, counts], start)
     judge = find_verifier("block:bonus=policy")
     assert judge.needs_next_draft_row and judge.spec == "block:bonus=policy"

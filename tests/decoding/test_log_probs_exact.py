@@ -62,7 +62,7 @@ def emitted(rule, verifier, ids, q, p, i, alive):
     if certain and rule.shortcuts.look_ahead is not None:
         h = looking_ahead(q, ids, i, rule.price)
     else:
-        path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([len(ids) - 1 - i]))
+        path = Path(torch.tensor([alive], dtype=torch.float64))
         h = rule.target(q[i : i + 1], p[i : i + 1], path)[0]
     return h, min(1.0, alive * float(h[ids[i]] / p[i, ids[i]]))
 

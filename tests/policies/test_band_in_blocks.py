@@ -155,7 +155,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
         for place in range(min(kept + 1, count)):
             n = int(draft.token_ids[0, place])
             if "per_row" in spec:
-                path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([0]))
+                path = Path(torch.tensor([alive], dtype=torch.float64))
                 row = one_hot(torch.tensor([n]), q[0, :1])
                 h = band(spec).target(q[:, place], row, path)
             else:
@@ -181,12 +181,12 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     nothing = math.nan
     raised = torch.tensor([0.8, nothing, nothing, nothing], dtype=torch.float64)
     alive = torch.tensor([0.9, 0.8, 0.7, 1.0], dtype=torch.float64)
-    path = Path(alive, torch.tensor([1, 0, 1, 0]), raised)
+    path = Path(alive, raised)
     meter = Meter(rules, "kl", "block")
     meter.add(q, p, choice, path)
     first = q[0] * 0.2 / (1 - q[0, 1])
     first[1] = 0.8
-    plain = rules[0].target(q[2:3], p[2:3], Path(alive[2:3], torch.tensor([1])))
+    plain = rules[0].target(q[2:3], p[2:3], Path(alive[2:3]))
     second = rules[1].emitted(q[[1, 3]], p[[1, 3]])
     h = torch.stack([first, second[0], plain[0], second[1]])
     spent = divergence("kl").value(h, q)

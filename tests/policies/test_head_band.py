@@ -124,7 +124,7 @@ def test_a_node_of_a_block_keeps_to_the_head_at_every_alive_ratio():
     q, p = rows(8, 6)
     rule = ct.policy("band:price=0.5,head=0.5")
     alive = torch.linspace(0.05, 1, 8, dtype=torch.float64)
-    h = rule.target(q, p, Path(alive, torch.zeros(8, dtype=torch.int64)))
+    h = rule.target(q, p, Path(alive))
     off, unit = ~on_head(q, 0.5), alive[:, None]
     assert (h <= q + ROUNDING)[off].all() and (h.sum(-1) - 1).abs().max() < ROUNDING
     for row in range(8):  # the program of a node: max Σ min(p, Ph) − ν P D(h‖q)

@@ -67,17 +67,12 @@ class AddsOneFirst(Plain):
 class BonusFromTheRow(Plain):
     def bonus(self, q, p, policy):
         alive = torch.ones(len(q), dtype=torch.float64)
-        return policy.target(q, p, Path(alive, torch.zeros(len(q)).long()))
+        return policy.target(q, p, Path(alive))
 
 
 class BlindToThePath(Plain):
-    def path(self, alive, left):
-        return Path(torch.ones_like(alive), left)
-
-
-class CountsTheTokenItself(Plain):
-    def path(self, alive, left):
-        return Path(alive, left + 1)
+    def path(self, alive):
+        return Path(torch.ones_like(alive))
 
 
 class FirstPolicy(Plain):
@@ -263,7 +258,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Fading(FixedTarget):
-    """Closer to the draft the likelier the path is alive and the fewer tokens are left."""
+    """Closer to the draft the likelier the path is alive."""
 
     name = "fading"
     declares = Declaration(support="free")
@@ -271,7 +266,7 @@ class Fading(FixedTarget):
     def target(self, q, p, path=None):
         if path is None:
             return q
-        share = (path.alive / (2 + path.left))[..., None]
+        share = (path.alive / 2)[..., None]
         return share * p.double() + (1 - share) * q.double()
 
 
@@ -288,7 +283,6 @@ FAULTS = (
     Fault("1 added before P is taken off", AddsOneFirst(), "what_is_sure_is_accepted"),
     Fault("a bonus from h", BonusFromTheRow(), "next_token_has_the_law", MIXED),
     Fault("a path that is always alive", BlindToThePath(), "next_token_has_the_law", Fading()),
-    Fault("one token too many left", CountsTheTokenItself(), "next_token_has_the_law", Fading()),
     Fault("the first policy everywhere", FirstPolicy(), "each_token_has_its_own_policy"),
     Fault("the first token's policy", PolicyOfTheRow(), "each_token_has_its_own_policy"),
     Fault("P goes on from row to row", NeverReset(), "a_row_alone_equals_the_batch"),

@@ -45,8 +45,8 @@ class Plain(Verifier):
     def bonus(self, q, p, policy):
         return q
 
-    def path(self, alive, left):
-        return Path(alive, left)
+    def path(self, alive):
+        return Path(alive)
 
     def policy(self, assigned, place):
         """Return the number of each row's policy at a place."""
@@ -81,8 +81,7 @@ class Plain(Verifier):
         missing = torch.zeros(batch, dtype=torch.float64)
         for i in range(width):
             on, now = (i < counts)[:, None], alive[:, i]
-            left = (counts - 1 - i).clamp(min=0)
-            h = self.aim(assigned, i, q[:, i], p[:, i], self.path(now, left))
+            h = self.aim(assigned, i, q[:, i], p[:, i], self.path(now))
             rest = self.left(now, h, p[:, i], p[:, max(i - 1, 0)])
             missing = torch.where(on[:, 0], (now[:, None] * h - p[:, i]).clamp(min=0).sum(-1), 0.0)
             if i:

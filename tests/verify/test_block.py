@@ -151,8 +151,7 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     source = torch.Generator().manual_seed(1)
     alive = torch.rand(count, generator=source, dtype=torch.float64).clamp(min=1e-6)
     alive[: count // 2] = 1.0
-    left = torch.randint(5, (count,), generator=source)
-    h = rule.target(q, p, Path(alive, left))
+    h = rule.target(q, p, Path(alive))
     assert h is not None
     on = p > 0
     low, high = (bound[on] for bound in rule.shortcuts.bounds(q, p))

@@ -137,8 +137,7 @@ class Walks:
         if fixed or r.any():
             kind = "certain+sampled" if r.any() else "certain"
             law = ct.selection_law(q, r if r.any() else None, 1, kind, fixed) if fixed else r
-            left = len(self.plan.shape) - 1 - len(text)
-            path = Path(torch.tensor([alive], dtype=torch.float64), torch.tensor([left]))
+            path = Path(torch.tensor([alive], dtype=torch.float64))
             rows = (torch.tensor(row)[None] for row in (q, law))
             h = self.policy.target(*rows, path)[0].numpy()
         return Step(at, alive, q, r, h, fixed, np.maximum(alive * h - r, 0.0))
@@ -433,7 +432,6 @@ def test_h_takes_no_account_of_what_was_drawn():
     for ids in ([[0, 3, 2, 5, 1]], [[0, 4, 5, 1, 2]]):
         other = replace(plain, token_ids=torch.tensor(ids))
         assert other.offers(0, [0], q[0, :1]).equal(law)
-        assert other.left(0) == plain.left(0) == [3, 2, 2, 2, 1, 1]
     assert (
         not replace(plain, token_ids=torch.tensor([[5, 1, 2, 3, 4]]))
         .offers(0, [0], q[0, :1])

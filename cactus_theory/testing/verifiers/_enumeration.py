@@ -189,14 +189,9 @@ class Enumeration(Seen):
 
     def _target(self, depth: int) -> Tensor:
         q, p = self.trees.q[depth], self.trees.p[depth]
-        path = Path(self.alive[depth].flatten(), self.left(depth))
+        path = Path(self.alive[depth].flatten())
         rows = q.flatten(0, 1), p.flatten(0, 1)
         return aim(self.verifier, self.policy, *rows, path).reshape(q.shape)
-
-    def left(self, depth: int) -> Tensor:
-        """Return for every node at this depth how many drafted tokens follow the one there."""
-        count = self.trees.p[depth].shape[0] * self.trees.p[depth].shape[1]
-        return torch.full((count,), self.trees.depth - 1 - depth)
 
     @cached_property
     def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:

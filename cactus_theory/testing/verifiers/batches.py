@@ -170,8 +170,7 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     law = seen.verifier.law(Assignment(policies, turns), paths.q, draft)
     if law.emitted is None:
         return
-    tokens_left = torch.arange(paths.length - 1, -1, -1).repeat(len(number))
-    path = Path(law.alive[:, :-1].flatten(), tokens_left)
+    path = Path(law.alive[:, :-1].flatten())
     rows = paths.q[:, :-1].flatten(0, 1), paths.p.flatten(0, 1)
     first, second = (
         aim(seen.verifier, policy, *rows, path).reshape(law.emitted.shape) for policy in policies

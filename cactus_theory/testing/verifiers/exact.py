@@ -129,8 +129,8 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
     for depth, target in enumerate(seen.target):
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
-        alive = seen.alive[depth].flatten()
-        charged = seen.verifier.emitted(seen.policy, q, p, Path(alive, seen.left(depth)))
+        path = Path(seen.alive[depth].flatten())
+        charged = seen.verifier.emitted(seen.policy, q, p, path)
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
         along = target[:, seen.trees.node(depth)]
