@@ -19,14 +19,14 @@ import numpy as np
 from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.rows import save_rows
-from cactus_theory.base.tables import plain_json, write_csv
+from cactus_theory.base.tables import plain_json
 from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line
 
 from ._commands import COMMANDS, Job
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 COMMAND = f"python -m {__package__}"
-SUFFIXES = (".json", ".csv", ".npy")
+SUFFIXES = (".json", ".npy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +59,11 @@ def show(program: str, results: Sequence[Any], as_json: bool) -> None:
 def save(path: str, program: str, results: Sequence[Any]) -> None:
     """Write every row, those without an answer too: all of the file or nothing.
 
-    ``.json``: what ``--json`` prints. ``.csv``: the numbers and words of each row, and
-    ``error``. ``.npy``: the rows h (N, V), NaN where there is no answer; a ValueError if answers
-    are no rows.
+    ``.json``: what ``--json`` prints. ``.npy``: the rows h (N, V), NaN where there is no answer; a
+    ValueError if answers are no rows.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix == ".npy":
+    if Path(path).suffix.lower() == ".npy":
         save_rows(path, _targets(results))
-    elif suffix == ".csv":
-        _save_csv(path, results)
     else:
         write_whole(path, f"{_json(program, results)}\n".encode())
 
@@ -76,16 +72,6 @@ def _json(program: str, results: Sequence[Any]) -> str:
     rows = [plain_json(_fields(result)) for result in results]
     failed = list(failures(results))
     return json.dumps({"program": program, "rows": rows, "failed": failed}, allow_nan=False)
-
-
-def _save_csv(path: str, results: Sequence[Any]) -> None:
-    scalars = [
-        {k: v for k, v in _fields(result).items() if not isinstance(v, np.ndarray | dict)}
-        for result in results
-    ]
-    names = list(dict.fromkeys(name for row in scalars for name in row if name != "error"))
-    lines = ({"row": number} | row for number, row in enumerate(scalars))
-    write_csv(path, ["row", *names, "error"], lines, {})
 
 
 def _targets(results: Sequence[Any]) -> np.ndarray:

@@ -53,7 +53,7 @@ def _add_output(parser: Parser) -> None:
         "--out",
         dest="save_to",
         metavar="FILE",
-        help="also save every row: .json, .csv, or the rows h as .npy (NaN without an answer)",
+        help="also save every row: .json, or the rows h as .npy (NaN without an answer)",
     )
 
 

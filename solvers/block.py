@@ -64,16 +64,6 @@ class BlockProgram:
     status: str  # what it said
     seconds: float  # wall time, building the program included
 
-    def report(self) -> str:
-        """Return what was found in a few lines of plain text."""
-        return (
-            f"tokens      {self.tokens:.9g} per call   (lossless {self.lossless:.9g})\n"
-            f"divergence  {self.divergence:.9g} per call, {self.per_token:.9g} per token\n"
-            f"price       {self.price:.6g}\n"
-            f"proof       {self.value:.9g} reached, {self.bound:.9g} at most; gap {self.gap:.1e}\n"
-            f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s"
-        )
-
 
 def solve(
     tree: PathTree,

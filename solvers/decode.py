@@ -56,16 +56,6 @@ class DecodeProgram:
     status: str  # what it said
     seconds: float  # wall time, building the program included
 
-    def report(self) -> str:
-        """Return what was found in a few lines of plain text."""
-        return (
-            f"tokens      {self.tokens:.9g} per call, {self.bound:.9g} at most; "
-            f"gap {self.gap:.1e}\n"
-            f"divergence  {self.divergence:.9g} per token\n"
-            f"price       {self.price:.6g}\n"
-            f"solver      {self.solver}, {self.status}, {self.seconds:.3f} s"
-        )
-
 
 def solve(
     target_probs: Any,

@@ -1,4 +1,3 @@
-import csv
 import json
 import os
 import subprocess
@@ -105,7 +104,7 @@ def test_a_block_from_a_file_of_prefixes(tmp_path, capsys):
     _, out, _ = run(capsys, "block", path, "--price", "inf", "--divergence", "reverse_kl", "--json")
     assert json.loads(out)["rows"][0]["price"] == "inf"
     _, out, _ = run(capsys, "block", path, "--kl-per-call", 0.05)
-    assert "per call   (lossless" in out and "gap" in out
+    assert "lossless    " in out and "gap" in out
 
 
 def test_a_batch_gives_one_result_a_row(files, capsys):
@@ -208,17 +207,13 @@ def test_a_row_without_an_answer_loses_no_other(three, tmp_path, capsys, monkeyp
     assert "row 1\nerror       solver: made to fail" in shown and "row 2" in shown
 
 
-def test_rows_are_saved_in_three_formats(three, tmp_path, capsys, monkeypatch):
+def test_rows_are_saved_as_an_array(three, tmp_path, capsys, monkeypatch):
     failing_second(monkeypatch, GAVE_UP)
-    for name in ("x.csv", "x.npy"):
-        run(capsys, "optimal", *three, "--out", tmp_path / name)
-    table = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
-    assert [row["error"] for row in table] == ["", "solver: made to fail", ""]
-    assert float(table[2]["acceptance"]) == pytest.approx(optimal.solve(Q, P, delta=0.1).acceptance)
+    run(capsys, "optimal", *three, "--out", tmp_path / "x.npy")
     rows = np.load(tmp_path / "x.npy")
     assert np.isnan(rows[1]).all() and rows[0] == pytest.approx(rows[2])
     code, out, error = run(capsys, "optimal", *three, "--out", "x.txt")
-    assert (code, out) == (2, "") and "--out: must end in .json, .csv, .npy; got 'x.txt'" in error
+    assert (code, out) == (2, "") and "--out: must end in .json, .npy; got 'x.txt'" in error
 
 
 def test_no_answer_on_any_row_is_one_line(three, capsys):
