@@ -3,11 +3,11 @@
 
 Every kind of check runs in both. What the thorough suite adds:
 
-* hypothesis: 200 examples a test, where the plain suite has 12 (programs: 7, or 24 for KL)
+* hypothesis: 200 examples a test, where the plain suite has 12 (programs: 120, and 7 or, for KL, 24)
 * annotated shapes on the first 64 calls of each function in each test, where the plain suite has
   the 1st, 4th, 16th, …
 * every registered rule at every knob value (two of each in the plain one), 1,000 rows a rule for
-  the properties at one of them and 100 at the others
+  the properties at one of them and 100 at the others; verifiers follow two of each in both
 * every causal-LM family of the installed library, more seeds and more texts
 * all of each family of cases that is cut by :func:`some` below
 """

@@ -25,7 +25,10 @@ def test_every_registered_rule_is_checked():
     assert {RULES[spec].name for spec in SPECS} == set(ct.list_policies())
 
 
-@pytest.mark.parametrize("spec", SPECS)
+CHECKED = [s for s in SPECS if RULES[s].name not in ALIASES or s == FIRST[RULES[s].name]]
+
+
+@pytest.mark.parametrize("spec", CHECKED)
 def test_it_obeys(spec):
     name = RULES[spec].name
     first = spec == FIRST[name] and name not in ALIASES
