@@ -27,7 +27,7 @@ LINEAR = tuple(spec for spec in DIVERGENCES if divergence(spec).linear)
 
 def examples(spec: str, most: int = 24) -> hypothesis.settings:
     """Return how many examples a divergence gets: most for the main one; a solve takes 25 ms."""
-    count = amount(most if spec == "kl" else 7, 500)
+    count = amount(most if spec == "kl" else 7, 120)
     return hypothesis.settings(
         max_examples=count,
         derandomize=True,
