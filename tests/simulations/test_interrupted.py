@@ -18,11 +18,10 @@ from cactus_theory.base.terminal import NOTHING_KEPT
 from simulations import __main__ as commands
 from simulations.common.inputs import ROOT
 from simulations.common.results import read_csv
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 
 # what holds a time, or is made from one
 TIMES = ("second", "speed", "parts", "tuned", "costs", "lines", "plain", "chosen")
-MOMENTS = 3
 # of the shortest start-up of a command to its end, in which it is stopped
 EARLIEST = 0.3
 STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -153,10 +152,10 @@ def started(name: str, out: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.skipif(not THOROUGH, reason="kills processes; run by make test-thorough")
+@thorough
 @pytest.mark.parametrize("name", RUNS)
 def test_a_stopped_run_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
-    """By -9, TERM and INT, each at three moments of one run that is taken up again and again."""
+    """By -9, TERM and INT, each at some moment of one run that is taken up again and again."""
     (tmp_path / "corpus").mkdir()
     for number in range(80):
         text = f"def name_{number}(a):\n    return a + {number}\n" * 3
@@ -166,18 +165,16 @@ def test_a_stopped_run_ends_as_one_that_was_not(name: str, tmp_path: Path) -> No
     said = whole.communicate()[1]
     took = time.monotonic() - begun
     assert whole.returncode == 0, said
-    wanted, moments = RUNS[name][1](tmp_path / "whole"), random.Random(name)
+    moments, out = random.Random(name), tmp_path / "stopped"
     for stop in STOPS:
-        out = tmp_path / stop.name
-        for _ in range(MOMENTS):
-            process = started(name, out)
-            time.sleep(took * moments.uniform(EARLIEST, 1.0))
-            process.send_signal(stop)
-            said = process.communicate()[1]
-            assert process.returncode in (0, -stop, 130), said
-            if process.returncode == 130:
-                assert said.count("interrupted; ") == 1 and "Traceback" not in said
         process = started(name, out)
+        time.sleep(took * moments.uniform(EARLIEST, 1.0))
+        process.send_signal(stop)
         said = process.communicate()[1]
-        assert process.returncode == 0, said
-        assert RUNS[name][1](out) == wanted, stop
+        assert process.returncode in (0, -stop, 130), said
+        if process.returncode == 130:
+            assert said.count("interrupted; ") == 1 and "Traceback" not in said
+    process = started(name, out)
+    said = process.communicate()[1]
+    assert process.returncode == 0, said
+    assert RUNS[name][1](out) == RUNS[name][1](tmp_path / "whole")
