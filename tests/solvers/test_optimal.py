@@ -143,11 +143,8 @@ def test_every_divergence_is_compared():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"target_probs": np.array([0.5, 0.6])}, "target_probs: every row must sum to 1"),
-        ({"draft_probs": np.array([0.5, np.nan])}, "draft_probs: .*finite"),
         ({"draft_probs": np.full(3, 1 / 3)}, "draft_probs: vocabulary"),
         ({"target_probs": np.full((2, 2), 0.5)}, r"target_probs: must be one row .*\(2, 2\)"),
-        ({"divergence": "kullback"}, "divergence: must be one of .*kullback"),
         ({"delta": -0.1}, r"delta: must lie in \[0, inf\]; got -0.1"),
         ({"delta": "much"}, "delta: must be a number"),
         ({"support": "draft"}, "support: must be one of target, free"),

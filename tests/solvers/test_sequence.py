@@ -101,7 +101,6 @@ def test_the_ends():
     "change, message",
     [
         ({"target_probs": Q[0], "draft_probs": P[0]}, r"must be rows \(T, V\)"),
-        ({"target_probs": 2 * Q}, "must sum to 1"),
         ({"divergence": "renyi:a=0.5"}, "must be an f-divergence to be summed"),
         ({"delta": -1}, "delta: must lie in"),
     ],
