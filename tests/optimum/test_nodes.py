@@ -169,12 +169,6 @@ def test_rows_together_are_those_of_each_alone(spec: str) -> None:
     torch.testing.assert_close(together, alone, rtol=0, atol=ROUNDING)
 
 
-def test_another_row_would_be_improved() -> None:
-    q, p = (row[0].numpy() for row in pair(1, 4, seed=7))
-    for other in (q, p, (p + q) / 2):
-        assert best_exchange(other, q, p, 1.0, "kl", 10.0) > 1e3 * GAIN
-
-
 @pytest.mark.parametrize("spec", some(SPECS, 3))
 @pytest.mark.parametrize("kinds", some(MIXED, 4))
 def test_at_the_root_it_is_the_band(spec: str, kinds: tuple[str, str]) -> None:

@@ -95,22 +95,6 @@ def test_delta_price_and_acceptance_are_three_names_of_one_point(spec):
         torch.testing.assert_close(priced.target, s.target, rtol=0, atol=SAME_POINT)
 
 
-@pytest.mark.parametrize("spec", some(ALL, 9))
-def test_price_is_what_one_more_unit_buys(spec):
-    q, p = pair(30, 12, seed=2)
-    delta, step = 0.05, 1e-6
-    s = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-    lower, upper = (
-        ct.optimal_acceptance(q, p, divergence=spec, delta=delta + sign * step).acceptance
-        for sign in (-1, 1)
-    )
-    # the max-divergence has a kink where a token leaves the cut: compare where it has none
-    smooth = (upper - 2 * s.acceptance + lower).abs() < 1e-9
-    assert smooth.float().mean() > 0.8
-    rise = (upper - lower) / (2 * step)
-    torch.testing.assert_close(s.price[smooth], rise[smooth], rtol=1e-3, atol=1e-6)
-
-
 @given(rows=strategies.pairs(), wish=strategies.acceptances())
 def test_acceptance_is_reached_when_asked_for(rows, wish):
     q, p = rows
@@ -155,19 +139,6 @@ def test_frontiers_declared_not_concave_are_not():
         chords = curve.acceptance.diff(dim=-1) / curve.delta.diff(dim=-1)
         assert not ct.divergence(spec).concave_frontier
         assert (chords.diff(dim=-1) > 1e-3).any(), spec
-
-
-@pytest.mark.parametrize("spec", TEN)
-def test_batch_equals_loop_with_a_budget_per_row(spec):
-    q, p = pair(3, 4, 9, seed=7, kinds=("zeros", "spiky"))
-    delta = torch.logspace(-4, 1, 12, dtype=torch.float64).reshape(3, 4)
-    delta[0, 0], delta[1, 1] = 0.0, math.inf
-    together = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
-    for i, j in np.ndindex(3, 4):
-        alone = ct.optimal_acceptance(q[i, j], p[i, j], divergence=spec, delta=delta[i, j].item())
-        for field in vars(alone):
-            mine, other = getattr(alone, field), getattr(together, field)[i, j]
-            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)
 
 
 def test_rows_broadcast():
