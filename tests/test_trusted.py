@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import struct
 import tracemalloc
 import zipfile
 from argparse import Namespace
@@ -24,7 +25,6 @@ from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations
 from solvers.__main__ import main as solvers
-from tests.damaged import npy
 
 PAIR = Path(__file__).parents[1] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
@@ -162,6 +162,12 @@ def test_a_model_folder_runs_no_code(tmp_path: Path, foreign: Path, capsys, monk
 
 
 # claims
+
+
+def npy(shape: str) -> bytes:
+    """Return the start of a .npy file that claims this."""
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
 @pytest.mark.parametrize(
