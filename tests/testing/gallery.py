@@ -2,13 +2,10 @@
 
 Every fault was, or could have been, made in earnest. ``law`` is the property that has to catch
 it; ``right`` is the same thing without the fault, which every property must let through.
-Run as a module to rewrite the table in GALLERY.md.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,6 @@ from cactus_theory.policies import (
 from cactus_theory.policies._base import keep_probability, normalised_or
 from cactus_theory.policies._shortcuts import KeepsLossless
 
-PAGE = Path(__file__).with_name("GALLERY.md")
 EXAMPLES = 2000
 COUNTS = (50, 300, EXAMPLES)
 
@@ -541,53 +537,3 @@ def caught(fault: Fault, laws=None):
         if any(v.law == fault.law and v.verdict == "fails" for v in report.laws):
             return report, count
     return None, EXAMPLES
-
-
-def table() -> str:
-    """Return the page: fault, law, examples needed, what was expected and found, the rows."""
-    from cactus_theory.testing._report import number, row
-    from cactus_theory.testing.properties import PROPERTIES
-
-    lines = [
-        "# What the property tests catch",
-        "",
-        "Rules and verifiers with one planted fault each (`tests/testing/gallery.py`), the",
-        "property that catches it, and the simplest rows found. *Margin* is how far inside the",
-        "bounds a number is: negative is broken, “-” stands for an answer that is no number. *Also",
-        "broken* are other properties that fail. Rewrite with `python -m tests.testing.gallery`.",
-        "",
-        "| fault | caught by | examples | counterexample | expected | found | margin "
-        "| also broken |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for fault in FAULTS:
-        start = time.perf_counter()
-        _, count = caught(fault)
-        report, _ = caught(fault, list(PROPERTIES))
-        by = {f.law: f for f in report.findings}
-        f = by.pop(fault.law)
-        rows = f"q = {row(f.target, 5)}, p = {row(f.draft, 5)}: {f.about}"
-        others = ", ".join(by) or "none"
-        cells = (
-            fault.title,
-            f.law,
-            f"≤ {count}",
-            rows,
-            f.expected,
-            f.found,
-            number(f.margin),
-            others,
-        )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        print(f"{time.perf_counter() - start:6.2f} s  {fault.title}")
-    lines += ["", "## The properties", "", "| property | statement |", "|---|---|"]
-    lines += [
-        f"| {law.name} | {law.statement.replace('|', chr(92) + '|')} |"
-        for law in PROPERTIES.values()
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    PAGE.write_text(table(), encoding="utf-8")

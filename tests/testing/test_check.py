@@ -13,9 +13,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.testing._worker import declaration
 from cactus_theory.testing.properties import PROPERTIES
-from tests.amounts import THOROUGH, some
-
-slow = pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")
+from tests.amounts import some, thorough
 
 RULES = '''
 import os
@@ -97,16 +95,6 @@ SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(300) # MARK"]
 @ct.rule
 def starts(q, p, n):
     subprocess.Popen(SLEEPER)
-    while True:
-        try:
-            time.sleep(9)
-        except BaseException:
-            pass
-
-
-@ct.rule
-def closes(q, p, n):
-    os.closerange(3, 64)
     while True:
         try:
             time.sleep(9)
@@ -201,7 +189,7 @@ def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
     assert (folder / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
-@slow
+@thorough
 def test_a_hang_is_inconclusive(folder, capfd) -> None:
     laws = "answers,acceptance_is_a_probability"
     options = ("--examples", "30", "--timeout", "0.5", "--properties", laws)
@@ -214,7 +202,7 @@ def test_a_hang_is_inconclusive(folder, capfd) -> None:
     assert out.endswith("\n1 inconclusive property\n")
 
 
-@slow
+@thorough
 def test_a_slow_rule_has_the_time_that_its_first_answers_took(folder, capfd) -> None:
     """Every question is answered in 4 ms, but the rows together take several limits."""
     laws = "answers,batch_equals_loop"
@@ -224,7 +212,7 @@ def test_a_slow_rule_has_the_time_that_its_first_answers_took(folder, capfd) -> 
     assert capfd.readouterr().out.endswith("no property is broken\n")
 
 
-@slow
+@thorough
 def test_a_jump_that_was_not_declared_is_named(folder, capfd) -> None:
     options = ("--examples", "300", "--properties", "float32_agrees", "--json")
     assert check("rules.py:jumps", *options) == 1
@@ -232,7 +220,7 @@ def test_a_jump_that_was_not_declared_is_named(folder, capfd) -> None:
     assert "declare continuous=False" in verdict["finding"]["hint"]
 
 
-@slow
+@thorough
 def test_a_property_beside_the_rule_is_checked(folder, capfd) -> None:
     assert check("own.py:half", "--examples", "40", "--properties", "keeps_the_likeliest") == 1
     out, err = capfd.readouterr()
@@ -240,7 +228,7 @@ def test_a_property_beside_the_rule_is_checked(folder, capfd) -> None:
     assert "perhaps   the least likely token is favoured" in out
 
 
-@slow
+@thorough
 def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
     assert check("rules.py:dies", "--examples", "30", "--json") == 1
     found = json.loads(capfd.readouterr().out)
@@ -278,16 +266,6 @@ def test_bad_requests_are_one_line_and_exit_code_2(folder, capfd, arguments, sai
     assert out == "" and len(err.strip().splitlines()) == 1 and said in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--timeout", "inf"), ("--seed", "-1"), ("--plot", "rows.txt")]
-)
-def test_bad_options_are_found_before_the_run(folder, capfd, monkeypatch, arguments) -> None:
-    monkeypatch.setattr("cactus_theory.testing._check.check_file", lambda *a, **k: pytest.fail())
-    assert check("rules.py:good", *arguments) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and err.startswith(f"cactus-theory check: {arguments[0]}: must")
-
-
 def test_the_files_beside_a_rule_replace_no_library(folder, monkeypatch) -> None:
     """What stands there can be imported, unless a library has that name."""
     (folder / "colorsys.py").write_text("raise RuntimeError('executed')\n", encoding="utf-8")
@@ -314,15 +292,7 @@ def test_a_declaration_that_cannot_be_read_is_named(folder) -> None:
         declaration(ct.policy("rules.py:Wrong"), "rules.py:Wrong")
 
 
-@slow
-def test_what_closes_its_streams_and_goes_on_is_ended_in_time(folder, capfd, monkeypatch) -> None:
-    monkeypatch.setattr("cactus_theory.testing._check.PATIENCE", 2.0)
-    arguments = ("--examples", "10", "--timeout", "1", "--properties", "answers")
-    assert check("rules.py:closes", *arguments) == 3
-    assert "did not answer in time" in capfd.readouterr().out
-
-
-@slow
+@thorough
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are counted in /proc")
 def test_what_swallows_its_alarm_is_ended_in_time_with_what_it_started(folder, capfd) -> None:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -336,7 +306,7 @@ def test_what_swallows_its_alarm_is_ended_in_time_with_what_it_started(folder, c
     assert not any(mark.encode() in command for command in left)
 
 
-@slow
+@thorough
 @pytest.mark.parametrize(
     ("rule", "status", "said"),
     [
