@@ -8,7 +8,6 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import (
-    Between,
     ByPosition,
     Callbacks,
     DecodeOptions,
@@ -81,20 +80,6 @@ def test_what_is_wrong_is_found_when_they_are_made(tiny, wrong, said):
     with pytest.raises(type(found.value)) as again:
         generate(*tiny, IDS, **{"policy": "speculative", "max_new_tokens": 4} | wrong)
     assert str(again.value) == str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("policy", "verifier", "message"),
-    [
-        ("typical", "block", "verifier: block needs .* typical has neither"),
-        (Between("typical", opening=3, closing=4), "block", "typical has neither"),
-        (["speculative", "typical"], "block", "typical has neither"),
-        ("speculative", "knot", "verifier: must be one of .*; got 'knot'"),
-    ],
-)
-def test_policies_that_a_verifier_cannot_follow_are_refused(policy, verifier, message):
-    with pytest.raises(ValueError, match=message):
-        DecodeOptions(policy=policy, verifier=verifier, max_new_tokens=4)
 
 
 def test_one_object_decodes_with_a_draft_and_without(tiny):

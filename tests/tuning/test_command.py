@@ -195,19 +195,11 @@ ALONE = ("--trace", "no", "--cost-ratio")
             "--target, --cost-ratio, --costs: exactly one must be given; got none",
         ),
         (
-            ("--kl-per-token", "1", *ALONE, "1", "--costs", "x"),
-            "exactly one must be given; got --cost-ratio and --costs",
-        ),
-        (
             ("--kl-per-token", "1", "--trace", "no", "--costs", "x", "--verify-cost", "1"),
             "--verify-cost: must be given with --cost-ratio; got --costs",
         ),
         (("--kl-per-token", "1", *MODELS), "--prompts: must be given with --target"),
         (("--kl-per-token", "1", *MODELS, "--prompts", "no"), "--prompts: must be a readable"),
-        (
-            ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--cost-ratio", "1"),
-            "exactly one must be given; got --target and --cost-ratio",
-        ),
         (
             ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--fixed-cost", "1"),
             "--fixed-cost: must be given with --cost-ratio",
