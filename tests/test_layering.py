@@ -66,23 +66,6 @@ def test_imports_point_one_way(folder, path):
     assert crossings(folder, path.read_text(encoding="utf-8"), package) <= allowed
 
 
-@pytest.mark.parametrize(
-    ("folder", "line"),
-    [
-        ("cactus_theory", "import solvers.optimal"),
-        ("cactus_theory", "from simulations import pairs"),
-        ("solvers", "from simulations.pairs import pair"),
-        ("solvers", "from cactus_theory.optimum import optimal_acceptance"),
-        ("solvers", "from cactus_theory import optimal_acceptance"),
-        ("solvers", "import cactus_theory"),
-        ("paper_figures", "import cactus_theory.optimum"),
-        ("simulations", "def late():\n    from paper_figures import style"),
-    ],
-)
-def test_a_wrong_import_is_seen(folder, line):
-    assert crossings(folder, line, folder)
-
-
 def test_the_library_loads_no_optional_package():
     code = (
         "import sys, cactus_theory, cactus_theory.decoding, cactus_theory.kernels; "

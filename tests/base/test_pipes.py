@@ -47,15 +47,6 @@ def test_every_command_ends_quietly(command: str, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_figures_stop_after_the_first_name_that_nobody_reads(tmp_path: Path, capsys) -> None:
-    from paper_figures.__main__ import main
-
-    with nobody_reads():
-        assert status(main, ["band_row", "design", "--out", str(tmp_path)]) == BROKEN_PIPE
-    assert capsys.readouterr().err == ""
-    assert {path.stem for path in tmp_path.iterdir()} == {"band_row"}
-
-
 def test_a_broken_pipe_is_not_reported_as_bad_input(capsys) -> None:
     @ends_quietly
     def main(arguments: list[str]) -> int:

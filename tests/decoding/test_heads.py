@@ -18,7 +18,7 @@ from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import Setting, load
 from cactus_theory.decoding.drafters._heads import HeadShape
-from cactus_theory.decoding.drafters.block import BlockDrafting, BlockHead
+from cactus_theory.decoding.drafters.block import BlockHead
 from cactus_theory.decoding.drafters.recurrent import RecurrentHead
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
@@ -84,31 +84,6 @@ def test_a_text_of_a_batch_is_the_one_it_is_alone(tiny, drafters, name, fast):
     options["fast_forward"] = fast
     both = compare(tiny[0], drafters(name), prompts(), options, "band:price=1")
     assert both.num_accepted > 0 and len(set(both.row_lengths)) > 1
-
-
-class Marked(BlockDrafting):
-    """Takes the marks in its cache for units."""
-
-    def run(self, x, counts):
-        states = super().run(x, counts)
-        self.cache.extend([max(count - 1, 0) for count in counts])
-        return states
-
-
-class Faulty(BlockDrafter):
-    """Begins a faulty drafting."""
-
-    def begin(self, setting):
-        return self.fault(setting, self.head, False, None)
-
-
-def test_marks_that_stay_in_the_cache_are_found(tiny, drafters, monkeypatch):
-    drafter = Faulty(drafters("block").head)
-    monkeypatch.setattr(Faulty, "fault", BlockDrafting, raising=False)
-    assert_rows_are_those_of_training(tiny[0], drafter, heads.block_states)
-    monkeypatch.setattr(Faulty, "fault", Marked)
-    with pytest.raises((AssertionError, ValueError)):
-        assert_rows_are_those_of_training(tiny[0], drafter, heads.block_states)
 
 
 @pytest.mark.parametrize("name", ["block", "recurrent"])

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from simulations.__main__ import main
-from simulations.bench import decode, theory, threads, verify
+from simulations.bench import theory, threads, verify
 from simulations.common.results import read_csv
-from tests.amounts import thorough
 
 
 def run(what: str, out: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -67,27 +66,6 @@ def test_every_job_is_timed_on_both_numbers_of_threads(what, tmp_path, monkeypat
 def test_threads_that_cannot_be_compared_are_refused(words, capsys) -> None:
     assert main(["bench", *words]) == 2
     assert "threads: " in capsys.readouterr().err
-
-
-@thorough
-def test_decodes_are_counted_and_rounds_compared(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("transformers")
-    monkeypatch.setattr(decode, "NEW", 4)
-    monkeypatch.setattr(decode, "PROMPTS", 2)
-    rows, _ = run("decode", tmp_path)
-    by_job = {row["job"]: row for row in rows}
-    assert list(by_job) == [line.job for line in decode.lines()]
-    assert float(by_job["plain"]["tokens_per_call"]) == 1
-    assert float(by_job["lossless"]["times_lossless_round"]) == 1
-    assert by_job["Hugging Face generate"]["milliseconds_per_round"] == ""
-    assert float(by_job["Hugging Face assisted generation"]["times_assisted"]) == 1
-    alone, together = by_job["lossless"], by_job["lossless, batch of 8"]
-    assert alone["tokens_per_call"] == together["tokens_per_call"]
-    for row in rows[2:]:
-        rounds = float(row["milliseconds_per_round"])
-        assert float(row["times_lossless_round"]) == pytest.approx(
-            rounds / float(alone["milliseconds_per_round"])
-        )
 
 
 def test_the_closed_forms_are_timed(tmp_path, monkeypatch) -> None:

@@ -14,9 +14,6 @@ from tests.amounts import amount
 TUTORIAL = Path(__file__).resolve().parents[2] / "simulations" / "tutorial.ipynb"
 # the first cells need neither models nor traces, and take a second or two
 RUN = amount(6, 99)
-LONGEST_CELL = 18  # lines, blank ones and a rule's definition included
-LARGEST_PICTURE = 60_000  # bytes
-PICTURES = range(4, 7)
 
 NOTEBOOK = json.loads(TUTORIAL.read_text(encoding="utf-8"))
 CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
@@ -52,13 +49,6 @@ def test_the_tutorial_prints_and_draws_what_is_committed() -> None:
 
 def test_every_cell_was_run_in_order() -> None:
     assert [cell["execution_count"] for cell in CELLS] == list(range(1, len(CELLS) + 1))
-
-
-def test_cells_are_short_and_pictures_small() -> None:
-    assert max(len(cell["source"]) for cell in CELLS) <= LONGEST_CELL
-    drawn = [picture for cell in CELLS for picture in pictures(cell)]
-    assert len(drawn) in PICTURES
-    assert max(map(len, drawn)) < LARGEST_PICTURE
 
 
 def test_nothing_of_a_machine_or_a_day_is_in_it() -> None:

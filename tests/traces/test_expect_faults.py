@@ -15,7 +15,6 @@ from cactus_theory.traces import compare_observed, expect
 from cactus_theory.traces.faults import (
     FAULTS,
     Misled,
-    MisledDrafting,
     Rows,
     row_signatures,
     visible_faults,
@@ -191,29 +190,6 @@ def test_each_view_drafts_otherwise(tiny) -> None:
     drafters = [draft_of(draft, False) for draft_of in views]
     assert drafters[-1] is None  # this model has no sliding window
     assert all(texts(target, own) != plain for own in drafters[:-1])
-
-
-def test_what_a_pass_is_shown(tiny) -> None:
-    texts = SimpleNamespace(lengths=[4])
-    for own, lost, tokens, positions in [
-        (Misled(tiny[1]), set(), [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
-        (Misled(tiny[1], unseen=1), set(), [0, 1, 2, 3], [0, 1, 2, 3]),
-        (Misled(tiny[1], from_round=True), set(), [0, 1, 2, 3, 4], [0, 1, 2, 3, 0]),
-        (Misled(tiny[1], lost=2), {1, 2}, [0, 3, 4], [0, 1, 2]),
-    ]:
-        work = SimpleNamespace(drafter=own, lost=[lost], texts=texts)
-        assert MisledDrafting.fed(work, 0, 1) == (tokens, positions)
-
-
-def test_a_refusal_costs_the_cache_its_last_tokens_but_the_newest(tiny) -> None:
-    """Of two drafted tokens after three: the first is refused, the last one, none."""
-    for length, lost in [(4, {1, 2}), (5, {2, 3}), (6, set())]:
-        texts = SimpleNamespace(lengths=[length])
-        work = SimpleNamespace(
-            drafter=Misled(tiny[1], lost=2), lost=[set()], texts=texts, drafted_from=[(3, 2)]
-        )
-        MisledDrafting.settle(work)
-        assert work.lost == [lost]
 
 
 def test_a_window_is_run_as_full_attention() -> None:

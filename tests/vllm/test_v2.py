@@ -11,7 +11,7 @@ from cactus_theory.kernels import random_numbers, verify_logits
 from cactus_theory.vllm import settings, v2
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.engine import UnknownVersion
-from tests.amounts import THOROUGH, amount
+from tests.amounts import amount
 from tests.kernels import checks as laws
 from tests.kernels.conftest import device  # noqa: F401
 from tests.vllm import published
@@ -284,13 +284,6 @@ def test_unknown_parameters_are_refused(monkeypatch):
     published.put(monkeypatch, rejection_sample=lambda target_logits, seeds: None)
     with pytest.raises(UnknownVersion, match=r"takes \(target_logits, seeds\)"):
         v2.install(asked())
-
-
-@pytest.mark.skipif(
-    not THOROUGH, reason="400 interpreted requests take minutes; run by make test-thorough"
-)
-def test_the_law_of_the_kernel(device):  # noqa: F811
-    assert law_p_value("band:price=1", "chain", 400) > laws.FALSE_ALARM
 
 
 def test_the_layout_is_made_without_reading_on_the_host():

@@ -1,11 +1,8 @@
 """Texts whose rounds the kernels' numbers decide have the target's law, counted."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from cactus_theory.decoding import device
 from tests.amounts import amount
 from tests.decoding.device.test_fused import run
 from tests.decoding.test_whole_texts import p_value
@@ -54,15 +51,3 @@ def test_texts_over_several_rounds_have_the_targets_law(four_tokens, in_torch, v
     counts = counts_of(four_tokens, verifier)
     assert p_value(counts, three_token_law(four_tokens[0])) > FALSE_ALARM
     assert p_value(counts, three_token_law(four_tokens[1])) < 1e-9  # the test has power
-
-
-def test_rounds_that_share_their_numbers_are_noticed(four_tokens, in_torch, monkeypatch):
-    make = device.kernel_step
-
-    def sharing(*args):
-        step = make(*args)
-        return lambda given: step(replace(given, positions=torch.zeros_like(given.positions)))
-
-    monkeypatch.setattr(device, "kernel_step", sharing)
-    counts = counts_of(four_tokens, "chain")
-    assert p_value(counts, three_token_law(four_tokens[0])) < FALSE_ALARM

@@ -9,7 +9,7 @@ from cactus_theory.decoding import generate
 from cactus_theory.decoding.models.cached import check_positions
 from cactus_theory.decoding.models.trial import runs_together
 from tests.amounts import THOROUGH
-from tests.decoding.models.families import WINDOW, build, families, own_greedy, small_config
+from tests.decoding.models.families import build, families, own_greedy, small_config
 
 NEW = 12
 IDS = torch.tensor([[5, 9, 11, 7, 9, 11, 8], [0, 0, 0, 0, 6, 12, 4]])  # prompts of 7 and 3 ids
@@ -103,15 +103,6 @@ def test_families_whose_cache_differs_are_refused_in_words(name):
 @pytest.mark.parametrize("name", OTHERS if THOROUGH else [])  # a minute
 def test_no_family_differs_in_silence(name):
     check_decides(name)
-
-
-def test_small_windows_hide_something():
-    """The comparison has power: without its window the same model writes another text."""
-    config, model_class = FAMILIES["MistralForCausalLM"]
-    near = build(config, model_class)
-    far = build(config, model_class, sliding_window=64)
-    assert near.config.sliding_window == WINDOW
-    assert theirs(near, "near") != theirs(far, "far")
 
 
 def test_a_rotary_table_that_changes_with_the_text_ends_it():

@@ -1,15 +1,9 @@
 """The comparison at equal tokens per call, on sums whose answer is known."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from simulations.__main__ import main
-from simulations.common.results import read_csv
 from simulations.figures.constant_price import SERIES, table
-from tests.amounts import thorough
 
 PROMPTS, CALLS = 12, 50
 
@@ -43,19 +37,3 @@ def test_nothing_is_extrapolated() -> None:
     rows = {row["spec"]: row for row in table(sums, np.random.default_rng(0))}
     assert rows["cactus:delta=1"]["kl_ratio"] is None
     assert rows["cactus:delta=1"]["kl_ratio_low"] is None
-
-
-@thorough
-def test_the_command_decodes_every_setting(tmp_path: Path, capsys) -> None:
-    pytest.importorskip("transformers")
-    prompts, out = tmp_path / "p.jsonl", tmp_path / "x.csv"
-    prompts.write_text(json.dumps({"prompt": "def f("}))
-    flags = f"--prompts {prompts} --decodes 1 --max-new-tokens 3 --num-draft-tokens 2 --out {out}"
-    assert main(["table", "constant-price", *flags.split()]) == 0
-    rows, notes = read_csv(out)
-    assert [row["spec"] for row in rows] == [s for specs in SERIES.values() for s in specs]
-    assert all(row["tokens"] == "3" and 1 <= float(row["tokens_per_call"]) <= 3 for row in rows)
-    assert notes["decodes"].startswith("1 prompts, 1 each, 3 new tokens, K = 2")
-    assert notes["command"].endswith(
-        "--prompts p.jsonl --num-draft-tokens 2 --max-new-tokens 3 --decodes 1"
-    )

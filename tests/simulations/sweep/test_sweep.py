@@ -1,8 +1,5 @@
 """Sweeps: their tables, what a kill leaves, tasks that fail, and the same bytes on a cluster."""
 
-import os
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +8,13 @@ import pytest
 
 from cactus_theory.traces import replay
 from simulations.__main__ import main
-from simulations.common.inputs import ROOT
 from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair, measured
 from simulations.sweep import executors
 from simulations.sweep.command import TRACE
 from simulations.sweep.kinds import perform, release
 from simulations.sweep.tasks import Task, file_digests, task_of
-from tests.amounts import THOROUGH, thorough
+from tests.amounts import THOROUGH
 
 pytest.importorskip("safetensors")
 slow = pytest.mark.skipif(not THOROUGH, reason="starts processes; run by make test-thorough")
@@ -105,21 +101,6 @@ def test_a_killed_command_goes_on_and_a_larger_grid_computes_what_is_new(tmp_pat
     assert main([*MARKOV, "0", "1", "--out", str(tmp_path / "part")]) == 0
     assert "12 were there already" in capsys.readouterr().out
     assert table(tmp_path / "part") == table(tmp_path / "whole") and journal.read_bytes() == kept
-
-
-@thorough
-def test_a_command_that_is_killed_in_a_task_goes_on(tmp_path: Path) -> None:
-    words, flag = bad(tmp_path, KILLS)
-    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
-    flag.touch()
-    words += ["--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "simulations", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL and not flag.exists()
-    assert len((tmp_path / "out" / "journal.jsonl").read_text().splitlines()) == 2
-    assert main(words) == 0
-    assert table(tmp_path / "out") == table(tmp_path / "whole")
 
 
 def test_a_failing_task_is_told_and_tried_again(tmp_path: Path, capsys) -> None:
