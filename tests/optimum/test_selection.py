@@ -100,9 +100,10 @@ def test_the_band_around_it_is_best_for_all_drafts(kind, k, spec):
             steps = [met[every.index(set(order[:n]))] for n in range(len(q) + 1)]
             base = np.zeros(len(q))
             base[list(order)] = np.diff(steps)
-            mixed = (base + law) / 2
-            other = ct.optimal_acceptance(q, mixed / mixed.sum(), divergence=spec, price=1.5)
-            assert other.acceptance - 1.5 * other.divergence <= value + EXACT
+            for share in (0.5, 1e-3):
+                mixed = share * base + (1 - share) * law
+                other = ct.optimal_acceptance(q, mixed / mixed.sum(), divergence=spec, price=1.5)
+                assert other.acceptance - 1.5 * other.divergence <= value + EXACT
 
 
 def test_many_rows_are_each_as_alone():

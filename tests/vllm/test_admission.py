@@ -308,4 +308,4 @@ def test_strangers_get_a_policy_that_runs_or_one_line(opened, mode):
             output, _ = verify_flat(door.settings.verifier, [rule], batch)
             assert bool(((output >= -1) & (output < batch.target_logits.shape[-1])).all())
             runs += 1
-    assert runs and not opened
+    assert (runs or mode == "off") and not opened
