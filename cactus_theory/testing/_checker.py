@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,7 +114,6 @@ class Checker:
     """How properties are checked; see :func:`cactus_theory.testing._policies.check_rule`."""
 
     rule: Policy
-    verify: Callable[..., Any] | None = None
     asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None
     shrink_seconds: float = 10.0
 
@@ -123,7 +121,7 @@ class Checker:
         self, group: Pair, rule: Policy | None = None, knobs: dict[str, float] | None = None
     ) -> Behaviour:
         """Return the rule, or the rule at other knobs, on a batch of rows."""
-        return Behaviour(self.rule if rule is None else rule, *group, self.verify, knobs)
+        return Behaviour(self.rule if rule is None else rule, *group, knobs)
 
     def worst(self, prop: Property, seen: Behaviour) -> Worst:
         """Return the worst entry of a property; the rule's exceptions pass."""

@@ -37,7 +37,6 @@ def check_rule(
     groups: Iterable[Pair],
     *,
     properties: Iterable[str] | None = None,
-    verify: Callable[..., Any] | None = None,
     shrink_seconds: float = SHRINK_SECONDS,
     elsewhere: bool = True,
     seed: int = 0,
@@ -51,7 +50,7 @@ def check_rule(
     ladder, drawn with ``seed``. ``progress`` is called with a property's name and the report so
     far before it is checked, ``asking`` before each time that it is looked at on some rows.
     """
-    checker = Checker(rule, verify, asking, shrink_seconds)
+    checker = Checker(rule, asking, shrink_seconds)
     chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
     claims = declared(rule)
@@ -152,7 +151,6 @@ def assert_policy_properties(
     examples: int = 200,
     seed: int = 0,
     rows: tuple[Any, Any] | None = None,
-    verify: Callable[..., Any] | None = None,
 ) -> Report:
     """Check a policy against every property it must have; raise AssertionError if one is broken.
 
@@ -166,7 +164,6 @@ def assert_policy_properties(
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
         policy's own knobs only.
-    verify : the verification step to check with the rule; None for ``ct.verify_chain``.
 
     Raises
     ------
@@ -188,7 +185,7 @@ def assert_policy_properties(
         q, p = check.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
     options = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
-    report = check_rule(policy, groups, properties=chosen, verify=verify, seed=seed, **options)
+    report = check_rule(policy, groups, properties=chosen, seed=seed, **options)
     if not report.passed:
         raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
     return report

@@ -1,10 +1,9 @@
-"""Planted faults: rules and verifiers that are wrong in one way each, and what catches them.
+"""Planted faults: rules that are wrong in one way each, and what catches them.
 
 Every fault was, or could have been, made in earnest. ``law`` is the property that has to catch
 it; ``right`` is the same thing without the fault, which every property must let through.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,10 @@ from cactus_theory.policies import (
     SharedRecovery,
 )
 from cactus_theory.policies._base import keep_probability, normalised_or
+from cactus_theory.policies._records import Decision, Residual
 from cactus_theory.policies._shortcuts import KeepsLossless
+from cactus_theory.policies.sample_and_match import ByEntry
+from cactus_theory.policies.thresholds import Thresholds
 
 EXAMPLES = 2000
 COUNTS = (50, 300, EXAMPLES)
@@ -35,7 +37,7 @@ class Fault:
     Attributes
     ----------
     title : the mistake in words. ``law`` : the property that must catch it.
-    rule, verify : what is wrong. ``right`` : the rule without the fault, if there is one.
+    rule : what is wrong. ``right`` : the rule without the fault, if there is one.
     tokens : the most tokens that a counterexample should have.
     """
 
@@ -43,7 +45,6 @@ class Fault:
     law: str
     rule: Policy
     right: Policy | None = None
-    verify: Callable[..., Any] = ct.verify_chain
     tokens: int = 4
 
 
@@ -357,39 +358,33 @@ class FalselyShared(ReadsEntries):
         return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())
 
 
-# verifiers ----------------------------------------------------------------------------------
+# decisions ----------------------------------------------------------------------------------
 
 
-def inclusive(rule, q, p, ids, *, coins=None, generator=None, validate=True):
-    """Keep a token where its coin equals φ, too."""
-    if coins is not None:
-        lower = torch.nextafter(coins[0], torch.full_like(coins[0], -1.0))
-        coins = (lower, coins[1])
-    return ct.verify_chain(rule, q, p, ids, coins=coins, generator=generator, validate=False)
+class InclusiveCoins(LosslessRecovery):
+    """Keeps a token where its coin equals φ, too."""
+
+    def acceptance(self, q, p, n):
+        return keep_probability(q.double().gather(-1, n), p.double().gather(-1, n))
+
+    def decide(self, q, p, n, coin):
+        kept = coin <= self.acceptance(q, p, n[:, None])[:, 0]
+        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
 
 
-def stale_position(rule, q, p, ids, **options):
-    """Judge every position by the draft row of the one before it."""
-    return ct.verify_chain(rule, q, p.roll(1, 1), ids, **options)
+class InclusiveEntries(ByEntry):
+    def kept(self, q_n, p_n, coin):
+        return coin <= self.keep_entries(q_n)
 
 
-def bonus_from_the_first_row(rule, q, p, ids, **options):
-    """Draw the bonus token from the first target row instead of the last."""
-    rows = torch.cat([q[:, :-1], q[:, :1]], 1)
-    return ct.verify_chain(rule, rows, p, ids, **options)
-
-
-def squared_coins(rule, q, p, ids, *, coins=None, generator=None, validate=True):
-    """Toss coins that are not uniform."""
-    if coins is None:
-        both = torch.rand(len(ids), ids.shape[1] + 1, generator=generator, dtype=torch.float64)
-        coins = (both[:, :-1] ** 2, both[:, -1])
-    return ct.verify_chain(rule, q, p, ids, coins=coins, validate=validate)
+class InclusiveThresholds(Thresholds):
+    @property
+    def shortcuts(self):
+        return InclusiveEntries(self.keep_entries)
 
 
 PLAIN = ct.policy("speculative")
 EXACT = ct.policy("cactus_exact", delta=0.3)
-THRESHOLDS = ct.policy("thresholds:acc=0.5")
 
 FAULTS = (
     Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
@@ -500,29 +495,19 @@ FAULTS = (
         FalselyShared(),
         ReadsEntries(),
     ),
-    Fault("inclusive coin test", "coins_decide_as_declared", EXACT, verify=inclusive),
+    Fault("inclusive coin test", "coins_decide_as_declared", InclusiveCoins(), PLAIN),
     Fault(
         "inclusive test lets coin 0 through",
         "no_token_without_target_mass",
-        EXACT,
-        verify=inclusive,
+        InclusiveCoins(),
+        PLAIN,
     ),
     Fault(
         "two thresholds with coin <= q/a, as SGLang had it",
         "no_token_without_target_mass",
-        THRESHOLDS,
-        verify=inclusive,
+        InclusiveThresholds(acc=0.5),
+        ct.policy("thresholds:acc=0.5"),
     ),
-    Fault(
-        "draft row of the position before", "chains_follow_the_rule", EXACT, verify=stale_position
-    ),
-    Fault(
-        "bonus token from the wrong row",
-        "chains_follow_the_rule",
-        EXACT,
-        verify=bonus_from_the_first_row,
-    ),
-    Fault("coins that are not uniform", "frequencies_follow_the_law", EXACT, verify=squared_coins),
 )
 
 
@@ -533,7 +518,7 @@ def caught(fault: Fault, laws=None):
 
     for count in COUNTS:
         chosen = [fault.law] if laws is None else laws
-        report = check_rule(fault.rule, examples(count), properties=chosen, verify=fault.verify)
+        report = check_rule(fault.rule, examples(count), properties=chosen)
         if any(v.law == fault.law and v.verdict == "fails" for v in report.laws):
             return report, count
     return None, EXAMPLES

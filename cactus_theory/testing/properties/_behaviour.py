@@ -12,7 +12,6 @@ from torch import Tensor
 from cactus_theory.policies import Policy, policy
 from cactus_theory.policies import _knobs as knobs
 from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
-from cactus_theory.verify import verify_chain
 
 # as wide as real vocabularies, for properties that cost O(V) a drafted token
 REAL = 200_000
@@ -26,7 +25,7 @@ class Behaviour(Seen):
 
     Attributes
     ----------
-    rule, q, p : as given. ``verify`` : the verification step to check with the rule.
+    rule, q, p : as given.
     drafted : (R, V) whether the draft can propose the token.
     knobs : what was changed to get ``rule`` from the policy that is being checked.
 
@@ -45,17 +44,15 @@ class Behaviour(Seen):
         rule: Policy,
         q: Tensor,
         p: Tensor,
-        verify: Callable[..., Any] | None = None,
         knobs: dict[str, float] | None = None,
     ) -> None:
         self.rule, self.q, self.p = rule, q, p
-        self.verify = verify or verify_chain
         self.drafted, self.width = p > 0, q.shape[-1]
         self.knobs = knobs or {}
 
     def on(self, q: Tensor, p: Tensor, *, rule: Policy | None = None) -> "Behaviour":
         """Return the behaviour on other rows, or of another rule."""
-        return Behaviour(self.rule if rule is None else rule, q, p, self.verify, self.knobs)
+        return Behaviour(self.rule if rule is None else rule, q, p, self.knobs)
 
     @property
     def tokens(self) -> Tensor:

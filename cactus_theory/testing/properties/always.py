@@ -8,14 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.testing._property import (
-    EXACT,
-    FINITE,
-    LAST_COIN,
-    ROUNDING,
-    Bounds,
-    chance_of_counts,
-)
+from cactus_theory.testing._property import EXACT, FINITE, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     REAL,
     Behaviour,
@@ -23,6 +16,7 @@ from cactus_theory.testing.properties._behaviour import (
     policy_property,
     recovery_entry,
 )
+from cactus_theory.verify import verify_chain
 
 # probabilities are compared with 0 and 1 to the last few roundings
 PROBABILITY = 1e-12
@@ -130,14 +124,11 @@ def _resummed(seen: Behaviour) -> Tensor:
 BORDER = 1e-9
 # rows, and drafted tokens in them, whose coins are enumerated
 MOST_ROWS, MOST_PAIRS = 10, 40
-COINS, CHAINS = 4, 8
+COINS = 4
 # draws in a wide row, and entries of the target rows that are verified at once
 MOST_DRAWS, ENTRIES = 16, 2**18
 # coins this far from φ cannot be mistaken for it; fractions of 2^20 are computed exactly
 APART, SHORT = 1e-12, 2.0**20
-# chance that a correct rule fails the seeded χ² test on one row
-FALSE_ALARM = 1e-6
-DRAWS = 2000
 
 
 def _coins_at(phi: Tensor) -> Tensor:
@@ -184,7 +175,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     g = seen.recovered_at(row, n)
     middle = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)
     draw = middle[:, draws][:, None, :].expand(shape)
-    verdict = seen.verify(
+    verdict = verify_chain(
         seen.rule, target, draft, ids, coins=(coin.reshape(-1, 1), draw.reshape(-1)), validate=False
     )
     kept = coin < phi
@@ -212,73 +203,3 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
         return "bonus token (−1 for none) after the " + about(index)
 
     yield Bounds(emitted, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
-
-
-@policy_property(hint="rows of another position are read", at_other_knobs=False)
-def chains_follow_the_rule(seen: Behaviour) -> Iterator[Bounds]:
-    """In a chain of three drafted tokens each is judged by its own rows, up to a rejection."""
-    rows = min(MOST_ROWS, len(seen.q))
-    q, p = seen.q[:rows], seen.p[:rows]
-    orders = (lambda x: x, lambda x: x.flip(-1), lambda x: x.roll(1, -1))
-    places = [seen.on(turn(q), turn(p)) for turn in orders]
-    bonus = (q + 1 / q.shape[-1]) / 2
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.stack(
-        [torch.multinomial(s.p, CHAINS, replacement=True, generator=generator) for s in places], -1
-    )
-    coins = torch.rand(rows, CHAINS, 4, dtype=torch.float64, generator=generator)
-    accept, draw = coins[..., :3], coins[..., 3]
-    phi = torch.stack([s.phi.gather(-1, ids[..., i]) for i, s in enumerate(places)], -1)
-    accepted = (accept < phi).long().cumprod(-1).sum(-1)
-    each = torch.arange(rows)[:, None].expand(rows, CHAINS)
-    laws = [s.recovered_at(each, ids[..., i]) for i, s in enumerate(places)]
-    finals = torch.stack([*laws, bonus[:, None, :].expand(laws[0].shape)], -2)
-    final = finals[each, torch.arange(CHAINS), accepted]
-    token, clear = _first(final.cumsum(-1), draw)
-    position = torch.arange(4)
-    padded = torch.nn.functional.pad(ids, (0, 1), value=-1)
-    expected = torch.where(position < accepted[..., None], padded, -1)
-    expected = torch.where(position == accepted[..., None], token[..., None], expected)
-    target = torch.stack([*(s.q for s in places), bonus], 1)
-    draft = torch.stack([s.p for s in places], 1)
-    flat = each.reshape(-1)
-    verdict = seen.verify(
-        seen.rule,
-        target[flat],
-        draft[flat],
-        ids.reshape(-1, 3),
-        coins=(accept.reshape(-1, 3), draw.reshape(-1)),
-        validate=False,
-    )
-    emitted = verdict.output_token_ids.reshape(expected.shape)
-    counts = clear[..., None] | (position < accepted[..., None])
-
-    def about(index: tuple[int, ...]) -> str:
-        row, trial, place = index
-        return (
-            f"token at place {place} after drafting {ids[row, trial].tolist()} from the row, "
-            "the row reversed and the row moved by one"
-        )
-
-    yield Bounds(emitted, expected, expected, about, 0.0, counts)
-
-
-@policy_property(hint="coins that are not uniform, or used twice", at_other_knobs=False)
-def frequencies_follow_the_law(seen: Behaviour) -> Iterator[Bounds]:
-    """Tokens drawn with a generator occur as often as the emitted law states.
-
-    χ² over seeded draws on one row; a correct rule fails with probability 1e-6.
-    """
-    if not bool(seen.steady.any()):
-        return
-    chosen = seen.steady.nonzero()[0]
-    q, p = seen.q[chosen], seen.p[chosen]
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.multinomial(p, DRAWS, replacement=True, generator=generator).T
-    rows = q.expand(DRAWS, 2, -1), p.expand(DRAWS, 1, -1)
-    verdict = seen.verify(seen.rule, *rows, ids, generator=generator, validate=False)
-    tokens = verdict.output_token_ids[:, 0]
-    count = torch.bincount(tokens.clamp(min=0), minlength=q.shape[-1]).double()
-    chance = chance_of_counts(count, seen.emitted[chosen[0]] * DRAWS)
-    about = "chance of frequencies at least as odd"
-    yield Bounds(chance[None], FALSE_ALARM, None, about, 0.0, rows=chosen)

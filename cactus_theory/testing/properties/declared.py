@@ -22,6 +22,7 @@ from cactus_theory.testing.properties._behaviour import (
     recovery_entry,
     shaped,
 )
+from cactus_theory.verify import verify_chain
 
 # float32 rows have 7 digits; a rule may lose three of them
 NARROW = 1e-4
@@ -220,7 +221,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     row, n = row.repeat_interleave(4), n.repeat_interleave(4)
     target = seen.q[row][:, None, :].expand(-1, 2, -1)
     coins = (coin[:, None], draw)
-    verdict = seen.verify(seen.rule, target, seen.p[row][:, None, :], n[:, None], coins=coins)
+    verdict = verify_chain(seen.rule, target, seen.p[row][:, None, :], n[:, None], coins=coins)
     token = verdict.output_token_ids[:, 0]
     # ids outside the vocabulary are a mistake of the verifier, which other properties find
     wrong = absent[row, token.clamp(0, seen.q.shape[-1] - 1)].double()
