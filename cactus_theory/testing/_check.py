@@ -47,8 +47,8 @@ def check_file(
     there is no such file or name, for a file that raises, and for a name that is no rule.
     """
     split(source)
-    options = {"source": source, "examples": examples, "seed": seed, "properties": properties}
-    options |= {"timeout": timeout, "singly": False}
+    options = {"source": source, "examples": examples, "seed": seed, "properties": properties,
+               "timeout": timeout}  # fmt: skip
     silence, state = timeout + STARTING + DRAWING * examples, {}
     with tempfile.TemporaryFile() as printed:
         for event in run(options, silence, printed):
@@ -65,9 +65,10 @@ def check_file(
     if "fault" not in state:
         return report
     (law,) = (law for law in report.laws if law.law == state["law"])
-    rows = _last_rows(options | {"properties": [law.law], "singly": True}, silence)
+    target, draft = state.get("rows", ([], []))
     fault, margin = state["fault"] + output, -math.inf
-    finding = Finding(law.law, law.statement, *rows, "the rule itself", "an answer", fault, margin)
+    about = "the rule itself", "an answer", fault, margin
+    finding = Finding(law.law, law.statement, target, draft, *about)
     kind = "inconclusive" if state["late"] else "fails"
     verdict = replace(law, verdict=kind, worst=margin, finding=finding)
     return replace(report, laws=[verdict if each is law else each for each in report.laws])
@@ -120,15 +121,6 @@ def _read(stream: Any, events: "queue.Queue[dict[str, Any] | None]") -> None:
             with suppress(ValueError):
                 events.put(json.loads(line))
     events.put(None)
-
-
-def _last_rows(options: dict[str, Any], silence: float) -> tuple[list[float], list[float]]:
-    """Return the (target, draft) rows on which the rule's process ends or hangs."""
-    state: dict[str, Any] = {}
-    with tempfile.TemporaryFile() as printed:
-        for event in run(options, silence, printed):
-            state |= event
-    return state.get("rows", ([], [])) if "fault" in state else ([], [])
 
 
 def _tail(printed: Any) -> str:

@@ -76,7 +76,7 @@ def _speaker() -> Say:
 
 
 def _work(options: dict[str, Any], say: Say) -> None:
-    """Check the rule and say what is known so far; ``singly``: row by row, each said before."""
+    """Check the rule and say what is known so far."""
     torch.set_num_threads(1)
     source, names = options["source"], options["properties"]
     try:
@@ -91,41 +91,28 @@ def _work(options: dict[str, Any], say: Say) -> None:
     def progress(law: str, report: Report) -> None:
         say(law=law, report=asdict(report))
 
-    def ask_one(prop: Property, seen: Behaviour) -> None:
+    each = 0.0  # seconds that making each call once takes a drafted token
+
+    def ask(prop: Property, seen: Behaviour) -> None:
+        more = OFTEN * BUSIER * each * int(seen.drafted.sum())
+        say(seconds=options["timeout"] + more, rows=([], []))
+
+    def ask_row(prop: Property, seen: Behaviour) -> None:
         say(seconds=options["timeout"], rows=(seen.q[0].tolist(), seen.p[0].tolist()))
 
     def rows() -> Iterator[Pair]:
+        """Yield the rows after each by itself: where the rule ends or hangs it was told which."""
+        nonlocal each
         groups = examples(options["examples"], options["seed"])
-        if options["singly"]:
-            groups = [(q[i : i + 1], p[i : i + 1]) for q, p in groups for i in range(len(q))]
-        q, p = groups[0]
-        for asking in (ask_one, pace):  # the first call may import packages
-            first = [(q[:1], p[:1])]
-            check_rule(rule, first, properties=["answers"], shrink_seconds=0, asking=asking)
+        singly = [(q[i : i + 1], p[i : i + 1]) for q, p in groups for i in range(len(q))]
+        for some in (singly[:1], singly):  # the first call may import packages
+            start, answers = time.monotonic(), {"properties": ["answers"], "elsewhere": False}
+            check_rule(rule, some, shrink_seconds=0, asking=ask_row, **answers)
+            each = (time.monotonic() - start) / sum(int((p > 0).sum()) for _, p in some)
         yield from groups
 
-    pace = Pace(options["timeout"], say)
-    asking = ask_one if options["singly"] else pace
-    chosen = {"properties": names, "elsewhere": not options["singly"], "seed": options["seed"]}
-    report = check_rule(rule, rows(), progress=progress, asking=asking, **chosen)
-    say(report=asdict(report), done=True)
-
-
-class Pace:
-    """Says how long the next question may take: longer for more rows, and for a slow rule."""
-
-    def __init__(self, least: float, say: Say) -> None:
-        self.least, self.say = least, say
-        self.each = 0.0  # seconds that making each call once took a drafted token, at most
-        self.asked: tuple[float, int] | None = None  # when that was asked last, of how many
-
-    def __call__(self, prop: Property, seen: Behaviour) -> None:
-        """Say the seconds before a property is looked at on some rows."""
-        now, tokens = time.monotonic(), max(1, int(seen.drafted.sum()))
-        if self.asked is not None:
-            self.each = max(self.each, (now - self.asked[0]) / self.asked[1])
-        self.asked = (now, tokens) if prop.name == "answers" else None
-        self.say(seconds=self.least + OFTEN * BUSIER * self.each * tokens)
+    chosen = {"properties": names, "seed": options["seed"]}
+    say(report=asdict(check_rule(rule, rows(), progress=progress, asking=ask, **chosen)), done=True)
 
 
 def _read(source: str) -> Policy | Schedule | Divergence:
@@ -150,8 +137,6 @@ def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: 
     verdict = Verdict(name, statement, "not checked", options["examples"], None)
     report = Report(what.spec, declares, [verdict])
     say(law=name, report=asdict(report))
-    if options["singly"]:
-        return report
     try:
         hold(what, examples=options["examples"], seed=options["seed"])  # type: ignore[arg-type]
     except AssertionError as error:
