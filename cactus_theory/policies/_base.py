@@ -17,8 +17,6 @@ and property tests read; what a verifier may rely on are its base class and the 
 knobs made, ``shortcuts`` (:mod:`cactus_theory.policies._shortcuts`).
 """
 
-import time
-import warnings
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -28,6 +26,7 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.specs import spec_of
+from cactus_theory.policies._foreign_code import Forecast
 from cactus_theory.policies._records import Decision, Declaration, Path, Residual, Step
 from cactus_theory.policies._shortcuts import Shortcuts
 
@@ -43,8 +42,6 @@ Flags = Bool[Tensor, "*any"]
 
 # rows built at once by the O(V²) enumeration: 2^22 float64 entries are 32 MiB
 ENUMERATION_ENTRIES = 2**22
-# seconds of it after which it is told what would be faster
-SLOW_SECONDS = 5.0
 # relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
 # for example) do not depend on the order of summation
 TIE = 1e-12
@@ -130,18 +127,12 @@ class Policy(ABC):
         vocab = q.shape[-1]
         rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
         out = (p * phi).reshape(-1, vocab).clone()
-        start = time.monotonic()
-        for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
-            tokens = lost.nonzero()[:, 0]
-            for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):
-                out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
-        if (taken := time.monotonic() - start) > SLOW_SECONDS:
-            warnings.warn(
-                f"{self.spec}: took {taken:.0f} s to recover from each token that may be refused; "
-                "where it does not depend on the refused token, recovery=f(q, p) of ct.rule, or "
-                "the base class SharedRecovery, is asked once a row",
-                stacklevel=2,
-            )
+        with Forecast(self.spec, int(rejected.count_nonzero()), vocab) as forecast:
+            for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
+                tokens = lost.nonzero()[:, 0]
+                for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):
+                    out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
+                    forecast.add(len(chunk))
         return out.reshape(q.shape)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:

@@ -1,5 +1,9 @@
-"""What code that is not the package's own is owed: copies of rows."""
+"""What code that is not the package's own is owed: copies of rows, and how long it will take."""
 
+from __future__ import annotations
+
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
@@ -11,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from cactus_theory.base.terminal import Progress
 
 PACKAGE = __name__.partition(".")[0]
 # what numpy and torch say of a write into rows that are read-only, or one row many times
@@ -133,3 +139,45 @@ def _written(name: str, how: str) -> ValueError:
         f"{name}: must not write into its rows ({how}); change a copy, as of q = q.copy() "
         "in numpy or q = q.clone() in torch"
     )
+
+
+# an enumeration that would take longer than SLOW says so as soon as FIRST tell how long it takes,
+# and shows how far it is
+FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
+FASTER = (
+    "where it does not depend on the refused token, recovery=f(q, p) of ct.rule, or "
+    "the base class SharedRecovery, is asked once a row"
+)
+
+
+class Forecast(Progress):
+    """Follow an enumeration of ``refused`` tokens of rows of ``vocab``; warn if it is slow."""
+
+    def __init__(self, spec: str, refused: int, vocab: int) -> None:
+        super().__init__("recovery", refused)
+        self.spec, self.vocab, self.start = spec, vocab, time.monotonic()
+        self.slow: bool | None = None  # not known yet
+
+    def __enter__(self) -> Forecast:
+        return self
+
+    def add(self, tokens: int) -> None:
+        """Record that so many more tokens are enumerated."""
+        self.done += tokens
+        taken = time.monotonic() - self.start
+        ahead = taken * self.total / max(1, self.done)
+        if self.slow is None and taken >= FIRST_SECONDS:
+            self.slow = ahead > SLOW_SECONDS
+            if self.slow:
+                warnings.warn(
+                    f"{self.spec}: the recovery is asked for each of {self.total:,} tokens that "
+                    f"may be refused (V = {self.vocab:,}), about {_time(ahead)}; {FASTER}",
+                    stacklevel=4,
+                )
+                super().__enter__()
+        if self.slow:
+            self.update(self.done, f"{_time(ahead - taken)} left")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, SharedRecovery, _base, _function
+from cactus_theory.base import terminal
+from cactus_theory.policies import FixedTarget, SharedRecovery, _base, _foreign_code, _function
 from cactus_theory.testing import _policies, assert_policy_properties
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
@@ -85,12 +86,16 @@ def test_a_recovery_of_two_arguments_is_asked_once_a_row():
     assert ct.emitted_law(default, q, p).shape == (1, 20_000)
 
 
-def test_a_long_enumeration_says_how_long_it_took_and_what_would_be_fast(monkeypatch):
-    monkeypatch.setattr(_base, "SLOW_SECONDS", 0.0)
+def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
+    monkeypatch.setattr(_foreign_code, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(_foreign_code, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(_base, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
     slow = ct.rule(lambda q, p, n: 0.5, recovery=lambda q, p, n: q)
-    with pytest.warns(UserWarning, match=r"took .* to recover .*; where .*f\(q, p\)"):
+    with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
         ct.emitted_law(slow, q, p)
+    assert capsys.readouterr().err.splitlines()[0].startswith("recovery 2/10 ")
 
 
 def test_tokens_that_cannot_be_drafted_are_not_asked_for():
