@@ -51,7 +51,7 @@ from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 # texts that the noise floor is read on
 FLOOR_TEXTS = 8
 # what each argument is for: naming one of another kind is a mistake worth saying
-OF_MODELS, OF_RATIOS = ("target", "draft", "prompts"), ("verify_cost", "fixed_cost")
+OF_MODELS = ("target", "draft", "prompts")
 # what logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype")
 # rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
@@ -86,9 +86,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="without models: costs measured before, in a file that --out wrote",
     )
-    add("--verify-cost", type=float, metavar="V",
-        help="what a drafted token adds to the target's pass and verification (0)")  # fmt: skip
-    add("--fixed-cost", type=float, metavar="F", help="what a round takes besides (0)")
     add("--cycles", type=int,
         help="rounds to log, at least (1000, fewer of a vocabulary above 6,400)")  # fmt: skip
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
@@ -156,10 +153,6 @@ def _check(args: Namespace) -> None:
     if len(rows) > 1 or not (models or rows):
         got = " and ".join(f"--{name}" for name in rows) or "neither"
         raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
-    for name in OF_RATIOS if args.cost_ratio is None else ():
-        if getattr(args, name) is not None:
-            got = _flag(costs[0])
-            raise ValueError(f"{_flag(name)}: must be given with --cost-ratio; got {got}")
 
 
 def _flag(name: str) -> str:
@@ -169,8 +162,7 @@ def _flag(name: str) -> str:
 def _tuned(args: Namespace) -> list[Any]:
     """Return what tuning found, for each batch size."""
     if args.cost_ratio is not None:
-        ratios = (getattr(args, name) or 0.0 for name in OF_RATIOS)
-        costs = Costs.ratios(args.cost_ratio, *ratios, batch=args.batch[0])
+        costs = Costs.ratios(args.cost_ratio, batch=args.batch[0])
         return [_chosen(args, _source(args), costs)]
     if args.costs is not None:
         first, *others = (Costs.load(args.costs, batch) for batch in args.batch)

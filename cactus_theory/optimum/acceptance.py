@@ -185,9 +185,7 @@ def frontier(
     """
     kind = find_divergence(divergence)
     check.one_of("support", support, SUPPORTS)
-    count = int(check.number("points", points, 2))
-    if count != points:
-        raise ValueError(f"points: must be a whole number; got {points!r}")
+    count = check.as_whole_number("points", points, 2)
     target, draft = check.checked_rows(target_probs, draft_probs, normalise)
     batch = target.shape[:-1]
 

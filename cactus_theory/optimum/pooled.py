@@ -187,9 +187,7 @@ def pooled_frontier(
     (True, array([0.6  , 0.752, 1.   ]))
     """
     _, geometry, _ = _pool(target_probs, draft_probs, divergence, normalise)
-    count = int(check.number("points", points, 2))
-    if count != points:
-        raise ValueError(f"points: must be a whole number; got {points!r}")
+    count = check.as_whole_number("points", points, 2)
     curve = [_point(geometry, math.inf), _point(geometry, 0.0)]
     while len(curve) < count and curve[0].acceptance < curve[-1].acceptance:
         gaps = [after.acceptance - before.acceptance for before, after in pairwise(curve)]

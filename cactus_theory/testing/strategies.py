@@ -207,17 +207,13 @@ def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tup
     return draw(row), draw(row)
 
 
-def budgets(*, zero: bool = True, infinite: bool = True) -> st.SearchStrategy[float]:
+def budgets() -> st.SearchStrategy[float]:
     """Draw a budget δ: 10^k (1e-12 … 1e6), 0, ∞, or any float from 1e-12 to 100."""
-    kinds = [
+    return st.one_of(
         st.integers(-12, 6).map(lambda exponent: 10.0**exponent),
         st.floats(-12, 2).map(lambda exponent: 10.0**exponent),
-    ]
-    if zero:
-        kinds.append(st.just(0.0))
-    if infinite:
-        kinds.append(st.just(math.inf))
-    return st.one_of(kinds)
+        st.sampled_from((0.0, math.inf)),
+    )
 
 
 def acceptances() -> st.SearchStrategy[float]:

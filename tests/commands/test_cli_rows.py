@@ -155,7 +155,7 @@ def test_a_table_refuses_in_one_line(files, capsys, arguments, said) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--frontier", "1"), "points: must lie in [2, inf]; got 1"),
+        (("--frontier", "1"), "points: must be a whole number of at least 2; got 1"),
         (("--frontier", "--out", "x.npy"), "--out: must not be given with --frontier"),
         (("--frontier", "--divergence", "renyi:a=2"), "one-to-one price to be pooled"),
         (("--pooled", "--delta", "1", "--support", "free"), "--support: must be one of target"),

@@ -152,7 +152,7 @@ def test_out_of_reach_and_empty_are_named():
     q, p = pair(3, 6, kinds=("zeros", "smooth"))
     with pytest.raises(ValueError, match="acceptance: must not exceed 0.*; got 1"):
         ct.pooled_acceptance(q, p, acceptance=1.0)
-    with pytest.raises(ValueError, match="points: must be a whole number; got 2.5"):
+    with pytest.raises(ValueError, match="points: must be a whole number of at least 2; got 2.5"):
         ct.pooled_frontier(q, p, points=2.5)
     with pytest.raises(ValueError, match="target_probs: must hold a row"):
         ct.pooled_acceptance(q[:0], p[:0], delta=0.1)

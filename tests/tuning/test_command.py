@@ -194,16 +194,8 @@ ALONE = ("--trace", "no", "--cost-ratio")
             ("--kl-per-token", "1", "--trace", "no"),
             "--target, --cost-ratio, --costs: exactly one must be given; got none",
         ),
-        (
-            ("--kl-per-token", "1", "--trace", "no", "--costs", "x", "--verify-cost", "1"),
-            "--verify-cost: must be given with --cost-ratio; got --costs",
-        ),
         (("--kl-per-token", "1", *MODELS), "--prompts: must be given with --target"),
         (("--kl-per-token", "1", *MODELS, "--prompts", "no"), "--prompts: must be a readable"),
-        (
-            ("--kl-per-token", "1", *MODELS, "--prompts", "no", "--fixed-cost", "1"),
-            "--fixed-cost: must be given with --cost-ratio",
-        ),
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) -> None:
