@@ -80,9 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
     add_inflate(parser)
-    add(
-        "--head", type=Path, help="folder of a head, beside the draft (for the shipped target, its)"
-    )
     add_decode_arguments(parser, widths=[3, 7], repeats=3, num_prompts=8, max_new_tokens=48)
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--out", type=Path, default=Path("demo"))
@@ -108,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
     widths = args.num_draft_tokens
     tables["policies"] = measure(harness, specs, widths=widths, repeats=args.repeats)
     print(_speed_table(tables["policies"], args))
-    if args.inflate is None and (args.head is not None or args.target == PAIR / "target"):
-        draft_models = {"draft": pair.draft, "head": load(args.head or PAIR / "recurrent")}
+    if args.inflate is None and args.target == PAIR / "target":
+        draft_models = {"draft": pair.draft, "head": load(PAIR / "recurrent")}
         lines = drafters.lines(list(draft_models), configs([], [drafters.LOSSLESS], widths, [1]))
         grid = Grid(lines, len(prompts), repeats=1, seed=args.seed)
         tables["drafters"] = drafters.rows(grid, drafters.decodes(harness, grid, draft_models))

@@ -147,7 +147,7 @@ def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
 
 
 def _policies(args: argparse.Namespace) -> list[Policy]:
-    knobs = {"delta": args.delta, "price": args.price, "set": args.set or None}
+    knobs = {"delta": args.delta, "price": args.price}
     for flag, value in knobs.items():
         if value is not None:
             raise ValueError(

@@ -62,9 +62,6 @@ def add_policy(
     )
     parser.add_argument("--delta", type=float, action=Once, help="the policy's delta")
     parser.add_argument("--price", type=float, action=Once, help="the policy's price")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KNOB=VALUE", help="any other knob"
-    )
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -158,18 +155,9 @@ def inflated(pair: Any, args: argparse.Namespace) -> Any:
 
 
 def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy) -> Any:
-    """Return what ``--policy``, ``--delta``, ``--price`` and ``--set`` name."""
-    knobs: dict[str, Any] = {
-        name: getattr(args, name) for name in ("delta", "price") if getattr(args, name) is not None
-    }
-    for item in args.set:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"--set: must read KNOB=VALUE; got {item!r}")
-        if name in knobs:
-            raise ValueError(f"--set: {name} must be given once; got {item!r} again")
-        knobs[name] = value
-    return find(args.policy, **knobs)
+    """Return what ``--policy``, ``--delta`` and ``--price`` name."""
+    knobs = {"delta": args.delta, "price": args.price}
+    return find(args.policy, **{name: value for name, value in knobs.items() if value is not None})
 
 
 OUTPUTS = {"csv": ".csv", "latex": ".tex", "out": ".npy"}

@@ -168,8 +168,6 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
         if (value := getattr(args, name)) is not None:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}: must not be given with --tuned; got {value}")
-    if args.set:
-        raise ValueError(f"--set: must not be given with --tuned; got {args.set[0]}")
     tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
     if args.temperature not in (None, tuned.temperature):
         raise ValueError(

@@ -65,9 +65,6 @@ COMMANDS = {
     "frontier": (main, "solve", *ROWS, "--frontier", "3", "--divergence", "{}"),
     "audit": (main, "audit", *ROWS, "--policy", "typical", "--divergence", "{}"),
     "audit a knob": (main, "audit", *ROWS, "--policy", KNOB),
-    "audit with --set": (
-        *(main, "audit", *ROWS, "--policy", "cactus_exact:delta=1", "--set", "divergence={}"),
-    ),
     "a table": (
         *(main, "audit", *ROWS, "--policy", "speculative", "--policy", KNOB),
         *("--divergence", "{}"),
