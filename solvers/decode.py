@@ -33,7 +33,7 @@ from ._dual import price_bound
 from ._perspective import cvxpy, times
 from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from .block import Flow, Layout, counted
-from .paths import Followed, PathTree, check_count, count_prefixes, follow, state_tree
+from .paths import Followed, PathTree, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left
 SQUARINGS = 60
@@ -95,7 +95,7 @@ def solve(
     started = time.perf_counter()
     kind = _program.additive(divergence)
     budget = check.number("per_token", per_token, 0.0, math.inf)
-    depth = check_count("num_draft_tokens", num_draft_tokens)
+    depth = check.as_whole_number("num_draft_tokens", num_draft_tokens, 1)
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
     moves = _following(following, target.shape)
     _check_size(moves.shape, depth)

@@ -13,7 +13,6 @@ keep alive (Sun et al. 2024, arXiv 2403.10444).
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -162,7 +161,8 @@ def random_tree(
     zeros : share of tokens excluded from each row, of either model; one is always left.
     """
     noise = np.random.default_rng(seed)
-    rows = count_prefixes(check_count("vocabulary", vocabulary), check_count("depth", depth))
+    sizes = {"vocabulary": vocabulary, "depth": depth}
+    rows = count_prefixes(*(check.as_whole_number(*size, 1) for size in sizes.items()))
     shape = (rows, vocabulary)
     logits = check.number("sharpness", sharpness, 0) * noise.standard_normal(shape)
     moved = logits + check.number("distance", distance, 0) * noise.standard_normal(shape)
@@ -184,13 +184,6 @@ def state_tree(
         levels.append(following[levels[-1]].ravel())
     inner = np.concatenate(levels[:-1])
     return PathTree(target[inner], draft[inner]), np.concatenate([inner, levels[-1]])
-
-
-def check_count(name: str, value: Any) -> int:
-    """Return ``value`` if it is a whole number of at least one."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name}: must be a whole number of at least 1; got {value!r}")
-    return int(value)
 
 
 def count_prefixes(vocabulary: int, depth: int) -> int:

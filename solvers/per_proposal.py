@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences import Divergence
 
 from . import _program
 from ._conic import generator_budget, most_of
@@ -38,48 +37,12 @@ class PerProposalProgram:
     seconds: float
 
 
-def raised_root(q_n: float, divergence: str | Divergence = "kl", delta: float = 0.0) -> float:
-    r"""Return the largest γ in [q_n, 1] of the two-point reduction, by scipy's ``brentq``.
-
-    .. math:: q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ
-
-    By symmetry and convexity the other tokens keep their proportions, so that the program
-    over V tokens is this equation in one. The left side is convex and 0 at q_n; γ = 1 where
-    it stays within δ. Exact up to float64 rounding of γ; γ = 0 at q_n = 0. A q_n outside [0, 1],
-    a negative budget and an unknown divergence are ValueErrors.
-    """
-    kind, delta = _program.checked_budget(divergence, delta)
-    q_n = check.number("q_n", q_n, 0.0, 1.0)
-    if q_n in (0.0, 1.0) or delta == 0:
-        return q_n
-    if math.isinf(delta):
-        return 1.0
-    if kind.generator is None:
-        return min(1.0, most_of(kind, delta) * q_n)
-    return _bracketed_root(q_n, kind.generator, generator_budget(kind, delta))
-
-
-def _bracketed_root(q_n: float, f: FDivergence, amount: float) -> float:
-    optimize = check.optional_module("scipy.optimize", "solvers")
-    target = torch.tensor(q_n, dtype=torch.float64)
-
-    def over(raised: float) -> float:
-        return float(f.two_points(torch.tensor(raised, dtype=torch.float64), target)[0]) - amount
-
-    top = 1.0
-    if not math.isfinite(over(top)):  # f(0) = ∞ forbids γ = 1
-        top = math.nextafter(1.0, 0.0)
-    if over(top) <= 0:
-        return top
-    # relative accuracy of a few ulps: four is the least that brentq accepts
-    return optimize.brentq(over, q_n, top, xtol=1e-300, rtol=4 * np.finfo(float).eps)
-
-
 def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
-    """Return an upper bound on h_i over all rows within the budget, tight to a few digits.
+    r"""Return an upper bound on h_i over all rows within the budget, tight to a few digits.
 
-    The same root as :func:`raised_root` for all tokens (V,) at once, by halving the
-    bracket [q, 1] in log γ and keeping its upper end. Only used to scale variables.
+    By symmetry and convexity the other tokens keep their proportions, so that γ solves
+    :math:`q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ`; for all tokens (V,) at once, by halving
+    the bracket [q, 1] in log γ and keeping its upper end. Only used to scale variables.
     """
     if math.isinf(delta):
         return np.ones_like(q)
@@ -135,7 +98,7 @@ def solve(
         price = _program.lossless_price(q, reward * 1.0, kind)
         answer = _program.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
     else:
-        scale = np.where(reward, raised_root(q[token], kind, delta), q)[inside]
+        scale = np.where(reward[inside], raised_ceiling(q[inside], kind, delta), q[inside])
         answer = _program.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)
         target[inside] = answer.h
     proof = answer.divergence, answer.price, float(answer.bound), answer.solver

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import optimize
 
 import cactus_theory as ct
 from cactus_theory.divergences import divergence
@@ -14,6 +15,29 @@ from tests.solvers.cases import DIVERGENCES, LINEAR, Tally, budgets, examples, p
 RAISED = 1e-6
 PRICE = 1e-3
 SMALLEST_PRICE = 1e-3
+
+
+def raised_root(q_n, spec, delta):
+    """Return the largest γ in [q_n, 1] of the two-point equation, by scipy's ``brentq``."""
+    kind, target = divergence(spec), torch.tensor(q_n, dtype=torch.float64)
+    if q_n in (0.0, 1.0) or delta == 0:
+        return q_n
+    if delta == math.inf:
+        return 1.0
+    amount = torch.tensor(delta, dtype=torch.float64)
+    if kind.generator is None:
+        return min(1.0, float(kind.ceiling(amount)) * q_n)
+    budget = float(kind.to_generator(amount))
+
+    def over(raised):
+        raised = torch.tensor(raised, dtype=torch.float64)
+        return float(kind.generator.two_points(raised, target)[0]) - budget
+
+    top = 1.0 if math.isfinite(over(1.0)) else math.nextafter(1.0, 0.0)  # f(0) = ∞ forbids γ = 1
+    if over(top) <= 0:
+        return top
+    # relative accuracy of a few ulps: four is the least that brentq accepts
+    return optimize.brentq(over, q_n, top, xtol=1e-300, rtol=4 * np.finfo(float).eps)
 
 
 def exact(spec, q_n, delta):
@@ -49,7 +73,7 @@ def test_the_two_point_root_is_the_optimum_of_the_program(spec):
 def slope_of_root(spec, q_n, delta):
     """Return dγ/dδ by central differences of the root, 0 where it has reached 1."""
     step = 1e-5 * delta
-    ends = [per_proposal.raised_root(q_n, spec, delta + sign * step) for sign in (1, -1)]
+    ends = [raised_root(q_n, spec, delta + sign * step) for sign in (1, -1)]
     return 0.0 if ends[0] == 1 else (ends[0] - ends[1]) / (2 * step)
 
 
@@ -64,14 +88,14 @@ def test_the_other_tokens_keep_their_proportions(spec):
 @pytest.mark.parametrize("spec", DIVERGENCES)
 @given(st.floats(1e-4, 1 - 1e-4), budgets())
 def test_the_root_is_the_policy_that_decodes(spec, q_n, delta):
-    root = per_proposal.raised_root(q_n, spec, delta)
+    root = raised_root(q_n, spec, delta)
     assert root == pytest.approx(exact(spec, q_n, delta), rel=1e-12)
 
 
 @given(st.floats(1e-4, 1 - 1e-4), budgets())
 def test_the_published_rule_is_exact_for_pearson_at_twice_the_budget(q_n, delta):
     published = ct.policy("cactus", delta=delta).gamma(torch.tensor(q_n, dtype=torch.float64))
-    root = per_proposal.raised_root(q_n, "pearson_chi2", 2 * delta)
+    root = raised_root(q_n, "pearson_chi2", 2 * delta)
     assert root == pytest.approx(float(published), rel=1e-12)
 
 
@@ -100,14 +124,14 @@ def test_ends_leave_the_target_alone(spec):
     ],
 )
 def test_known_roots(q_n, spec, delta, root):
-    assert per_proposal.raised_root(q_n, spec, delta) == pytest.approx(root, abs=1e-3)
+    assert raised_root(q_n, spec, delta) == pytest.approx(root, abs=1e-3)
 
 
 @pytest.mark.parametrize("spec", DIVERGENCES)
 def test_the_ceiling_is_just_above_the_root(spec):
     q = np.array([1e-4, 0.01, 0.3, 0.6899])
     ceiling = per_proposal.raised_ceiling(q, divergence(spec), 0.2)
-    roots = [per_proposal.raised_root(x, spec, 0.2) for x in q]
+    roots = [raised_root(x, spec, 0.2) for x in q]
     np.testing.assert_allclose(ceiling, roots, rtol=1e-8)
 
 
@@ -126,8 +150,3 @@ def test_wrong_arguments_are_named(change, kind, message):
     arguments = {"target_probs": np.array([0.5, 0.5]), "token": 1, "delta": 0.1, **change}
     with pytest.raises(kind, match=message):
         per_proposal.solve(**arguments)
-
-
-def test_a_root_needs_a_probability():
-    with pytest.raises(ValueError, match=r"q_n: must lie in \[0, 1\]; got 1.5"):
-        per_proposal.raised_root(1.5, "kl", 0.1)
