@@ -74,7 +74,7 @@ class Cycle:
             rows = probs.new_zeros(1, ids.shape[1], probs.shape[-1])
             rows[:, (parents + 1)[sampled].sort().values] = probs
             probs = rows
-        return Draft(ids, [ids.shape[1]], probs, parents, None, sampled, certain)
+        return Draft(ids, [ids.shape[1]], probs, parents, sampled, certain)
 
     @classmethod
     def of(cls, text: int, position: int, target_probs: Tensor, draft: Draft) -> "Cycle":

@@ -39,16 +39,12 @@ class Draft:
         verifier that reads the row after a row's last token.
     parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
         settled text; None for a chain, where each follows the one before it.
-    limits : where a drafter decides by what it has drafted when to stop, the most tokens that
-        each row could have had; None where ``counts`` were known before. What a verifier does at
-        a row may depend on how far the draft was planned to go, not on how far it went: that
-        depends on the drafted tokens.
 
     Examples
     --------
     >>> draft = Draft(torch.tensor([[3, 1], [2, 0]]), [2, 1], None)  # two texts, certain tokens
-    >>> draft.lengths, draft.planned
-    ([2, 1], [2, 1])
+    >>> draft.lengths
+    [2, 1]
     >>> tree = Draft(torch.tensor([[3, 1, 4]]), [3], None, torch.tensor([[-1, -1, 1]]))
     >>> tree.node(0, 2), tree.path(0, 2)  # token 2 follows token 1, which is node 2
     (2, [1, 2])
@@ -58,7 +54,6 @@ class Draft:
     counts: list[int] | Int[Tensor, "batch"]
     probs: Float[Tensor, "batch rows vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
-    limits: list[int] | None = None
     sampled: Bool[Tensor, "batch K"] | None = None
     certain: Bool[Tensor, "batch K"] | None = None
 
@@ -164,11 +159,6 @@ class Draft:
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         one = {name: part[row : row + 1] for name, part in parts.items() if part is not None}
         return replace(self, **one)
-
-    @property
-    def planned(self) -> list[int]:
-        """Return how many tokens each row could have had, known before any was drafted."""
-        return self.lengths if self.limits is None else self.limits
 
     @property
     def lengths(self) -> list[int]:

@@ -51,8 +51,8 @@ class Fly(Verifier):
 
     Attributes
     ----------
-    window : W ≥ 1; None for min(6, K − 1), K the tokens that the row's draft could have had.
-        (vLLM takes the configured K, also for the shorter drafts before a length limit.)
+    window : W ≥ 1; None for min(6, K − 1), K the drafted tokens of the row. (vLLM takes the
+        configured K, also for shorter drafts, as those before a length limit.)
     entropy : θ in nats; k : how many of the largest probabilities count.
     bonus : where the token after a wholly accepted draft comes from: ``target``, or ``argmax``.
 
@@ -142,11 +142,11 @@ class Fly(Verifier):
             emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where nothing gets
         return replace(chain_law, stop=stop, alive=alive, emitted=emitted)
 
-    def windows(self, planned: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-        """Return W where the draft could have had so many tokens; one has no W that fits."""
+    def windows(self, counts: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+        """Return W where so many tokens are drafted; one has no W that fits."""
         if self.window is None:
-            return (planned - 1).clamp(1, WINDOW)
-        return torch.full_like(planned, self.window)
+            return (counts - 1).clamp(1, WINDOW)
+        return torch.full_like(counts, self.window)
 
     def unsure(self, q: Float[Tensor, "*batch vocab"]) -> Bool[Tensor, "*batch"]:
         """Return 1: whether the largest probabilities of rows have the entropy that is asked."""
@@ -158,15 +158,14 @@ class Fly(Verifier):
     ) -> tuple[VerdictLaw, Float[Tensor, "batch K"], Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
         """Return the chain's law with the bonus that is asked for, φ, W, and where 1 and 3 hold."""
         chain_law, ids = Chain().law(assigned, q, draft), draft.token_ids
+        counts = torch.as_tensor(draft.counts, device=q.device)
         if self.bonus == "argmax":
             batch = torch.arange(len(q), device=q.device)
-            counts = torch.as_tensor(draft.counts, device=q.device)
             chain_law.last[batch, counts] = one_hot(q[batch, counts].argmax(-1), chain_law.last)
         rows = q[:, : ids.shape[1]]
         overridable = self.unsure(rows) & (rows.gather(-1, ids[..., None])[..., 0] > 0)
         assert chain_law.turns is not None
-        planned = torch.as_tensor(draft.planned, device=q.device)
-        return chain_law, chain_law.turns, self.windows(planned), overridable
+        return chain_law, chain_law.turns, self.windows(counts), overridable
 
 
 def _ahead(

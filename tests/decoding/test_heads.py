@@ -129,7 +129,7 @@ def test_a_stop_ends_a_draft_before_the_place_that_falls_below_it(tiny, drafters
                 proposed(tiny[0], replace(block, stop=stop), states, coins) for stop in (None, 0.3)
             )
             count = stopped.lengths[0]
-            assert whole.lengths == stopped.planned == [PLACES]
+            assert whole.lengths == [PLACES]
             assert stopped.token_ids[0, :count].equal(whole.token_ids[0, :count])
             moved = coins.clone()
             moved[count - 1 :] = 1 - moved[count - 1 :]

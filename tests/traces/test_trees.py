@@ -122,7 +122,7 @@ def test_every_tree_comes_back(tmp_path, dtype):
     p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.0, 0.0, 0.0]], dtype=torch.float64)
     ids, parents = torch.tensor([[0, 1, 1]]), torch.tensor([[-1, 0, -1]])
     drawn = torch.tensor([[False, True, True]])
-    tree = Draft(ids, [3], p[None], parents, None, drawn, ~drawn)
+    tree = Draft(ids, [3], p[None], parents, drawn, ~drawn)
     drafts.append((row[0].expand(1, 4, -1), tree))
     written = [Cycle.of(0, n, *own) for n, own in enumerate(drafts)]
     written = [*written[:-1], *chains, written[-1]]

@@ -215,7 +215,6 @@ def draft_of(walks, count):
         [len(nodes) - 1] * count,
         torch.tensor(p).expand(count, -1, -1),
         torch.tensor(parents) - 1,
-        [len(plan.shape)] * count,
         *flags,
     )
     return q, draft
@@ -426,7 +425,7 @@ def test_h_takes_no_account_of_what_was_drawn():
         "certain": torch.tensor([[True, False, False, True, False]]),
     }
     parents = torch.tensor([[-1, -1, -1, 1, 1]])
-    plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, [4], **flags)
+    plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, **flags)
     law = plain.offers(0, [0], q[0, :1])
     for ids in ([[0, 3, 2, 5, 1]], [[0, 4, 5, 1, 2]]):
         other = replace(plain, token_ids=torch.tensor(ids))
@@ -655,7 +654,7 @@ def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatc
     p = torch.tensor([[[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]]).double()
     flags = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[False, True]])
     ids = torch.tensor([[0, 0]])
-    draft = Draft(ids, [2], p, torch.tensor([[-1, 0]]), None, *flags)
+    draft = Draft(ids, [2], p, torch.tensor([[-1, 0]]), *flags)
     ends = {}
     for beside in (True, False):
         with monkeypatch.context() as patch:

@@ -204,14 +204,13 @@ def tree_of(
     rows: Sequence[Sequence[tuple[int, int, bool, bool]]],
     device: torch.device,
     probs: Float[Tensor, "batch K vocab"] | None = None,
-    limits: list[int] | None = None,
 ) -> Draft:
     """Return the draft of each row's tokens: ids, parents, whether sampled, whether certain."""
     width = max(map(len, rows))
     padded = [[*nodes, *[(0, -1, False, False)] * (width - len(nodes))] for nodes in rows]
     ids, parents, sampled, certain = torch.tensor(padded, device=device).unbind(-1)
     flags = sampled.bool(), certain.bool()
-    return Draft(ids, list(map(len, rows)), probs, parents, limits, *flags)
+    return Draft(ids, list(map(len, rows)), probs, parents, *flags)
 
 
 def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:

@@ -116,7 +116,6 @@ class BlockDrafting(FeatureDrafting):
         lengths = self.planned(wanted)
         if not any(lengths):
             return nothing(self.texts)
-        limits = None if self.stop is None else list(lengths)
         states = self._states(max(lengths) + self.next_row, lengths)
         of_states = self.logits(states)
         self.clock.lap("draft")
@@ -136,7 +135,7 @@ class BlockDrafting(FeatureDrafting):
             before = self.draw(logits, place, lengths, coins[:, place])
             tokens.append(before)
         self.clock.lap("draft")
-        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)), limits=limits)
+        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def _states(self, places: int, lengths: Sequence[int]) -> Float[Tensor, "batch places width"]:
         """Feed the new units and the marks of the places after the first; return their states."""

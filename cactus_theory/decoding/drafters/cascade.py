@@ -74,18 +74,15 @@ class CascadeDrafting(Drafting):
         wide = (F.pad(ids, (0, width - ids.shape[1])) for ids in drafts)
         ids = torch.where(drafted[:, None], *wide)
         self.texts.propose_all(ids)
-        counts, limits = (
-            [drafted or length for drafted, length in zip(cheap.lengths, rest, strict=True)]
-            for rest in (second.lengths, second.planned)
-        )
+        counts = [max(pair) for pair in zip(cheap.lengths, second.lengths, strict=True)]
         if second.probs is None:
-            return Draft(ids, counts, None, limits=limits)
+            return Draft(ids, counts, None)
         # certain tokens become one-hot rows, as the other rows of the batch have probabilities
         probs = F.pad(second.probs, (0, 0, 0, width - second.probs.shape[1]))
         certain = torch.zeros_like(probs).scatter_(-1, ids[..., None], 1.0)
         beyond = torch.arange(width, device=ids.device) >= second.token_ids.shape[1]
         probs = torch.where((drafted[:, None] | beyond)[..., None], certain, probs)
-        return Draft(ids, counts, probs, limits=limits)
+        return Draft(ids, counts, probs)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows in both."""

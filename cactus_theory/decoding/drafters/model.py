@@ -82,9 +82,8 @@ class ModelDrafting(SampledDrafting):
                 watch.see(len(tokens), self.probs[:, len(tokens) - 1], tokens[-1])
         if self.next_row:
             self._follow(lengths)
-        limits = None if watch is None else list(wanted)
         self.clock.lap("other")
-        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)), limits=limits)
+        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def _follow(self, drafted: Sequence[int]) -> None:
         """Write each row's probabilities after its last drafted token."""

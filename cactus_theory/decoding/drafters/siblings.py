@@ -141,4 +141,4 @@ def with_siblings(
             others = [other for other in beside[place] if other not in (token, -1)]
             nodes += [(other, place - 1, False, certain) for other in others[:m]]
         rows.append(nodes)
-    return tree_of(rows, trunk.token_ids.device, trunk.probs, trunk.limits)
+    return tree_of(rows, trunk.token_ids.device, trunk.probs)
