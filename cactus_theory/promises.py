@@ -24,6 +24,9 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
@@ -41,6 +44,8 @@ EXACT = 1e-15
 ROUNDING = 1e-6
 # that what readings certify is wrong
 RISK = 0.05
+# e^-FAR is no number beside 1; a tilt of LEVEL over the longest answer is none
+FAR, LEVEL = 800.0, 1e-9
 # new tokens of an answer where nobody says how many
 USUAL_TOKENS = 64
 
@@ -232,6 +237,56 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
         bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * log / 3 / (count - 1)
     bounds = (cap * max(bound, mean) for bound in (hoeffding, bernstein))
     return Certificate(count, cap * mean, max(values), cap, alpha, *bounds)
+
+
+class MeanLength(NamedTuple):
+    """Tokens of ``count`` lossless answers, and the most that nats let their mean become.
+
+    ``bound`` is ``longest`` and has no standard ``error`` where nothing is promised.
+    """
+
+    count: int
+    mean: float
+    longest: int
+    bound: float
+    error: float | None
+
+    @property
+    def sentence(self) -> str:
+        """Return what is promised, and what that rests on."""
+        most = f"promises nothing below {self.longest}, the longest of them"
+        if self.error is not None:
+            most = f"at most {self.bound:.4g} ± {self.error:.2g}, whatever the policy"
+        return (f"mean length, {self.mean:.4g} tokens in {self.count} lossless answers: {most}; "
+                "the mean of exp(θ·length) in it is an estimate from a sample")  # fmt: skip
+
+
+def mean_length(lengths: Sequence[int], promise: Promise) -> MeanLength:
+    """Return the most that the mean length may be, over prompts, from those of lossless answers.
+
+    It is that of the law h ∝ e^{θT} q that spends all the nats (Theorem 23), ``promise.lossless``
+    not considered. Raises ValueError for no lengths, or one below 1.
+    """
+    tokens = np.array([whole_number("lengths", length, 1) for length in lengths], dtype=float)
+    if not len(tokens):
+        raise ValueError("lengths: must be at least one; got none")
+    per_token, longest = promise.per_token or 0.0, float(tokens.max())
+    fixed = promise.burst if promise.cap is None else promise.cap
+    sample = len(tokens), float(tokens.mean()), int(longest)
+    if -math.log(np.mean(tokens == longest)) <= fixed + per_token * longest:
+        return MeanLength(*sample, longest, None)
+
+    def tilted(beyond: float) -> tuple[float, float, float]:  # at θ = per_token + beyond
+        theta = per_token + beyond
+        weights = np.exp(theta * (tokens - longest))
+        mean, mass = float(weights @ tokens / weights.sum()), float(weights.mean())
+        spent = theta * (mean - longest) - math.log(mass) - per_token * mean
+        return spent, mean, float(weights.std()) / mass
+
+    start = math.sqrt(fixed + LEVEL) / longest
+    beyond, _ = rising_root(lambda x: tilted(x)[0] - fixed, LEVEL / longest, FAR, start, SETTLED)
+    _, bound, deviation = tilted(beyond)
+    return MeanLength(*sample, bound, deviation / math.sqrt(len(tokens)) / beyond)
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import print_json, text_table, width_of_terminal
-from cactus_theory.promises import RISK, ROUNDING, Promise, certificate, share
+from cactus_theory.promises import RISK, ROUNDING, Promise, certificate, mean_length, share
 
 WIDEST = 100
 RATES = (0.5, 0.9, 0.99)
@@ -45,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--readings", metavar="FILE",
         help="what answers were charged under the cap: JSON lines of numbers, of readings or as "
         "generate --json prints them")  # fmt: skip
+    add("--lengths", metavar="FILE",
+        help="new tokens of lossless answers: JSON lines of numbers, of readings or as generate "
+        "--json prints them")  # fmt: skip
     add("--alpha", type=float, default=RISK, help=f"risk of what readings certify ({RISK:g})")
     add("--trace", metavar="DIR", help="logged rows: says which temperature is as far")
     add("--json", action="store_true", help="print one JSON object only")
@@ -64,11 +67,16 @@ def run(args: argparse.Namespace) -> int:
     by_position = along if first.per_token is not None or first.lossless else []
     right = share((1 + first.total_variation) / 2)
     lines = [SHOWN_ONE.format(right), _equal(args, first), TARGET, first.unit]
+    length = None
+    if args.lengths is not None:
+        length = mean_length(read_lengths(_parsed("--lengths", args.lengths)), first)
+        lines.insert(0, length.sentence)
     if args.json:
         content = {"nats": first.nats, "total_variation": first.total_variation, "sentences": lines}
         tables = {"events": promises, "by_position": by_position, "averaged": averages}
         content |= {name: list(map(_line, rows)) for name, rows in tables.items()}
         bound = None if record is None else vars(record) | {"bound": record.bound}
+        content |= {"mean_length": None if length is None else length._asdict()}
         return print_json(content | {"certificate": bound})
     print(_table(promises, "whatever the prompt"))
     if by_position:
@@ -124,14 +132,7 @@ def read_readings(path: str | Path, promise: Promise) -> list[float]:
     JSON lines, or one JSON list: numbers, readings (``Reading.as_dict()``) or what ``generate
     --json`` prints. ValueError for another file, or an answer that is over its cap.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--readings: must be a readable file of JSON lines; {error}") from None
-    lines = [text] if text.lstrip().startswith("[") else text.split("\n")
-    parsed = [parsed_json(f"--readings: line {number} of {path} must be JSON", line)
-              for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
-    answers = [answer for value in parsed for answer in _answers(value)]
+    answers = [answer for value in _parsed("--readings", path) for answer in _answers(value)]
     for number, (spent, tokens) in enumerate(answers, 1):
         allowed = promise.nats
         if tokens is not None and promise.cap is None:
@@ -147,6 +148,26 @@ def read_readings(path: str | Path, promise: Promise) -> list[float]:
                 f"it; got {spent:.4g}{hint}"
             )
     return [spent for spent, _ in answers]
+
+
+def read_lengths(value: Any) -> list[int]:
+    """Return new tokens of all answers in a JSON value: numbers, or as readings have them."""
+    if isinstance(value, dict):
+        value = value.get("readings", value.get("num_tokens"))
+    if isinstance(value, list):
+        return [length for item in value for length in read_lengths(item)]
+    return [check.whole_number("--lengths", value, 1)]
+
+
+def _parsed(flag: str, path: str | Path) -> list[Any]:
+    """Return the JSON values of a file, one a line or one list."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{flag}: must be a readable file of JSON lines; {error}") from None
+    lines = [text] if text.lstrip().startswith("[") else text.split("\n")
+    return [parsed_json(f"{flag}: line {number} of {path} must be JSON", line)
+            for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
 
 
 def _answers(value: Any) -> list[tuple[float, int | None]]:
