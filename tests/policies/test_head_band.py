@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.gibbs import LookAhead
 from cactus_theory.policies._base import one_hot
 from cactus_theory.policies._records import Path
+from cactus_theory.policies.band import AlongPath, Band
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from tests.amounts import amount
@@ -18,6 +20,8 @@ from tests.rows import pair
 # of the interior-point solver, in the acceptance less its cost
 PROGRAM = 1e-7
 ROUNDING = 1e-12
+# of a bound from a solver's multipliers
+PROOF = 1e-9
 TIGHT = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-9)
 KNOBS = ({"price": 0.5}, {"price": 3.0}, {"delta": 0.02}, {"delta": 0.3})
 
@@ -48,18 +52,95 @@ def by_program(q, p, head, spec, delta, price):
 @pytest.mark.parametrize("knob", KNOBS)
 @pytest.mark.parametrize("spec", ["kl", "pearson_chi2"])
 def test_no_row_that_keeps_to_the_head_is_better(spec, knob):
-    q, p = rows(amount(4, 25))
-    rule = ct.policy("band", **knob, divergence=spec, head=0.3)
+    check_best(ct.policy("band", **knob, divergence=spec, head=0.3), *rows(amount(4, 25)))
+
+
+def check_best(rule, q, p):
+    """Check that a row by the rule keeps to its head and that none that does is better."""
+    spec, knob = rule.divergence, {rule.knob: getattr(rule, rule.knob)}
     h, kind = rule.target(q, p), ct.divergence(spec)
     assert (h.sum(-1) - 1).abs().max() < ROUNDING
-    assert (h <= q + ROUNDING)[~on_head(q, 0.3)].all()
+    assert (h <= q + ROUNDING)[~on_head(q, rule.head)].all()
     accepted, spent = torch.minimum(p, h).sum(-1), kind.value(h, q)
     price = knob.get("price")
     gained = accepted if price is None else accepted - price * spent
     assert price is not None or (spent <= knob["delta"] + ROUNDING).all()
     for row, gain in enumerate(gained.tolist()):
-        best = by_program(q[row].numpy(), p[row].numpy(), 0.3, spec, knob.get("delta"), price)
+        best = by_program(q[row].numpy(), p[row].numpy(), rule.head, spec, knob.get("delta"), price)
         assert gain == pytest.approx(best, abs=PROGRAM)
+
+
+class CapsByDraft(Band):
+    """Off the head h ≤ p instead of h ≤ q."""
+
+    def target(self, q, p, path=None):
+        h = Band(price=self.price).target(q, p)
+        h = torch.where(on_head(q, self.head), h, torch.minimum(h, p))
+        return h / h.sum(-1, keepdim=True)
+
+
+class HeadOfDraft(Band):
+    """The head is that of p."""
+
+    def highest(self, q, p):
+        return p >= self.head * p.amax(-1, keepdim=True)
+
+    def target(self, q, p, path=None):
+        c = torch.where(self.highest(q, p), math.inf, 1.0)
+        lower, upper = edges(q, p, "kl", price=self.price, ceiling=c)
+        return torch.maximum(torch.minimum(p, torch.minimum(upper, c) * q), lower * q)
+
+
+class TiesOff(HeadOfDraft):
+    """A token of exactly the head's least share is off it."""
+
+    def highest(self, q, p):
+        return q > self.head * q.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("planted", [CapsByDraft, HeadOfDraft, TiesOff])
+def test_planted_mistakes_are_caught(planted):
+    q, p = rows(4)
+    # two at exactly half of the largest, one of them worth raising
+    q[0] = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.1, 0.0, 0.0], dtype=torch.float64)
+    p[0] = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.1, 0.0, 0.0], dtype=torch.float64)
+    check_best(Band(price=0.5, head=0.5), q, p)
+    with pytest.raises(AssertionError):
+        check_best(planted(price=0.5, head=0.5), q, p)
+
+
+class RaisesCertain(Band):
+    """A certain token is raised wherever it is."""
+
+    @property
+    def shortcuts(self):
+        return AlongPath(self.priced.high, LookAhead(self.price))
+
+
+def test_a_planted_row_that_raises_certain_tokens_off_the_head_is_caught():
+    q = torch.tensor([[[0.1, 0.9], [0.4, 0.6], [0.5, 0.5]]], dtype=torch.float64)
+    draft = Draft(torch.tensor([[0, 0]]), [2], None)
+    most = {}
+    for rule in (Band(price=0.4, head=0.2), RaisesCertain(price=0.4, head=0.2)):
+        law = find_verifier("block").law(Assignment((rule,)), q, draft).emitted
+        most[type(rule)] = float((law[:, :2] - q[:, :2])[~on_head(q[:, :2], 0.2)].max())
+    assert most[Band] < ROUNDING and most[RaisesCertain] > 0.1
+
+
+def test_the_program_of_designed_rows_with_caps_proves_it():
+    """``python -m solvers design --cap``: ceilings of 1 on every token off the head."""
+    pytest.importorskip("cvxpy")
+    from solvers.design import Design
+
+    count = amount(8, 200)
+    q, p = rows(count)
+    h = ct.policy("band:delta=0.05,head=0.3").target(q, p)
+    accepted, off = torch.minimum(p, h).sum(-1).tolist(), ~on_head(q, 0.3)
+    for row in range(count):
+        design = Design(q[row].numpy(), p[row].numpy()).budget("kl", 0.05)
+        found = design.cap(1.0, off[row].nonzero()[:, 0].tolist()).solve()
+        assert accepted[row] == pytest.approx(found.acceptance, abs=PROGRAM)
+        assert accepted[row] <= found.bound + PROOF
 
 
 @pytest.mark.parametrize("knob", KNOBS)
