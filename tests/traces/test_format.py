@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.emitted import raised_off_head
 from cactus_theory.traces import Cycle, Trace, save_trace
 from cactus_theory.traces._folder import MANIFEST, UNFINISHED
 from cactus_theory.traces.trace import _probs
+from tests.amounts import amount
 from tests.traces.conftest import VOCAB, rows_of
 
 tensor_files = pytest.importorskip("safetensors.torch")
@@ -219,3 +221,27 @@ def test_rows_that_are_no_distributions_are_refused(tmp_path: Path, row: list[fl
 def test_a_folder_with_a_trace_is_not_written_over(saved: Trace, ragged) -> None:
     with pytest.raises(ValueError, match="must be empty"):
         save_trace(saved.folder, ragged, vocab_size=VOCAB, num_draft_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["speculative", "band:price=1", "band:price=1,head=0.2", "cactus:delta=0.01",
+     "lenience:lenience=0.5", "mixture:alpha=0.2"],
+)  # fmt: skip
+def test_half_precision_moves_numbers_by_less_than_the_page_says(spec: str) -> None:
+    """SERVING.md: acceptance .0005, KL .5 % of itself, what is raised off the head .0001."""
+    noise = torch.Generator().manual_seed(amount(2, 7))
+    target, apart = (
+        scale * torch.randn(amount(1, 8), 151_936, generator=noise, dtype=torch.float64)
+        for scale in (3.0, 1.0)
+    )
+    rows = [logits.softmax(-1) for logits in (target, target + apart)]
+    stored = [row.log().half().double().softmax(-1) for row in rows]
+    rule, numbers = ct.policy(spec), []
+    for q, p in (rows, stored):
+        law = ct.emitted_law(rule, q, p)
+        accepted = torch.minimum(law, p).sum(-1)
+        numbers.append((accepted, ct.divergence("kl").value(law, q), raised_off_head(law, q)))
+    moved = [(ours - theirs).abs().max() for ours, theirs in zip(*numbers, strict=True)]
+    assert moved[0] < 5e-4 and moved[2] < 1e-4
+    assert ((numbers[0][1] - numbers[1][1]).abs() <= 5e-3 * numbers[0][1] + 1e-12).all()
