@@ -165,7 +165,7 @@ HEADS = {
     "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
     "speedup_over_plain": "x plain", "kl": "KL/token", "accepted_per_call": "AL",
     "tokens_per_call": "tokens\n/call", "target_nats_per_token": "nats\n/token",
-    "parses": "parses", "outside_forwards": "outside",
+    "outside_forwards": "outside",
 }  # fmt: skip
 # nats per token that a reader may be ready to pay
 LEVELS = (0.0, 0.05, 0.1)

@@ -5,9 +5,6 @@ known at the knob values that were run. Between them it is read off a monotone c
 nothing is said.
 """
 
-import codeop
-import statistics
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,27 +48,15 @@ def record(
     decode = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
     if not metered:
         return decode.record
-    pair, likelihoods, parsed, scores = harness.pair, [], [], []
+    pair, likelihoods, scores = harness.pair, [], []
     rows = harness.group(job.config.batch, job.group)
     for row, output in zip(rows, decode.outputs, strict=True):
         likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
-        text = pair.tokenizer.decode(output, skip_special_tokens=True)
-        parsed.append(parses_so_far(texts[row], text))
         if score is not None:
+            text = pair.tokenizer.decode(output, skip_special_tokens=True)
             scores.append(score(texts[row] + text))
-    quality = {"log_likelihood": likelihoods, "parses": parsed}
-    return decode.record | quality | ({} if score is None else {"scores": scores})
-
-
-def parses_so_far(prompt: str, completion: str) -> bool | None:
-    """Say whether the text up to its last whole line can still become a Python program.
-
-    None if the prompt's own whole lines cannot, or no line of the completion is whole.
-    """
-    lines = _whole_lines(prompt + completion)
-    if not _can_become_python(_whole_lines(prompt)) or len(lines) <= len(prompt):
-        return None
-    return _can_become_python(lines)
+    record = decode.record | {"log_likelihood": likelihoods}
+    return record | ({} if score is None else {"scores": scores})
 
 
 @torch.inference_mode()
@@ -87,28 +72,13 @@ def target_log_likelihood(
     return float(rows.gather(-1, text[0, len(prompt) :, None]).mean())
 
 
-def _whole_lines(text: str) -> str:
-    return text[: text.rfind("\n") + 1]
-
-
-def _can_become_python(text: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as an invalid escape in a string
-        try:
-            codeop.compile_command(text.rstrip() + "\n", symbol="exec")
-        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-            return False
-    return True
-
-
 CACTUS = "cactus:delta"
 COLUMNS = (
     "method knob verifier num_draft_tokens batch tokens_per_second tokens_per_second_min "
     "tokens_per_second_max tokens_per_second_low tokens_per_second_high speedup_over_plain "
     "speedup_over_plain_low speedup_over_plain_high speedup_over_hf_plain "
     "speedup_over_hf_assisted accepted_per_call tokens_per_call target_calls tokens "
-    "outside_forwards emitted_kl_per_token largest_row_kl target_nats_per_token parses "
-    "prompts_judged"
+    "outside_forwards emitted_kl_per_token largest_row_kl target_nats_per_token"
 ).split()
 
 
@@ -168,12 +138,7 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
         if value is not None
     ]
     nats, tokens = -sum(v * length for v, length in pairs), sum(length for _, length in pairs)
-    verdicts = [v for record in metered for v in record["parses"] if v is not None]
-    return {
-        "target_nats_per_token": nats / tokens if tokens else None,
-        "parses": statistics.mean(verdicts) if verdicts else None,
-        "prompts_judged": len(verdicts),
-    }
+    return {"target_nats_per_token": nats / tokens if tokens else None}
 
 
 def settings_of(path: Path) -> list[tuple[Config, Mapping[str, str]]]:

@@ -6,7 +6,7 @@ from simulations.common.grid import Config, Grid
 from simulations.throughput import table
 from simulations.throughput.table import rows
 
-QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "ended": [True], "parses": [True]}
+QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "ended": [True]}
 
 
 def made_up(seconds: dict[str, list[float]]) -> list[dict]:
@@ -23,7 +23,7 @@ def test_ratios_are_medians_of_runs_made_side_by_side() -> None:
     assert plain["speedup_over_plain"] == 1
     assert drafted["speedup_over_plain"] == 2
     assert plain["tokens_per_second"] == 4 and plain["tokens_per_second_max"] == 8
-    assert drafted["target_nats_per_token"] == 2 and drafted["parses"] == 1
+    assert drafted["target_nats_per_token"] == 2
 
 
 def test_settings_stand_beside_the_faster_plain_decoding_and_their_rivals(tmp_path) -> None:
@@ -91,5 +91,5 @@ def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
     (row,) = rows(grid.runs(grid.fill(record)))
     assert row["tokens_per_second"] == 4
     assert row["emitted_kl_per_token"] == pytest.approx((0.5 + 0.5 + 1.5 + 1.5) / 32)
-    assert row["largest_row_kl"] == 0.25 and row["prompts_judged"] == 4
+    assert row["largest_row_kl"] == 0.25
     assert row.keys() == dict.fromkeys(table.COLUMNS).keys()
