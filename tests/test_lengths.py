@@ -69,10 +69,10 @@ def test_nothing_is_promised_where_the_longest_answer_is_within_the_nats(sample,
         assert mean_length(sample, ct.Promise(cap=promise.cap - 1e-6)).bound < 40
 
 
-def test_the_error_is_that_of_resampled_lengths():
+@pytest.mark.parametrize("promise", [ct.Promise(cap=0.05), ct.Promise(per_token=0.008, tokens=200)])
+def test_the_error_is_that_of_resampled_lengths(promise):
     draws = np.random.default_rng(3)
     sample = draws.geometric(1 / 30, 500).clip(max=200)
-    promise = ct.Promise(cap=0.05)
     again = [mean_length(draws.choice(sample, 500).tolist(), promise).bound for _ in range(400)]
     found = mean_length(sample.tolist(), promise)
     assert found.error == pytest.approx(np.std(again), rel=RESAMPLED)
