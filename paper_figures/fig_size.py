@@ -21,7 +21,7 @@ def draw(data: Path) -> Figure:
     figure, (axes,) = style.panels(1)
     large = [row for row in style.read(data / "throughput_134m.csv") if row["num_draft_tokens"]]
     small = [row for row in style.read(data / "tune.csv") if row["batch"] == 1]
-    _curves(axes, large, "134 M parameters", "-")
+    _curves(axes, large, "cost of 134 M parameters", "-")
     _curves(axes, _chosen(small), "5 M parameters", ":")
     axes.axhline(1, color=style.MUTED, lw=0.8)
     axes.set(xscale="log", xlabel="emitted KL, nats per token", ylabel="times plain decoding")

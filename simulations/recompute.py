@@ -79,6 +79,11 @@ ENTRIES = (
           "--policies speculative cactus:delta=0.0003 cactus:delta=0.1 band:price=8 band:price=0.5 "
           f"{FEW}", RUN),
     Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW, RUN),
+    Entry("settings_134m", "--inflate tiny --kl-per-token 0.05 --num-draft-tokens 2 4 "
+          "--policies band:price --cycles 40 --max-new-tokens 8",
+          "--out {made}/run --choices {csv}"),
+    Entry("throughput_134m=beside_plain", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
+          "--repeats 1 --metered 1", RUN, "{root}/paper_figures/data/settings_134m.csv"),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",
           before=f"trace {LONG} --out {{made}}/pair16", before_quick=SHORT),
     Entry("blocks_stories=blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/stories16",
@@ -108,6 +113,8 @@ ENTRIES = (
           "--batch-size 4 --length 32 --overlap-rows 32"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
+    Entry("bench_theory_threads", "--repeats 1", CSV),
+    Entry("bench_verify_threads", "--repeats 1", CSV),
     Entry("bench_decode", "--repeats 1", CSV),
     Entry("bench_decode_stories", "--repeats 1", CSV,
           f"{MODELS} {{shared}}/prompts/mt_bench.jsonl"),

@@ -58,6 +58,9 @@ LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype")
 # and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
 CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
 COSTS = ("target", "cost_ratio", "costs")  # where they come from
+# of the limit: where timed texts are longer on average, lengths say more of the limit than of
+# answers, and no policy can make them longer by more than the twentieth that is left
+CUT_OFF = 0.95
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -91,7 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--answers", type=int, default=400, metavar="N",
         help="decoded by the two fastest settings and a lossless one where texts end before the "
-        "limit, to compare their lengths (400)")  # fmt: skip
+        "limit (their mean is below .95 of it), to compare their lengths (400)")  # fmt: skip
     add("--temperature", type=float, default=1.0)
     add_cuts(parser)
     add("--seed", type=int, default=0)
@@ -213,7 +216,7 @@ def _tuned(args: Namespace) -> list[Any]:
 def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) -> Any:
     """Return settings ranked by the answer, where answers end before the limit."""
     lengths, ends = tuned.costs.new_tokens, pair.target.generation_config.eos_token_id
-    if not args.answers or lengths is None or lengths >= args.max_new_tokens:
+    if not args.answers or lengths is None or lengths > CUT_OFF * args.max_new_tokens:
         return tuned
     sizes = tuned.costs.batch, args.max_new_tokens
     prompts = Prompts(ids, *sizes, args.temperature, ends, args.seed, args.cuts)
@@ -262,12 +265,12 @@ def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
     decodes = (REPEATS + 1) * (1 + kinds * min(TIMED_WIDTHS, len(set(widths))))
     rounds = args.cycles if args.trace is None else 0
     most = rounds * seconds[3] + decodes * args.max_new_tokens * sum(args.batch) * seconds[1]
-    most += 3 * args.answers * args.max_new_tokens * len(args.batch) * seconds[1]
+    longer = 3 * args.answers * args.max_new_tokens * len(args.batch) * seconds[1]
     kept = f"; logged rows are kept in {args.work}" if rounds else ""
     return (
         f"may take {max(most / 60, 1):.0f} min and the solving of knobs: {rounds} rounds to log, "
-        f"{decodes} decodes of {args.max_new_tokens} tokens a batch size to time, then at most "
-        f"{3 * args.answers} answers{kept}"
+        f"{decodes} decodes of {args.max_new_tokens} tokens a batch size to time; where texts end "
+        f"before the limit, {3 * args.answers} answers and {max(longer / 60, 1):.0f} min more{kept}"
     )
 
 

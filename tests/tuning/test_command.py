@@ -3,14 +3,19 @@
 import json
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import cactus_theory as ct
+import cactus_theory.commands.tune
+from cactus_theory import commands
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
+from cactus_theory.traces import Estimate
 from cactus_theory.tuning import Costs, Prompts, sentence, tune
 from cactus_theory.tuning.measure import Setting
 from cactus_theory.tuning.report import save_tuned
@@ -124,6 +129,25 @@ def test_models_are_logged_timed_and_tuned_once(
     traced = (*TUNE, "1", *MODELS, "--prompts", prompts, "--trace", str(trace.folder))
     assert main([*traced, "--temperature", "0.5"]) == 2
     assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mean", "decoded"), [(5.8, False), (5.5, True)])
+def test_lengths_are_compared_where_texts_end_before_the_limit(
+    prompts: str, trace, monkeypatch, mean: float, decoded: bool
+) -> None:
+    """Texts of 5.8 tokens where 6 are allowed were cut off: no policy makes them much longer."""
+    asked = []
+
+    def lengths(*of_setting):
+        asked.append(of_setting)
+        return Estimate(4.0, np.array([4.0, 4.0]), "answers")
+
+    costs = replace(Costs.ratios(0.05), new_tokens=mean)
+    monkeypatch.setattr(commands.tune, "measure_costs", lambda *_, **__: costs)
+    monkeypatch.setattr(commands.tune, "measure_lengths", lengths)
+    small = ("--max-new-tokens", "6", "--threads", "1", "--prompts", prompts)
+    assert main([*CHEAP, "1", "3", *MODELS, "--trace", str(trace.folder), *small]) == 0
+    assert bool(asked) == decoded
 
 
 @thorough
