@@ -3,6 +3,7 @@
 import argparse
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -196,16 +197,37 @@ def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
         inflate(random_llama(rope_parameters=scaled), SMALL)
 
 
-def test_flags_name_a_shape_and_every_table_says_what_it_costs(pair):
+def test_flags_name_a_shape_and_every_table_says_what_it_costs(pair, monkeypatch):
     parser = argparse.ArgumentParser()
     flags.add_inflate(parser)
     plain = parser.parse_args([])
     assert flags.inflated(pair, plain) is pair and "cost" not in plain
     with pytest.raises(ValueError, match="--dtype: must be given with --inflate; got bfloat16"):
         flags.inflated(pair, parser.parse_args(["--dtype", "bfloat16"]))
-    args = parser.parse_args(["--inflate", "tiny", "--dtype", "bfloat16"])
+    args = parser.parse_args(["--inflate", "tiny", "--dtype", "faster"])
+    monkeypatch.setattr(inflated, "faster_dtype", lambda model, shape, device: torch.bfloat16)
     assert flags.inflated(pair, args).target.dtype == torch.bfloat16
     assert args.cost == (
         "the law of the pair at the cost of 11 M and 1 M parameters, V = 2,176, bfloat16, rows "
         "without zeros"
     )
+
+
+def test_the_faster_dtype_is_that_of_shorter_passes(pair, monkeypatch):
+    built, clock = [], iter(range(10**6))
+
+    def timed(model, shape, device, dtype):
+        built.append(dtype)
+        return slow if dtype == torch.float32 else quick
+
+    def slow(ids):
+        next(clock)
+        return quick(ids)
+
+    def quick(ids):
+        return SimpleNamespace(logits=torch.zeros(*ids.shape, 3))
+
+    monkeypatch.setattr(inflated, "inflate", timed)
+    monkeypatch.setattr(inflated.time, "perf_counter", lambda: next(clock))
+    assert inflated.faster_dtype(pair.target, SHAPES["tiny"], "cpu") == torch.bfloat16
+    assert built == [torch.float32, torch.bfloat16]
