@@ -7,8 +7,9 @@ Every kind of check runs in both. What the thorough suite adds:
   24 for KL)
 * annotated shapes on the first 64 calls of each function in each test, where the plain suite has
   the 1st, 4th, 16th, …
-* every registered rule at every knob value (two of each in the plain one), 1,000 rows a rule for
-  the properties at one of them and 100 at the others; verifiers follow two of each in both
+* every registered rule at every knob value (two of each in the plain one); the properties of
+  policies at two of each and all other variants, on 1,000 rows a rule at one of them and 100 at
+  the others, those of verifiers at two of each
 * every causal-LM family of the installed library, more seeds and more texts
 * all of each family of cases that is cut by :func:`some` below
 """

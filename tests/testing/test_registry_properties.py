@@ -7,13 +7,19 @@ from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import message
 from cactus_theory.testing.properties import PROPERTIES
-from tests.amounts import amount
-from tests.rules import RULES, SPECS
+from tests.amounts import THOROUGH, amount
+from tests.rules import RULES, VARIANTS, of_each
 
 # rows of a policy at one of its knob values, and at each of the others
 COUNT, FEWER = amount(16, 1000), amount(8, 100)
 # the band by another name, to the last bit (tests/policies/test_baselines.py)
 ALIASES = {"mentored"}
+# two values of each knob, along which the kit goes by itself, and all other ways to decide
+CHOSEN = of_each(2)
+if THOROUGH:
+    CHOSEN += tuple({rule.name: spec for spec, rule in reversed(RULES.items())}.values())
+    CHOSEN += tuple(ct.policy(spec).spec for spec in VARIANTS)
+SPECS = [spec for spec in RULES if spec in CHOSEN]
 FIRST = {RULES[spec].name: spec for spec in reversed(SPECS)}
 
 # The published rule declares the budget it was derived from; it does not keep it below 1.2564
