@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.parts import in_parts, joined
+from cactus_theory.base.scratch import passing
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
@@ -78,8 +79,10 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
 
     with β = ``head``; rows (..., V) to (...).
     """
-    beyond = (emitted - target).clamp(min=0.0)
-    return (beyond * (target < head * target.amax(-1, keepdim=True))).sum(-1)
+    h, q = check.float64_rows(emitted, target)
+    beyond = torch.sub(h, q, out=passing(q)).clamp_(min=0.0)
+    off_head = torch.lt(q, head * q.amax(-1, keepdim=True), out=passing(q))
+    return beyond.mul_(off_head).sum(-1)
 
 
 class RaisedOffHead(Divergence):

@@ -169,3 +169,61 @@ def test_bad_input_is_named(call):
         call("cactus", Q := [0.5, 0.5], Q)
     with pytest.raises(ValueError, match="draft_probs: every row must sum to 1"):
         call(RULES["speculative"], [0.5, 0.5], [0.5, 0.6])
+
+
+# of a long row, where numbers of the order of 1 are added up in another order
+LONG_ROW = 1e-12
+# what rounding rows to float32 does to a law
+FLOAT32_ROWS = 1e-6
+
+
+def long_pair(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return float64 target and draft rows of 10,000 tokens."""
+    generator = torch.Generator().manual_seed(8)
+    logits = 3 * torch.randn(2, 1, 10_000, generator=generator, dtype=torch.float64)
+    q, p = logits[0].softmax(-1), (logits[0] + logits[1] / 3).softmax(-1)
+    if kind == "zeros":
+        q[0, ::3], p[0, ::5] = 0, 0
+    elif kind == "denormal":
+        q[0, ::7], p[0, ::7] = 1e-310, 1e-309
+    elif kind == "one-hot":
+        q = torch.zeros_like(q).index_fill_(-1, torch.tensor([77]), 1.0)
+    elif kind == "certain":
+        p = torch.zeros_like(p).index_fill_(-1, q.argmax(-1), 1.0)
+    return q / q.sum(), p / p.sum()
+
+
+def by_definition(rule, q, p):
+    """Return Σ_n p_n φ(n) e_n + p_n (1 − φ(n)) g(·|n) of one row, a hundred tokens at a time."""
+    kept = rule.keep(q, p)
+    lost = (p * (1 - kept))[0]
+    law = (p * kept)[0]
+    for tokens in lost.nonzero()[:, 0].split(100):
+        rows = (row.expand(len(tokens), -1) for row in (q, p))
+        law = law + lost[tokens] @ rule.recovery(*rows, tokens)
+    return law[None]
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "certain"])
+@pytest.mark.parametrize("spec", ["lenience:lenience=0.5", "cactus:delta=0.1"])
+def test_a_long_row_has_the_law_of_its_definition(spec, kind):
+    q, p = long_pair(kind)
+    rule = ct.policy(spec)
+    defined = by_definition(rule, q, p)
+    law = ct.emitted_law(rule, q, p)
+    again = ct.emitted_law(rule, p, q)  # in other memory than the law that is held
+    close(law, defined, LONG_ROW)
+    close(ct.emitted_law(rule, torch.cat([q, p]), torch.cat([p, q])), torch.cat([law, again]))
+
+
+@pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "certain"])
+@pytest.mark.parametrize("price", [0.3, 2.0])
+@pytest.mark.parametrize("divergence", ["kl", "reverse_kl", "pearson_chi2", "squared_hellinger"])
+def test_a_long_row_has_the_band_of_the_sorted_path(divergence, price, kind):
+    q, p = long_pair(kind)
+    rule = ct.policy("band", price=price, divergence=divergence)
+    solved = ct.optimal_acceptance(q, p, price=price, divergence=divergence)
+    law = ct.emitted_law(rule, q, p)
+    close(law, solved.target, LONG_ROW)
+    narrow = ct.emitted_law(rule, q.float(), p.float(), normalise=True)
+    close(narrow, law, FLOAT32_ROWS)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base.arguments import AT_ONCE, normalised
+from cactus_theory.base.scratch import scratch
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
@@ -27,7 +28,9 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
     step = max(1, count if batches[0].is_cuda else AT_ONCE // vocab)
     for start in range(0, max(1, count), step):
         at = slice(start, min(start + step, count))
-        yield at, tuple(normalised(_some(rows, at)) for rows in batches)
+        few = [_some(rows, at) for rows in batches]
+        shape, device = tuple(few[0].shape), few[0].device
+        yield at, tuple(normalised(rows, scratch("parts", shape, device=device)) for rows in few)
 
 
 def parts_of(rows: Tensor) -> Iterator[slice]:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 # larger buffers are not kept: one large batch must not hold its memory for ever
 MOST_KEPT = 1 << 26
+# entries of laws whose memory is kept: fewer are allocated sooner
+LEAST_OF_LAWS, MOST_OF_LAWS = 1 << 13, 1 << 18
 # buffers that a slot keeps: one, and one for each user in the middle of another's work
 MOST_BUFFERS = 4
 
@@ -68,6 +70,21 @@ def scratch(
         return torch.empty(shape, dtype=dtype)
     buffers.append(_Buffer(size))
     return buffers[-1].lend(count, dtype).view(shape)
+
+
+def passing(like: Tensor) -> Tensor:
+    """Return memory for a temporary that is gone before a call returns, the next user's after it.
+
+    So it is near the core still, where memory of each one's own would not be.
+    """
+    return scratch("passing", tuple(like.shape), like.dtype, like.device)
+
+
+def law_like(rows: Tensor) -> Tensor:
+    """Return memory for rows that a caller may keep: that of a law that was let go of."""
+    if LEAST_OF_LAWS <= rows.numel() <= MOST_OF_LAWS:
+        return scratch("law", tuple(rows.shape), rows.dtype, rows.device)
+    return torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
 
 
 def forget() -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.scratch import scratch
+from cactus_theory.base.scratch import passing, scratch
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.readings import Kind, Reading
@@ -207,9 +207,10 @@ class Meter:
         # a policy that is lossless for what it emits accepts Σ min(p, out)
         exact = isinstance(policy, FixedTarget | PerProposal)
         offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
-        out = scratch("meter", tuple(p.shape), device=p.device)
+        out = passing(p) if exact else None
         kept = torch.minimum(offered, emitted, out=out) if exact else p * policy.keep(q, p)
         self.expected = self.expected + kept.sum()
+        del kept, out
         if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)

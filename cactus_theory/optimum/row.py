@@ -36,7 +36,6 @@ from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.optimum.path import PerRow, Rows
 
 Row = np.ndarray
-EVERYWHERE = slice(None)
 # so many rows are solved one by one where edges are multiples of each other: sooner than together
 FEW_ROWS = 32
 # ln of the largest ratio of two edges; with any alive ratio it stays within float64
@@ -72,9 +71,9 @@ class Precision(NamedTuple):
     # the same where the edges are multiples of each other (KL at a price): a hundred times larger
     # steps then leave the emitted law of float32 rows as near
     settled_multiples: float
-    # entries of a long row that are worked on at once: they stay near the core, and sums of so many
-    # products are right to the last few digits; the softmax of a longer row may miss 1 by more.
-    # OpenBLAS gives a float64 dot of more than 10,000 entries to its threads, which fight torch's
+    # sums of so many products are right to the last few digits, and the softmax of a longer row may
+    # miss 1 by more: longer float32 rows are summed part by part. Longer float64 rows are summed by
+    # torch, as OpenBLAS gives a dot of more than 10,000 entries to its threads, which fight torch's
     part: int
 
 
@@ -165,7 +164,7 @@ class _SolvedRow:
 
 
 class PricedRow(_SolvedRow):
-    """p/q of one row in the row's precision, part by part, and its band at a price.
+    """p/q of one row in the row's precision, and its band at a price.
 
     The sums of a short row count as 1 where that moves no decision, unless ``exact``. Where tokens
     are ``certain`` the band is that of the selection law of these and one sampled from p, 0 for
@@ -199,16 +198,9 @@ class PricedRow(_SolvedRow):
         if q.min() < self.precision.least:
             safe = scratch("row.q", (len(q),), self.precision.dtype).numpy()
             np.maximum(q, self.precision.least, out=safe)
-        memory, first = _memory_for(self, len(q), self.precision), 0
-        if short := len(memory) == 1:  # a slice takes as long as the division
-            ratio, clipped = memory[0]
-            self.parts = [(np.divide(p, safe, out=ratio), safe, clipped, EVERYWHERE)]
-        else:
-            self.parts = []
-            for ratio, clipped in memory:
-                part = slice(first, first := first + len(ratio))
-                np.divide(p[part], safe[part], out=ratio)
-                self.parts.append((ratio, safe[part], clipped, part))
+        self.ratio, self.clipped = _memory_for(self, len(q), self.precision)
+        self.safe, short = safe, len(q) <= self.precision.part
+        np.divide(p, safe, out=self.ratio)
         if exact or band.high == math.inf or not short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
@@ -220,28 +212,24 @@ class PricedRow(_SolvedRow):
         capped = bool(reached) and not self.straight
         if head:  # off it p/q is cut at P
             least = np.float64(head * float(q.max()))
-            for ratio, *_, part in self.parts:
-                np.minimum(ratio, self.unit, out=ratio, where=q[part] < least)
+            np.minimum(self.ratio, self.unit, out=self.ratio, where=q < least)
         if capped or band.high * self.unit >= SMALL * self.precision.most:
             self._exclude()
         for token in reached:  # under KL the band is the same for p = ∞ as for cq, as U ≤ c
-            number, place = divmod(token, self.precision.part)
-            self.parts[number][0][place] = self.precision.most
+            self.ratio[token] = self.precision.most
         if capped:
             self.cap = self._level(alive)
-            for ratio, *_ in self.parts:
-                np.minimum(ratio, self.cap, out=ratio)
+            np.minimum(self.ratio, self.cap, out=self.ratio)
 
     def _exclude(self) -> None:
         """Give p/q = 0 to tokens whose q counts as ``least``: a large edge would raise them."""
-        for ratio, *_, part in self.parts:
-            ratio *= self.target[part] >= self.precision.least
+        self.ratio *= self.target >= self.precision.least
 
     def _level(self, alive: float) -> float:
         """Return c, at which Σ min(p, cq) is Σ p: Newton from below, exact once no token joins."""
         level, before, whole = self.unit / alive, math.inf, self.total / alive
         while True:
-            above = sum(float(q.dot(ratio > level)) for ratio, q, *_ in self.parts)
+            above = _dot(self.safe, self.ratio > level)
             if not 0 < above < before:  # NaN is not
                 return min(level, self.precision.most)
             lacking = whole - self.beyond(level, 0.0) - self.total
@@ -249,11 +237,8 @@ class PricedRow(_SolvedRow):
 
     def beyond(self, upper: float, lower: float) -> float:
         """Return Σ g − P at these edges, which rises with them."""
-        top, total = max(min(upper, self.precision.most), lower), 0.0
-        for ratio, q, clipped, _ in self.parts:
-            ratio.clip(lower, top, clipped)
-            total += float(clipped.dot(q))
-        return total - self.total
+        top = max(min(upper, self.precision.most), lower)
+        return _dot(_clip(self.ratio, lower, top, self.clipped), self.safe) - self.total
 
     def excess(self, level: float) -> float:
         """Return Σ g − P."""
@@ -266,7 +251,7 @@ class PricedRow(_SolvedRow):
         unit, slack = self.unit, self.precision.slack
         low, high = max(unit * (1 - slack), LOWEST), self.band.high * unit
         if high == math.inf:
-            self.largest = max(unit, *(float(ratio.max()) for ratio, *_ in self.parts))
+            self.largest = max(unit, float(self.ratio.max()))
             high = 2 * self.largest
         high *= 1 + slack
         return low, high, threshold if low < threshold < high else math.sqrt(low * high)
@@ -275,8 +260,7 @@ class PricedRow(_SolvedRow):
         """Solve the band, and write g in the units of p: 0 where q = 0."""
         self.passes(math.inf)
         top = max(min(self.upper, self.precision.most), self.scale)
-        for ratio, _, clipped, part in self.parts:
-            np.multiply(ratio.clip(self.scale, top, clipped), self.target[part], out=row[part])
+        np.multiply(_clip(self.ratio, self.scale, top, self.clipped), self.target, out=row)
 
     def ratio_of(self, ratio: float, certain: bool = False) -> float:
         """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
@@ -356,6 +340,24 @@ class BudgetRow(_SolvedRow):
         return float(clipped.sub_(self.ratio).dot(self.q))
 
 
+def _clip(row: Row, lower: float, upper: float, out: Row) -> Row:
+    """Return the row clipped, in memory for it; a long one by torch, in two thirds of the time."""
+    if len(row) <= _PRECISIONS[row.dtype].part:
+        return row.clip(lower, upper, out)
+    torch.clamp(torch.from_numpy(row), lower, upper, out=torch.from_numpy(out))
+    return out
+
+
+def _dot(one: Row, other: Row) -> float:
+    """Return Σ one·other, of one's precision."""
+    part = _PRECISIONS[one.dtype].part
+    if len(one) <= part:
+        return float(one.dot(other))
+    if one.dtype == np.float64:
+        return float(torch.dot(*map(torch.from_numpy, (one, other.astype(one.dtype, copy=False)))))
+    return sum(float(one[i : i + part].dot(other[i : i + part])) for i in range(0, len(one), part))
+
+
 def _log_ratio(one: float, other: float) -> float:
     """Return ln(one/other) of two numbers that may be 0, 0 if both are."""
     if one > 0 and other > 0:
@@ -384,21 +386,14 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand) -> Rows:
     return rows.div_(rows.sum(-1, keepdim=True))
 
 
-def _memory_for(user: PricedRow, count: int, precision: Precision) -> list[tuple[Row, Row]]:
-    """Return this thread's memory for p/q and a clipped row of ``count``, part by part.
-
-    Another, if a row that is still there uses it. What is clipped of one part is written over that
-    of the part before, so that it stays near the core.
-    """
-    key, parts, last_user = getattr(_thread, "last", _NOBODY)
-    if key != (count, precision.dtype) or last_user() is not None:
-        key, part = (count, precision.dtype), precision.part
-        ratio = scratch("row.ratio", (count,), precision.dtype).numpy()
-        clipped = scratch("row.part", (min(count, part),), precision.dtype).numpy()
-        rows = (ratio[i : i + part] for i in range(0, count, part))
-        parts = [(row, clipped[: len(row)]) for row in rows]
-    _thread.last = key, parts, weakref.ref(user)
-    return parts
+def _memory_for(user: PricedRow, count: int, precision: Precision) -> tuple[Row, Row]:
+    """Return this thread's memory for p/q and a clipped row; another, if that has a user still."""
+    key = (count,), precision.dtype
+    last, memory, last_user = getattr(_thread, "last", _NOBODY)
+    if last != key or last_user() is not None:
+        memory = scratch("row.ratio", *key).numpy(), scratch("row.clipped", *key).numpy()
+    _thread.last = key, memory, weakref.ref(user)
+    return memory
 
 
 _NOBODY: Any = None, None, None

@@ -2,11 +2,13 @@
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.scratch import law_like, passing
 from cactus_theory.optimum.row import PRECISIONS
 from cactus_theory.policies._base import (
     Entries,
@@ -138,9 +140,14 @@ class Raised(Entrywise, FixedTarget):
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law."""
-        kept = p.minimum(self.ceiling(q, p))
-        lost = (p - kept).sum(-1, keepdim=True)
-        return normalised_or((q - p).clamp_(min=0.0), q).mul_(lost).add_(kept)
+        q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
+        kept = torch.minimum(p, self.ceiling(q, p), out=passing(p))
+        lost = torch.sub(p, kept, out=passing(p)).sum(-1, keepdim=True)
+        left = torch.sub(q, p, out=law_like(p)).clamp_(min=0.0)
+        total = left.sum(-1, keepdim=True)
+        if left.is_cuda or not bool((total > 0).all()):
+            return normalised_or(left, q).mul_(lost).add_(kept)
+        return left.mul_(lost / total).add_(kept)
 
 
 class Either(FixedTarget):
@@ -260,32 +267,35 @@ class PerProposal(Entrywise):
         shape, vocab = q.shape, q.shape[-1]
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
         gamma = self.gamma(q)
-        law = torch.minimum(p, gamma)
-        rows, tokens = (p > gamma).nonzero(as_tuple=True)
-        count = torch.bincount(rows, minlength=len(q))
-        few = count <= FEW_REFUSED
-        if not few.all():
-            in_few = few[rows]
-            many = (~few).nonzero()[:, 0]
-            law[many] += self._refilled_sorted(q[many], p[many], gamma[many])
-            rows, tokens = rows[in_few], tokens[in_few]
-        self._refill_singly(law, q, p, gamma, rows, tokens)
+        rows, tokens = _where(p, gamma)
+        few = torch.bincount(rows, minlength=len(q)) <= FEW_REFUSED
+        many, refilled = (~few).nonzero()[:, 0], None
+        if len(many):
+            refilled = self._refilled_sorted(q[many], p[many], gamma[many])
+            rows, tokens = rows[few[rows]], tokens[few[rows]]
+        gamma_n = gamma[rows, tokens]
+        law = torch.minimum(p, gamma, out=gamma)
+        if refilled is not None:
+            law[many] += refilled
+        self._refill_singly(law, q, p, gamma_n, rows, tokens)
         return law.reshape(shape)
 
     def _refill_singly(
-        self, law: Rows, q: Rows, p: Rows, gamma: Rows, rows: Tokens, tokens: Tokens
+        self, law: Rows, q: Rows, p: Rows, gamma_n: Entries, rows: Tokens, tokens: Tokens
     ) -> None:
         """Add to ``law`` what is recovered after each refused token, a few rows at a time."""
-        at_once = max(1, q.numel() // q.shape[-1])
-        for row, token in zip(rows.split(at_once), tokens.split(at_once), strict=True):
-            gamma_n = gamma[row, token]
-            lost = p[row, token] - gamma_n
-            scale = self.scale(q[row, token], gamma_n)
-            raised = q.index_select(0, row).mul_(scale[:, None])
-            raised.sub_(p.index_select(0, row)).clamp_(min=0.0)
+        if not len(rows):
+            return
+        parts = (part.split(max(1, len(q))) for part in (rows, tokens, gamma_n))
+        for row, token, raised_n in zip(*parts, strict=True):
+            lost = p[row, token] - raised_n
+            scale = self.scale(q[row, token], raised_n)
+            own_q, own_p = (q, p) if len(q) == 1 else (rows.index_select(0, row) for rows in (q, p))
+            raised = torch.mul(own_q, scale[:, None], out=passing(own_q))
+            raised.sub_(own_p).clamp_(min=0.0)
             # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
-            weight = lost / torch.maximum(raised.sum(-1), lost)
-            law.index_add_(0, row, raised.mul_(weight[:, None]))
+            weight = (lost / torch.maximum(raised.sum(-1), lost))[:, None]
+            law.index_add_(0, row, raised.mul_(weight))
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
         """Return Σ_n (R_n/Z_n)(s_n q − p)₊, sums indexed by how many s exceed a token's p/q."""
@@ -299,6 +309,15 @@ class PerProposal(Entrywise):
         shortfall = _shortfall(q, p, above, scale)
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
         return _refill(q, p, above, scale, weight)
+
+
+def _where(p: Rows, gamma: Rows) -> tuple[Tokens, Tokens]:
+    """Return row and token of every p > γ; by numpy where that takes a third of the time."""
+    if p.is_cuda:
+        rows, tokens = (p > gamma).nonzero(as_tuple=True)
+        return rows, tokens
+    places = torch.from_numpy(np.flatnonzero(p.numpy() > gamma.numpy()))
+    return places // p.shape[-1], places % p.shape[-1]
 
 
 def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:

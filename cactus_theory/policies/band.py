@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
+from cactus_theory.base.scratch import law_like, passing, scratch
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum import edges
@@ -216,7 +217,8 @@ class Band(FixedTarget):
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
-        flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
+        if not _all_normal(flat_q):
+            flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
         unit = flat_p.sum(-1) / flat_q.sum(-1)
         lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
         return lower.reshape(shape), upper.reshape(shape)
@@ -323,7 +325,8 @@ class Band(FixedTarget):
 
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""
-        q, p = check.normalised(q), check.normalised(p)
+        memory = scratch("band.rows", (2, *q.shape), device=q.device).unbind(0)
+        q, p = map(check.normalised, (q, p), memory)
         ceiling = None
         if self.head:
             ceiling = self._off_head(q, q, torch.full_like(q[:, :1], math.inf)).expand_as(q)
@@ -352,18 +355,23 @@ class Band(FixedTarget):
         return generator is not None and generator.smooth
 
 
-def _ceiling(upper: Tensor, q: Tensor) -> Tensor:
+def _all_normal(q: Tensor) -> bool:
+    """Return whether every entry is a normal number; False where seeing it would wait."""
+    return bool(q.numel()) and not q.is_cuda and float(q.amin()) >= LEAST
+
+
+def _ceiling(upper: Tensor, q: Tensor, out: Tensor | None = None) -> Tensor:
     """Return bq, q itself where it is no normal number: such a token may not rise."""
+    if _all_normal(q):
+        return torch.mul(upper, q, out=out)
     inside = q >= LEAST
-    if not q.is_cuda and bool(inside.all()):
-        return upper * q
     return torch.where(inside, upper * torch.where(inside, q, 1.0), q)
 
 
 def _clipped(p: Tensor, lower: Tensor, upper: Tensor, q: Tensor) -> Tensor:
     """Return clip(p, aq, bq)."""
-    row = _ceiling(upper, q)
-    return torch.maximum(torch.minimum(p, row, out=row), lower * q, out=row)
+    row, least = _ceiling(upper, q, law_like(q)), torch.mul(lower, q, out=passing(q))
+    return torch.maximum(torch.minimum(p, row, out=row), least, out=row)
 
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:

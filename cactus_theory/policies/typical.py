@@ -10,6 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.scratch import scratch
+from cactus_theory.divergences.classical import log_in_place
 from cactus_theory.policies._base import (
     TIE,
     Entries,
@@ -139,7 +140,7 @@ def _entropy(q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
     """Return H(q) of rows in nats, computed in the rows' own precision and in reused memory."""
     logs = scratch("typical.logs", tuple(q.shape), q.dtype, q.device)
     torch.clamp(q, min=torch.finfo(q.dtype).tiny, out=logs)  # 0·ln 0 is 0
-    return -logs.log_().mul_(q).sum(-1).double()
+    return -log_in_place(logs).mul_(q).sum(-1).double()
 
 
 def _log(value: float) -> float:
