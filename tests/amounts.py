@@ -3,8 +3,8 @@
 
 Every kind of check runs in both. What the thorough suite adds:
 
-* hypothesis: 200 examples a test, where the plain suite has 12 (programs: 120, where it has 7, or
-  24 for KL)
+* hypothesis: 200 examples a test, where the plain suite has 12 (programs: 40 to 120, where it
+  has 7, or 24 for KL)
 * annotated shapes on the first 64 calls of each function in each test, where the plain suite has
   the 1st, 4th, 16th, …
 * every registered rule at every knob value (two of each in the plain one); the properties of

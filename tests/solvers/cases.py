@@ -25,9 +25,12 @@ DIVERGENCES = (*examples(), "alpha:a=-0.7", "alpha:a=1.43", "renyi:a=0.5")
 LINEAR = tuple(spec for spec in DIVERGENCES if divergence(spec).linear)
 
 
-def examples(spec: str, most: int = 24) -> hypothesis.settings:
-    """Return how many examples a divergence gets: most for the main one; a solve takes 25 ms."""
-    count = amount(most if spec == "kl" else 7, 120)
+def examples(spec: str, most: int = 24, thorough: int = 120) -> hypothesis.settings:
+    """Return how many examples a divergence gets: most for the main one; a solve takes 25 ms.
+
+    ``thorough`` of each in the thorough suite.
+    """
+    count = amount(most if spec == "kl" else 7, thorough)
     return hypothesis.settings(
         max_examples=count,
         derandomize=True,

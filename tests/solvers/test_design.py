@@ -35,7 +35,7 @@ def test_a_budget_alone_is_the_optimum(spec):
     tally = Tally()
     name = f"budget {ct.divergence(spec).spec}"
 
-    @examples(spec, most=20)
+    @examples(spec, most=20, thorough=40)
     @given(pairs(), budgets())
     def agree(rows, delta):
         q, p = rows
@@ -61,6 +61,7 @@ def test_no_rule_at_all_is_the_draft():
     assert row.acceptance == pytest.approx(1, abs=VALUE) and row.duals == {}
 
 
+@examples("kl", most=12, thorough=60)
 @given(pairs(), budgets(), st.floats(1.05, 4), st.integers(0, 31), st.floats(0.1, 0.9))
 def test_random_rules_are_kept_and_proved(rows, delta, ratio, token, share):
     q, p = rows
