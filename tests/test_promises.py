@@ -142,7 +142,7 @@ CASES = list(itertools.product(LOSSY, ("chain", "block"), ((2, 4), (4, 2))))
 @pytest.mark.parametrize(("spec", "verifier", "size"), some(CASES, 5))
 def test_every_event_of_a_markov_text_keeps_the_promise(spec, verifier, size):
     vocab, length = size
-    for seed in range(amount(1, 6)):
+    for seed in range(amount(1, 2)):
         pair = markov_pair(vocab, seed=seed, distance=1.5, zeros=0.2 * (seed % 2))
         texts = enumerate_texts(pair, Setting(spec, min(2, length), length, verifier))
         most = check_events(
