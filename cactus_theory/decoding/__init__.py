@@ -4,7 +4,6 @@ from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.doors import decode, generate
 from cactus_theory.decoding.drafters import (
     BlockDrafter,
-    Cascade,
     Drafter,
     EarlyExit,
     ModelDrafter,
@@ -26,7 +25,6 @@ __all__ = [
     "BlockDrafter",
     "ByPosition",
     "Callbacks",
-    "Cascade",
     "Cuts",
     "DecodeOptions",
     "DecodingError",

@@ -1,10 +1,12 @@
 """A bonus from the policy's row: charged, so that every token of a block has the law h."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import Cascade, ModelDrafter, NGram, generate
+from cactus_theory.decoding import ModelDrafter, NGram, generate
 from cactus_theory.policies._records import Path
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 
@@ -98,6 +100,10 @@ def test_drafters_without_that_row_are_told(tiny):
     shared = {"policy": "band:price=1", "num_draft_tokens": 3, "max_new_tokens": 12}
     certain = generate(target, NGram(), PROMPT, verifier="block:bonus=policy", **shared)
     assert certain.output_token_ids.shape[1] == 12  # certain drafts get the target's own bonus
+
+    class Short(ModelDrafter):
+        def begin(self, setting):
+            return super().begin(replace(setting, next_row=False))
+
     with pytest.raises(ValueError, match="needs the row after the last drafted token"):
-        both = Cascade(ModelDrafter(draft), NGram(2, 2))
-        generate(target, both, PROMPT, verifier="block:bonus=policy", **shared)
+        generate(target, Short(draft), PROMPT, verifier="block:bonus=policy", **shared)

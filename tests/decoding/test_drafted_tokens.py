@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram, generate
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.drafters.model import ModelDrafting
@@ -29,7 +29,6 @@ def drafters(target, model):
         "greedy": (ModelDrafter(model, greedy=True), None),
         "stopped": (ModelDrafter(model, stop=0.4), model),
         "early exit": (EarlyExit(1), first_layers(target, 1)),
-        "cascade": (Cascade(ModelDrafter(model), NGram(2, 2)), model),
         "ngram": (NGram(), None),
     }
 
@@ -43,9 +42,7 @@ def pair(make_model, make_draft):
 @pytest.mark.parametrize(
     ("name", "verifier"),
     some(
-        itertools.product(
-            ("model", "greedy", "stopped", "early exit", "cascade", "ngram"), VERIFIERS
-        ),
+        itertools.product(("model", "greedy", "stopped", "early exit", "ngram"), VERIFIERS),
         4,
     ),
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.decoding import Cascade, EarlyExit, ModelDrafter, NGram, generate
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.drafters.ngram import NGramDrafting
@@ -54,14 +54,6 @@ def test_an_ngram_decode_makes_no_draft_calls(tiny):
     assert {drafted for drafted, _, _ in result.reading.rounds} > {0, 4}  # as much as was found
 
 
-def test_a_cascade_asks_the_model_only_where_nothing_matches(tiny):
-    target, model = tiny
-    options = {"policy": "speculative", "max_new_tokens": 40, "seed": 1}
-    both = generate(target, Cascade(ModelDrafter(model), NGram(3, 2)), PROMPT, **options)
-    only = generate(target, model, PROMPT, **options)
-    assert 0 < both.draft_calls < only.draft_calls
-
-
 def test_an_early_exit_shares_the_weights_and_leaves_the_target_alone(make_model):
     target = make_model(layers=3)
     short = first_layers(target, 2)
@@ -87,6 +79,6 @@ def test_refuses_what_cannot_draft(tiny, make_model):
     with pytest.raises(ValueError, match="draft_model: must be a head's folder; got 'ngram'"):
         generate(tiny[0], "ngram", PROMPT, **given)
     with pytest.raises(ValueError, match=r"draft_model: vocabulary .*got 16"):
-        generate(tiny[0], Cascade(ModelDrafter(make_model(vocab=16))), PROMPT, **given)
+        generate(tiny[0], ModelDrafter(make_model(vocab=16)), PROMPT, **given)
     with pytest.raises(ValueError, match="longest: must be an integer of at least 2; got 1"):
         NGram(longest=1, shortest=2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from cactus_theory.decoding import Cascade, Drafter, ModelDrafter, generate
+from cactus_theory.decoding import Drafter, ModelDrafter, generate
 from cactus_theory.decoding.drafters import Drafting
 from cactus_theory.decoding.models import CachedModel
 
@@ -66,8 +66,8 @@ def test_a_drafter_reads_what_was_verified_and_kept(tiny, fast):
     options = {"policy": "band:price=1", "max_new_tokens": 12, "eos_token_ids": [3, 11]}
     options |= {"attention_mask": MASK, "fast_forward": fast, "seed": 2}
     reader = Reader(draft)
-    found = generate(target, Cascade(reader), PROMPTS, **options)
-    usual = generate(target, Cascade(ModelDrafter(draft)), PROMPTS, **options)
+    found = generate(target, reader, PROMPTS, **options)
+    usual = generate(target, draft, PROMPTS, **options)
     assert found.output_token_ids.equal(usual.output_token_ids)
     assert 0 < found.num_accepted < found.num_tokens and len(set(found.row_lengths)) > 1
     first, later = reader.noted[:3], reader.noted[3:]

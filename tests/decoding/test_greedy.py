@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.decoding import (
-    Cascade,
-    EarlyExit,
-    ModelDrafter,
-    NGram,
-    generate,
-)
+from cactus_theory.decoding import EarlyExit, NGram, generate
 from tests.amounts import amount
 
 NEW = 16
@@ -27,7 +21,7 @@ def two_hundred(tiny):
     return ids, mask, plain.output_token_ids
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "cascade", "block"])
+@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "block"])
 @pytest.mark.parametrize("batch", [1, 8])
 def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
     target, model = tiny
@@ -36,7 +30,6 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
         "block": model,
         "ngram": NGram(),
         "early exit": EarlyExit(1),
-        "cascade": Cascade(ModelDrafter(model)),
     }[name]
     judge = {"policy": "speculative"}
     if name == "block":

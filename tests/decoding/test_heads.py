@@ -9,8 +9,6 @@ import torch
 
 from cactus_theory.decoding import (
     BlockDrafter,
-    Cascade,
-    NGram,
     RecurrentDrafter,
     generate,
 )
@@ -33,7 +31,7 @@ PROMPTS = torch.tensor([[1, 5, 9, 2], [0, 0, 4, 2], [0, 0, 0, 1]])
 EOS, PLACES, STEPS = [3, 11], 5, 16
 # the library, which training runs in, takes norms in float32
 CLOSE = 1e-5
-NAMES = ("block", "greedy", "stopped", "cascade", "recurrent")
+NAMES = ("block", "greedy", "stopped", "recurrent")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def drafters(tiny):
             return RecurrentDrafter(trained("recurrent"))
         block = BlockDrafter(trained("block"))
         others = {"stopped": replace(block, stop=0.3), "greedy": replace(block, greedy=True)}
-        return Cascade(block, NGram(3, 2)) if name == "cascade" else others.get(name, block)
+        return others.get(name, block)
 
     return named
 

@@ -11,7 +11,6 @@ import torch
 
 from cactus_theory.decoding import (
     Between,
-    Cascade,
     EarlyExit,
     ModelDrafter,
     NGram,
@@ -77,7 +76,7 @@ def test_seven_rows_equal_each_alone(tiny, verifier, policy, trial):
 
 @pytest.mark.parametrize(
     "draft",
-    [NGram(), EarlyExit(1), "greedy", "stopped", "cascade", "cascade stopped", "cascade greedy"],
+    [NGram(), EarlyExit(1), "greedy", "stopped"],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_every_drafter_keeps_rows_apart(tiny, draft):
@@ -85,9 +84,6 @@ def test_every_drafter_keeps_rows_apart(tiny, draft):
     drafters = {
         "greedy": ModelDrafter(model, greedy=True),
         "stopped": ModelDrafter(model, stop=0.5),
-        "cascade": Cascade(ModelDrafter(model), NGram(2, 1)),
-        "cascade stopped": Cascade(ModelDrafter(model, stop=0.5), NGram(3, 3)),
-        "cascade greedy": Cascade(ModelDrafter(model, greedy=True), NGram(2, 2)),
     }
     drafter = drafters[draft] if isinstance(draft, str) else draft
     options = {"max_new_tokens": 30, "num_draft_tokens": 4, "eos_token_ids": 7}

@@ -7,7 +7,6 @@ import torch
 import transformers
 
 from cactus_theory.decoding import (
-    Cascade,
     Ledger,
     ModelDrafter,
     NGram,
@@ -116,12 +115,8 @@ def test_what_cannot_follow_says_so(tiny):
         generate(target, drafter, TEXTS, **options)
     with pytest.raises(ValueError, match="where a drafter is more than a model"):
         generate(target, drafter, TEXTS, **options | TREE, device_loop=True)
-    with pytest.raises(ValueError, match="must draft one path, alike in every row; got Cascade"):
-        Siblings(Cascade(ModelDrafter(model)))
-    with pytest.raises(ValueError, match="must draft one path, alike in every row; got Siblings"):
+    with pytest.raises(ValueError, match="must draft one path; got Siblings"):
         Siblings(drafter)
-    with pytest.raises(ValueError, match="must draft paths inside a Cascade; got Siblings"):
-        generate(target, Cascade(drafter), TEXTS, **options)
     with pytest.raises(TypeError, match=r"must be a Drafter, as ModelDrafter\(model\); got Llama"):
         Siblings(model)
     with pytest.raises(ValueError, match="m: must be an integer of at least 0; got -1"):

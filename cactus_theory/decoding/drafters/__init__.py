@@ -1,4 +1,4 @@
-"""Drafters: a model, heads on the target's states, the text's own past, or one after another."""
+"""Drafters: a model, heads on the target's states, the text's own past."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
 from cactus_theory.decoding.drafters._heads import described, is_head
 from cactus_theory.decoding.drafters.block import BlockDrafter
-from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.decoding.drafters.early_exit import EarlyExit
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram
@@ -15,7 +14,6 @@ from cactus_theory.decoding.drafters.siblings import Siblings
 
 __all__ = [
     "BlockDrafter",
-    "Cascade",
     "Drafter",
     "Drafting",
     "EarlyExit",

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, best, tree_of
-from cactus_theory.decoding.drafters.cascade import Cascade
 from cactus_theory.verify.draft import Draft
 
 
@@ -30,8 +29,7 @@ class Siblings(Drafter):
     Raises
     ------
     ValueError
-        m that is no whole number of at least 0; a drafter of trees, or a Cascade, whose rows
-        depend on what else is in the batch.
+        m that is no whole number of at least 0; a drafter of trees.
     TypeError
         What is no drafter.
 
@@ -52,8 +50,8 @@ class Siblings(Drafter):
         name = type(self.drafter).__name__
         if not isinstance(self.drafter, Drafter):
             raise TypeError(f"drafter: must be a Drafter, as ModelDrafter(model); got {name}")
-        if isinstance(self.drafter, Cascade) or self.drafter.nodes(1) > 1:
-            raise ValueError(f"drafter: must draft one path, alike in every row; got {name}")
+        if self.drafter.nodes(1) > 1:
+            raise ValueError(f"drafter: must draft one path; got {name}")
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
