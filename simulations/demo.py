@@ -23,8 +23,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
 from cactus_theory.commands.flags import add_inflate, inflated
-from cactus_theory.decoding import GenerationResult, Pair
-from cactus_theory.decoding.drafters import load
+from cactus_theory.decoding import GenerationResult, Pair, RecurrentDrafter
 
 from . import drafters
 from .common.decode import Harness
@@ -106,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     tables["policies"] = measure(harness, specs, widths=widths, repeats=args.repeats)
     print(_speed_table(tables["policies"], args))
     if args.inflate is None and args.target == PAIR / "target":
-        draft_models = {"draft": pair.draft, "head": load(PAIR / "recurrent")}
+        draft_models = {"draft": pair.draft, "head": RecurrentDrafter.load(PAIR / "recurrent")}
         lines = drafters.lines(list(draft_models), configs([], [drafters.LOSSLESS], widths, [1]))
         grid = Grid(lines, len(prompts), repeats=1, seed=args.seed)
         tables["drafters"] = drafters.rows(grid, drafters.decodes(harness, grid, draft_models))

@@ -54,7 +54,7 @@ HEADS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     add = parser.add_argument
-    shipped = [*(PAIR / name for name in ("draft", "block", "recurrent")), Path(NGRAM)]
+    shipped = [*(PAIR / name for name in ("draft", "recurrent")), Path(NGRAM)]
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")

@@ -105,7 +105,7 @@ ENTRIES = (
           "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1",
           "--out {made}/run --publish {csv}"),
     Entry("drafters", "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3",
-          inputs=f"{PAIR}/draft {PAIR}/block {PAIR}/recurrent {{made}}/one-layer",
+          inputs=f"{PAIR}/draft {PAIR}/recurrent {{made}}/one-layer",
           before="train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 "
           "--pool-chunks 6 --pool-share 0.5 --draft-rate 0.003 --head-layers 1 "
           "--head-width 192 --work-dir {made}/work --out {made}/one-layer",

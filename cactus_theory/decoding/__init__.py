@@ -3,7 +3,6 @@
 from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.doors import decode, generate
 from cactus_theory.decoding.drafters import (
-    BlockDrafter,
     Drafter,
     EarlyExit,
     ModelDrafter,
@@ -22,7 +21,6 @@ from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 
 __all__ = [
     "Between",
-    "BlockDrafter",
     "ByPosition",
     "Callbacks",
     "Cuts",

@@ -12,8 +12,8 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding._text import check_model_vocabularies, check_same_vocabulary
-from cactus_theory.decoding.drafters import load
-from cactus_theory.decoding.drafters._heads import is_head
+from cactus_theory.decoding.drafters import RecurrentDrafter
+from cactus_theory.decoding.drafters.recurrent_head import is_head
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def load_pair(
     if len(models) > 1:
         check_model_vocabularies(models[0], models[1])
         return Pair(models[0], models[1], tokenizers[0])
-    draft = load(draft_dir)
+    draft = RecurrentDrafter.load(draft_dir)
     draft.head.to(device)
     draft.check(models[0])
     return Pair(models[0], draft, tokenizers[0])

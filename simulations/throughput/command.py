@@ -23,7 +23,7 @@ from typing import Any
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import add_inflate
-from cactus_theory.decoding.drafters._heads import is_head
+from cactus_theory.decoding.drafters.recurrent_head import is_head
 
 from ..common.answers import HEADS as ANSWERS
 from ..common.answers import answer_rows, score_of, sentences, shown

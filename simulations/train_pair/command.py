@@ -1,12 +1,11 @@
 """From the standard library to the shipped pair, or to a head on the states of a target.
 
 The pair, in stages: corpus and tokenizer, target on text, draft on text, samples of the target,
-draft distilled on them, draft trained for its acceptance, report. --drafter block (or recurrent)
-trains a head on a target that is there already: samples, KL, acceptance at a price, report. Every
-stage is resumed or skipped by its file in --work-dir, and training is bit-identical however often
-it was interrupted. The shipped recurrent head took 31 minutes of one core: --drafter recurrent
---distil-steps 1300 --overlap-steps 700 --pool-chunks 6 --pool-share 0.5 --draft-rate 0.003
---head-rank 117.
+draft distilled on them, draft trained for its acceptance, report. --drafter recurrent trains a
+head on a target that is there already: samples, KL, acceptance at a price, report. Every stage is
+resumed or skipped by its file in --work-dir, and training is bit-identical however often it was
+interrupted. The shipped head took 31 minutes of one core: --drafter recurrent --distil-steps 1300
+--overlap-steps 700 --pool-chunks 6 --pool-share 0.5 --draft-rate 0.003 --head-rank 117.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory import losses
 from cactus_theory.base.arguments import threads
-from cactus_theory.decoding.drafters._heads import HeadShape
+from cactus_theory.decoding.drafters.recurrent_head import HeadShape
 
 from ..common.inputs import PAIR, at_least, folder_digest, load_model
 from ..common.inputs import command_line as called_as
@@ -58,10 +57,10 @@ OF_THE_PAIR: Flags = {
 OF_A_HEAD: Flags = {
     "target": (PAIR / "target", "whose states it reads"),
     "price": (1.0, "acceptance that a nat costs in the steps on acceptance"),
-    "places": (8, "tokens of its block"),
+    "places": (8, "tokens it drafts at most"),
     "head_layers": (2, ""),
     "head_width": (HeadShape.width, ""),
-    "head_rank": (HeadShape.rank, "117 gives both kinds one size"),
+    "head_rank": (HeadShape.rank, "numbers through which states reach the vocabulary"),
 }
 # what need not be a count
 FREE = ("draft_rate", "pool_share", "seed", "price")
@@ -75,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--work-dir", type=Path, default=Path("build/train-pair"), help="checkpoints and samples")
     add("--out", type=Path, default=None, help="where it goes (the shipped pair; DRAFTER in it)")
-    add("--drafter", choices=("model", *heads.HEADS), default="model", help="what is trained")
+    add("--drafter", choices=("model", "recurrent"), default="model", help="what is trained")
     add("--corpus", type=Path, default=None, help="folder of .py files (the standard library)")
     kinds = {"of both": SHARED, "of the pair alone": OF_THE_PAIR, "of a head alone": OF_A_HEAD}
     for title, flags in kinds.items():
@@ -142,7 +141,7 @@ def _head(args: argparse.Namespace, documents: list[Document]) -> tuple[Path, di
     target, tokenizer = load_model(args.target), ship.tokenizer_of(args.target)
     stream = corpus.encode_stream(tokenizer, corpus.training(documents))
     sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
-    head = heads.build(args.drafter, target, args.seed + 1, args.places, **sizes)
+    head = heads.build(target, args.seed + 1, args.places, **sizes)
     judges = {
         "kl": lambda plan: heads.head_loss(target, heads.by_kl, plan.seed),
         "price": lambda plan: heads.head_loss(target, heads.at_price(args.price), plan.seed),

@@ -1,7 +1,6 @@
-"""Train a head on a target's hidden states: a block's places in one pass, or step by step.
+"""Train a head on a target's hidden states, step by step along the text that follows an anchor.
 
-Both learn from the same windows, at the same anchors in them, the target's rows along the text that
-follows an anchor; places count as far as the head's own drafts would get.
+It learns the target's rows there; places count as far as the head's own drafts would get.
 """
 
 from collections.abc import Callable
@@ -10,20 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 from transformers import DynamicCache
 
 from cactus_theory import losses
-from cactus_theory.decoding.drafters._heads import HeadShape
-from cactus_theory.decoding.drafters.block import BlockHead
-from cactus_theory.decoding.drafters.recurrent import RecurrentHead
+from cactus_theory.decoding.drafters.recurrent_head import HeadShape, RecurrentHead
 
 # drafts of a window
 ANCHORS = 32
-HEADS = {"block": BlockHead, "recurrent": RecurrentHead}
-Head = BlockHead | RecurrentHead
 Judge = Callable[[Tensor, Tensor], losses.Judged]
 
 
@@ -67,7 +61,7 @@ class Windows:
         return rows[torch.arange(len(rows)).view(-1, *[1] * (at.ndim - 1)), at]
 
 
-def build(kind: str, target: Any, seed: int, places: int, **sizes: int) -> Head:
+def build(target: Any, seed: int, places: int, **sizes: int) -> RecurrentHead:
     """Return a new head for a target: it reads three layers, and begins with the target's own head.
 
     ``sizes`` are others of its shape. The head of low rank starts at the first singular vectors of
@@ -79,7 +73,7 @@ def build(kind: str, target: Any, seed: int, places: int, **sizes: int) -> Head:
     shape = HeadShape(config.vocab_size, config.hidden_size, reads, places, **sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = HEADS[kind](shape)
+        head = RecurrentHead(shape)
     turned, sizes, _ = torch.linalg.svd(target.get_output_embeddings().weight, full_matrices=False)
     first = (turned * sizes)[:, : shape.rank]
     with torch.no_grad():
@@ -88,7 +82,7 @@ def build(kind: str, target: Any, seed: int, places: int, **sizes: int) -> Head:
 
 
 def windows_of(
-    head: Head, target: Any, window: Int[Tensor, "batch more"], source: Generator
+    head: RecurrentHead, target: Any, window: Int[Tensor, "batch more"], source: Generator
 ) -> Windows:
     """Run the target over windows and choose anchors, each with room for all places."""
     tokens, places = window[:, :-1], head.shape.places
@@ -102,40 +96,7 @@ def windows_of(
     return Windows(units, tokens, output.logits, at, places, embedding)
 
 
-def block_states(head: BlockHead, windows: Windows) -> Float[Tensor, "batch anchors places width"]:
-    """Return the states of every place, from one pass over all units and marks."""
-    units, anchors, more = windows.units, windows.anchors, windows.places - 1
-    batch, count = anchors.shape
-    marked = windows.of(units, anchors)[:, :, None] + head.marks[1 : windows.places]
-    x = torch.cat([units, marked.flatten(1, 2)], 1)
-    block = torch.arange(count * more) // max(more, 1)
-    order = torch.arange(count * more) % max(more, 1)
-    among = (block[:, None] == block) & (order[:, None] >= order)
-    where = anchors[:, block] + 1 + order
-    among = among.expand(batch, -1, -1)
-    states = _decoded(head, x, where, anchors[:, block], among, units.shape[1])
-    first = windows.of(states, anchors)[:, :, None]
-    return torch.cat([first, states[:, units.shape[1] :].unflatten(1, (count, more))], 2)
-
-
-def _decoded(
-    head: Head, x: Tensor, where: Tensor, anchors: Tensor, among: Tensor, units: int
-) -> Float[Tensor, "batch some width"]:
-    """Run the decoder over units and then others, each at a position, after the units it sees."""
-    batch, positions = len(x), torch.arange(units)
-    causal = (positions[:, None] >= positions).expand(batch, -1, -1)
-    above = torch.cat([causal, causal.new_zeros(batch, units, x.shape[1] - units)], 2)
-    below = torch.cat([positions <= anchors[..., None], among], 2)
-    mask = torch.cat([above, below], 1)[:, None]
-    at = torch.cat([positions.expand(batch, -1), where], 1)
-    return head.core.model(
-        inputs_embeds=x, attention_mask=mask, position_ids=at, use_cache=False
-    ).last_hidden_state
-
-
-def recurrent_states(
-    head: RecurrentHead, windows: Windows
-) -> Float[Tensor, "batch anchors places width"]:
+def states_of(head: RecurrentHead, windows: Windows) -> Float[Tensor, "batch anchors places width"]:
     """Return the states of every step, unrolled: each follows from the one before it."""
     units, anchors = windows.units, windows.anchors
     batch, count = anchors.shape
@@ -160,17 +121,10 @@ def recurrent_states(
     return torch.stack(states, 2)
 
 
-def judgement(head: Head, windows: Windows, judge: Judge) -> tuple[losses.Judged, Tensor | None]:
-    """Return loss and acceptance of every place (B, A, K), and what confidence foretells of it."""
-    foretold, before = None, windows.before
-    if isinstance(head, BlockHead):
-        states = block_states(head, windows)
-        logits = head.logits(states, before)
-        inputs = torch.cat([states, head.before(before).to(states.dtype)], -1).detach()
-        foretold = head.confidence(inputs)[..., 0]
-    else:
-        logits = head.logits(recurrent_states(head, windows))
-    return judge(windows.of(windows.logits, windows.at).float(), logits.float()), foretold
+def judgement(head: RecurrentHead, windows: Windows, judge: Judge) -> losses.Judged:
+    """Return loss and acceptance of every place (B, A, K)."""
+    logits = head.logits(states_of(head, windows))
+    return judge(windows.of(windows.logits, windows.at).float(), logits.float())
 
 
 def head_loss(target: Any, judge: Judge, seed: int) -> Callable[[Any, Tensor], Tensor]:
@@ -179,25 +133,22 @@ def head_loss(target: Any, judge: Judge, seed: int) -> Callable[[Any, Tensor], T
     Anchors follow from the window, so that a run that was resumed goes on with the same ones.
     """
 
-    def loss(head: Head, window: Tensor) -> Tensor:
+    def loss(head: RecurrentHead, window: Tensor) -> Tensor:
         source = Generator().manual_seed(seed + int(window.sum()))
         windows = windows_of(head, target, window, source)
-        (block_losses, acceptance), foretold = judgement(head, windows, judge)
-        if foretold is not None:
-            block_losses = block_losses + F.binary_cross_entropy_with_logits(
-                foretold.float(), acceptance.detach(), reduction="none"
-            )
-        return losses.along_block(block_losses, acceptance).mean()
+        return losses.along_block(*judgement(head, windows, judge)).mean()
 
     return loss
 
 
 @torch.inference_mode()
-def overlaps(head: Head, target: Any, texts: Int[Tensor, "texts more"], seed: int) -> list[float]:
+def overlaps(
+    head: RecurrentHead, target: Any, texts: Int[Tensor, "texts more"], seed: int
+) -> list[float]:
     """Return the mean overlap of each place with the target's row there, along texts."""
     source, total = Generator().manual_seed(seed), torch.zeros(head.shape.places).double()
     for window in texts.split(16):
         windows = windows_of(head, target, window, source)
-        verdict, _ = judgement(head, windows, by_kl)
-        total += verdict.acceptance.double().mean((0, 1)) * len(window) / len(texts)
+        acceptance = judgement(head, windows, by_kl).acceptance
+        total += acceptance.double().mean((0, 1)) * len(window) / len(texts)
     return [round(value, 4) for value in total.tolist()]

@@ -106,7 +106,7 @@ def measure_pair(
 
 def measure_head(args: argparse.Namespace, folder: Path, target: Any, unseen: Stream) -> Measures:
     """Return what the stored head does along the target's own unseen texts."""
-    head = heads.HEADS[args.drafter].load(folder)
+    head = heads.RecurrentHead.load(folder)
     generator = Generator().manual_seed(args.seed + 7)
     prefix = prefixes(unseen, args.overlap_rows, PREFIX, generator)
     texts = sample(target, prefix, args.length + 1, generator)

@@ -56,7 +56,7 @@ def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
     asked += ["--out", str(tmp_path), "--publish", str(tmp_path / "data" / "drafters.csv")]
     assert main(asked) == 0
     table, notes = read_csv(tmp_path / "drafters.csv")
-    assert [row["drafter"] for row in table] == ["plain", "draft", "block", "recurrent", "ngram"]
+    assert [row["drafter"] for row in table] == ["plain", "draft", "recurrent", "ngram"]
     assert "--temperature 0.6" in notes["command"] and float(table[2]["seconds_per_call"]) > 0
     kept = (tmp_path / "journal.jsonl").read_text()
     assert main(asked) == 0 and (tmp_path / "journal.jsonl").read_text() == kept
@@ -67,7 +67,7 @@ def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
 
 @thorough
 def test_throughput_leaves_the_librarys_drafting_out_for_heads(tmp_path):
-    asked = ["throughput", "--draft", str(PAIR / "block"), "--policies", "speculative"]
+    asked = ["throughput", "--draft", str(PAIR / "recurrent"), "--policies", "speculative"]
     asked += ["--num-prompts", "1", "--max-new-tokens", "4", "--repeats", "1", "--metered", "1"]
     asked += ["--num-draft-tokens", "2", "--batch", "1", "--out", str(tmp_path)]
     assert main(asked) == 0

@@ -152,16 +152,17 @@ def test_lengths_are_compared_where_texts_end_before_the_limit(
 
 @thorough
 def test_a_head_is_tuned_as_a_draft_is(tmp_path: Path, capsys, prompts: str) -> None:
-    out, block = tmp_path / "tuned.json", ("--target", MODELS[1], "--draft", str(PAIR / "block"))
+    head = "--target", MODELS[1], "--draft", str(PAIR / "recurrent")
+    out = tmp_path / "tuned.json"
     small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1", "--prompts", prompts)
-    found = run_json(capsys, *CHEAP, "2", *block, *small, "--out", str(out))
+    found = run_json(capsys, *CHEAP, "2", *head, *small, "--out", str(out))
     assert found["source"]["dtype"] == "float32"
     best = next(own for own in found["table"] if own["family"] == "speculative")
     out.write_text(json.dumps(found | {"recommended": best}))
     asked = ("generate", "--prompt", "x", "--max-new-tokens", "4", "--tuned", str(out))
-    assert run_json(capsys, *asked, *block)["policy"] == "speculative"
+    assert run_json(capsys, *asked, *head)["policy"] == "speculative"
     assert main([*asked, *MODELS]) == 2
-    assert "tuned: was made for another draft (BlockDrafter" in capsys.readouterr().err
+    assert "tuned: was made for another draft (RecurrentDrafter" in capsys.readouterr().err
 
 
 @thorough

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simulations.train_pair import train
 from simulations.train_pair.command import add_arguments, command_line, run
-from simulations.train_pair.heads import HEADS
-from tests.amounts import some
+from simulations.train_pair.heads import RecurrentHead
 
 TINY = (
     "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
@@ -123,12 +122,11 @@ def killed_after(steps: int):
     return step
 
 
-@pytest.mark.parametrize("kind", some(("block", "recurrent"), 1))
 def test_a_head_is_trained_the_same_however_often_it_is_stopped(
-    first, corpus_folder, tmp_path, monkeypatch, kind
+    first, corpus_folder, tmp_path, monkeypatch
 ):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = [head_of(first, corpus_folder, at, f"--drafter {kind}") for at in (whole, parts)]
+    args = [head_of(first, corpus_folder, at, "--drafter recurrent") for at in (whole, parts)]
     assert run(args[0]) == 0
     monkeypatch.setattr(train, "EVERY_S", 0.0)
     for step in (2, 1):  # of the second stage once the first is there
@@ -143,7 +141,7 @@ def test_a_head_is_trained_the_same_however_often_it_is_stopped(
     assert len(report["overlap_by_place"]) == 3 and report["parameters"] > 1000
     assert report["training"]["price"]["tokens"] == 2 * 4 * 32
     assert str(tmp_path) not in json.dumps(report)
-    assert HEADS[kind].load(whole / "out").shape.places == 3
+    assert RecurrentHead.load(whole / "out").shape.places == 3
 
 
 @pytest.mark.parametrize(
@@ -152,12 +150,12 @@ def test_a_head_is_trained_the_same_however_often_it_is_stopped(
         ("--places 32", "--places: must be below --length 32; got 32"),
         ("--price -1", "--price: must be at least 0; got -1.0"),
         ("--head-layers 0", "--head-layers: must be at least 1; got 0"),
-        ("--steps 3000", "--steps: must not be given with --drafter block; got 3000"),
+        ("--steps 3000", "--steps: must not be given with --drafter recurrent; got 3000"),
     ],
 )
 def test_bad_arguments_of_heads_are_named(first, corpus_folder, tmp_path, flags, message):
     with pytest.raises(ValueError, match=message):
-        run(head_of(first, corpus_folder, tmp_path, f"--drafter block {flags}"))
+        run(head_of(first, corpus_folder, tmp_path, f"--drafter recurrent {flags}"))
 
 
 def test_default_command_is_bare():

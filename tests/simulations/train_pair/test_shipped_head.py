@@ -10,19 +10,19 @@ from cactus_theory.decoding import generate, load_pair
 from cactus_theory.testing import assert_drafter_properties
 from simulations.common.inputs import PAIR, load_prompts
 from simulations.train_pair.train import num_parameters
-from tests.amounts import amount, some, thorough
+from tests.amounts import amount, thorough
 from tests.decoding.test_whole_texts import FALSE_ALARM, p_value
 
 transformers = pytest.importorskip("transformers")
 
-HEADS = some(["recurrent", "block"], 1)
+HEAD = PAIR / "recurrent"
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
 TOP = 3
 
 
-@pytest.fixture(scope="module", params=HEADS)
-def pair(request):
-    return load_pair(PAIR / "target", PAIR / request.param, heads=True)
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair(PAIR / "target", HEAD, heads=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,10 @@ def prompts():
 
 
 def test_it_is_small_and_reported(pair):
-    folder = PAIR / pair.draft.head.kind
-    report = json.loads((folder / "report.json").read_text())
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2e6
+    report = json.loads((HEAD / "report.json").read_text())
+    assert sum(path.stat().st_size for path in HEAD.iterdir()) <= 2e6
     names = {"head.json", "model.safetensors", "report.json"}
-    assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in HEAD.iterdir()} == names
     assert report["parameters"] == num_parameters(pair.draft.head)
     assert report["training"].keys() == {"kl", "price"} and report["overlap_by_place"][0] > 0.6
 
@@ -99,16 +98,16 @@ def test_half_precision_is_warned_about(pair, prompts):
         generate(target, pair.draft, torch.tensor([prompts[0]]), **options)
 
 
-@pytest.mark.parametrize("name, stop", [("block", ["--draft-stop", "0.2"]), ("recurrent", [])])
-def test_generate_takes_a_heads_folder(name, stop, capsys):
-    head = PAIR / name
+def test_generate_takes_a_heads_folder(capsys):
     asked = ["generate", "--target", str(PAIR / "target"), "--policy", "speculative", "--json"]
     asked += ["--prompt", "import os", "--max-new-tokens", "8", "--draft"]
-    assert main([*asked, str(head), *stop]) == 0
+    assert main([*asked, str(HEAD)]) == 0
     assert json.loads(capsys.readouterr().out)["policy"] == "speculative"
+    assert main([*asked, str(HEAD), "--draft-stop", "0.2"]) == 2
+    assert "--draft-stop: RecurrentDrafter has none" in capsys.readouterr().err
     assert main([*asked, str(PAIR)]) == 2
     assert "draft_dir: must be a folder with a config.json" in capsys.readouterr().err
     with pytest.raises(ValueError, match="draft_dir: must be a folder with a config.json"):
-        load_pair(PAIR / "target", head)
+        load_pair(PAIR / "target", HEAD)
     with pytest.raises(ValueError, match="hidden size must be that of the head, 192; got 128"):
-        load_pair(PAIR / "draft", head, heads=True)
+        load_pair(PAIR / "draft", HEAD, heads=True)

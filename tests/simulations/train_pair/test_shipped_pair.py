@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from cactus_theory.decoding.drafters._heads import is_head
+from cactus_theory.decoding.drafters.recurrent_head import is_head
 from simulations.common.inputs import PAIR, load_model
 from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
 from simulations.train_pair.ship import overlap
