@@ -19,7 +19,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -244,9 +244,7 @@ def mixed(target_logits: Logits, draft_logits: Tensor, *, rate: float = LK_RATE)
 
 
 def along_block(
-    losses: Float[Tensor, "*blocks places"],
-    acceptance: Float[Tensor, "..."],
-    valid: Bool[Tensor, "..."] | None = None,
+    losses: Float[Tensor, "*blocks places"], acceptance: Float[Tensor, "..."]
 ) -> Float[Tensor, "*blocks"]:
     r"""Return the losses along drafted blocks, each weighed by the chance of getting there.
 
@@ -259,7 +257,6 @@ def along_block(
     ----------
     losses, acceptance : (..., K), of the rows along a block; ``acceptance`` is that of
         :func:`at_price`, or :func:`overlap`.
-    valid : (..., K), False for padding, whose losses may be anything; all are valid without it.
 
     Raises
     ------
@@ -272,16 +269,13 @@ def along_block(
     >>> along_block(-accepted, accepted)
     tensor([-1.])
     """
-    for name, other in (("acceptance", acceptance), ("valid", valid)):
-        if other is not None and other.shape != losses.shape:
-            raise ValueError(
-                f"{name}: shape must equal that of losses {tuple(losses.shape)}; "
-                f"got {tuple(other.shape)}"
-            )
+    if acceptance.shape != losses.shape:
+        raise ValueError(
+            f"acceptance: shape must equal that of losses {tuple(losses.shape)}; "
+            f"got {tuple(acceptance.shape)}"
+        )
     alive = acceptance.detach().cumprod(-1)
     reached = torch.cat([torch.ones_like(alive[..., :1]), alive[..., :-1]], -1)
-    if valid is not None:
-        reached, losses = reached.masked_fill(~valid, 0.0), losses.masked_fill(~valid, 0.0)
     return (reached * losses).sum(-1)
 
 
