@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.answers import WIDE
 from ..common.grid import at
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import read_csv, write_text
@@ -144,8 +145,8 @@ def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
     first = tuned(data) if (data / LARGE).is_file() else ""
     parts = [*filter(None, [first]), throughput(data), equal_kl(data), blocks(data),
-             equal_kl(data, "throughput_blocks_equal_kl.csv"), decode(data), theory(data),
-             verify(data), shipped(PAIR)]  # fmt: skip
+             equal_kl(data, "throughput_blocks_equal_kl.csv"), answers(data), decode(data),
+             theory(data), verify(data), shipped(PAIR)]  # fmt: skip
     return "\n".join(parts)
 
 
@@ -202,6 +203,39 @@ def blocks(data: Path) -> str:
         title = f"Tokens a call, and over the band token by token, {pair}, {notes['cycles']} cycles"
         tables.append(_table(title, notes, head, lines, medians=False))
     return "".join(tables)
+
+
+def answers(data: Path) -> str:
+    """Return how long whole answers are, and how many parse, beside lossless ones."""
+    stories, notes = read_csv(data / "answers_stories.csv")
+    python, python_notes = read_csv(data / "answers_python.csv")
+    usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")
+    lengths = [
+        (*_answered(row), _number(row["mean_length"], 1), _within(row, "length_ratio"),
+         _share(row["cut"]))
+        for row in stories
+    ]  # fmt: skip
+    scores = [
+        (*_answered(row), _share(row["score"]), _within(row, "score_difference"),
+         " to ".join(filter(None, (_share(row[f"allowed_{end}"]) for end in ("low", "high")))))
+        for row in python
+    ]  # fmt: skip
+    head = (*usual, "tokens an answer", "× lossless (95 %)", "cut off by the limit")
+    title = "Lengths of whole answers, stories pair"
+    first = _table(title, notes, head, lengths, medians=False)
+    head = (*usual, "that parse", "less lossless (95 %)", "allowed by the nats")
+    title = "Completions whose whole lines ast.parse takes, shipped pair"
+    return first + _table(title, python_notes, head, scores, medians=False)
+
+
+def _answered(row: Row) -> Sequence[str]:
+    raised = _number(row["raised_off_head_per_1000"], 1)
+    return _method(row), _small(row["emitted_kl_per_token"]), raised, row["answers"]
+
+
+def _within(row: Row, column: str) -> str:
+    error = row[f"{column}_se"]
+    return f"{_number(row[column], 3)} ± {WIDE * float(error):.3f}" if error else ""
 
 
 def _throughput_line(row: Row) -> Sequence[str]:
