@@ -24,7 +24,7 @@ LOSSLESS = (*BASELINES, "speculative")
 WIDE = 1.96
 COLUMNS = (
     "method knob verifier num_draft_tokens batch answers mean_length mean_length_se cut "
-    "length_ratio length_ratio_se seconds_per_answer seconds_per_answer_low "
+    "length_ratio length_ratio_se calls_per_answer seconds_per_answer seconds_per_answer_low "
     "seconds_per_answer_high speed_ratio answer_speed_ratio emitted_kl_per_token "
     "emitted_kl_per_answer raised_off_head_per_1000 score score_se score_difference "
     "score_difference_se allowed_low allowed_high"
@@ -100,6 +100,8 @@ def _lengths(own: Runs, lossless: Sequence[Runs] | None, prompts: int) -> Row:
     cut = 1 - _mean(own.all, "ended", prompts).value
     row: Row = {"answers": sum(len(record["lengths"]) for record in own.all), "cut": cut}
     row |= {"mean_length": length.value, "mean_length_se": length.standard_error}
+    if "row_calls" in own.all[0]:
+        row["calls_per_answer"] = total(own.all, "row_calls") / row["answers"]
     if lossless and cut < 1:
         ratio = length / _mean([one for its in lossless for one in its.all], "lengths", prompts)
         row |= {"length_ratio": ratio.value, "length_ratio_se": ratio.standard_error}

@@ -212,7 +212,7 @@ def answers(data: Path) -> str:
     usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")
     lengths = [
         (*_answered(row), _number(row["mean_length"], 1), _within(row, "length_ratio"),
-         _share(row["cut"]))
+         _share(row["cut"]), _number(row["calls_per_answer"], 1))
         for row in stories
     ]  # fmt: skip
     scores = [
@@ -220,7 +220,7 @@ def answers(data: Path) -> str:
          " to ".join(filter(None, (_share(row[f"allowed_{end}"]) for end in ("low", "high")))))
         for row in python
     ]  # fmt: skip
-    head = (*usual, "tokens an answer", "× lossless (95 %)", "cut off by the limit")
+    head = (*usual, "tokens an answer", "× lossless (95 %)", "cut off", "calls an answer")
     title = "Lengths of whole answers, stories pair"
     first = _table(title, notes, head, lengths, medians=False)
     head = (*usual, "that parse", "less lossless (95 %)", "allowed by the nats")
