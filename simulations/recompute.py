@@ -84,6 +84,8 @@ ENTRIES = (
           "--out {made}/run --choices {csv}"),
     Entry("throughput_134m=beside_plain", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
           "--repeats 1 --metered 1", RUN, "{root}/paper_figures/data/settings_134m.csv"),
+    Entry("throughput_134m_long=throughput", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
+          "--batch 1 --num-draft-tokens 4 --repeats 1", RUN),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",
           before=f"trace {LONG} --out {{made}}/pair16", before_quick=SHORT),
     Entry("blocks_stories=blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/stories16",

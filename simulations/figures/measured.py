@@ -25,6 +25,7 @@ SHORT_FAMILIES = (
 )  # fmt: skip
 # the README's first table, and the ends of its intervals
 LARGE, ENDS = "throughput_134m.csv", ("", "_low", "_high")
+LONG = "throughput_134m_long.csv"  # the same with more policies, verifiers and batches
 Row = Mapping[str, str]
 
 
@@ -143,18 +144,19 @@ def _tuned_line(row: Row) -> Sequence[str]:
 
 def tables(data: Path) -> str:
     """Return every table, each under the command, day and machine that made it."""
-    first = tuned(data) if (data / LARGE).is_file() else ""
-    parts = [*filter(None, [first]), throughput(data), equal_kl(data), blocks(data),
+    large = (data / LARGE).is_file()
+    first = [throughput(data, LONG, batch) for batch in ("1", "8")] + [tuned(data)] if large else []
+    parts = [*first, throughput(data), equal_kl(data), blocks(data),
              equal_kl(data, "throughput_blocks_equal_kl.csv"), answers(data), decode(data),
              theory(data), verify(data), shipped(PAIR)]  # fmt: skip
     return "\n".join(parts)
 
 
-def throughput(data: Path) -> str:
+def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> str:
     """Return the table of policies and baselines, each at its fastest K."""
-    rows, notes = read_csv(data / "throughput.csv")
+    rows, notes = read_csv(data / name)
     kinds: dict[str, Row] = {}
-    for row in (row for row in rows if row["batch"] == "1"):
+    for row in (row for row in rows if row["batch"] == batch):
         best = kinds.setdefault(_method(row), row)
         if float(row["tokens_per_second"]) > float(best["tokens_per_second"]):
             kinds[_method(row)] = row
@@ -163,7 +165,9 @@ def throughput(data: Path) -> str:
         "largest row KL",
     )  # fmt: skip
     lines = [_throughput_line(row) for row in kinds.values()]
-    title = "Decoding one text, every method at its fastest K, picked on these texts"
+    texts = "one text" if batch == "1" else f"{batch} texts"
+    cost = f"; {notes['cost']}" if "cost" in notes else ""
+    title = f"Decoding {texts}, every method at its fastest K, picked on these texts{cost}"
     return _table(title, notes, head, lines)
 
 
