@@ -199,9 +199,9 @@ class PricedRow(_SolvedRow):
             safe = scratch("row.q", (len(q),), self.precision.dtype).numpy()
             np.maximum(q, self.precision.least, out=safe)
         self.ratio, self.clipped = _memory_for(self, len(q), self.precision)
-        self.safe, short = safe, len(q) <= self.precision.part
+        self.safe, self.short = safe, len(q) <= self.precision.part
         np.divide(p, safe, out=self.ratio)
-        if exact or band.high == math.inf or not short:
+        if exact or band.high == math.inf or not self.short:
             mass, drafted = (float(torch.from_numpy(row).sum()) for row in (q, p))
             drafted = drafted or mass
             # a row without mass, or with ∞, is refused where a token is drawn from it
@@ -238,6 +238,8 @@ class PricedRow(_SolvedRow):
     def beyond(self, upper: float, lower: float) -> float:
         """Return Σ g − P at these edges, which rises with them."""
         top = max(min(upper, self.precision.most), lower)
+        if self.short:  # what the branches within take is felt
+            return float(self.ratio.clip(lower, top, self.clipped).dot(self.safe)) - self.total
         return _dot(_clip(self.ratio, lower, top, self.clipped), self.safe) - self.total
 
     def excess(self, level: float) -> float:

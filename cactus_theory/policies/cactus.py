@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.roots import convex_root
-from cactus_theory.base.scratch import law_like
+from cactus_theory.base.scratch import LEAST_OF_LAWS, law_like
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.policies._forms import PerProposal
 from cactus_theory.policies._records import Budget, Declaration
@@ -48,18 +48,19 @@ class Cactus(PerProposal):
 
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
-        variance = torch.sub(1, q_n, out=law_like(q_n)).mul_(q_n)
-        variance.mul_(min(2 * self.delta, MOST))
-        if variance.is_cuda:
-            variance.sqrt_()
-        else:
-            np.sqrt(variance.numpy(), out=variance.numpy())  # in two thirds of torch's time
+        twice = min(2 * self.delta, MOST)
+        if q_n.is_cuda or q_n.numel() < LEAST_OF_LAWS:
+            return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
+        variance = torch.sub(1, q_n, out=law_like(q_n)).mul_(q_n).mul_(twice)
+        np.sqrt(variance.numpy(), out=variance.numpy())  # in two thirds of torch's time
         return variance.add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ, whose formula already is 0 at 0, 1 at 1 and never below q_n."""
         if not 0 < self.delta < math.inf:
             return super().gamma(q_n)
+        if q_n.numel() < LEAST_OF_LAWS:
+            return self.raised(q_n.double().clamp(max=1.0))
         (q_n,) = float64_rows(q_n)
         return self.raised(torch.clamp(q_n, max=1.0, out=law_like(q_n)))
 
