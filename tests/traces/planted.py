@@ -57,7 +57,10 @@ class Rounds:
         self, prompts: int, texts: int, temperature: float, ends: list[int], width: int, **details
     ):
         self.header = SimpleNamespace(
-            temperature=temperature, eos_token_ids=ends, details={"prompts": prompts, **details}
+            temperature=temperature,
+            eos_token_ids=ends,
+            details={"prompts": prompts, **details},
+            bonus_drawn=False,
         )
         self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
         self.prompts = [text % prompts for text in range(texts)]
