@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -147,6 +148,7 @@ def inflated(pair: Any, args: argparse.Namespace) -> Any:
             raise ValueError(f"--dtype: must be given with --inflate; got {args.dtype} alone")
         return pair
     dtype = None if args.dtype == FASTER else getattr(torch, args.dtype)
+    warnings.filterwarnings("ignore", ".* runs in bfloat16 on a CPU")  # it was asked for
     pair = inflate_pair(pair, args.inflate, dtype=dtype, device=getattr(args, "device", "cpu"))
     sizes = (SHAPES[name].parameters / 1e6 for name in (args.inflate, DRAFTS[args.inflate]))
     args.cost = (

@@ -206,7 +206,10 @@ def test_flags_name_a_shape_and_every_table_says_what_it_costs(pair, monkeypatch
         flags.inflated(pair, parser.parse_args(["--dtype", "bfloat16"]))
     args = parser.parse_args(["--inflate", "tiny", "--dtype", "faster"])
     monkeypatch.setattr(inflated, "faster_dtype", lambda model, shape, device: torch.bfloat16)
-    assert flags.inflated(pair, args).target.dtype == torch.bfloat16
+    large = flags.inflated(pair, args)
+    assert large.target.dtype == torch.bfloat16
+    ids = torch.tensor([[3, 7, 11]])
+    generate(large.target, large.draft, ids, policy="speculative", max_new_tokens=2)  # no warning
     assert args.cost == (
         "the law of the pair at the cost of 11 M and 1 M parameters, V = 2,176, bfloat16, rows "
         "without zeros"
