@@ -19,7 +19,6 @@ from cactus_theory.policies._records import Path as Reached
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 PROMPT = [259, 337, 290, 14, 915]  # "    return self.tk", after which few tokens are likely
 LEAST = 5.0  # cells with fewer expected tokens are counted together: the usual rule of thumb
-NEW = 3  # drafted tokens a round
 
 
 @functools.cache
@@ -67,19 +66,19 @@ def block_law(spec, **sampling):
     """Return the law of tokens 2 and 3 under a block whose bonus comes from the target."""
     rule = ct.policy(spec)
 
-    def at(prefix, alive, left):
+    def at(prefix, alive):
         q, p = target_row(prefix, **sampling)[None], draft_row(prefix, **sampling)[None]
-        reached = Reached(torch.tensor([alive], dtype=torch.float64), torch.tensor([left]))
+        reached = Reached(torch.tensor([alive], dtype=torch.float64))
         return rule.target(q, p, reached)[0], p[0]
 
     def law(prefix):
-        fresh, _ = at(prefix, 1.0, NEW - 1)
+        fresh, _ = at(prefix, 1.0)
         if len(prefix) == 1:
             return fresh
-        before, drafted = at(prefix[:1], 1.0, NEW - 1)
+        before, drafted = at(prefix[:1], 1.0)
         h, p = float(before[prefix[1]]), float(drafted[prefix[1]])
         same_round = min(1.0, p / h)  # the node is reached with probability min(p, h)
-        after, _ = at(prefix, min(1.0, h / p), NEW - 2)
+        after, _ = at(prefix, min(1.0, h / p))
         return same_round * after + (1 - same_round) * fresh
 
     return law
