@@ -216,6 +216,15 @@ def test_a_long_row_has_the_law_of_its_definition(spec, kind):
     close(ct.emitted_law(rule, torch.cat([q, p]), torch.cat([p, q])), torch.cat([law, again]))
 
 
+@pytest.mark.parametrize("spec", ["lenience:lenience=0.5", "cactus:delta=0.1", "band:price=1"])
+def test_a_row_that_equals_its_draft_is_emitted_beside_others(spec):
+    """Nothing is left of q over p there, and what is recovered is 0 of 0."""
+    q, p = long_pair("dense")
+    rule = ct.policy(spec)
+    law = ct.emitted_law(rule, torch.cat([q, q]), torch.cat([q, p]))
+    close(law, torch.cat([q, ct.emitted_law(rule, q, p)]), LONG_ROW)
+
+
 @pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "certain"])
 @pytest.mark.parametrize("price", [0.3, 2.0])
 @pytest.mark.parametrize("divergence", ["kl", "reverse_kl", "pearson_chi2", "squared_hellinger"])
