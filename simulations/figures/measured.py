@@ -1,12 +1,15 @@
 """Write the tables of README and RESULTS from committed CSV.
 
-So every number in those tables was written by a command, together with the command, day and
-machine. The block between a page's two markers is replaced; a test compares it with the CSV.
+Above a table stand machine, version and day, and a link to the CSV, whose head is the command that
+wrote every number. The lines between ``<!-- measured NAME -->`` and ``<!-- /measured -->`` are
+replaced; a test compares them with the CSV.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,16 @@ from ..common.grid import at
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import read_csv, write_text
 
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
-# what the README's table shows of the tuner's grid
+# a table in a page: the line with its name (the README's has none), the table, the last line
+BLOCK = re.compile(r"(<!-- measured ?(\w*) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+# what the table of the tuner's choices shows of its grid
 SHORT_LEVELS = ("0.02", "0.05", "0.1")
 LOSSLESS = ("speculative", "chain")
 SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
     ("band:price", "block"),
 )  # fmt: skip
-# the README's first table, and the ends of its intervals
+# the README's table, and the ends of its intervals
 LARGE, ENDS = "throughput_134m.csv", ("", "_low", "_high")
 LONG = "throughput_134m_long.csv"  # the same with more policies, verifiers and batches
 Row = Mapping[str, str]
@@ -35,33 +39,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace the blocks in the pages and name the pages; all of them or none."""
-    blocks = {args.root / name: make(args.data) for name, make in PAGES.items()}
-    texts = {page: _replaced(page, block) for page, block in blocks.items()}
+    """Replace the tables in the pages and name the pages; all of them or none."""
+    texts = {args.root / name: filled(args.root, name, args.data) for name in PAGES}
     for page, text in texts.items():
         write_text(page, text)
         print(page)
     return 0
 
 
-def _replaced(page: Path, block: str) -> str:
-    text = page.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"--root: {page.name} must hold {BEGIN} and {END} once each")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{block}{END}{rest.partition(END)[2]}"
+def filled(root: Path, name: str, data: Path) -> str:
+    """Return the text of a page with the tables as ``data`` has them.
 
-
-def short(data: Path) -> str:
-    """Return the README's tables: settings at the cost of a larger pair, and drafters."""
-    return (at_size(data) or tuned(data)) + drafters(data)
+    Raises ValueError for a page that does not hold each of its tables once.
+    """
+    text, tables = (root / name).read_text(encoding="utf-8"), PAGES[name]
+    if sorted(table for _, table, _ in BLOCK.findall(text)) != sorted(tables):
+        asked = ", ".join(f"<!-- measured {table}".strip() for table in tables)
+        raise ValueError(f"--root: {name} must hold once each: {asked}")
+    return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](data)}{found[3]}", text)
 
 
 def at_size(data: Path) -> str:
-    """Return the table of settings at the cost of a larger pair; nothing where it is not there."""
-    if not (data / LARGE).is_file():
-        return ""
-    rows, notes = read_csv(data / LARGE)
+    """Return the README's table: settings at the cost of a larger pair."""
+    rows, notes = _read(data / LARGE, "paper_figures/data")
     lines = [
         (
             f"{float(row['level']):g}" if float(row["level"]) else "0 (lossless)",
@@ -90,7 +90,7 @@ def tuned(data: Path) -> str:
 
     Settings were chosen by predicted speed, on other texts, so that no speed is the best of many.
     """
-    rows, notes = read_csv(data / "tune.csv")
+    rows, notes = _read(data / "tune.csv")
     rows = [row for row in rows if row["batch"] == "1"]
     plain = next(row for row in rows if row["family"] == "plain")
     lines = [_tuned_line(plain)]
@@ -109,7 +109,7 @@ def tuned(data: Path) -> str:
 
 def drafters(data: Path) -> str:
     """Return the table of drafters beside each other, each at its fastest K, at temperature 1."""
-    rows, notes = read_csv(data / "drafters.csv")
+    rows, notes = _read(data / "drafters.csv")
     lines = [
         (
             row["nats"] if float(row["nats"]) else "0 (lossless)", row["drafter"],
@@ -142,19 +142,9 @@ def _tuned_line(row: Row) -> Sequence[str]:
     )  # fmt: skip
 
 
-def tables(data: Path) -> str:
-    """Return every table, each under the command, day and machine that made it."""
-    large = (data / LARGE).is_file()
-    first = [throughput(data, LONG, batch) for batch in ("1", "8")] + [tuned(data)] if large else []
-    parts = [*first, throughput(data), equal_kl(data), blocks(data),
-             equal_kl(data, "throughput_blocks_equal_kl.csv"), answers(data), decode(data),
-             theory(data), verify(data), shipped(PAIR)]  # fmt: skip
-    return "\n".join(parts)
-
-
 def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> str:
     """Return the table of policies and baselines, each at its fastest K."""
-    rows, notes = read_csv(data / name)
+    rows, notes = _read(data / name)
     kinds: dict[str, Row] = {}
     for row in (row for row in rows if row["batch"] == batch):
         best = kinds.setdefault(_method(row), row)
@@ -173,7 +163,7 @@ def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> st
 
 def equal_kl(data: Path, name: str = "throughput_equal_kl.csv") -> str:
     """Return how much faster one family is than another at equal emitted KL, by batch and K."""
-    rows, notes = read_csv(data / name)
+    rows, notes = _read(data / name)
     places = sorted({(int(row["batch"]), int(row["num_draft_tokens"])) for row in rows})
     cells: dict[tuple[float, int, int], str] = {}
     for row in rows:
@@ -191,9 +181,7 @@ def blocks(data: Path) -> str:
     """Return tokens per call over the band token by token, of every family, at equal emitted KL."""
     tables = []
     for name, pair in (("blocks.csv", "shipped pair"), ("blocks_stories.csv", "stories pair")):
-        if not (data / name).is_file():
-            continue
-        rows, notes = read_csv(data / name)
+        rows, notes = _read(data / name)
         rows = [row for row in rows if row["num_draft_tokens"] == "8"]
         cells: dict[tuple[str, float], str] = {}
         for row in rows:
@@ -211,8 +199,8 @@ def blocks(data: Path) -> str:
 
 def answers(data: Path) -> str:
     """Return how long whole answers are, and how many parse, beside lossless ones."""
-    stories, notes = read_csv(data / "answers_stories.csv")
-    python, python_notes = read_csv(data / "answers_python.csv")
+    stories, notes = _read(data / "answers_stories.csv")
+    python, python_notes = _read(data / "answers_python.csv")
     usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")
     lengths = [
         (*_answered(row), _number(row["mean_length"], 1), _within(row, "length_ratio"),
@@ -254,10 +242,10 @@ def _throughput_line(row: Row) -> Sequence[str]:
 def decode(data: Path) -> str:
     """Return the table that compares this loop with the library's, on two pairs."""
     lines: list[Sequence[str]] = []
-    commands = []
+    origins = []
     for name in ("bench_decode.csv", "bench_decode_stories.csv"):
-        rows, notes = read_csv(data / name)
-        commands.append(notes["command"])
+        rows, notes = _read(data / name)
+        origins.append(notes["origin"])
         speed = {row["job"]: float(row["tokens_per_second"]) for row in rows}
         assisted = speed["Hugging Face assisted generation"]
         pair = "shipped" if rows[0]["target"] == "target" else rows[0]["target"]
@@ -274,13 +262,12 @@ def decode(data: Path) -> str:
         "pair", "K = 4", "tokens/s", "× assisted", "× plain", "tokens a call",
         "outside the models", "meter",
     )  # fmt: skip
-    return _table(
-        "The loop beside Hugging Face's", notes | {"command": "`, `".join(commands)}, head, lines
-    )
+    notes |= {"origin": ", ".join(origins)}
+    return _table("The loop beside Hugging Face's", notes, head, lines)
 
 
 def theory(data: Path) -> str:
-    rows, notes = read_csv(data / "bench_theory.csv")
+    rows, notes = _read(data / "bench_theory.csv")
     lines = [
         (row["job"], _number(row["milliseconds_per_row"], 2), row["note"].split(";")[0])
         for row in rows
@@ -289,7 +276,7 @@ def theory(data: Path) -> str:
 
 
 def verify(data: Path) -> str:
-    rows, notes = read_csv(data / "bench_verify.csv")
+    rows, notes = _read(data / "bench_verify.csv")
     kinds = list(dict.fromkeys(row["draft"] for row in rows))
     lines = []
     for job in dict.fromkeys(row["job"] for row in rows):
@@ -334,8 +321,15 @@ def shipped(pair: Path) -> str:
         "model", "layers × width", "parameters", "tokens seen", "trained in",
         "nats a held-out token", "bits a held-out byte",
     )  # fmt: skip
-    notes = report | {"torch": report["versions"]["torch"]}
+    origin = "[command](../simulations/pair/report.json)"
+    notes = report | {"torch": report["versions"]["torch"], "origin": origin}
     return _table(title, notes, head, lines, medians=False)
+
+
+def _read(path: Path, folder: str = "data") -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Return a CSV's rows, and its head with ``origin``: a link to it in ``folder``, of a page."""
+    rows, notes = read_csv(path)
+    return rows, notes | {"origin": f"[command]({folder}/{path.name})"}
 
 
 def _table(
@@ -345,7 +339,7 @@ def _table(
     lines: Iterable[Sequence[str]],
     medians: bool = True,
 ) -> str:
-    origin = f"`{notes['command']}`; {notes['machine']}, torch {notes['torch']}, {notes['date']}"
+    origin = f"{notes['origin']}; {notes['machine']}, torch {notes['torch']}, {notes['date']}"
     rule = ["---"] * len(head)
     rows = [f"| {' | '.join(line)} |" for line in (head, rule, *lines)]
     return f"\n**{title}** ({origin}{'; medians' * medians})\n\n" + "\n".join(rows) + "\n"
@@ -375,4 +369,14 @@ def _share(text: str) -> str:
     return f"{float(text):.0%}" if text else ""
 
 
-PAGES = {"README.md": short, "paper_figures/RESULTS.md": tables}
+PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
+    "README.md": {"": at_size},
+    "paper_figures/RESULTS.md": {
+        "large": partial(throughput, name=LONG),
+        "large_batch": partial(throughput, name=LONG, batch="8"),
+        "blocks_equal_kl": partial(equal_kl, name="throughput_blocks_equal_kl.csv"),
+        "tuned": tuned, "throughput": throughput, "equal_kl": equal_kl, "blocks": blocks,
+        "drafters": drafters, "answers": answers, "decode": decode, "theory": theory,
+        "verify": verify, "shipped": lambda _: shipped(PAIR),
+    },
+}  # fmt: skip
