@@ -50,10 +50,10 @@ def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(PROPERTIES)
     try:
         exec(compile(PROPERTY, "property.py", "exec"), {"__name__": "property"})
-        assert_policy_properties("speculative", properties=["keeps_the_likeliest"], examples=60)
+        assert_policy_properties("speculative", properties=["accepts_the_likeliest"], examples=60)
         with pytest.raises(AssertionError, match="perhaps   the acceptance is cut off below 1"):
             timid = ct.rule(lambda q, p, n: min(0.9, q[n] / p[n]))
-            assert_policy_properties(timid, properties=["keeps_the_likeliest"], examples=60)
+            assert_policy_properties(timid, properties=["accepts_the_likeliest"], examples=60)
     finally:
         PROPERTIES.clear()
         PROPERTIES.update(before)
