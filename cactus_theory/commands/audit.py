@@ -19,7 +19,6 @@ from cactus_theory.commands.flags import (
     add_policy,
     add_rows,
     check_outputs,
-    chosen_policy,
     drafts,
     save_outputs,
     source,
@@ -58,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
     if len(args.policy) > 1 or args.latex or args.by:
         return _audit_several(args)
-    args.policy = args.policy[0]
-    policy = chosen_policy(args)
+    policy = ct.policy(args.policy[0])
     q, p, ids = drafts(args)
     report = ct.audit(policy, q, p, draft_token_ids=ids, divergence=args.divergence)
     if ids is not None:
@@ -98,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 def _audit_several(args: argparse.Namespace) -> int:
     """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
     check_outputs(args)
-    policies, rows = _policies(args), source(args)
+    policies, rows = [ct.policy(spec) for spec in args.policy], source(args)
     spec = ct.divergence(args.divergence).spec
     lines, q, p = _lines(rows, policies, spec)
     notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": rows.texts}
@@ -144,17 +142,6 @@ def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
     if not isinstance(source, Trace):
         raise ValueError(f"--by: rows have no prompts, a trace has; got {column!r}")
     return {value: source.part(texts) for value, texts in source.groups(column).items()}
-
-
-def _policies(args: argparse.Namespace) -> list[Policy]:
-    knobs = {"delta": args.delta, "price": args.price}
-    for flag, value in knobs.items():
-        if value is not None:
-            raise ValueError(
-                f"--{flag}: must be written in the spec in a table of policies, as in "
-                f"cactus:delta=0.1; got {value}"
-            )
-    return [ct.policy(spec) for spec in args.policy]
 
 
 def _line(one: PooledAudit, pooled_share: float | None) -> Line:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import column_of, prompts_of
 from cactus_theory.base.tables import print_json, print_table, save_table
@@ -26,7 +27,6 @@ from cactus_theory.commands.flags import (
     add_trust,
     check_cuts,
     choose_threads,
-    chosen_policy,
     given_cuts,
 )
 from cactus_theory.decoding import ModelDrafter, load_pair
@@ -111,7 +111,7 @@ def run(args: Namespace) -> int:
     budget = Budget(args.texts, args.seconds)
     if args.floor:
         return _floor(args, budget)
-    args.policy = chosen_policy(args) if args.policy else "speculative"
+    args.policy = ct.policy(args.policy or "speculative")
     setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
     trace = Trace.open(args.trace) if args.trace else None
     width = args.num_draft_tokens or (USUAL_DRAFT if trace is None else trace.num_draft_tokens)

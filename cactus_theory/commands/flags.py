@@ -3,7 +3,6 @@
 import argparse
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class Once(argparse.Action):
 def add_policy(
     parser: argparse.ArgumentParser, several: bool = False, required: bool = True
 ) -> None:
-    """Declare ``--policy`` and its knobs; ``several`` lets it be repeated."""
+    """Declare ``--policy``; ``several`` lets it be repeated."""
     more = "; may be repeated, for one table of several policies" if several else ""
     parser.add_argument(
         "--policy",
@@ -63,8 +62,6 @@ def add_policy(
         help=f"one of {', '.join(POLICIES.names())}, or FILE.py:NAME; with :knob=value,knob=value"
         + more,
     )
-    parser.add_argument("--delta", type=float, action=Once, help="the policy's delta")
-    parser.add_argument("--price", type=float, action=Once, help="the policy's price")
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -156,12 +153,6 @@ def inflated(pair: Any, args: argparse.Namespace) -> Any:
         + f"V = {pair.target.config.vocab_size:,}, {dtype_of([pair.target])}, rows without zeros"
     )
     return pair
-
-
-def chosen_policy(args: argparse.Namespace, find: Callable[..., Any] = ct.policy) -> Any:
-    """Return what ``--policy``, ``--delta`` and ``--price`` name."""
-    knobs = {"delta": args.delta, "price": args.price}
-    return find(args.policy, **{name: value for name, value in knobs.items() if value is not None})
 
 
 OUTPUTS = {"csv": ".csv", "latex": ".tex", "out": ".npy"}

@@ -17,7 +17,6 @@ from cactus_theory.commands.flags import (
     add_threads,
     add_trust,
     choose_threads,
-    chosen_policy,
     given_cuts,
 )
 from cactus_theory.decoding.cuts import WHOLE
@@ -160,11 +159,11 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     if args.tuned is None:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        policy = chosen_policy(args, find_rule)
+        policy = find_rule(args.policy)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
         cuts = given_cuts(args) or WHOLE
         return TunedSetting(policy, verifier, width, temperature, cuts=cuts)
-    for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings", "delta", "price"):
+    for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings"):
         if (value := getattr(args, name)) is not None:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag}: must not be given with --tuned; got {value}")

@@ -82,7 +82,7 @@ def test_rows_with_seven_digits_are_normalised_when_asked(tmp_path: Path, capsys
 
 
 def test_audit_reports_the_overspend(files, capsys) -> None:
-    found = run_json(capsys, "audit", *files, "--policy", "cactus", "--delta", "0.25")
+    found = run_json(capsys, "audit", *files, "--policy", "cactus:delta=0.25")
     assert found["policy"] == "cactus:delta=0.25"
     assert found["divergences"]["kl"] == pytest.approx(0.5507, abs=5e-5)
     assert found["within"] is False
@@ -129,14 +129,9 @@ def test_a_policy_of_a_file_is_audited(files, tmp_path: Path, capsys) -> None:
     assert found["acceptance"] == pytest.approx(0.3, abs=PRINTED)
 
 
-@pytest.mark.parametrize("option", ["--policy", "--delta", "--price"])
-def test_what_is_given_twice_is_refused(files, capsys, option: str) -> None:
-    values = {"--policy": ("cactus:delta=1", "speculative")}.get(option, ("1", "2"))
-    twice = (option, values[0], option, values[1])
-    # an audit of several policies is a table
-    command = GENERATE[:-1] if option == "--policy" else ("audit", *files, "--policy", "cactus")
+def test_two_policies_of_a_decode_are_refused(capsys) -> None:
     with pytest.raises(SystemExit) as raised:
-        main([*command, *twice])
+        main([*GENERATE[:-1], "--policy", "cactus:delta=1", "--policy", "speculative"])
     assert raised.value.code == 2
     assert "must be given once; got" in capsys.readouterr().err
 

@@ -139,7 +139,6 @@ def test_the_frontier_of_all_rows(files, tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((*TABLE, "--delta", "1"), "--delta: must be written in the spec in a table"),
         ((*TABLE, "--policy", "cactuss"), "'cactuss'"),
         ((*TABLE, "--latex", "x.txt"), "--latex: must end in .tex"),
         ((*TABLE, "--draft-tokens", "1"), "exactly one must be given; got both"),

@@ -238,7 +238,6 @@ def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) ->
         ('{"format": "cactus-theory tuned", "version": 1}', (), "must hold what was recommended"),
         ("{}", ("--policy", "typical"), "exactly one must be given; got both"),
         ("{}", ("--verifier", "block"), "--verifier: must not be given with --tuned"),
-        ("{}", ("--price", "1"), "--price: must not be given with --tuned"),
     ],
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, capsys, content, more, said: str) -> None:
