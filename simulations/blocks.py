@@ -92,7 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--levels", type=float, nargs="+", default=[0.01, 0.03, 0.06, 0.1, 0.15],
         help="emitted KL in nats per token; lossless is added")  # fmt: skip
     add("--out", type=Path, default=Path("build/blocks"), metavar="DIR")
-    add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     for width in args.num_draft_tokens:
         rows += _table(width, compared, replays[width], args.levels)
-    publish(args, rows, args.out / "blocks.csv", args.publish, **_sources(trace))
+    publish(args, rows, args.out / "blocks.csv", **_sources(trace))
     print(columns(rows, HEADS))
     return 0
 

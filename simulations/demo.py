@@ -82,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decode_arguments(parser, widths=[3, 7], repeats=3, num_prompts=8, max_new_tokens=48)
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--out", type=Path, default=Path("demo"))
-    add("--publish", type=Path, help="also write the CSV of the pictures here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,8 +144,7 @@ def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) ->
 
     command = {"command": "python -m simulations demo"}
     for name, rows in tables.items():
-        folders = filter(None, (args.out, args.publish if name in PICTURES else None))
-        publish(args, rows, *(folder / f"{name}.csv" for folder in folders), **command)
+        publish(args, rows, args.out / f"{name}.csv", **command)
     for name in PICTURES:
         draw(name, args.out, args.out)
     files = sorted(path.name for path in args.out.iterdir() if path.suffix in (".csv", ".png"))

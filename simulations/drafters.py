@@ -66,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--level", type=float, default=0.05, metavar="NATS", help="a token")
     add("--metered", type=int, default=1, help="repeats before them, untimed")
     add("--out", type=Path, default=Path("drafters"))
-    add("--publish", type=Path, help="also write the CSV here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     with Journal(args.out / "journal.jsonl", settings) as journal:
         table = rows(grid, decodes(harness, grid, drafters, journal), args.level)
-    publish(args, table, *filter(None, (args.out / "drafters.csv", args.publish)))
+    publish(args, table, args.out / "drafters.csv")
     best = [row for row in table if row["fastest"]]
     print(columns(best, HEADS, "each at its fastest K on these texts"))
     return 0

@@ -57,7 +57,7 @@ class Entry:
                 yield [word.format(**places) for word in words.split()]
 
 
-CSV, RUN = "--out {csv}", "--out {made}/run --publish {made}"
+CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 RULES = "--work {made}/run --out {csv}"
 FEW_RULES = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
@@ -73,19 +73,18 @@ ENTRIES = (
     Entry("acceptance_kl", "--tokens-each 2", CSV),
     Entry("constant_price", "--decodes 1 --max-new-tokens 8", CSV),
     Entry("policies band_row",
-          "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1",
-          "--out {made}/demo --publish {made}"),
+          "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput throughput_equal_kl",
           "--policies speculative cactus:delta=0.0003 cactus:delta=0.1 band:price=8 band:price=0.5 "
-          f"{FEW}", RUN),
-    Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW, RUN),
+          f"{FEW}"),
+    Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW),
     Entry("settings_134m", "--inflate tiny --kl-per-token 0.05 --num-draft-tokens 2 4 "
           "--policies band:price --cycles 40 --max-new-tokens 8",
           "--out {made}/run --choices {csv}"),
     Entry("throughput_134m=beside_plain", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
-          "--repeats 1 --metered 1", RUN, "{root}/paper_figures/data/settings_134m.csv"),
+          "--repeats 1 --metered 1", inputs="{root}/paper_figures/data/settings_134m.csv"),
     Entry("throughput_134m_long=throughput", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
-          "--batch 1 --num-draft-tokens 4 --repeats 1", RUN),
+          "--batch 1 --num-draft-tokens 4 --repeats 1"),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",
           before=f"trace {LONG} --out {{made}}/pair16", before_quick=SHORT),
     Entry("blocks_stories=blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/stories16",
@@ -98,18 +97,16 @@ ENTRIES = (
     Entry("rules", FEW_RULES, RULES),
     Entry("rules_stories", FEW_RULES, RULES, TALES),
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),
-    Entry("answers_stories=answers", f"--policies speculative band:price=1 {FEW}", RUN,
-          f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
-    Entry("answers_python=answers", f"--policies speculative band:price=1 {FEW}", RUN,
-          "{root}/simulations/scores.py:parses"),
+    Entry("answers_stories=answers", f"--policies speculative band:price=1 {FEW}",
+          inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
+    Entry("answers_python=answers", f"--policies speculative band:price=1 {FEW}",
+          inputs="{root}/simulations/scores.py:parses"),
     Entry("answers_markov", "--vocab 3 --num-draft-tokens 1 --models 2 --level 0.05", CSV),
-    Entry("sequence_kl", "--length 4 --num-draft-tokens 2",
-          "--out {made}/run --publish {csv}"),
+    Entry("sequence_kl=sweep", "--length 4 --num-draft-tokens 2"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),
     Entry("tune", "--kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
-          "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1",
-          "--out {made}/run --publish {csv}"),
+          "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1"),
     Entry("drafters", "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3",
           inputs=f"{PAIR}/draft {PAIR}/recurrent {{made}}/one-layer",
           before="train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 "

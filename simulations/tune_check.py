@@ -146,7 +146,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cycles", type=int, default=1000, help="of the trace")
     add("--device", default="cpu")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
-    add("--publish", type=Path, metavar="FILE.csv", help="also write the table here")
     add("--choices", type=Path, metavar="FILE.csv", help="write what is fastest there, and end")
 
 
@@ -173,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
 
         runs = grid.runs(grid.fill(decoded, journal))
         rows = grid_rows(args, journal.results, runs)
-    publish(args, rows, args.out / "tune.csv", args.publish)
+    publish(args, rows, args.out / "tune.csv")
     answers = answer_rows(runs, len(ids), seed=args.seed)
     publish(args, answers, args.out / "answers.csv")
     print(verdict(rows))

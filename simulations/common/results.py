@@ -121,25 +121,24 @@ def _field(value: Any) -> Any:
 
 
 # flags that say where results go and how they are shown: none of them decides a result
-PLACES = ("out", "publish", "work", "json", "shared", "choices")
+PLACES = ("out", "work", "json", "shared", "choices")
 
 
 def publish(
     args: argparse.Namespace,
     rows: Sequence[Mapping[str, Any]],
+    path: Path | None = None,
     /,
-    *paths: Path | None,
     **notes: str,
 ) -> None:
-    """Write a table and its provenance to every path that is one, to ``--out`` if none is given.
+    """Write a table and its provenance, to ``--out`` where no path is given.
 
     ``args`` as ``python -m simulations`` parses them, with the command's name and its flags;
     ``notes`` go into the provenance.
     """
     source = provenance(command_line(args.command, args.declare, args, PLACES)) | notes
     source |= {"cost": args.cost} if "cost" in args else {}
-    for path in filter(None, paths or (args.out,)):
-        write_csv(path, rows, source)
+    write_csv(path or args.out, rows, source)
 
 
 def columns(

@@ -38,7 +38,7 @@ from .tasks import Task
 TRACE = ROOT / "simulations" / "data" / "trace"
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "band:price=1,per_row=True")
 # flags that say where, not what
-ELSEWHERE = ("out", "publish", "workers", "scheduler")
+ELSEWHERE = ("out", "workers", "scheduler")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--workers", type=int, metavar="N", help="processes; default: this one")
     place.add_argument("--scheduler", metavar="ADDRESS", help="Dask's, such as tcp://host:8786")
     add("--out", type=Path, default=Path("build/sweep"), metavar="DIR")
-    add("--publish", type=Path, metavar="FILE.csv", help="the table, a second time")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
     if errors:
         origin["failed"] = f"{len(errors)} of {len(tasks)} tasks, which are left out"
     rows = [row for outcome in kept for row in outcome["rows"]]
-    for path in filter(None, (args.out / "sweep.csv", args.publish)):
-        path.unlink(missing_ok=True)
-        if rows:
-            write_csv(path, rows, origin)
-            print(f"{len(rows)} rows in {path}")
+    path = args.out / "sweep.csv"
+    path.unlink(missing_ok=True)
+    if rows:
+        write_csv(path, rows, origin)
+        print(f"{len(rows)} rows in {path}")
     seconds, there = time.monotonic() - start, len(tasks) - len(missing)
     print(f"{len(missing) - len(errors)} tasks in {seconds:.1f} s, {there} were there already")
     for name, error in errors.items():

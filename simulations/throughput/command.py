@@ -2,7 +2,7 @@
 
 The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1
 takes about one. Every decode is written to journal.jsonl under --out before the next one
-starts, and the tables (CSV) and the verdict are made from that file alone. Every
+starts, and the tables (CSV) are made from that file alone. Every
 repeat decodes all prompts by all methods in a shuffled order, with seeds of its own, so the
 intervals cover both the machine and the texts.
 
@@ -31,7 +31,6 @@ from ..common.decode import Harness
 from ..common.grid import (
     BASELINES,
     HF_ASSISTED,
-    PLAIN,
     USUAL,
     Config,
     Grid,
@@ -39,7 +38,6 @@ from ..common.grid import (
     configs,
     files_of,
     method,
-    name,
 )
 from ..common.inputs import (
     ENDS,
@@ -92,11 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"as {' '.join(table.DEFAULT)}, the default if both are run")  # fmt: skip
     add("--device", default="cpu")
     add("--out", type=Path, default=Path("throughput"))
-    add("--publish", type=Path, help="also write the CSV here")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what is missing, then the tables and the verdict; return 0."""
+    """Make what is missing, then the tables; return 0."""
     if is_head(args.draft):  # the library drafts by models alone
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
@@ -136,8 +133,7 @@ def run(args: argparse.Namespace) -> int:
     elif families is not None:
         print(table.nothing(families))
     for title, lines in tables.items():
-        folders = filter(None, (args.out, args.publish))
-        publish(args, lines, *(folder / f"{title}.csv" for folder in folders))
+        publish(args, lines, args.out / f"{title}.csv")
     files = ", ".join(["journal.jsonl", *(f"{title}.csv" for title in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))
@@ -167,61 +163,14 @@ HEADS = {
     "tokens_per_call": "tokens\n/call", "target_nats_per_token": "nats\n/token",
     "outside_forwards": "outside",
 }  # fmt: skip
-# nats per token that a reader may be ready to pay
-LEVELS = (0.0, 0.05, 0.1)
-# emitted KL below this is rounding
-LOSSLESS = 1e-9
 Row = dict[str, Any]
-
-
-def emitted_kl(row: Row) -> float | None:
-    """Return nats per token, 0 for what is lossless by construction, None if unknown."""
-    if row["method"] in BASELINES:
-        return 0.0
-    return row["emitted_kl_per_token"]
-
-
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """Return the sentences, one list item a paragraph, for each batch size in turn."""
-    sentences = []
-    for batch in sorted({row["batch"] for row in rows}):
-        lines = _of_batch([row for row in rows if row["batch"] == batch])
-        sentences += [f"Batch {batch}.", *(f"  {line}" for line in lines)]
-    return sentences
-
-
-def _of_batch(rows: Sequence[Row]) -> list[str]:
-    sentences = []
-    for level in LEVELS:
-        price = f"At most {level:g} nats per token" if level else "Lossless"
-        best = _fastest(rows, max(level, LOSSLESS))
-        sentences.append(f"{price}: {'nothing was run' if best is None else _figures(best)}.")
-    return sentences
-
-
-def _fastest(rows: Sequence[Row], level: float) -> Row | None:
-    costs = [(emitted_kl(row), row) for row in rows]
-    allowed = [row for cost, row in costs if cost is not None and cost <= level]
-    return max(allowed, key=lambda row: row["tokens_per_second"], default=None)
-
-
-def _figures(row: Row) -> str:
-    """Return the method, its speed, how much faster than plain decoding it is, what it emits."""
-    figures, ratio = f"{name(row)}, {row['tokens_per_second']:,.0f} tokens/s", "speedup_over_plain"
-    if row["method"] != PLAIN and row[ratio] is not None:
-        figures += f", {row[ratio]:.2f} times plain decoding "
-        figures += f"({row[f'{ratio}_low']:.2f} to {row[f'{ratio}_high']:.2f})"
-    cost = emitted_kl(row) or 0.0
-    return figures + (f"; it emits {cost:.3g}" if cost > LOSSLESS else "")
-
-
 LEGEND = """\
 x plain: median over repeats of the ratio to plain decoding in that repeat
 AL: drafted tokens that are accepted per target call"""
 
 
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
-    """Return every method at its fastest K, what wins at equal KL, and the verdict."""
+    """Return every method at its fastest K, what wins at equal KL, and how long answers are."""
     width, rows = width_of_terminal(WIDEST), tables["throughput"]
     texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
@@ -229,10 +178,8 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
-    equal, said = tables.get("throughput_equal_kl", []), verdict(rows)
-    answers = tables.get("answers", [])
+    answers, equal = tables.get("answers", []), tables.get("throughput_equal_kl", [])
     if answers:
-        said += ["Answers.", *(f"  {line}" for line in sentences(answers))]
         texts.append(columns(shown(answers), ANSWERS, "\nwhole answers", "length_ratio"))
     if beside := tables.get("beside_plain"):
         texts.append(columns(beside, SETTING_HEADS, "\nthe settings beside plain decoding"))
@@ -242,6 +189,7 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         heads |= {"tokens_per_second_second": equal[0]["second"], "ratio": "ratio"}
         heads |= {"ratio_low": "5 %", "ratio_high": "95 %"}
         texts.append(columns(equal, heads, "\ntokens per second at equal emitted KL", "ratio"))
+    said = sentences(answers) if answers else []
     filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in said]
     return "\n".join([*texts, "", *filled])
 
@@ -259,4 +207,5 @@ def _shown(row: Row) -> Row:
     names = {"method": method(row), "num_draft_tokens": row["num_draft_tokens"] or None}
     rest = [name for name in list(HEADS)[list(HEADS).index("kl") + 1 :] if row[name] is not None]
     names |= {name: f"{row[name]:.2f}" for name in rest}
-    return row | names | {"speed": speed, "range": f"{low}–{high}", "kl": emitted_kl(row)}
+    kl = 0.0 if row["method"] in BASELINES else row["emitted_kl_per_token"]
+    return row | names | {"speed": speed, "range": f"{low}–{high}", "kl": kl}

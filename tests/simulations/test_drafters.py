@@ -53,7 +53,7 @@ def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
         "--repeats",
         "1",
     ]
-    asked += ["--out", str(tmp_path), "--publish", str(tmp_path / "data" / "drafters.csv")]
+    asked += ["--out", str(tmp_path)]
     assert main(asked) == 0
     table, notes = read_csv(tmp_path / "drafters.csv")
     assert [row["drafter"] for row in table] == ["plain", "draft", "recurrent", "ngram"]

@@ -34,8 +34,7 @@ def test_its_commands_can_be_read_and_spare_what_is_committed(entry: Entry, quic
         parser = argparse.ArgumentParser()
         module.add_arguments(parser)
         given = parser.parse_args(words[1:])
-        for out in filter(None, (given.out, getattr(given, "publish", None))):
-            assert out.parts[0] == "made"
+        assert given.out is None or given.out.parts[0] == "made"
 
 
 def in_this_process(command, stdout, **_) -> SimpleNamespace:

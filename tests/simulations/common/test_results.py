@@ -68,7 +68,7 @@ def test_provenance_names_kind_of_machine_but_no_place():
 
 def test_a_table_is_published_with_its_command_wherever_it_goes(tmp_path: Path) -> None:
     def declare(parser: argparse.ArgumentParser) -> None:
-        for flag in ("--points", "--out", "--publish", "--work"):
+        for flag in ("--points", "--out", "--work"):
             parser.add_argument(flag)
 
     parser = argparse.ArgumentParser()
@@ -79,5 +79,5 @@ def test_a_table_is_published_with_its_command_wherever_it_goes(tmp_path: Path) 
     rows, notes = read_csv(args.out)
     assert len(rows) == 2 and (notes["rows"], notes["args"]) == ("two", "none")
     assert notes["command"] == "python -m simulations curves --points 3"
-    publish(args, ROWS, tmp_path / "b.csv", args.publish)
+    publish(args, ROWS, tmp_path / "b.csv")
     assert read_csv(tmp_path / "b.csv")[0] == rows and len(list(tmp_path.iterdir())) == 2

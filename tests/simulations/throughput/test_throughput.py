@@ -48,7 +48,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
             deadly.setattr(table, "record", dies_after_seven)
             assert main(call(out)) == 2
         kept = lines_of(out)
-        assert main(call(out, "--publish", str(out / "public"))) == 0
+        assert main(call(out)) == 0
     return out, kept
 
 
@@ -68,10 +68,9 @@ def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[
 
 def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str]]) -> None:
     out, _ = resumed
-    rows, notes = read_csv(out / "public" / "throughput.csv")
+    _, notes = read_csv(out / "throughput.csv")
     assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
     assert str(out) not in notes["command"]
-    assert rows == read_csv(out / "throughput.csv")[0]
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
@@ -113,7 +112,7 @@ def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monke
     assert main(call(resumed[0], "--compare", "cactus:delta", "band:price")) == 0
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines()[1:])) <= 80
-    assert "Batch 1." in said and "Lossless: " in said
+    assert "batch 1, every method at its fastest K" in said
     assert "band:price=1.0" in said
 
 

@@ -28,10 +28,10 @@ def row(family: str, speed: float, kl: float, **more) -> dict:
 
 @thorough
 def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -> None:
-    out, public = tmp_path / "run", tmp_path / "tune.csv"
-    asked = [*SMALL, "--out", str(out), "--publish", str(public)]
+    out = tmp_path / "run"
+    asked = [*SMALL, "--out", str(out)]
     assert main(asked) == 0
-    rows, notes = read_csv(public)
+    rows, notes = read_csv(out / "tune.csv")
     assert notes["command"].startswith("python -m simulations tune-check --kl-per-token 0.05")
     named = {(own["family"], own["verifier"], own["num_draft_tokens"]) for own in rows}
     assert named == {("plain", "", "0")} | {
