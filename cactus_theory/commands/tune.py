@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,8 +30,9 @@ from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._opening import dtype_of
 from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.traces import SavedRows, Trace
+from cactus_theory.traces import Trace
 from cactus_theory.traces.log import check_weights, log_shown
 from cactus_theory.traces.yardsticks import noise_floor
 from cactus_theory.tuned import below_floor
@@ -72,7 +72,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
     add_inflate(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
-    add("--rows", nargs=2, metavar="FILE", help="instead of a trace, target and draft rows (K = 1)")
     add("--kl-per-token", type=float, required=True, metavar="NATS",
         help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
     add("--divergence", default="kl", help="what is metered (default kl)")
@@ -152,10 +151,8 @@ def _check(args: Namespace) -> None:
     if len(costs) != 1:
         got = " and ".join(map(_flag, costs)) or "none"
         raise ValueError(f"{', '.join(map(_flag, COSTS))}: exactly one must be given; got {got}")
-    rows = [name for name in ("trace", "rows") if getattr(args, name) is not None]
-    if len(rows) > 1 or not (models or rows):
-        got = " and ".join(f"--{name}" for name in rows) or "neither"
-        raise ValueError(f"--trace, --rows: one must be given without models; got {got}")
+    if args.trace is None and not models:
+        raise ValueError("--trace: must be given without models; got none")
 
 
 def _flag(name: str) -> str:
@@ -176,7 +173,7 @@ def _tuned(args: Namespace) -> list[Any]:
     texts = prompts_of(args.prompts)
     args.work = args.work or _work(args, texts)
     options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
-    took = Took()
+    took = Stopwatch()
     pair = inflated(load_pair(args.target, args.draft, **options), args)
     if args.cycles is None:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
@@ -185,7 +182,7 @@ def _tuned(args: Namespace) -> list[Any]:
     ids = [pair.tokenizer(text)["input_ids"] for text in texts]
     ends = pair.target.generation_config.eos_token_id
     print(f"tune: {_forecast(args, pair, ids[0])}; on {args.on}", file=sys.stderr)
-    source = _logged(args, pair, ids, ends) if args.trace is None else _of_pair(args, pair)
+    source = _logged(args, pair, ids, ends) if args.trace is None else _source(args, pair)
     took.lap("logging")
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
@@ -205,7 +202,7 @@ def _tuned(args: Namespace) -> list[Any]:
     floor = _noise_floor(args, pair.target, ids)
     took.lap("rounding")
     cost = {} if args.inflate is None else {"cost": args.cost}
-    about = {"dtype": dtype, "seconds": took.seconds} | floor | cost
+    about = {"dtype": dtype, "seconds": took.parts} | floor | cost
     tuned = replace(tuned, source=tuned.source | about)
     others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
     ranked = [_by_answers(args, pair, ids, one) for one in (tuned, *others)]
@@ -230,19 +227,6 @@ def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) ->
             )
 
     return tuned.with_lengths(measure)
-
-
-class Took:
-    """Seconds of each part of a run, by its name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.last = perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Count the seconds since the last lap for a part."""
-        self.last, before = perf_counter(), self.last
-        self.seconds[name] = self.seconds.get(name, 0.0) + self.last - before
 
 
 def _work(args: Namespace, texts: Sequence[str]) -> Path:
@@ -306,23 +290,16 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
         )
 
 
-def _source(args: Namespace) -> Any:
-    if args.rows is not None:
-        return SavedRows.load(*args.rows)
+def _source(args: Namespace, pair: Any = None) -> Trace:
+    """Return a trace that was logged before, if it is of the models where there are any."""
     trace = Trace.open(args.trace)
-    check_cuts(args, trace.header)
-    return trace
-
-
-def _of_pair(args: Namespace, pair: Any) -> Any:
-    """Return a trace that was logged before, if it is of these models."""
-    trace = Trace.open(args.trace)
-    check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)
-    if trace.header.temperature != args.temperature:
-        raise ValueError(
-            f"--trace: must be of the temperature {args.temperature:g}; "
-            f"got {trace.header.temperature:g}"
-        )
+    if pair is not None:
+        check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)
+        if trace.header.temperature != args.temperature:
+            raise ValueError(
+                f"--trace: must be of the temperature {args.temperature:g}; "
+                f"got {trace.header.temperature:g}"
+            )
     check_cuts(args, trace.header)
     args.cuts = Cuts.of(trace.header.details) or args.cuts
     return trace

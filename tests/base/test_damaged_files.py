@@ -66,7 +66,7 @@ class Desk:
 
     def read(self, kind: str) -> tuple[int, str, str]:
         """Return exit code, output and errors of the command that reads a kind of file."""
-        path, rows = str(self.path(kind)), str(self.folder / "rows.npy")
+        path = str(self.path(kind))
         models = ("--target", "nowhere", "--draft", "nowhere")
         generate = ("generate", "--prompt", "x", "--json")
         trace = ("replay", str(self.folder / "trace"), "--policy", "speculative", "--json")
@@ -74,7 +74,7 @@ class Desk:
         command, arguments = {
             "prompts": (main, (*tune, *models, "--prompts", path)),
             "tuned": (main, (*generate, *models, "--tuned", path)),
-            "costs": (main, (*tune, "--rows", rows, rows, "--costs", path,
+            "costs": (main, (*tune, "--trace", str(self.folder / "trace"), "--costs", path,
                              "--policies", "speculative")),
             "manifest": (simulations, trace),
             "text-00000": (simulations, trace),

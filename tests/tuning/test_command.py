@@ -213,7 +213,7 @@ ALONE = ("--trace", "no", "--cost-ratio")
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "8", "8"), "each size once; got 8 8"),
         (("--kl-per-token", "1", *ALONE, "1", "--batch", "1", "8"), "--batch: must be one with"),
         (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
-        (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace, --rows: one must be given"),
+        (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace: must be given without models"),
         (("--kl-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),
         (
             ("--kl-per-token", "1", "--trace", "no"),
