@@ -14,10 +14,11 @@ from typing import Any
 
 from cactus_theory.base.terminal import Progress
 from cactus_theory.traces import Replay, Trace
+from cactus_theory.traces.estimate import valued
 from cactus_theory.traces.replays import replay_widths
 
 from .common.results import columns, publish
-from .replay import tokens_at_level, valued
+from .replay import tokens_at_level
 
 # knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)

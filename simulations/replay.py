@@ -17,7 +17,7 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, replay
-from cactus_theory.traces.estimate import tokens_at
+from cactus_theory.traces.estimate import tokens_at, valued
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 from .common.grid import checked_policy
@@ -155,13 +155,6 @@ def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
     for place, rate in enumerate(replay.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = rate.value
     return row
-
-
-def valued(name: str, estimate: Estimate | None) -> Row:
-    """Return an estimate as ``name`` and its standard error as ``name_se``, None without one."""
-    if estimate is None:
-        return {name: None, f"{name}_se": None}
-    return {name: estimate.value, f"{name}_se": estimate.standard_error}
 
 
 def tokens_at_level(

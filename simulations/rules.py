@@ -29,7 +29,7 @@ from cactus_theory.decoding import generate, load_pair
 from cactus_theory.emitted import RaisedOffHead
 from cactus_theory.policies.mars import Mars
 from cactus_theory.traces import Estimate, Replay, Trace
-from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at
+from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at, valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
@@ -37,7 +37,6 @@ from cactus_theory.verify import Assignment, Draft, find_verifier
 from .common.inputs import add_pair_arguments, at_least, prompts_of
 from .common.results import columns, publish
 from .fly import looked_ahead
-from .replay import valued
 from .trace import DRAFTERS as EVERY_DRAFTER
 
 # price in tokens per nat: from nearly lossless to nearly everything accepted
@@ -208,7 +207,7 @@ def _row(
     row: Row = {"temperature": temperature, "drafts": drafts, "num_draft_tokens": width}
     row |= vars(rule) | {"cycles": cycles}
     for name in COLUMNS:
-        row |= valued(name, numbers[name]) if name in numbers else {name: None, f"{name}_se": None}
+        row |= valued(name, numbers.get(name))
     return row
 
 

@@ -22,17 +22,17 @@ from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import add_inflate
 from cactus_theory.decoding import Pair, load_pair
-from cactus_theory.policies._registry import policy, policy_of_data
+from cactus_theory.policies import policy
+from cactus_theory.traces.estimate import valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
 from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.families import LOSSLESS
 from cactus_theory.tuning.measure import Setting
-from cactus_theory.verify.contract import registered_verifier
 
 from .common.answers import answer_rows, sentences
 from .common.decode import Harness
-from .common.grid import PLAIN, Config, Grid, Job, Runs, label
+from .common.grid import PLAIN, Config, Grid, Job, Runs, config_of, label
 from .common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -46,7 +46,6 @@ from .common.inputs import (
 from .common.journal import Journal
 from .common.results import columns, publish
 from .common.statistics import Draws, resamples, spread
-from .replay import valued
 
 Row = dict[str, Any]
 
@@ -230,15 +229,9 @@ def key(batch: int, level: float) -> str:
 
 
 def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Config:
-    """Return the decode of a line of a tuned table.
-
-    ValueError for a policy of a file that ``--policies`` does not name: the journal is data.
-    """
-    spec, in_files = line["policy"], filter(file_of, args.policies or ())
-    trusted = spec in {policy(name).spec for name in in_files}
-    method = spec if trusted else policy_of_data(spec, args.out / JOURNAL).spec
-    judge = registered_verifier(line["verifier"])
-    return Config(method, line["num_draft_tokens"], batch, judge.spec)
+    """Return the decode of a line of a tuned table; of files' policies those of ``--policies``."""
+    trusted = [policy(name).spec for name in filter(file_of, args.policies or ())]
+    return config_of(line, args.out / JOURNAL, batch, trusted)
 
 
 def grid_rows(

@@ -26,6 +26,7 @@ from cactus_theory.commands.flags import (
 from cactus_theory.emitted import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
+from cactus_theory.traces.estimate import valued
 from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
 
 # columns of the table of policies that hold words
@@ -148,14 +149,11 @@ def _line(one: PooledAudit, pooled_share: float | None) -> Line:
     budget = one.declares.budget
     return {
         "policy": one.policy,
-        "acceptance": one.acceptance.value,
-        "acceptance_se": one.acceptance.standard_error,
-        one.reference: one.divergence.value,
-        f"{one.reference}_se": one.divergence.standard_error,
+        **valued("acceptance", one.acceptance),
+        **valued(one.reference, one.divergence),
         "raised_off_head_per_1000": 1000 * one.raised_off_head.value,
         "raised_off_head_per_1000_se": 1000 * one.raised_off_head.standard_error,
-        "share_of_row_optimum": one.share.value,
-        "share_of_row_optimum_se": one.share.standard_error,
+        **valued("share_of_row_optimum", one.share),
         "share_of_pooled_optimum": pooled_share,
         "declares": "no budget" if budget is None else str(budget),
         "held": one.held,

@@ -98,6 +98,13 @@ def ratio_of_sums(above: PerText, below: PerText, source: str) -> Estimate:
         return Estimate(float(tops / bottoms), _all_but_one(above) / _all_but_one(below), source)
 
 
+def valued(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Return an estimate as ``name`` and its standard error as ``name_se``, None without one."""
+    if estimate is None:
+        return {name: None, f"{name}_se": None}
+    return {name: estimate.value, f"{name}_se": estimate.standard_error}
+
+
 def _all_but_one(values: PerText) -> PerText:
     """Return the sum over all other entries; not by subtraction, which fails at infinity."""
     before = np.concatenate([[0.0], values[:-1].cumsum()])

@@ -13,7 +13,7 @@ import numpy as np
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.promises import Promise, share
-from cactus_theory.traces.estimate import Estimate, Replay
+from cactus_theory.traces.estimate import Estimate, Replay, valued
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
@@ -48,8 +48,8 @@ class Answers:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it for JSON."""
-        ratio = {"tokens_ratio": self.ratio.value, "tokens_ratio_se": self.ratio.standard_error}
-        return {name: value for name, value in vars(self).items() if name != "ratio"} | ratio
+        own = {name: value for name, value in vars(self).items() if name != "ratio"}
+        return own | valued("tokens_ratio", self.ratio)
 
     @property
     def sentence(self) -> str:

@@ -126,9 +126,11 @@ def measure_costs(
     for repeat in range(repeats + 1):
         order = random.Random(f"{prompts.seed} {repeat}").sample(kinds, len(kinds))
         for number, kind in enumerate(order):
-            timed = _timed(target_model, draft_model, prompts, kind, repeat)
+            rounds: list[Round] = []
+            group, first = prompts.group(repeat), repeat * prompts.batch
+            result = _decoded(target_model, draft_model, prompts, kind, group, first, rounds)
             if repeat:  # the first decode of a kind allocates
-                times[kind].append(timed)
+                times[kind].append(_split(result, rounds))
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
     drafted = {kind: timed for kind, timed in times.items() if kind is not None}
@@ -176,16 +178,6 @@ def _widths(settings: Sequence[Setting]) -> tuple[int, ...]:
     if len(different) > 1:
         raise ValueError(f"settings: every family must be at the same K; got {different}")
     return different.pop()
-
-
-def _timed(
-    target: Any, draft: Any, prompts: Prompts, setting: Setting | None, repeat: int
-) -> Timed:
-    """Decode one batch and return what it took."""
-    rounds: list[Round] = []
-    first = repeat * prompts.batch
-    group = prompts.group(repeat)
-    return _split(_decoded(target, draft, prompts, setting, group, first, rounds), rounds)
 
 
 def _decoded(

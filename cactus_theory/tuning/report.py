@@ -9,6 +9,7 @@ from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.policies import list_policies
 from cactus_theory.promises import USUAL_TOKENS
+from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
 from cactus_theory.tuning.choices import Choice, Tuned, fastest
 from cactus_theory.tuning.costs import SECONDS
@@ -206,22 +207,17 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
 
 def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
     meter = choice.replay.divergence_per_token(tuned.divergence)
-    calls = choice.replay.tokens_per_call
     return {
         "family": choice.family.name,
         "policy": choice.policy,
         "verifier": choice.verifier,
         "num_draft_tokens": choice.num_draft_tokens,
-        "speed": choice.speed.value,
-        "speed_se": choice.speed.standard_error,
+        **valued("speed", choice.speed),
         "speed_chosen_by": choice.chosen_by.value,
         "over_plain": choice.speed.value / tuned.plain,
-        "length_ratio": None if choice.length is None else choice.length.value,
-        "length_ratio_se": None if choice.length is None else choice.length.standard_error,
-        "tokens_per_call": calls.value,
-        "tokens_per_call_se": calls.standard_error,
-        "divergence_per_token": meter.value,
-        "divergence_per_token_se": meter.standard_error,
+        **valued("length_ratio", choice.length),
+        **valued("tokens_per_call", choice.replay.tokens_per_call),
+        **valued("divergence_per_token", meter),
     }
 
 

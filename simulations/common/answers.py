@@ -14,9 +14,9 @@ import numpy as np
 from cactus_theory.base.specs import Registry
 from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
-from cactus_theory.traces.estimate import ratio_of_sums
+from cactus_theory.traces.estimate import ratio_of_sums, valued
 
-from .grid import BASELINES, Config, Record, Runs, label, name, total
+from .grid import BASELINES, Config, Record, Runs, name, total
 from .statistics import Draws, resamples, spread
 
 LOSSLESS = (*BASELINES, "speculative")
@@ -30,10 +30,11 @@ COLUMNS = (
     "score_difference_se allowed_low allowed_high"
 ).split()
 HEADS = {
-    "name": "method", "mean_length": "tokens\n/answer", "cut": "cut off",
-    "length_ratio": "x lossless", "seconds_per_answer": "s/answer",
+    "name": "method", "mean_length": "tokens\n/answer", "mean_length_se": "±", "cut": "cut off",
+    "length_ratio": "x lossless", "length_ratio_se": "±", "seconds_per_answer": "s/answer",
     "emitted_kl_per_token": "KL/token", "raised_off_head_per_1000": "raised off\nhead/1,000",
-    "score": "score", "score_difference": "– lossless",
+    "score": "score", "score_se": "±", "score_difference": "– lossless",
+    "score_difference_se": "±",
 }  # fmt: skip
 Row = dict[str, Any]
 SCORES: Registry[FunctionType] = Registry(
@@ -74,10 +75,7 @@ def answer_rows(
         peers = {other: its for other, its in runs.items()
                  if other.batch == line.batch and other.method in LOSSLESS}  # fmt: skip
         ours = [its for other, its in peers.items() if not other.method.startswith("hf_")]
-        method, knob = label(line.method)
-        row: Row = dict.fromkeys(COLUMNS) | {"method": method, "knob": knob}
-        row |= {"num_draft_tokens": line.width, "batch": line.batch}
-        row |= {"verifier": None if method in BASELINES else line.judge}
+        row: Row = dict.fromkeys(COLUMNS) | line.columns
         lossless = None if line in peers else [*peers.values()]
         row |= _lengths(own, lossless, prompts) | _costs(own)
         if timed:
@@ -99,12 +97,12 @@ def _lengths(own: Runs, lossless: Sequence[Runs] | None, prompts: int) -> Row:
     length = _mean(own.all, "lengths", prompts)
     cut = 1 - _mean(own.all, "ended", prompts).value
     row: Row = {"answers": sum(len(record["lengths"]) for record in own.all), "cut": cut}
-    row |= {"mean_length": length.value, "mean_length_se": length.standard_error}
+    row |= valued("mean_length", length)
     if "row_calls" in own.all[0]:
         row["calls_per_answer"] = total(own.all, "row_calls") / row["answers"]
     if lossless and cut < 1:
         ratio = length / _mean([one for its in lossless for one in its.all], "lengths", prompts)
-        row |= {"length_ratio": ratio.value, "length_ratio_se": ratio.standard_error}
+        row |= valued("length_ratio", ratio)
     return row
 
 
@@ -132,14 +130,12 @@ def _scores(own: Runs, lossless: Sequence[Runs] | None, prompts: int, nats: floa
     if "scores" not in own.metered[0]:
         return {}
     mean = _mean(own.metered, "scores", prompts)
-    row: Row = {"score": mean.value, "score_se": mean.standard_error}
+    row: Row = valued("score", mean)
     if not lossless:
         return row
     records = [record for its in lossless for record in its.metered]
     base = _mean(records, "scores", prompts)
-    difference = mean - base
-    row["score_difference"] = difference.value
-    row["score_difference_se"] = difference.standard_error
+    row |= valued("score_difference", mean - base)
     scores = [score for record in (*records, *own.metered) for score in record["scores"]]
     if nats is not None and 0 <= min(scores) and max(scores) <= 1:
         allowed = Promise(base.value, cap=max(nats, 0.0), averaged=True)
@@ -165,19 +161,3 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     elif not said:
         said.append("No line's answers differ in length from lossless ones beyond 95 %.")
     return said
-
-
-def shown(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows for a terminal's table under HEADS."""
-    digits = {"mean_length": 1, "seconds_per_answer": 4, "raised_off_head_per_1000": 1}
-
-    def cell(row: Row, column: str) -> str | None:
-        value, error = (row.get(f"{column}{end}") for end in ("", "_se"))
-        numbers = [f"{number:.{digits.get(column, 3)}f}" for number in (value, error)
-                   if number is not None]  # fmt: skip
-        return " ±".join(numbers) or None
-
-    return [
-        {"name": name(row)} | {column: cell(row, column) for column in list(HEADS)[1:]}
-        for row in rows
-    ]

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,9 @@ from jaxtyping import Float
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
+from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import find_verifier, verifiers
+from cactus_theory.verify.contract import registered_verifier
 
 from .journal import Journal
 
@@ -59,10 +61,30 @@ class Config:
         return at(series(self.method), self.judge)
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """Return what tables name it by."""
+        method, knob = label(self.method)
+        judge = None if method in BASELINES else self.judge
+        row = {"method": method, "knob": knob, "verifier": judge}
+        return row | {"num_draft_tokens": self.width, "batch": self.batch}
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Return all of it as results keep it, without what is as usual."""
         defaults = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
         return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
+
+
+def config_of(
+    row: Mapping[str, Any], path: Path, batch: int = 1, trusted: Collection[str] = ()
+) -> Config:
+    """Return the decode that a line of a file names.
+
+    ValueError for a policy that names code, unless its spec is ``trusted``: such a file is data.
+    """
+    spec, judge = row["policy"], registered_verifier(row["verifier"])
+    method = spec if spec in trusted else policy_of_data(spec, path).spec
+    return Config(method, int(row["num_draft_tokens"]), batch, judge.spec)
 
 
 @dataclass(frozen=True)

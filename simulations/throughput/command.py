@@ -26,7 +26,7 @@ from cactus_theory.commands.flags import add_inflate
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 
 from ..common.answers import HEADS as ANSWERS
-from ..common.answers import answer_rows, score_of, sentences, shown
+from ..common.answers import answer_rows, score_of, sentences
 from ..common.decode import Harness
 from ..common.grid import (
     BASELINES,
@@ -38,6 +38,7 @@ from ..common.grid import (
     configs,
     files_of,
     method,
+    name,
 )
 from ..common.inputs import (
     ENDS,
@@ -180,7 +181,8 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     answers, equal = tables.get("answers", []), tables.get("throughput_equal_kl", [])
     if answers:
-        texts.append(columns(shown(answers), ANSWERS, "\nwhole answers", "length_ratio"))
+        named = [row | {"name": name(row)} for row in answers]
+        texts.append(columns(named, ANSWERS, "\nwhole answers", "length_ratio_se"))
     if beside := tables.get("beside_plain"):
         texts.append(columns(beside, SETTING_HEADS, "\nthe settings beside plain decoding"))
     if equal:
@@ -205,7 +207,7 @@ def _shown(row: Row) -> Row:
     low, high = (f"{row[f'tokens_per_second_{end}']:,.0f}" for end in ("low", "high"))
     speed = f"{row['tokens_per_second']:,.0f}"
     names = {"method": method(row), "num_draft_tokens": row["num_draft_tokens"] or None}
-    rest = [name for name in list(HEADS)[list(HEADS).index("kl") + 1 :] if row[name] is not None]
-    names |= {name: f"{row[name]:.2f}" for name in rest}
+    rest = list(HEADS)[list(HEADS).index("kl") + 1 :]
+    names |= {head: f"{row[head]:.2f}" for head in rest if row[head] is not None}
     kl = 0.0 if row["method"] in BASELINES else row["emitted_kl_per_token"]
     return row | names | {"speed": speed, "range": f"{low}–{high}", "kl": kl}

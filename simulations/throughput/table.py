@@ -13,13 +13,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.tuning.families import LOSSLESS
-from cactus_theory.verify.contract import registered_verifier
 
 from ..common.decode import Harness
 from ..common.grid import (
-    BASELINES,
     HF_ASSISTED,
     HF_PLAIN,
     PLAIN,
@@ -28,7 +25,7 @@ from ..common.grid import (
     Job,
     Record,
     Runs,
-    label,
+    config_of,
 )
 from ..common.results import read_csv
 from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples, spread
@@ -95,13 +92,8 @@ def rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[dict[str, Any]]:
 
 def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, Any]:
     line_runs = runs[line]
-    name, knob = label(line.method)
-    row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
-        "method": name,
-        "knob": knob,
-        "verifier": None if name in BASELINES else line.judge,
-        "num_draft_tokens": line.width,
-        "batch": line.batch,
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | line.columns
+    row |= {
         "tokens_per_second_min": float(line_runs.speeds.min()),
         "tokens_per_second_max": float(line_runs.speeds.max()),
         "tokens": line_runs.total("tokens"),
@@ -143,19 +135,7 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
 
 def settings_of(path: Path) -> list[tuple[Config, Mapping[str, str]]]:
     """Return the lines that a file of ``tune-check --choices`` names, each with its row."""
-    rows = read_csv(path)[0]
-    return [
-        (
-            Config(
-                policy_of_data(row["policy"], path).spec,
-                int(row["num_draft_tokens"]),
-                1,
-                registered_verifier(row["verifier"]).spec,
-            ),
-            row,
-        )
-        for row in rows
-    ]
+    return [(config_of(row, path), row) for row in read_csv(path)[0]]
 
 
 def beside_plain(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cactus_theory.promises import event_interval
-from simulations.common.answers import COLUMNS, WIDE, answer_rows, score_of, sentences, shown
+from simulations.common.answers import COLUMNS, WIDE, answer_rows, score_of, sentences
 from simulations.common.grid import Config, Grid
 
 PROMPTS, REPEATS = 6, 3
@@ -68,7 +68,6 @@ def test_without_timed_repeats_there_are_no_seconds() -> None:
     assert sentences([band]) == [
         "Batch 2, band:price=1, K 4: 2.00 (2.00 to 2.00) times the length."
     ]
-    assert shown([band])[0]["seconds_per_answer"] is None
 
 
 def test_cut_answers_are_counted_and_nothing_is_said_where_all_are() -> None:
