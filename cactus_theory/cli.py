@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line
 
 import argparse
 import importlib
-import os
 import sys
 
 import cactus_theory as ct
@@ -28,9 +27,6 @@ def main(arguments: list[str] | None = None) -> int:
         status = args.run(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader of our output has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         kept = tune.KEPT if args.command == "tune" else None
         return interrupted(f"cactus-theory {args.command}", kept)

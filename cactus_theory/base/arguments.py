@@ -232,6 +232,14 @@ def number(
     return result
 
 
+def finite(name: str, value: Any, low: float, *, open_low: bool = False) -> float:
+    """Return ``value`` as a finite float from ``low`` on (or above it)."""
+    result = number(name, value, low, open_low=open_low)
+    if result == math.inf:
+        raise ValueError(f"{name}: must be finite; got {value}")
+    return result
+
+
 def row_numbers(
     name: str, value: Any, batch: torch.Size, device: torch.device, low: float, high: float
 ) -> Tensor:

@@ -28,6 +28,7 @@ from cactus_theory.commands.flags import (
     check_cuts,
     choose_threads,
     given_cuts,
+    one_policy,
 )
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.decoding.cuts import WHOLE, Cuts
@@ -66,7 +67,7 @@ Line = dict[str, Any]
 def add_arguments(parser: ArgumentParser) -> None:
     """Describe the command line; needs no optional package."""
     add = parser.add_argument
-    add_policy(parser, required=False)
+    add_policy(parser)
     add_trust(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair")
     add("--target", metavar="DIR", help="or: target model")
@@ -111,7 +112,7 @@ def run(args: Namespace) -> int:
     budget = Budget(args.texts, args.seconds)
     if args.floor:
         return _floor(args, budget)
-    args.policy = ct.policy(args.policy or "speculative")
+    args.policy = ct.policy(one_policy(args) or "speculative")
     setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
     trace = Trace.open(args.trace) if args.trace else None
     width = args.num_draft_tokens or (USUAL_DRAFT if trace is None else trace.num_draft_tokens)

@@ -32,36 +32,23 @@ LARGE = 1 << 26
 FASTER = "faster"
 
 
-class Once(argparse.Action):
-    """Store a value; refuse a second one instead of forgetting the first."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Enter the value."""
-        if getattr(namespace, self.dest) is not None:
-            raise argparse.ArgumentError(
-                self, f"must be given once; got {getattr(namespace, self.dest)} and {values}"
-            )
-        setattr(namespace, self.dest, values)
-
-
-def add_policy(
-    parser: argparse.ArgumentParser, several: bool = False, required: bool = True
-) -> None:
-    """Declare ``--policy``; ``several`` lets it be repeated."""
+def add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """Declare ``--policy``: one or more with ``several``, else what :func:`one_policy` takes."""
     more = "; may be repeated, for one table of several policies" if several else ""
     parser.add_argument(
         "--policy",
-        required=required,
-        action="append" if several else Once,
+        required=several,
+        action="append",
         help=f"one of {', '.join(POLICIES.names())}, or FILE.py:NAME; with :knob=value,knob=value"
         + more,
     )
+
+
+def one_policy(args: argparse.Namespace) -> str | None:
+    """Return the one policy that was named, None for none; ValueError for several."""
+    if len(named := args.policy or []) > 1:
+        raise ValueError(f"--policy: must be given once; got {' and '.join(named)}")
+    return named[0] if named else None
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from cactus_theory.commands.flags import (
     add_trust,
     choose_threads,
     given_cuts,
+    one_policy,
 )
 from cactus_theory.decoding.cuts import WHOLE
 from cactus_theory.promises import Promise
@@ -27,7 +28,7 @@ from cactus_theory.verify.contract import verifiers
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    add_policy(parser, required=False)
+    add_policy(parser)
     add_trust(parser)
     parser.add_argument("--target", required=True, metavar="DIR", help="target model")
     parser.add_argument("--draft", required=True, metavar="DIR", help="draft model, or head")
@@ -153,13 +154,14 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     """Return how to decode: as the flags say, or a file from ``cactus-theory tune``."""
     from cactus_theory.decoding.schedule import find_rule
 
-    if (args.policy is None) == (args.tuned is None):
+    named = one_policy(args)
+    if (named is None) == (args.tuned is None):
         got = "neither" if args.tuned is None else "both"
         raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
-    if args.tuned is None:
+    if named is not None:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        policy = find_rule(args.policy)
+        policy: Any = find_rule(named)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
         cuts = given_cuts(args) or WHOLE
         return TunedSetting(policy, verifier, width, temperature, cuts=cuts)

@@ -256,7 +256,4 @@ def _from_generator(source: torch.Generator) -> Uniforms:
 
 def checked_temperature(temperature: float) -> float:
     """Return ``temperature`` if it is finite and not negative."""
-    value = check.number("temperature", temperature, 0)
-    if value == float("inf"):
-        raise ValueError(f"temperature: must be finite; got {temperature!r}")
-    return value
+    return check.finite("temperature", temperature, 0)

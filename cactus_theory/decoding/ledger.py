@@ -97,10 +97,7 @@ class Ledger(Schedule):
     """
 
     def __init__(self, policy: Spec | Schedule, cap: float, *, burst: float = 0.0) -> None:
-        self.cap, self.burst = check.number("cap", cap, 0), check.number("burst", burst, 0)
-        for name, value in (("cap", self.cap), ("burst", self.burst)):
-            if value == math.inf:
-                raise ValueError(f"{name}: must be finite; got {value}")
+        self.cap, self.burst = check.finite("cap", cap, 0), check.finite("burst", burst, 0)
         self.inner = policy if isinstance(policy, Schedule) else OnePolicy(policy)
 
     @property

@@ -87,7 +87,7 @@ class Costs:
             One that is below 0 or not finite.
         """
         ratios = {"cost-ratio": cost_ratio, "verify-cost": verify_cost, "fixed-cost": fixed_cost}
-        c, v, f = (_amount(name, value) for name, value in ratios.items())
+        c, v, f = (check.finite(name, value, 0) for name, value in ratios.items())
         return cls(
             unit=PLAIN_STEPS,
             batch=batch,
@@ -201,13 +201,6 @@ class Costs:
         low, high = self.widths[place : place + 2]
         share = (width - low) / (high - low)
         return part[place] + share * (part[place + 1] - part[place])
-
-
-def _amount(name: str, value: float) -> float:
-    amount = check.number(name, value, 0)
-    if amount == float("inf"):
-        raise ValueError(f"{name}: must be finite; got {value}")
-    return amount
 
 
 def plain_speed(costs: Costs) -> float:
