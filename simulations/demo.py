@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
     pair = loaded_pair(args)
-    prompts = load_prompts(args.prompts, args.target)[: args.num_prompts]
+    prompts = load_prompts(args.prompts, pair.tokenizer)[: args.num_prompts]
 
     print(rule("rows along a real generation"))
     q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 def at_size(pair: Pair, args: argparse.Namespace) -> str:
     """Return two decodes of one prompt by the pair at the cost of a larger one, as a table."""
     sizes = argparse.Namespace(inflate=LARGE, dtype="float32")
-    prompts = load_prompts(args.prompts, args.target)[:1]
+    prompts = load_prompts(args.prompts, pair.tokenizer)[:1]
     try:
         harness = Harness(inflated(pair, sizes), prompts, LARGE_TOKENS, args.seed)
     except ValueError as error:  # too little memory, or models of another kind
@@ -142,9 +142,8 @@ def _speed_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
 def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
     from paper_figures.__main__ import draw
 
-    command = {"command": "python -m simulations demo"}
     for name, rows in tables.items():
-        publish(args, rows, args.out / f"{name}.csv", **command)
+        publish(args, rows, args.out / f"{name}.csv")
     for name in PICTURES:
         draw(name, args.out, args.out)
     files = sorted(path.name for path in args.out.iterdir() if path.suffix in (".csv", ".png"))

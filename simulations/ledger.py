@@ -188,12 +188,13 @@ def run(args: argparse.Namespace) -> int:
     plan = [Line(verifier, kind, setting) for verifier in args.verifier
             for kind in kinds for setting in kinds[kind]]  # fmt: skip
     policies = {line.key: policy_of(line, args.policy) for line in plan}
-    prompts = load_prompts(args.prompts, args.target)
+    pair = load_pair(args.target, args.draft)
+    prompts = load_prompts(args.prompts, pair.tokenizer)
     settings = {
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
-    harness = Harness(load_pair(args.target, args.draft), prompts, args.max_new_tokens, seed=0)
+    harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
     grid = Grid(plan, len(prompts), repeats=0, metered=args.repeats)
 
     def decoded(job: Job) -> Record:

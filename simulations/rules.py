@@ -34,7 +34,7 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from .common.inputs import add_pair_arguments, at_least, prompts_of
+from .common.inputs import add_pair_arguments, at_least, load_prompts
 from .common.results import columns, publish
 from .fly import looked_ahead
 from .trace import DRAFTERS as EVERY_DRAFTER
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     """Price every rule, print the tables, write the CSV; return 0."""
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
     pair = load_pair(args.target, args.draft)
-    prompts = [pair.tokenizer(text)["input_ids"] for text in prompts_of(args.prompts)]
+    prompts = load_prompts(args.prompts, pair.tokenizer)
     ends = args.eos_token_ids
     ends = pair.target.generation_config.eos_token_id if ends is None else ends
     widths = sorted(set(args.num_draft_tokens))

@@ -16,7 +16,7 @@ from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.traces.log import log_shown
 
-from .common.inputs import add_pair_arguments, prompts_of
+from .common.inputs import add_pair_arguments, load_prompts
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "sampled": lambda model: model,
@@ -46,13 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
-    texts = prompts_of(args.prompts)
     pair = load_pair(args.target, args.draft, device=args.device)
     ends = pair.target.generation_config.eos_token_id
     trace = log_shown(
         args,
         pair,
-        [pair.tokenizer(text)["input_ids"] for text in texts],
+        load_prompts(args.prompts, pair.tokenizer),
         args.out,
         draft_model=DRAFTERS[args.drafter](pair.draft),
         num_draft_tokens=args.num_draft_tokens,

@@ -145,7 +145,7 @@ def foreign(tmp_path: Path) -> Path:
 def test_a_model_folder_runs_no_code(tmp_path: Path, foreign: Path, capsys, monkeypatch) -> None:
     pytest.importorskip("transformers")
     from cactus_theory.decoding import load_pair
-    from simulations.common.inputs import load_model, load_prompts
+    from simulations.common.inputs import load_model
 
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # what was piped to a question
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -156,8 +156,6 @@ def test_a_model_folder_runs_no_code(tmp_path: Path, foreign: Path, capsys, monk
         load_pair(PAIR / "target", foreign)
     with pytest.raises(ValueError, match="trust_remote_code"):
         load_model(foreign)
-    (tmp_path / "x.txt").write_text("x")
-    assert load_prompts(tmp_path / "x.txt", foreign)  # its tokenizer needs no code
     assert not (tmp_path / "ran").exists()
 
 

@@ -57,7 +57,7 @@ def lines() -> list[Line]:
 def harness_of(args: Namespace) -> Harness:
     """Return the pair and a few prompts, whose texts have all their tokens."""
     pair = loaded_pair(args)
-    texts = load_prompts(args.prompts, args.target)[:PROMPTS]
+    texts = load_prompts(args.prompts, pair.tokenizer)[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)
 

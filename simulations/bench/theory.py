@@ -6,7 +6,7 @@ softmax of the same row and a plain numpy sort-and-bisect.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -55,13 +55,11 @@ def clocked(
             started = time.perf_counter()
             job()
             times[name].append(1e3 * (time.perf_counter() - started))
-    return {name: milliseconds(each) for name, each in times.items()}, last
-
-
-def milliseconds(times: Sequence[float]) -> dict[str, float]:
-    """Return median, least and most."""
-    middle = statistics.median(times)
-    return {"milliseconds": middle, "least": min(times), "most": max(times)}
+    numbers = {"milliseconds": statistics.median, "least": min, "most": max}
+    spreads = {
+        name: {number: of(each) for number, of in numbers.items()} for name, each in times.items()
+    }
+    return spreads, last
 
 
 def _timed(
@@ -105,11 +103,7 @@ def _jobs() -> Iterator[tuple[str, int, int, Callable[[], Any]]]:
     jobs["optimal_acceptance kl"] = partial(ct.optimal_acceptance, delta=DELTA)
     for name, job in jobs.items():
         yield f"{name} of a batch", LARGE, LARGE_BATCH, partial(job, *large)
-        yield f"{name} one by one", LARGE, LARGE_BATCH, partial(_each, job, *large)
-
-
-def _each(job: Callable[..., Any], q: Tensor, p: Tensor) -> list[Any]:
-    return list(map(job, q, p))
+        yield f"{name} one by one", LARGE, LARGE_BATCH, lambda job=job: list(map(job, *large))
 
 
 def naive_optimum(q: np.ndarray, p: np.ndarray) -> float:

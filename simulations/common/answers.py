@@ -15,13 +15,12 @@ from cactus_theory.base.specs import Registry
 from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
+from cactus_theory.tuning.choices import WIDE
 
 from .grid import BASELINES, Config, Record, Runs, name, total
 from .statistics import Draws, resamples, spread
 
 LOSSLESS = (*BASELINES, "speculative")
-# standard errors on either side of a 95 % interval
-WIDE = 1.96
 COLUMNS = (
     "method knob verifier num_draft_tokens batch answers mean_length mean_length_se cut "
     "length_ratio length_ratio_se calls_per_answer seconds_per_answer seconds_per_answer_low "
@@ -138,7 +137,7 @@ def _scores(own: Runs, lossless: Sequence[Runs] | None, prompts: int, nats: floa
     row |= valued("score_difference", mean - base)
     scores = [score for record in (*records, *own.metered) for score in record["scores"]]
     if nats is not None and 0 <= min(scores) and max(scores) <= 1:
-        allowed = Promise(base.value, cap=max(nats, 0.0), averaged=True)
+        allowed = Promise(base.value, cap=max(nats, 0.0))
         row |= {"allowed_low": allowed.low, "allowed_high": allowed.high}
     return row
 

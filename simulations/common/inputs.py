@@ -2,7 +2,7 @@
 
 import argparse
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import inflated
@@ -92,20 +93,15 @@ def at_least(args: argparse.Namespace, **least: int) -> None:
             raise ValueError(f"--{name.replace('_', '-')}: must be at least {low}; got {value}")
 
 
-def command_line(
-    name: str,
-    declare: Callable[[argparse.ArgumentParser], None],
-    args: argparse.Namespace,
-    leave_out: tuple[str, ...] = ("out",),
-) -> str:
+def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
     """Return the command with every flag that is not at its default, for the provenance.
 
-    ``declare`` is the simulation's ``add_arguments``; ``leave_out`` are flags for where results
-    go. Of files, only the name is kept.
+    ``args`` as ``python -m simulations`` parses them, with the command's name and its flags;
+    ``leave_out`` are flags for where results go. Of files, only the name is kept.
     """
     parser = argparse.ArgumentParser()
-    positional = [name]
-    declare(parser)
+    positional = [args.command]
+    args.declare(parser)
     flags = []
     for action in parser._actions:
         value = getattr(args, action.dest, None)
@@ -152,25 +148,16 @@ def load_model(folder: str | Path) -> Any:
     """Return the float32 causal language model stored in a folder; ValueError if there is none."""
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"folder: must hold a Hugging Face model; got {str(folder)!r}")
-    load = _transformers().AutoModelForCausalLM.from_pretrained
+    library = check.optional_module("transformers", "llm")
+    library.utils.logging.disable_progress_bar()  # one bar is ours
+    load = library.AutoModelForCausalLM.from_pretrained
     options = {"local_files_only": True, "trust_remote_code": False}
     return load(folder, dtype=torch.float32, **options).eval()
 
 
-def load_prompts(path: str | Path, tokenizer_folder: str | Path) -> list[list[int]]:
+def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
     """Return the token ids of each prompt of :func:`prompts_of`."""
-    load = _transformers().AutoTokenizer.from_pretrained
-    tokenizer = load(tokenizer_folder, local_files_only=True, trust_remote_code=False)
-    return [tokenizer(text)["input_ids"] for text in prompts_of(Path(path))]
-
-
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise RuntimeError("transformers is needed: pip install 'cactus-theory[llm]'") from error
-    transformers.utils.logging.disable_progress_bar()  # one bar is ours
-    return transformers
+    return [tokenizer(text)["input_ids"] for text in prompts_of(path)]
 
 
 Rows = Float[Tensor, "rows vocab"]

@@ -4,7 +4,6 @@ import argparse
 import csv
 import importlib.metadata
 import io
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -93,11 +92,6 @@ def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
     return list(csv.DictReader(lines[count:])), {key: value for key, _, value in notes}
 
 
-def write_json(path: str | Path, payload: Any) -> None:
-    """Write ``payload`` as indented JSON, all or nothing; ValueError for NaN and infinity."""
-    write_text(path, json.dumps(payload, indent=2, allow_nan=False) + "\n")
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write ``text``; all of the file or nothing."""
     write_bytes(path, text.encode())
@@ -121,7 +115,7 @@ def _field(value: Any) -> Any:
 
 
 # flags that say where results go and how they are shown: none of them decides a result
-PLACES = ("out", "work", "json", "shared", "choices")
+PLACES = ("out", "work", "json", "shared", "choices", "workers", "scheduler")
 
 
 def publish(
@@ -133,10 +127,9 @@ def publish(
 ) -> None:
     """Write a table and its provenance, to ``--out`` where no path is given.
 
-    ``args`` as ``python -m simulations`` parses them, with the command's name and its flags;
-    ``notes`` go into the provenance.
+    ``args`` as :func:`command_line` takes them; ``notes`` go into the provenance.
     """
-    source = provenance(command_line(args.command, args.declare, args, PLACES)) | notes
+    source = provenance(command_line(args, PLACES)) | notes
     source |= {"cost": args.cost} if "cost" in args else {}
     write_csv(path or args.out, rows, source)
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode with every setting, write the table, print what Cactus and constant δ pay."""
     pair = load_pair(args.target, args.draft)
-    prompts = load_prompts(args.prompts, args.target)
+    prompts = load_prompts(args.prompts, pair.tokenizer)
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     lines = [Config(spec, args.num_draft_tokens, 1) for specs in SERIES.values() for spec in specs]
     grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)

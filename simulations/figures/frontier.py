@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.decoding import load_pair
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, load_model, load_prompts, log_rows
+from ..common.inputs import add_pair_arguments, load_prompts, log_rows
 from ..common.results import publish
 from ..common.statistics import hermite
 
@@ -59,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log rows, write the table and print what Cactus pays."""
-    prompts = load_prompts(args.prompts, args.target)
-    models = load_model(args.target), load_model(args.draft)
-    q, p = log_rows(*models, prompts, args.tokens_each, args.seed)
+    pair = load_pair(args.target, args.draft)
+    prompts = load_prompts(args.prompts, pair.tokenizer)
+    q, p = log_rows(pair.target, pair.draft, prompts, args.tokens_each, args.seed)
     notes = {
         "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "
         f"{q.shape[-1]}",

@@ -27,16 +27,15 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.files import first_line
-from cactus_theory.decoding import generate
+from cactus_theory.decoding import Pair, generate, load_pair
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device.round import Repeated, never_waits
-from cactus_theory.decoding.models.inflate import SHAPES as MODEL_SHAPES
-from cactus_theory.decoding.models.inflate import inflate
+from cactus_theory.decoding.models.inflate import DRAFTS, inflate_pair
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
 from ..common.grid import PLAIN, Config, configs, followers, label
-from ..common.inputs import PAIR, PROMPTS, code_digest, command_line, load_model, load_prompts
-from ..common.results import package_version, provenance, write_csv
+from ..common.inputs import PAIR, PROMPTS, code_digest, load_prompts
+from ..common.results import package_version, publish
 
 Row = dict[str, Any]
 Work = Callable[[], Any]
@@ -65,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     device = torch.device(args.device)
     bench = Bench(device, args.seed)
-    origin = provenance(command_line("gpu-check", add_arguments, args)) | facts(bench)
     failed = False
     for name in args.parts or PARTS:
         rows: list[Row] = []
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 failed = True
                 print(f"{what}: {type(error).__name__}: {first_line(error)}", flush=True)
         if rows:
-            write_csv(args.out / f"gpu_{name}.csv", rows, origin)
+            publish(args, rows, args.out / f"gpu_{name}.csv", **facts(bench))
     print(f"written to {args.out}/: a CSV a part")
     return 1 if failed else 0
 
@@ -329,59 +327,55 @@ DECODED = [LOSSLESS, *(f"cactus:delta={delta}" for delta in DELTAS), *BANDS, "ty
 TINY_DECODED = [LOSSLESS, "cactus:delta=0.01", BANDS[-1]]
 WIDTHS, NEW_TOKENS = [4, 8], 128
 TINY_WIDTHS, TINY_NEW_TOKENS = [2], 4
-# target, draft, batch size
-SETUPS = (("8b", "0.6b", 1), ("8b", "0.6b", 8), ("14b", "0.6b", 1))
-TINY_SETUPS = (("tiny", "tiny-draft", 2),)
+# target, batch size
+SETUPS = (("8b", 1), ("8b", 8), ("14b", 1))
+TINY_SETUPS = (("tiny", 2),)
 
 
 def decodes(bench: Bench) -> Iterator[Job]:
     """Yield what gives one row, a pair, batch size, method and K; plain decoding comes first."""
     widths, specs = (TINY_WIDTHS, TINY_DECODED) if bench.tiny else (WIDTHS, DECODED)
-    for target, draft, batch in TINY_SETUPS if bench.tiny else SETUPS:
+    for target, batch in TINY_SETUPS if bench.tiny else SETUPS:
         for line in configs([PLAIN], specs, widths, [batch], VERIFIERS):
             yield (
-                f"{line.key} at {target} + {draft}",
-                partial(_decode, bench, (target, draft), line),
+                f"{line.key} at {target} + {DRAFTS[target]}",
+                partial(_decode, bench, target, line),
             )
 
 
 @lru_cache(maxsize=1)  # setups ask for a pair in turn, and a device may hold only one
-def inflated(device: torch.device, target: str, draft: str) -> tuple[Any, Any]:
-    """Return the shipped pair in two named shapes: bfloat16 on a GPU, float32 on a CPU."""
+def inflated(device: torch.device, target: str) -> Pair:
+    """Return the shipped pair in named shapes: bfloat16 on a GPU, float32 on a CPU."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    parts = {"target": target, "draft": draft}
-    large, small = (
-        inflate(load_model(PAIR / part), MODEL_SHAPES[shape], device=device, dtype=dtype)
-        for part, shape in parts.items()
-    )
-    return large, small
+    pair = load_pair(PAIR / "target", PAIR / "draft")
+    return inflate_pair(pair, target, dtype=dtype, device=device)
 
 
-def _decode(bench: Bench, names: tuple[str, str], line: Config) -> Row:
+def _decode(bench: Bench, target: str, line: Config) -> Row:
     """Return what a line measured.
 
     Speed is of a decode without the meter, after one with it on the same seed, which so emitted the
     same tokens; loading and captures are not timed.
     """
-    pair = inflated(bench.device, *names)
-    texts = itertools.cycle(load_prompts(PROMPTS, PAIR / "target"))
-    ids, mask = left_padded(list(itertools.islice(texts, line.batch)), pair[0])
+    pair = inflated(bench.device, target)
+    texts = itertools.cycle(load_prompts(PROMPTS, pair.tokenizer))
+    ids, mask = left_padded(list(itertools.islice(texts, line.batch)), pair.target)
     shared: Row = {"attention_mask": mask, "seed": bench.seed, "device_loop": True}
     shared["max_new_tokens"] = TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
     drafted: Row = {"policy": line.method, "verifier": line.verifier}
     drafted["num_draft_tokens"] = line.width
     if line.method == PLAIN:
-        metered, timed = (generate(pair[0], None, ids, **shared) for _ in range(2))
+        metered, timed = (generate(pair.target, None, ids, **shared) for _ in range(2))
     else:
         metered, timed = (
-            generate(pair[0], pair[1], ids, meter=meter, **shared, **drafted)
+            generate(pair.target, pair.draft, ids, meter=meter, **shared, **drafted)
             for meter in (True, False)
         )
     policy, knob = label(line.method)
     reading, tokens, seconds = metered.reading, timed.num_tokens, timed.seconds.total
     return {
-        "target": names[0],
-        "draft": names[1],
+        "target": target,
+        "draft": DRAFTS[target],
         "batch": line.batch,
         "policy": policy,
         "knob": knob,

@@ -28,8 +28,8 @@ from cactus_theory.kernels import draft_from_logits, has_kernel, logits
 from cactus_theory.kernels.memory import Form
 
 from ..common.grid import followers
-from ..common.inputs import DATA, command_line
-from ..common.results import provenance, write_csv
+from ..common.inputs import DATA
+from ..common.results import publish
 from . import command
 
 Row = dict[str, Any]
@@ -291,9 +291,7 @@ def run(args: argparse.Namespace) -> int:
     if args.few:
         todo = [variant for variant in todo if variant.name == FEW][:1]
     rows = sorted(compile_all(todo, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
-    origin = provenance(command_line("kernels", add_arguments, args))
-    origin |= {"triton": triton.__version__, "target": f"sm_{COMPUTE_CAPABILITY}"}
-    write_csv(args.out, rows, origin)
+    publish(args, rows, triton=triton.__version__, target=f"sm_{COMPUTE_CAPABILITY}")
     worst = max(row["registers"] for row in rows)
     spilled = sum(row["stack_bytes"] > 0 or row["spills"] > 0 for row in rows)
     print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {args.out}")

@@ -28,17 +28,15 @@ from pathlib import Path
 from cactus_theory.base.terminal import Progress
 
 from ..common.grid import checked_policy, followers
-from ..common.inputs import ROOT, at_least, command_line
+from ..common.inputs import ROOT, at_least
 from ..common.journal import Journal
-from ..common.results import provenance, write_csv
+from ..common.results import publish
 from .executors import cluster, on_cluster, serial
 from .kinds import KINDS, release
 from .tasks import Task
 
 TRACE = ROOT / "simulations" / "data" / "trace"
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "band:price=1,per_row=True")
-# flags that say where, not what
-ELSEWHERE = ("out", "workers", "scheduler")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is not None:
         at_least(args, workers=1)
     tasks, planned = tasks_of(args), release()
-    origin = provenance(command_line("sweep", add_arguments, args, ELSEWHERE))
     start = time.monotonic()
     with Journal(args.out / "journal.jsonl", planned) as journal, ExitStack() as stack:
         missing = [task for task in tasks if task.key not in journal.results]
@@ -84,13 +81,12 @@ def run(args: argparse.Namespace) -> int:
                     journal.add(task.key, outcome)
                 progress.advance(f"{len(errors)} failed" if errors else "")
         kept = [journal.results[task.key] for task in tasks if task.key in journal.results]
-    if errors:
-        origin["failed"] = f"{len(errors)} of {len(tasks)} tasks, which are left out"
+    left_out = f"{len(errors)} of {len(tasks)} tasks, which are left out"
     rows = [row for outcome in kept for row in outcome["rows"]]
     path = args.out / "sweep.csv"
     path.unlink(missing_ok=True)
     if rows:
-        write_csv(path, rows, origin)
+        publish(args, rows, path, **({"failed": left_out} if errors else {}))
         print(f"{len(rows)} rows in {path}")
     seconds, there = time.monotonic() - start, len(tasks) - len(missing)
     print(f"{len(missing) - len(errors)} tasks in {seconds:.1f} s, {there} were there already")

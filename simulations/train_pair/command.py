@@ -21,10 +21,9 @@ from cactus_theory import losses
 from cactus_theory.base.arguments import threads
 from cactus_theory.decoding.drafters.recurrent_head import HeadShape
 
-from ..common.inputs import PAIR, at_least, folder_digest, load_model
-from ..common.inputs import command_line as called_as
+from ..common.inputs import PAIR, at_least, command_line, folder_digest, load_model
 from ..common.journal import Journal
-from ..common.results import write_json
+from ..common.results import write_text
 from . import corpus, heads, ship, train
 from .corpus import Document, Stream
 from .train import Loss, Plan
@@ -97,10 +96,11 @@ def run(args: argparse.Namespace) -> int:
     documents = corpus.read_corpus(args.corpus or corpus.standard_library())
     with Journal(args.work_dir / "journal.jsonl", _settings(args, documents)):
         finished, measured = (_pair if args.drafter == "model" else _head)(args, documents)
-        report = {"command": command_line(args)} | measured | ship.origin(documents)
-        write_json(finished / "report.json", report)
+        report = {"command": command_line(args, FOLDERS)} | measured | ship.origin(documents)
+        text = json.dumps(report, indent=2, allow_nan=False)
+        write_text(finished / "report.json", f"{text}\n")
         ship.publish(finished, out)
-    print(json.dumps(report, indent=2))
+    print(text)
     return 0
 
 
@@ -202,11 +202,6 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--price: must be at least 0; got {args.price}")
     if args.places >= args.length:
         raise ValueError(f"--places: must be below --length {args.length}; got {args.places}")
-
-
-def command_line(args: argparse.Namespace) -> str:
-    """Return the command with every flag not at its default, folders left out."""
-    return called_as("train-pair", add_arguments, args, FOLDERS)
 
 
 def _settings(args: argparse.Namespace, documents: list[Document]) -> dict[str, Any]:

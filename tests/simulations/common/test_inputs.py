@@ -56,8 +56,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def test_the_command_holds_what_is_not_usual_and_no_folder(given: str, said: str) -> None:
     parser = argparse.ArgumentParser()
     declare(parser)
-    args = parser.parse_args(given.split())
-    assert command_line("bench", declare, args) == f"python -m simulations {said}"
+    named = argparse.Namespace(command="bench", declare=declare)
+    args = parser.parse_args(given.split(), named)
+    assert command_line(args, ("out",)) == f"python -m simulations {said}"
 
 
 def test_chats_and_plain_lines_are_prompts(tmp_path: Path) -> None:

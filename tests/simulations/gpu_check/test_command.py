@@ -71,12 +71,12 @@ def test_what_is_not_measured_says_so(tmp_path):
 def test_rows_are_what_the_usual_loop_measures(rehearsed):
     rows, _ = read_csv(rehearsed / "gpu_decode.csv")
     row = next(row for row in rows if (row["policy"], row["verifier"]) == ("cactus", "chain"))
-    pair = command.inflated(CPU, row["target"], row["draft"])
-    prompts = load_prompts(PROMPTS, PAIR / "target")[: int(row["batch"])]
-    ids, mask = left_padded(prompts, pair[0])
+    pair = command.inflated(CPU, row["target"])
+    prompts = load_prompts(PROMPTS, pair.tokenizer)[: int(row["batch"])]
+    ids, mask = left_padded(prompts, pair.target)
     options = {"policy": f"cactus:{row['knob']}", "num_draft_tokens": int(row["num_draft_tokens"])}
     options |= {"max_new_tokens": command.TINY_NEW_TOKENS, "attention_mask": mask, "seed": 3}
-    result = generate(*pair, ids, **options)
+    result = generate(pair.target, pair.draft, ids, **options)
     assert float(row["tokens_per_call"]) == result.reading.tokens_per_call
     assert float(row["accepted_per_call"]) == result.reading.accepted_per_call
     spent = (result.reading.emitted_divergence or 0.0) / result.num_tokens
@@ -102,11 +102,12 @@ def test_a_job_that_reads_on_the_host_is_timed_without_a_graph():
 
 @pytest.mark.gpu
 def test_an_8b_on_the_device_computes_what_the_shipped_target_does():
-    target, _ = command.inflated(torch.device("cuda"), "8b", "0.6b")
+    target = command.inflated(torch.device("cuda"), "8b").target
     ids = torch.randint(1, 2048, (1, 40), generator=torch.Generator().manual_seed(0))
     small = load_model(PAIR / "target")
     with torch.inference_mode():
         exact = small(ids).logits.softmax(-1)
         found = target(ids.cuda()).logits.float().softmax(-1).cpu()
     apart = (found[..., :2048] - exact).abs().sum(-1).mean().item() / 2
-    assert apart < 0.03 and found[..., 2048:].sum() == 0  # bfloat16: 0.008 measured at 216 wide
+    assert apart < 0.03  # bfloat16: 0.008 measured at 216 wide
+    assert found[..., 2048:].sum(-1).max() < 1e-6  # copies, e^-20 each

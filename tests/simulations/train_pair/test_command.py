@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from simulations.train_pair import train
-from simulations.train_pair.command import add_arguments, command_line, run
+from simulations.train_pair.command import FOLDERS, add_arguments, command_line, run
 from simulations.train_pair.heads import RecurrentHead
 
 TINY = (
@@ -22,7 +22,8 @@ TINY = (
 def parse(line: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(line.split())
+    named = argparse.Namespace(command="train-pair", declare=add_arguments)
+    return parser.parse_args(line.split(), named)
 
 
 def tiny(corpus_folder, work, extra: str = "") -> argparse.Namespace:
@@ -159,7 +160,7 @@ def test_bad_arguments_of_heads_are_named(first, corpus_folder, tmp_path, flags,
 
 
 def test_default_command_is_bare():
-    assert command_line(parse("")) == "python -m simulations train-pair"
+    assert command_line(parse(""), FOLDERS) == "python -m simulations train-pair"
 
 
 def sort_like(line: str) -> str:

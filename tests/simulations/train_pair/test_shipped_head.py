@@ -26,8 +26,8 @@ def pair():
 
 
 @pytest.fixture(scope="module")
-def prompts():
-    return load_prompts(PROMPTS, PAIR / "target")
+def prompts(pair):
+    return load_prompts(PROMPTS, pair.tokenizer)
 
 
 def test_it_is_small_and_reported(pair):
