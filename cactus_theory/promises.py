@@ -62,7 +62,6 @@ class Promise:
         spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
     lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
         keep their probability.
-    averaged : the nats bound a mean over prompts, and so do rate and interval.
 
     Raises
     ------
@@ -83,7 +82,6 @@ class Promise:
     tokens: int | None = None
     burst: float = 0.0
     lossless: int = 0
-    averaged: bool = False
 
     def __post_init__(self) -> None:
         if (self.cap is None) == (self.per_token is None):

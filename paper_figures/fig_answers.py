@@ -57,7 +57,8 @@ def _markov(axes: Axes, rows: list[Row]) -> None:
     for name, look in LOOK.items():
         own = [row for row in rows if row["level"] == LEVEL and _kind(row) == name]
         draft, ratio = style.curve(own, "draft_ratio", "length_ratio")
-        axes.plot(draft, ratio, **style.look(look).options() | {"ls": "none"})
+        options: Any = style.look(look).options() | {"ls": "none"}
+        axes.plot(draft, ratio, **options)
     ends = [min(row["draft_ratio"] for row in rows), max(row["draft_ratio"] for row in rows)]
     axes.plot(ends, ends, color=style.MUTED, lw=1, ls="--")
     style.label(axes, "as the draft", (ends[1], ends[1]), style.MUTED, shift=(-4, 0), ha="right")

@@ -128,7 +128,6 @@ def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> di
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rows", type=Path, help="a .npz of rows by prefix instead of random trees")
     add("--vocab", type=int, default=3, metavar="V")
     add("--num-draft-tokens", type=int, default=4, metavar="K")
     add("--seed", type=int, nargs="+", default=[1, 2, 3], help="a random tree each")
@@ -167,9 +166,7 @@ def _gap(row: dict[str, Any]) -> float:
 
 
 def _trees(args: argparse.Namespace) -> dict[str, PathTree]:
-    """Return the trees by name: the file's, or one a seed."""
-    if args.rows is not None:
-        return {args.rows.name: PathTree.load(args.rows)}
+    """Return the trees by name, one a seed."""
     dials = {name: getattr(args, name) for name in ("sharpness", "distance", "zeros")}
     return {
         f"seed {seed}": random_tree(args.vocab, args.num_draft_tokens, seed=seed, **dials)

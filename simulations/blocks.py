@@ -110,15 +110,11 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     for width in args.num_draft_tokens:
         rows += _table(width, compared, replays[width], args.levels)
-    publish(args, rows, args.out / "blocks.csv", **_sources(trace))
+    notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
+    notes["trace_made"] = json.dumps(trace.header.flat())  # enough to make it again
+    publish(args, rows, args.out / "blocks.csv", **notes)
     print(columns(rows, HEADS))
     return 0
-
-
-def _sources(trace: Trace) -> dict[str, str]:
-    """Return what the trace was made from, enough to make it again."""
-    notes = {"trace": trace.name, "cycles": str(len(trace)), "texts": str(trace.texts)}
-    return notes | {"trace_made": json.dumps(trace.header.flat())}
 
 
 def _table(

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.rows import load_rows
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_rule
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.draft_rows is None:
         source = Trace.open(args.trace)
     else:
-        source = SavedRows.load(args.trace, args.draft_rows)
+        source = SavedRows.of(*(load_rows(str(path)) for path in (args.trace, args.draft_rows)))
     if args.by is not None and not isinstance(source, Trace):
         raise ValueError(f"--by: rows have no prompts, a trace has; got {args.by!r}")
     groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}

@@ -10,7 +10,6 @@ here, as the bonus token is drawn from the target whatever it is.
 keep alive (Sun et al. 2024, arXiv 2403.10444).
 """
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.files import write_whole
 from cactus_theory.base.rows import load_rows, pair_in
 from cactus_theory.divergences import FDivergence
 
@@ -90,12 +88,6 @@ class PathTree:
         for level in self.levels:
             products.append((products[-1][:, None] * rows[level]).ravel())
         return np.concatenate(products)
-
-    def save(self, path: str | Path) -> None:
-        """Write ``target`` and ``draft`` to a .npz file, all of it or nothing."""
-        content = io.BytesIO()
-        np.savez_compressed(content, target=self.target, draft=self.draft)
-        write_whole(path, content.getvalue())
 
     @classmethod
     def load(cls, path: str | Path, *, logits: bool = False) -> "PathTree":

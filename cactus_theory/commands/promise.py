@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     first, record, averages = promises[0], None, []
     if args.readings is not None:
         record = certificate(read_readings(args.readings, first), first.nats, args.alpha)
-        averages = [Promise(rate, cap=record.bound, averaged=True) for rate in args.rate]
+        averages = [Promise(rate, cap=record.bound) for rate in args.rate]
     last = first.tokens or first.lossless + 1
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
     along = [first.after(place) for place in sorted(places) if place <= last]

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.rows import load_rows
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import Audit, audit
@@ -67,17 +66,6 @@ class SavedRows:
             raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
         vocab = q.shape[-1]
         return cls(q.reshape(-1, vocab).contiguous(), p.reshape(-1, vocab).contiguous())
-
-    @classmethod
-    def load(cls, target: str | Path, draft: str | Path, *, logits: bool = False) -> "SavedRows":
-        """Return the rows of two files, as the command line's audits read them.
-
-        Raises
-        ------
-        OSError, ValueError, TypeError
-            Files that cannot be read, rows that are not distributions over one vocabulary.
-        """
-        return cls.of(*(load_rows(str(path), logits=logits) for path in (target, draft)))
 
     @property
     def texts(self) -> int:

@@ -11,6 +11,7 @@ pytest.importorskip("cvxpy")
 import cactus_theory as ct  # noqa: E402
 from cactus_theory.divergences import divergence  # noqa: E402
 from cactus_theory.verify.contract import verifiers  # noqa: E402
+from simulations import block_gap  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.block_gap import row_of, value_of  # noqa: E402
 from simulations.common.grid import followers  # noqa: E402
@@ -78,24 +79,26 @@ def test_no_policy_beats_the_optimum(verifier):
             assert row["optimal_tokens_per_call"] <= tree.depth + 1 + PROOF
 
 
-def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(capsys, tmp_path):
-    ZEROS.save(tmp_path / "rows.npz")
+def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(
+    capsys, monkeypatch, tmp_path
+):
     leaking, kept = ct.policy("mixture:alpha=0.3,support=free"), ct.policy("band:price=1")
     first, second = (row_of(ZEROS, "chain", rule, "reverse_kl") for rule in (leaking, kept))
     assert first["gap_percent"] is None and second["gap_percent"] > 0
     assert value_of(leaking, "chain", ZEROS).excluded > 0.01
     assert value_of(kept, "chain", ZEROS).excluded == 0
-    flags = ["--rows", str(tmp_path / "rows.npz"), "--out", str(tmp_path / "x.csv")]
+    monkeypatch.setattr(block_gap, "random_tree", lambda *_, **__: ZEROS)
+    flags = ["--out", str(tmp_path / "x.csv"), "--seed", "1"]
     assert main(["block-gap", *flags, "--policy", leaking.spec, "--verifier", "chain"]) == 0
     assert "–" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_the_command_reads_rows_from_a_file(tmp_path: Path, capsys) -> None:
-    random_tree(2, 2, seed=3).save(tmp_path / "rows.npz")
-    flags = ["--rows", str(tmp_path / "rows.npz"), "--out", str(tmp_path / "x.csv")]
+def test_the_command_writes_a_table(tmp_path: Path, capsys) -> None:
+    flags = ["--vocab", "2", "--num-draft-tokens", "2", "--seed", "3"]
+    flags += ["--out", str(tmp_path / "x.csv")]
     assert main(["block-gap", *flags, "--policy", "speculative", "--verifier", "block"]) == 0
     (row,), _ = read_csv(tmp_path / "x.csv")
-    assert row["tree"] == "rows.npz" and float(row["gap_percent"]) == pytest.approx(0, abs=1e-9)
+    assert row["tree"] == "seed 3" and float(row["gap_percent"]) == pytest.approx(0, abs=1e-9)
     assert main(["block-gap", *flags, "--policy", "typical", "--verifier", "block"]) == 2
     assert "--verifier: one must be able to follow typical" in capsys.readouterr().err
 

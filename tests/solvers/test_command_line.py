@@ -94,7 +94,7 @@ def test_one_budget_over_a_batch(files, capsys):
 
 def test_a_block_from_a_file_of_prefixes(tmp_path, capsys):
     tree, path = random_tree(2, 2, seed=1), tmp_path / "rows.npz"
-    tree.save(path)
+    np.savez(path, target=tree.target, draft=tree.draft)
     code, out, error = run(capsys, "block", path, "--kl-per-token", 0.03, "--json")
     assert (code, error) == (0, "")
     (row,) = json.loads(out)["rows"]

@@ -143,19 +143,6 @@ def test_saved_rows_under_any_verifier() -> None:
     np.testing.assert_allclose(enumerated.tokens, known.tokens, rtol=EXACT)
 
 
-def test_saved_rows_are_read_from_files(tmp_path: Path) -> None:
-    source = torch.Generator().manual_seed(2)
-    q, p = rows_of(source, 3, VOCAB).numpy(), rows_of(source, 3, VOCAB).numpy()
-    np.save(tmp_path / "q.npy", q)
-    np.savez(tmp_path / "p.npz", p=np.log(p))
-    np.savez(tmp_path / "ql.npz", q=np.log(q))
-    np.save(tmp_path / "p.npy", p)
-    plain = SavedRows.load(tmp_path / "q.npy", tmp_path / "p.npy")
-    logits = SavedRows.load(tmp_path / "ql.npz", tmp_path / "p.npz", logits=True)
-    assert plain.texts == 3 and plain.fingerprint == SavedRows.of(q, p).fingerprint
-    torch.testing.assert_close(plain.draft_probs, logits.draft_probs, rtol=EXACT, atol=0)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
