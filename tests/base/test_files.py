@@ -27,7 +27,6 @@ OTHERWISE = {
     "simulations/recompute.py": "appends what commands print: no result",
     "simulations/train_pair/train.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",
-    "solvers/paths.py": "into memory",
 }
 
 
