@@ -140,9 +140,9 @@ def test_random_trees_are_seeded_and_dialled():
     np.testing.assert_allclose(flat.target, 1 / 3)
 
 
-def test_a_tree_is_written_and_read(tmp_path):
+def test_a_tree_is_read(tmp_path):
     tree = random_tree(2, 3, seed=1)
-    tree.save(tmp_path / "tree.npz")
+    np.savez(tmp_path / "tree.npz", target=tree.target, draft=tree.draft)
     read = PathTree.load(tmp_path / "tree.npz")
     np.testing.assert_allclose(read.target, tree.target, rtol=1e-15)
     np.testing.assert_allclose(read.draft, tree.draft, rtol=1e-15)
