@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-portable mutate lint docs tutorial figures bench gpu-check vllm-test clean
+.PHONY: help setup demo test test-thorough test-portable mutate lint docs wheel tutorial figures bench gpu-check vllm-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -91,6 +91,23 @@ lint: $(PAGES)  ## ruff and pyright
 docs: $(PAGES)  ## the site: guide, theorems, results, tutorial, API, with search (docs/)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file simulations/mkdocs.yml
 	@echo "docs/index.html; for its search: python -m http.server -d docs"
+
+# the wheel is built from the sdist, so nothing that lies about gets into it; the environment (1 GB)
+# keeps what it has of others, and nothing but the wheel is put into it again
+BARE := build/wheel-check
+$(BARE)/.others: constraints.txt
+	@echo "Setting up $(BARE) (once; a minute)"
+	@$(PYTHON) -m venv --clear $(BARE)
+	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  -c constraints.txt torch numpy jaxtyping
+	@touch $@
+
+wheel: $(STAMP) $(BARE)/.others  ## build dist/*.whl and the sdist, and try them with torch, numpy and jaxtyping alone
+	@$(PIP) build
+	@rm -rf dist && $(BIN)/python -m build --outdir dist . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --no-deps --force-reinstall dist/*.whl
+	@$(BARE)/bin/python -I tests/wheel_check.py dist/*.tar.gz && ls dist/*
 
 # nothing of the machine, the day or the kernel goes into the file
 tutorial: $(PAGES)  ## run the notebook of the first hour and keep what it prints and draws

@@ -97,3 +97,20 @@ def test_what_make_installs_has_a_tested_version() -> None:
     groups = [*(EXTRAS[name] for name in installed), *PROJECT["dependency-groups"].values()]
     lines = [*PROJECT["project"]["dependencies"], *(line for group in groups for line in group)]
     assert required(lines) <= pinned
+
+
+def test_the_version_is_one_everywhere() -> None:
+    version = PROJECT["project"]["version"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)", citation, flags=re.M) == [version]
+    assert re.findall(r"^## (\S+)", changes, flags=re.M) == [version]
+
+
+def test_the_notice_says_where_all_shipped_data_are_from() -> None:
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    told = set(re.findall(r"^  (\S+)  +\S", notice, flags=re.M))
+    assert told == {path.name for path in (ROOT / "simulations/data").iterdir()}
+    models = {path.parent for path in (ROOT / "simulations").rglob("*.safetensors")}
+    for folder in models - {ROOT / "simulations/data/trace"}:
+        assert str(folder.relative_to(ROOT)) in notice

@@ -34,7 +34,7 @@ def unknown_version(difference: str, tested: Sequence[str] = TESTED) -> UnknownV
     return UnknownVersion(
         f"vllm {vllm_version()}: {difference}; "
         f"cactus-theory was tested with vllm {', '.join(tested)}. "
-        "Install one of these, or unset CACTUS_POLICY"
+        f"Try: pip install 'cactus-theory[vllm]' vllm=={tested[-1]}; or unset CACTUS_POLICY"
     )
 
 
