@@ -10,7 +10,7 @@ from mkdocs.structure.files import File
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("*.md", "*/*.md", "paper_figures/*.png", "paper_figures/data/*.csv")
+PAGES = ("*.md", "*/*.md", "paper_figures/*.png", "paper_figures/data/*.csv", "*/pair/*.json")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.S)
 DISPLAYED = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", flags=re.M)
 ENTRY = re.compile(r"^(\*{0,2}\w[\w, *]*) : ", flags=re.M)
