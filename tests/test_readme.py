@@ -1,46 +1,16 @@
-"""The README's example prints what it says; pages name files, places and policies that exist."""
+"""Pages name make targets, files, headings and policies that exist."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from cactus_theory.cli import main as cactus_theory
-from solvers.__main__ import main as solvers
+from simulations.common.results import read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/*.md",
                          "simulations/**/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
-
-
-def test_the_example_prints_its_comments(capsys) -> None:
-    code = re.findall(r"```python\n(.*?)```", README, flags=re.S)[0]
-    promised = [line[2:] for line in code.splitlines() if line.startswith("# ")]
-    exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines() == promised
-
-
-def test_what_researchers_paste_runs_in_an_empty_folder(tmp_path, monkeypatch) -> None:
-    for module in ("cvxpy", "matplotlib"):
-        pytest.importorskip(module)
-    section = README.split("## For researchers")[1].split("\n## ")[0]
-    (pasted,) = re.findall(r"```\n(.*?)```", section, flags=re.S)
-    head, code, commands = re.split(r"<<'END'\n|\nEND\n", pasted)
-    assert head == "python - "
-    assert len(code.splitlines()) <= 4
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
-    for line in commands.splitlines():
-        words = shlex.split(line, comments=True)
-        if words[0] == "cactus-theory":
-            assert cactus_theory(words[1:]) == 0
-        else:
-            assert words[:3] == ["python", "-m", "cactus_theory.solvers"]
-            assert solvers(words[3:]) == 0
-    assert {file.name for file in tmp_path.iterdir()} == {"rows.npz", "row.png", "t.csv"}
 
 
 @pytest.fixture(params=PAGES, ids=lambda path: path.name)
@@ -70,10 +40,23 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", own.lower()).replace(" ", "-") for own in headings}
 
 
-def test_the_guide_lists_every_rule_with_its_knobs_and_declaration() -> None:
+def test_a_page_lists_every_policy_with_its_knobs_and_declaration() -> None:
     import cactus_theory as ct
 
-    guide = (ROOT / "cactus_theory" / "GUIDE.md").read_text(encoding="utf-8")
+    page = (ROOT / "cactus_theory" / "CHOOSE.md").read_text(encoding="utf-8")
     for name, entry in ct.list_policies().items():
         knobs = ", ".join(entry["knobs"]) or "–"
-        assert f"| `{name}` | {knobs} | {entry['declares'].rstrip('.')} |" in guide
+        assert f"| `{name}` | {knobs} | {entry['declares'].rstrip('.')} |" in page
+
+
+def test_what_a_nat_buys_and_costs_is_what_was_measured_and_proven() -> None:
+    page = (ROOT / "cactus_theory" / "CHOOSE.md").read_text(encoding="utf-8")
+    rows, _ = read_csv(ROOT / "paper_figures" / "data" / "throughput_134m.csv")
+    speeds = {(float(row["level"]), row["family"]): float(row["over_plain"]) for row in rows}
+    for nats in (0.02, 0.05, 0.1):
+        band, cactus = (speeds[nats, name] for name in ("band:price", "cactus:delta"))
+        right = f"{0.5 + 0.5 * (nats / 2) ** 0.5:.1%}".replace("%", " %")
+        line = (
+            rf"\| {nats} \| {band:.2f} \| {cactus:.2f} \| 0\.\d+ \| {right} \| {64 * nats:.3g} nats"
+        )
+        assert re.search(line, page), line
