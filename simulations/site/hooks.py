@@ -10,9 +10,12 @@ from mkdocs.structure.files import File
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("*.md", "*/*.md", "paper_figures/*.png", "paper_figures/data/*.csv", "*/pair/*.json")
+PAGES = ("*.md", "*/*.md")
+LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+)[^)\s]*\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.S)
 DISPLAYED = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", flags=re.M)
+# as many signs in a line of text are about as wide as a phone, and scroll there (style.css)
+LONG = 24
 ENTRY = re.compile(r"^(\*{0,2}\w[\w, *]*) : ", flags=re.M)
 
 
@@ -28,18 +31,30 @@ class Markdown(griffe.Extension):
 
 
 def on_files(files, config):
-    for path in (path for pattern in PAGES for path in ROOT.glob(pattern)):
-        files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
-    for page in config.nav[-1]["API"]:
-        text = f"# {Path(page).stem}\n\n::: {Path(page).stem}\n"
-        files.append(File.generated(config, page, content=text))
     body, made = MarkdownExporter().from_filename(str(ROOT / "simulations/tutorial.ipynb"))
+    pages = {path: path.read_text("utf-8") for kind in PAGES for path in ROOT.glob(kind)}
+    texts = pages | {ROOT / "simulations/tutorial.md": body}
+    linked = {
+        (path.parent / link[2]).resolve()
+        for path, text in texts.items()
+        for link in LINK.finditer(text)
+    }
+    for path in sorted({*pages, *(path for path in linked if path.is_file())}):
+        files.append(File.generated(config, str(path.relative_to(ROOT)), abs_src_path=str(path)))
+    for page in next(entry["API"] for entry in config.nav if "API" in entry):
+        name = Path(page).stem
+        text = f"---\ntitle: {name.removeprefix('cactus_theory.')}\n---\n# {name}\n\n::: {name}\n"
+        files.append(File.generated(config, page, content=text))
     for name, content in ({"tutorial.md": body} | made["outputs"]).items():
         files.append(File.generated(config, f"simulations/{name}", content=content))
 
 
-def on_page_markdown(markdown, **_):
-    return markdown.replace("/tutorial.ipynb)", "/tutorial.md)")
+def on_page_markdown(markdown, page, **_):
+    def shown(link):
+        folder = (ROOT / page.file.src_uri).parent / link[2]
+        return link[1] if folder.is_dir() else link[0]  # a site shows no folders
+
+    return LINK.sub(shown, markdown.replace("/tutorial.ipynb)", "/tutorial.md)"))
 
 
 def on_page_content(content, **_):
@@ -47,6 +62,11 @@ def on_page_content(content, **_):
 
 
 def mathml(match: re.Match[str]) -> str:
-    # a brace by its name is not known beside an operator
-    tex = html.unescape(match[2]).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
-    return convert(tex, display="inline" if match[1] == "span" else "block")
+    # a brace by its name is not known beside an operator, nor in a size of its own
+    tex = re.sub(r"\\big(?=\\[lr]brace)", "", html.unescape(match[2]))
+    tex = tex.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+    tex = re.sub(r"\\ln *(?=(\()?)", lambda name: "\\,\\ln" + ("" if name[1] else "\\,"), tex)
+    drawn = convert(tex, display="inline" if match[1] == "span" else "block")
+    drawn = drawn.replace("<mo>&#x0221E;</mo>", "<mi>&#x0221E;</mi>")
+    long = len(html.unescape(re.sub("<[^>]*>", "", drawn))) > LONG
+    return f'<{match[1]} class="arithmatex{" long" * long}">{drawn}</{match[1]}>'

@@ -1,5 +1,7 @@
 """The site is whole: every link leads somewhere, every formula is drawn, every name is there."""
 
+import html
+import json
 import re
 import subprocess
 import sys
@@ -18,11 +20,11 @@ CONFIG = Path(__file__).resolve().parents[2] / "simulations" / "mkdocs.yml"
 class Page(HTMLParser):
     """Where a page's links lead, which anchors it has, and its text outside of code."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.links, self.loaded, self.anchors = [], [], {""}
         self.text, self.inside = [], []
-        self.feed(html)
+        self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         own = dict(attrs)
@@ -71,7 +73,7 @@ def test_every_link_leads_somewhere(site) -> None:
 def test_no_formula_is_left_as_it_was_typed(site) -> None:
     for path, page in site.items():
         text = "".join(page.text)
-        left = re.search(r"\\[a-z(]+|\$\S[^$\n]{0,60}\$|\.\. math|:(math|class|func):", text)
+        left = re.search(r"\\[a-z({}]+|\$\S[^$\n]{0,60}\$|\.\. math|:(math|class|func):", text)
         assert left is None, (path.name, text[max(0, left.start() - 40) : left.end() + 40])
 
 
@@ -82,3 +84,24 @@ def test_every_public_name_is_on_its_page(site) -> None:
     # an entry of its package's page, or a page: of a module, or of one that a function is named for
     shown = [name in anchors or name in anchors[name.rpartition(".")[0]] for name in names]
     assert all(shown), [name for name, there in zip(names, shown, strict=True) if not there]
+
+
+@thorough
+def test_search_finds_words_inside_of_names_of_files_and_functions(site) -> None:
+    out = min(site, key=lambda path: len(path.parts)).parent
+    index = json.loads((out / "search/search_index.json").read_text("utf-8"))
+    separator = index["config"]["separator"]
+    sections = [f"{own['title']} {html.unescape(own['text'])}".lower() for own in index["docs"]]
+    words = [set(re.split(separator, section)) for section in sections]
+    for asked in ("npz", "logprobs", "verify_chain", "target_probs", "vllm"):
+        assert any(set(re.split(separator, asked)) <= own for own in words), asked
+
+
+@thorough
+def test_formulas_are_in_boxes_and_pages_are_styled(site) -> None:
+    for path in site:
+        text = path.read_text("utf-8")
+        assert "style.css" in text
+        assert len(re.findall("<math ", text)) == len(
+            re.findall(r'class="arithmatex(?: long)?"><math ', text)
+        )
