@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cactus_theory.answer_bounds import Certificate, Promise, certificate
     from cactus_theory.divergences import divergence, register_divergence
     from cactus_theory.emitted import Audit, audit, emitted_law
     from cactus_theory.optimum import (
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
         policy,
         register,
     )
-    from cactus_theory.policies._rule import rule
-    from cactus_theory.promises import Certificate, Promise, certificate
+    from cactus_theory.policies._rule_decorator import rule
     from cactus_theory.tuned import TunedSetting, load_tuned
     from cactus_theory.verify import Verdict, verify_block, verify_chain, verify_tree
 
@@ -83,9 +83,9 @@ __all__ = [
 
 # loaded when asked for: a plugin of an engine that asks for nothing must not load torch
 _FROM = {
-    "Certificate": "promises",
-    "certificate": "promises",
-    "Promise": "promises",
+    "Certificate": "answer_bounds",
+    "certificate": "answer_bounds",
+    "Promise": "answer_bounds",
     "divergence": "divergences",
     "register_divergence": "divergences",
     "Audit": "emitted",
@@ -108,7 +108,7 @@ _FROM = {
     "list_policies": "policies",
     "policy": "policies",
     "register": "policies",
-    "rule": "policies._rule",
+    "rule": "policies._rule_decorator",
     "TunedSetting": "tuned",
     "load_tuned": "tuned",
     "Verdict": "verify",

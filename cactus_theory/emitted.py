@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.parts import in_parts, joined
-from cactus_theory.base.scratch import passing
+from cactus_theory.base.chunks import in_parts, joined
+from cactus_theory.base.reused_memory import passing
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
+from cactus_theory.optimum.certificate import geometry_of
 from cactus_theory.optimum.edges import solve_edges
-from cactus_theory.optimum.geometry import geometry_of
 from cactus_theory.policies import Declaration, PerProposal, Policy
-from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._foreign_code import enter
-from cactus_theory.policies._records import BUDGET_TOLERANCE
+from cactus_theory.policies._copies import enter
+from cactus_theory.policies._decisions import BUDGET_TOLERANCE
+from cactus_theory.policies._policy import one_hot
 
 # what rounding may add to a sum over the vocabulary
 SUM = 1e-9

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.parts import parts_of
+from cactus_theory.base.chunks import parts_of
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.edges import edges

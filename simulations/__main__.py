@@ -22,7 +22,7 @@ COMMANDS = {
     "answers": ("answers", "lengths of Markov texts under lossy policies, exactly (CSV)"),
     "block-gap": ("block_gap", "policies against the best verification of a path, exactly"),
     "bench": ("bench", "time the closed forms against named alternatives"),
-    "all": ("recompute", "every committed CSV again; --quick takes minutes"),
+    "all": ("all_tables", "every committed CSV again; --quick takes minutes"),
     "kernels": ("gpu_check.kernels", "compile every kernel for a GPU that need not be here (CSV)"),
     "gpu-check": ("gpu_check.command", "time a CUDA machine: a verification, decodes (CSV)"),
 }

@@ -22,7 +22,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
 from solvers import block
-from solvers.paths import PathTree, random_tree
+from solvers.path_tree import PathTree, random_tree
 
 from .common.grid import followers
 from .common.results import columns, publish

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.answer_bounds import Promise
 from cactus_theory.decoding import Ledger, load_pair
-from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 
 from .common.decode import Harness

@@ -36,7 +36,7 @@ from cactus_theory.verify import Assignment, Draft, find_verifier
 
 from .common.inputs import add_pair_arguments, at_least, load_prompts
 from .common.results import columns, publish
-from .fly import looked_ahead
+from .fly_nats import looked_ahead
 from .trace import DRAFTERS as EVERY_DRAFTER
 
 # price in tokens per nat: from nearly lossless to nearly everything accepted

@@ -12,7 +12,7 @@ from cactus_theory.base.rows import load_rows, pair_of
 
 from . import block, decode, optimal, per_proposal, sequence
 from .design import Design, DesignedRow
-from .paths import PathTree
+from .path_tree import PathTree
 
 Parser = argparse.ArgumentParser
 # what solves one row

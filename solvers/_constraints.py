@@ -14,11 +14,11 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _conic, _program
+from . import _attempts, _conic
+from ._attempts import divergence_of
 from ._conic import left_side
-from ._dual import Lagrangian
+from ._dual_bounds import Lagrangian
 from ._perspective import Scaled, cvxpy
-from ._program import divergence_of
 
 Dual = float | dict[int, float]
 # interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep
@@ -69,7 +69,7 @@ class Quantities:
 
         A Rényi or the max-divergence is a ValueError: ask for a budget on them instead.
         """
-        return left_side(self.row, _program.additive(spec, "here"))
+        return left_side(self.row, _attempts.additive(spec, "here"))
 
     def _spread(self, scale: np.ndarray) -> Any:
         """Return scale∘w at the tokens with q > 0 among zeros."""

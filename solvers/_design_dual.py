@@ -1,6 +1,6 @@
 r"""A large design by its Lagrange dual: Newton's method on a few multipliers, and no solver.
 
-With one smooth budget, the dual of :mod:`solvers._dual` has as many variables as there are sums:
+With one smooth budget, the dual of ``_dual_bounds.py`` has as many variables as there are sums:
 λ for the budget, μ for Σh = 1 and ν for each expectation; limits on tokens are its box. It is
 convex and once differentiable, with the residuals of the sums as its gradient, and the h that
 reaches each supremum is the row. Moving tokens, those at neither a limit nor the draft, give the
@@ -24,7 +24,7 @@ from ._constraints import (
     LimitConstraint,
     Quantities,
 )
-from ._dual import Lagrangian
+from ._dual_bounds import Lagrangian
 
 # tokens with q > 0 up to which a conic solver is quick, a second or two, and needs no dual
 SMALL = 5_000

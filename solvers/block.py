@@ -29,11 +29,11 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program
-from ._dual import halved, lossless_multipliers, price_bound
+from . import _attempts
+from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
+from ._dual_bounds import halved, lossless_multipliers, price_bound
 from ._perspective import Terms, cvxpy, perspective, times
-from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
-from .paths import Followed, PathTree, follow
+from .path_tree import Followed, PathTree, follow
 
 # the bracket [0, 1] of a row's lower edge shrinks below an ulp
 HALVINGS = 60
@@ -78,7 +78,7 @@ def solve(
     The answer is checked, not trusted. The solver's rows are clipped and divided by their sums
     and followed through the tree exactly, so that what is returned can be done: ``tokens``,
     ``divergence`` and ``value`` are those of ``target`` itself. The value must meet, within
-    1e-6, an upper bound that holds at any multipliers (:mod:`solvers._dual`), and a budget
+    1e-6, an upper bound that holds at any multipliers (:mod:`solvers._dual_bounds`), and a budget
     is kept within 1e-7. Nothing is emitted where q = 0; prefixes with p = 0 have no variables.
 
     Parameters
@@ -103,7 +103,7 @@ def solve(
     started = time.perf_counter()
     if not isinstance(tree, PathTree):
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
-    kind = _program.additive(divergence)
+    kind = _attempts.additive(divergence)
     goal = _goal(price=price, per_call=per_call, per_token=per_token)
     program = Program(tree, kind, goal)
     answer = _without_solver(tree, kind, goal) or program.solve(program.guess)
@@ -120,7 +120,7 @@ def solve(
         alive=followed.alive,
         reached=followed.reached,
         multipliers=answer.alpha,
-        **_program.proof_of(answer, value, started),
+        **_attempts.proof_of(answer, value, started),
     )
 
 
@@ -318,7 +318,7 @@ class Program(Attempted[Answer]):
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer, its rows followed exactly, with its bound."""
         problem, flow, budget = self._built(scale)
-        if not _program.believable(problem, *solver) or flow.limits[0].dual_value is None:
+        if not _attempts.believable(problem, *solver) or flow.limits[0].dual_value is None:
             return None
         alpha, price = self._multipliers(flow, budget)
         (target,) = self.layout.normalised(scale * flow.w.value)

@@ -28,12 +28,12 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
-from . import _program
-from ._dual import price_bound
+from . import _attempts
+from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
+from ._dual_bounds import price_bound
 from ._perspective import cvxpy, times
-from ._program import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from .block import Flow, Layout, counted
-from .paths import Followed, PathTree, count_prefixes, follow, state_tree
+from .path_tree import Followed, PathTree, count_prefixes, follow, state_tree
 
 # the lazy chain of states is squared so often that only its recurrent part is left
 SQUARINGS = 60
@@ -93,7 +93,7 @@ def solve(
         No answer passed its own check (a RuntimeError); cvxpy is missing.
     """
     started = time.perf_counter()
-    kind = _program.additive(divergence)
+    kind = _attempts.additive(divergence)
     budget = check.number("per_token", per_token, 0.0, math.inf)
     depth = check.as_whole_number("num_draft_tokens", num_draft_tokens, 1)
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
@@ -109,7 +109,7 @@ def solve(
         price=answer.price,
         occupancy=answer.occupancy,
         target=answer.target,
-        **_program.proof_of(answer, answer.tokens, started),
+        **_attempts.proof_of(answer, answer.tokens, started),
     )
 
 
@@ -196,7 +196,7 @@ class Program(Attempted[Answer]):
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer, its rows followed exactly, with its bound."""
         problem, flow, rounds, balance, budget = self._built(scale)
-        if not _program.believable(problem, *solver) or flow.limits[0].dual_value is None:
+        if not _attempts.believable(problem, *solver) or flow.limits[0].dual_value is None:
             return None
         target = self.layout.normalised(scale * flow.w.value)
         pairs = zip(self.trees, target, strict=True)

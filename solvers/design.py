@@ -28,7 +28,8 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _design_dual, _program
+from . import _attempts, _design_dual
+from ._attempts import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, Attempted, SolverGaveUp, unproven
 from ._constraints import (
     BudgetConstraint,
     Constraint,
@@ -38,9 +39,8 @@ from ._constraints import (
     LimitConstraint,
     Quantities,
 )
-from ._dual import Lagrangian
+from ._dual_bounds import Lagrangian
 from ._perspective import Scaled, cvxpy
-from ._program import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, Attempted, SolverGaveUp, unproven
 from .per_proposal import raised_ceiling
 
 # rounds of rescaling the entries between their limits, once the others are set to theirs
@@ -120,13 +120,13 @@ class Design:
     constraints: tuple[Constraint, ...] = ()
 
     def __post_init__(self) -> None:
-        q, p = _program.one_pair(self.target_probs, self.draft_probs)
+        q, p = _attempts.one_pair(self.target_probs, self.draft_probs)
         object.__setattr__(self, "target_probs", q)
         object.__setattr__(self, "draft_probs", p)
 
     def budget(self, divergence: str | Divergence, delta: float) -> "Design":
         """Add D(h‖q) ≤ delta, in the divergence's unit (nats for KL)."""
-        kind, amount = _program.checked_budget(divergence, delta)
+        kind, amount = _attempts.checked_budget(divergence, delta)
         return self._with(BudgetConstraint(f"budget {kind.spec}", kind, amount))
 
     def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
@@ -209,7 +209,7 @@ class Design:
     def _tokens(self, tokens: Tokens) -> np.ndarray:
         several = list(tokens) if isinstance(tokens, Iterable) else [tokens]
         size = len(self.target_probs)
-        ids = [_program.token_index(token, size) for token in several]
+        ids = [_attempts.token_index(token, size) for token in several]
         if not ids or len(set(ids)) < len(ids):
             raise ValueError(f"tokens: must be distinct and at least one; got {tokens!r}")
         return np.array(ids)
@@ -293,7 +293,7 @@ class Program(Attempted[Attempt]):
         return all(each.linear for each in self.constraints)
 
     @property
-    def solvers(self) -> list[_program.Solver]:
+    def solvers(self) -> list[_attempts.Solver]:
         """Return solvers to try in turn, the dual before them where it is quicker."""
         return [DUAL] * _design_dual.applies(self.q, self.constraints) + super().solvers
 
@@ -319,7 +319,7 @@ class Program(Attempted[Attempt]):
         quantities = Quantities(self.q, self.p, Scaled(self.q[self.q > 0], scale, w))
         return quantities, {each.name: each.placed(quantities) for each in self.constraints}
 
-    def attempt(self, scale: np.ndarray, solver: _program.Solver) -> Attempt:
+    def attempt(self, scale: np.ndarray, solver: _attempts.Solver) -> Attempt:
         """Return one solver's answer, a row or only its status."""
         cp, (quantities, built) = cvxpy(), self.build(scale)
         row = quantities.row
@@ -329,7 +329,7 @@ class Program(Attempted[Attempt]):
         if solver == DUAL:
             h = _cleaned(_design_dual.solve(quantities, built.values(), total), row.q, built)
             return Attempt(quantities, built, total, "proven", h, solver[0])
-        solved = _program.believable(problem, *solver) and total.dual_value is not None
+        solved = _attempts.believable(problem, *solver) and total.dual_value is not None
         h = _cleaned(scale * row.w.value, row.q, built) if solved else None
         return Attempt(quantities, built, total, problem.status or "no answer", h, solver[0])
 
@@ -365,7 +365,7 @@ class Program(Attempted[Attempt]):
 
     def _impossible(self) -> bool:
         """Return whether the solver finds no row that keeps all constraints."""
-        solver = _program.solvers_of(self.linear)[0]
+        solver = _attempts.solvers_of(self.linear)[0]
         return "infeasible" in self.attempt(self.guess, solver).status
 
 
@@ -406,7 +406,7 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
         slacks={name: each.slack(h) for name, each in answer.constraints.items()},
         duals=duals if zero else _prices(duals),
         proof=answer.proof,
-        **_program.proof_of(answer, value, started),
+        **_attempts.proof_of(answer, value, started),
     )
 
 

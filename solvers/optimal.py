@@ -16,7 +16,7 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _program
+from . import _attempts
 from .per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
@@ -71,8 +71,8 @@ def solve(
         No answer passed its own check; cvxpy is missing.
     """
     started = time.perf_counter()
-    q, p = _program.one_pair(target_probs, draft_probs)
-    kind, delta = _program.checked_budget(divergence, delta)
+    q, p = _attempts.one_pair(target_probs, draft_probs)
+    kind, delta = _attempts.checked_budget(divergence, delta)
     check.one_of("support", support, SUPPORTS)
     inside = q > 0
     outside = float(p[~inside].sum())
@@ -81,15 +81,15 @@ def solve(
     free = support == "free" and outside > 0 and affordable
     target = q.copy()
     if delta == 0:
-        price = _program.lossless_price(q, p, kind, free)
+        price = _attempts.lossless_price(q, p, kind, free)
         accepted = float(np.minimum(p, q).sum())
-        answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+        answer = _attempts.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
     else:
         cap, zero_cap = p[inside], outside if free else None
         scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
-        answer = _program.Program(kind, delta, q[inside], cap, zero_cap).solve(scale)
+        answer = _attempts.Program(kind, delta, q[inside], cap, zero_cap).solve(scale)
         target[inside] = answer.h
         if free:
             target[~inside] = p[~inside] * (answer.z / outside)
-    proof = _program.proof_of(answer, answer.value, started)
+    proof = _attempts.proof_of(answer, answer.value, started)
     return OptimalProgram(target, answer.value, answer.divergence, answer.price, **proof)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 
-from . import _program
+from . import _attempts
 from ._conic import generator_budget, most_of
-from ._dual import halved
+from ._dual_bounds import halved
 
 # Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
 SCALE_HALVINGS = 40
@@ -90,16 +90,16 @@ def solve(
         No answer passed its own check.
     """
     started = time.perf_counter()
-    q, _ = _program.one_pair(target_probs, target_probs)
-    kind, delta = _program.checked_budget(divergence, delta)
-    token = _program.token_index(token, len(q))
+    q, _ = _attempts.one_pair(target_probs, target_probs)
+    kind, delta = _attempts.checked_budget(divergence, delta)
+    token = _attempts.token_index(token, len(q))
     target, inside, reward = q.copy(), q > 0, np.arange(len(q)) == token
     if delta == 0 or q[token] in (0.0, 1.0):
-        price = _program.lossless_price(q, reward * 1.0, kind)
-        answer = _program.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
+        price = _attempts.lossless_price(q, reward * 1.0, kind)
+        answer = _attempts.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
     else:
         scale = np.where(reward[inside], raised_ceiling(q[inside], kind, delta), q[inside])
-        answer = _program.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)
+        answer = _attempts.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)
         target[inside] = answer.h
     proof = answer.divergence, answer.price, float(answer.bound), answer.solver
     seconds = time.perf_counter() - started

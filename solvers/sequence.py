@@ -17,8 +17,8 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _program
-from ._program import FEASIBILITY
+from . import _attempts
+from ._attempts import FEASIBILITY
 from .per_proposal import raised_ceiling
 
 
@@ -76,24 +76,24 @@ def solve(
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
         raise ValueError(f"target_probs: must be rows (T, V); got {check.describe(rows[0])}")
-    kind, delta = _program.checked_budget(divergence, delta)
-    kind = _program.additive(kind)
+    kind, delta = _attempts.checked_budget(divergence, delta)
+    kind = _attempts.additive(kind)
     target, inside = q.copy(), q > 0
     if delta == 0:
-        price = max(_program.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
+        price = max(_attempts.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
         accepted = float(np.minimum(q, p).sum())
-        answer = _program.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+        answer = _attempts.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
     else:
         promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their bound"
         position = np.nonzero(inside)[0]
-        joint = _program.Program(
+        joint = _attempts.Program(
             kind, delta, q[inside], p[inside], position=position, promise=promise
         )
         scale = np.clip(p[inside], q[inside], raised_ceiling(q[inside], kind, delta))
         answer = joint.solve(scale)
         target[inside] = answer.h
     kept = np.minimum(target, p).sum(-1)
-    spent = [_program.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
+    spent = [_attempts.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
     total = float(kept.sum())
     return SequenceProgram(
         target=target,
@@ -102,5 +102,5 @@ def solve(
         total_acceptance=total,
         total_divergence=float(np.sum(spent)),
         price=answer.price,
-        **_program.proof_of(answer, total, started),
+        **_attempts.proof_of(answer, total, started),
     )

@@ -15,7 +15,7 @@ import cactus_theory as ct
 from cactus_theory.base.arguments import normalised
 from cactus_theory.optimum.selection import KINDS
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify import find_verifier
 from tests.amounts import amount
 from tests.rules import RULES

@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.emitted import raised_off_head
-from cactus_theory.policies import FixedTarget, Policy, _forms
+from cactus_theory.policies import FixedTarget, Policy, _base_classes
 from tests.formulas import TEN
 from tests.rows import pair
 from tests.rules import RULES, SPECS
@@ -45,7 +45,7 @@ def test_terms_added_singly_or_sorted_are_the_same_law(spec, monkeypatch):
     assert refused.max() > 12
     expected = Policy.emitted(rule, q, p)
     for few in (0, 6, 40):  # all sorted, both in one batch, all singly
-        monkeypatch.setattr(_forms, "FEW_REFUSED", few)
+        monkeypatch.setattr(_base_classes, "FEW_REFUSED", few)
         close(rule.emitted(q, p), expected)
         close(torch.stack([rule.emitted(*row) for row in zip(q, p, strict=True)]), expected)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.arguments import ROW_SUM_TOLERANCE
+from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 
 # float32 sums of 2,000 terms, upcast, miss 1 by more than float64 rows may
 Q, P = (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import cactus_theory as ct
+from cactus_theory.answer_bounds import mean_length
 from cactus_theory.cli import main
-from cactus_theory.promises import mean_length
 
 # of the interior-point solver, in tokens of 40
 PROGRAM = 1e-5

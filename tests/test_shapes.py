@@ -3,7 +3,7 @@ import torch
 
 from cactus_theory.base import roots
 from cactus_theory.divergences.classical import KL
-from cactus_theory.policies._base import keep_probability
+from cactus_theory.policies._policy import keep_probability
 from cactus_theory.verify.draw import pick
 
 pytest.importorskip("beartype", reason="shape annotations are checked with beartype")

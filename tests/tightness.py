@@ -10,9 +10,9 @@ import itertools
 import numpy as np
 import torch
 
-from cactus_theory.promises import most_variation
+from cactus_theory.answer_bounds import most_variation
 from simulations.markov import Setting, enumerate_texts, markov_pair
-from tests.test_promises import kl2, level_sets
+from tests.test_answer_bounds import kl2, level_sets
 
 SPECS = (
     "band:price=4",

@@ -10,17 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cactus_theory.base.tolerances import NEAR_ONE, ROW_SUM_TOLERANCE
+
 ArrayLike = Any  # torch.Tensor, numpy.ndarray, or nested sequences of floats
 
-# How far a row's sum may be from 1: as far as a softmax in that dtype over many tokens gets.
-ROW_SUM_TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.float16: 2e-3,
-    torch.bfloat16: 1e-2,
-}
-# rows this near 1 were probably rounded when they were written
-NEARLY_ONE = 1e-2
 # counts are multiplied with floats
 MOST_WHOLE = 2**63 - 1
 ROUNDED = (
@@ -115,7 +108,7 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     if bad.any():
         at = _first(bad)
         total = sums[at].item()
-        hint = ROUNDED if abs(total - 1) < NEARLY_ONE else LOGITS if float(most) > 1 else ""
+        hint = ROUNDED if abs(total - 1) < NEAR_ONE else LOGITS if float(most) > 1 else ""
         if not hint and total < 1:
             hint = LIKELIEST
         raise ValueError(
@@ -132,7 +125,7 @@ def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _negative_hint(rows: Tensor) -> str:
     """Return what rows with negative entries may be: logits, or some tokens' log-probabilities."""
     masses = rows.double().exp().sum(-1)
-    short = bool((rows <= 0).all()) and bool((masses < 1 - NEARLY_ONE).any())
+    short = bool((rows <= 0).all()) and bool((masses < 1 - NEAR_ONE).any())
     return LOGITS + LIKELIEST * short
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line, parsed_json, write_whole
+from cactus_theory.base.tolerances import NEAR_ONE
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
 # bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
@@ -37,8 +38,6 @@ BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeEr
 # differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below 1e-37;
 # hotter, the temperature itself does.
 ORDINARY = (1e-3, 1e30)
-# how near 1 a row of half precision sums that is a distribution
-NEAR_ONE = 1e-2
 
 
 def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:

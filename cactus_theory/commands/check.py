@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Return 0 if every property holds, 1 if one is broken, 3 if one could not be decided."""
     check.optional_module("hypothesis", "testing")
-    from cactus_theory.testing._check import check_file
+    from cactus_theory.testing._check_process import check_file
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
     check.number("--seed", args.seed, 0)

@@ -33,10 +33,10 @@ from cactus_theory.commands.flags import (
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed, expect
-from cactus_theory.traces.compared import Diagnosis, Observation, observed_rates, read_metrics
+from cactus_theory.traces.diagnosis import Diagnosis, Observation, observed_rates, read_metrics
 from cactus_theory.traces.faults import FAULTS, Fault, row_signatures, visible_faults
 from cactus_theory.traces.log import log_shown
-from cactus_theory.traces.yardsticks import noise_floor
+from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")

@@ -15,7 +15,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
-from cactus_theory.decoding._opening import dtype_of
+from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
 from cactus_theory.divergences import divergences

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
+from cactus_theory.answer_bounds import Promise
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import is_utf8
 from cactus_theory.base.tables import print_json
@@ -21,7 +22,6 @@ from cactus_theory.commands.flags import (
     one_policy,
 )
 from cactus_theory.decoding.cuts import WHOLE
-from cactus_theory.promises import Promise
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
 

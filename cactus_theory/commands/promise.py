@@ -5,10 +5,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.answer_bounds import RISK, ROUNDING, Promise, certificate, mean_length, share
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import print_json, text_table, width_of_terminal
-from cactus_theory.promises import RISK, ROUNDING, Promise, certificate, mean_length, share
 
 WIDEST = 100
 RATES = (0.5, 0.9, 0.99)
@@ -112,7 +112,7 @@ def _equal(args: argparse.Namespace, promise: Promise) -> str:
             "--tokens: must be given with --trace, as temperatures are compared by the token"
         )
     from cactus_theory.traces import Trace
-    from cactus_theory.traces.yardsticks import TEMPERATURES, equal_temperature
+    from cactus_theory.traces.noise_floor import TEMPERATURES, equal_temperature
 
     trace, nats = Trace.open(args.trace), promise.nats / promise.tokens
     hot, equal = trace.header.temperature, equal_temperature(trace, nats)

@@ -27,14 +27,14 @@ from cactus_theory.commands.flags import (
     inflated,
 )
 from cactus_theory.decoding import DecodeOptions, decode, load_pair
-from cactus_theory.decoding._opening import dtype_of
+from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Trace
 from cactus_theory.traces.log import check_weights, log_shown
-from cactus_theory.traces.yardsticks import noise_floor
+from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families

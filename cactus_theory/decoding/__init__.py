@@ -1,7 +1,6 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
 from cactus_theory.decoding.cuts import Cuts
-from cactus_theory.decoding.doors import decode, generate
 from cactus_theory.decoding.drafters import (
     Drafter,
     EarlyExit,
@@ -10,6 +9,7 @@ from cactus_theory.decoding.drafters import (
     RecurrentDrafter,
     Siblings,
 )
+from cactus_theory.decoding.generate import decode, generate
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair, load_pair

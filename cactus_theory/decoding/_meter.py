@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.scratch import passing, scratch
+from cactus_theory.base.reused_memory import passing, scratch
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.readings import Kind, Reading
@@ -18,8 +18,8 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import raised_off_head
 from cactus_theory.policies import Policy
-from cactus_theory.policies._forms import FixedTarget, PerProposal
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._base_classes import FixedTarget, PerProposal
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Verified
 

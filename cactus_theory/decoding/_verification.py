@@ -13,8 +13,8 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule
 from cactus_theory.policies import Policy
-from cactus_theory.policies._foreign_code import copied, is_own
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._copies import copied, is_own
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
-from cactus_theory.decoding.doors import decode
 from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec

@@ -17,8 +17,8 @@ from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec, check_bon
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._base import keep_probability
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import keep_probability
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
 from cactus_theory.verify.tree import Tree

@@ -15,7 +15,7 @@ from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify.contract import Verifier
 
 KL = divergence("kl")

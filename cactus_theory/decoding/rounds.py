@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._meter import charge
-from cactus_theory.decoding._opening import HALF, Opening, dtype_of
+from cactus_theory.decoding._prepare import HALF, Opening, dtype_of
 from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.models.linear import preparing
+from cactus_theory.decoding.models.projections import preparing
 from cactus_theory.decoding.readings import Kind, Reading, pooled
 from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
 from cactus_theory.verify.draft import Verified

@@ -13,7 +13,7 @@ from cactus_theory.base.specs import names_a_file
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._foreign_code import copied, is_own
+from cactus_theory.policies._copies import copied, is_own
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft

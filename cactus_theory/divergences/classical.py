@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.scratch import passing
+from cactus_theory.base.reused_memory import passing
 from cactus_theory.divergences.definition import (
     SAFE_RATIO,
     Divergence,

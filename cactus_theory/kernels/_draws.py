@@ -8,7 +8,7 @@ logits, for a bonus token or where nothing is left; a drafted token's are its ro
 0 takes no part, so such a token is never drawn. On a CPU tokens are drawn in
 ``cactus_theory/verify/draw.py``.
 
-Parameters are groups of ``memory.py``; ``counter``, ``position`` and ``stream`` those of
+Parameters are groups of ``buffers.py``; ``counter``, ``position`` and ``stream`` those of
 ``random_numbers.py``.
 """
 

@@ -9,18 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from cactus_theory.kernels import _band, _draws, _rows, _verdicts
+from cactus_theory.kernels.buffers import Band, Emitted, Form, Requests, Rows, Workspace
 from cactus_theory.kernels.layout import Layout
-from cactus_theory.kernels.memory import Band, Emitted, Form, Requests, Rows, Workspace
 from cactus_theory.kernels.policies import BAND, KernelPolicy
-
-# Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
-STEPS, MANY_STEPS = 8, 12
-FAR_RATIO = 0.1353352832366127  # e^-2
-# tokens a warp takes at once
-TOKENS_A_WARP = 1024
-MOST_WARPS = 8
-# parts of rows that a warp merges: two for each of its threads
-PAIRS_A_WARP = 64
+from cactus_theory.kernels.tiles import warps_for, warps_merging
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ class Step:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Return the arguments by their names in the kernels; ``memory.py`` says what they are."""
+        """Return the arguments by their names in the kernels; ``buffers.py`` says what they are."""
         work, flat = self.workspace, self.layout.flat
         return {
             "requests": Requests(
@@ -67,13 +59,13 @@ class Step:
     @property
     def steps(self) -> int:
         """Return how many Newton steps there are."""
-        return STEPS if self.policy.knob >= FAR_RATIO else MANY_STEPS
+        return _band.STEPS if self.policy.knob >= _band.FAR_RATIO else _band.MANY_STEPS
 
     @property
     def merging_warps(self) -> int:
         """Return how many warps merge the parts of a request's rows."""
         form = self.shared["form"]
-        return min(max(form.places * form.most_parts // PAIRS_A_WARP, 1), MOST_WARPS)
+        return warps_merging(form.places * form.most_parts)
 
     def run(self) -> None:
         """Launch everything on the device of the logits."""
@@ -147,11 +139,6 @@ def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: in
     arguments = {name: shared[name] for name in kernel.arg_names}
     # a release warns where fusion is left unsaid
     kernel[grid](**arguments, num_warps=warps, enable_fp_fusion=True)
-
-
-def warps_for(part: int) -> int:
-    """Return how many warps share a part of a row."""
-    return min(max(part // TOKENS_A_WARP, 1), MOST_WARPS)
 
 
 def _form(work: Workspace, temperature: float | Tensor, flat: bool, certain: bool) -> Form:

@@ -9,7 +9,7 @@ gets the same bits in every batch: of logits of one dtype, and of rows whose str
 not multiples of 16 alike. Triton compiles another kernel for other ones, which may read and sum
 in another order, and a coin within rounding of its probability may then fall otherwise.
 
-Parameters of kernels are the groups of ``memory.py``. Values: ``b`` a request; ``part``;
+Parameters of kernels are the groups of ``buffers.py``. Values: ``b`` a request; ``part``;
 ``place`` a drafted token's, 0 to K − 1, K for the bonus token; ``first``, ``length`` of
 :func:`draft_span`; ``slot`` b K + place; ``inverse`` 1/T; ``greedy`` T = 0; ``q_n``, ``p_n`` a
 drafted token's probabilities, float64; ``on``, ``read`` masks.

@@ -6,7 +6,7 @@ A chain is decided by the entries of its tokens alone; under a band, what they l
 A block needs the alive ratio down its path, then one sum a node (the formulas are those of
 :mod:`cactus_theory.verify.block`); under a band every row from the first that might lower the
 alive ratio is solved beforehand, as no row's band depends on the ratio. Parameters are those of
-``memory.py``, and ``coin`` a number in [0, 1) of a drafted token, float64.
+``buffers.py``, and ``coin`` a number in [0, 1) of a drafted token, float64.
 """
 
 import triton

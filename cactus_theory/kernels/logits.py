@@ -15,6 +15,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.kernels import random_numbers
+from cactus_theory.kernels.buffers import Workspace
 from cactus_theory.kernels.layout import (
     Layout,
     check_logits,
@@ -22,7 +23,6 @@ from cactus_theory.kernels.layout import (
     checked_temperature,
     layout_of,
 )
-from cactus_theory.kernels.memory import Workspace
 from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, find_verifier

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.kernels.memory import Knob
+from cactus_theory.kernels.buffers import Knob
 from cactus_theory.policies import Policy
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.parts import in_parts, joined
+from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.certificate import Geometry, geometry_of
 from cactus_theory.optimum.edges import chosen_knob, solve_edges
-from cactus_theory.optimum.geometry import Geometry, geometry_of
 
 SUPPORTS = ("target", "free")
 

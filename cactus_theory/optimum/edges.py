@@ -21,13 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.parts import parts_of
+from cactus_theory.base.chunks import parts_of
+from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.roots import convex_root
-from cactus_theory.base.scratch import scratch
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.geometry import Geometry, geometry_of
-from cactus_theory.optimum.path import Edges, Flags, PerRow, Rows
+from cactus_theory.optimum.certificate import Geometry, geometry_of
+from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
 
 Pairs = Float[Tensor, "rows 2"]
 

@@ -21,13 +21,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.parts import parts_of
+from cactus_theory.base.chunks import parts_of
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.certificate import Geometry, Measured, geometry_of
 from cactus_theory.optimum.edges import chosen_knob, solve_edges
-from cactus_theory.optimum.geometry import Geometry, Measured, geometry_of
 
 # means this close to an amount have reached it, relative to 1 + the amount
 CLOSE = 1e-13

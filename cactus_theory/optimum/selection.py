@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.parts import in_parts, joined
-from cactus_theory.base.scratch import scratch
+from cactus_theory.base.chunks import in_parts, joined
+from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.threads import one_thread
 
 Rows = Float[Tensor, "rows vocab"]

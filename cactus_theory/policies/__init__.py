@@ -18,9 +18,9 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     cascade,
     reshaped,
 )
-from cactus_theory.policies._base import Policy
-from cactus_theory.policies._forms import Entrywise, FixedTarget, PerProposal, SharedRecovery
-from cactus_theory.policies._records import Budget, Decision, Declaration, Residual
+from cactus_theory.policies._policy import Policy
+from cactus_theory.policies._base_classes import Entrywise, FixedTarget, PerProposal, SharedRecovery
+from cactus_theory.policies._decisions import Budget, Decision, Declaration, Residual
 from cactus_theory.policies._registry import list_policies, policy, register
 
 __all__ = [

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._base import Policy
-from cactus_theory.policies._foreign_code import enter
+from cactus_theory.policies._copies import enter
+from cactus_theory.policies._policy import Policy
 
 MISSING = dataclasses.MISSING
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

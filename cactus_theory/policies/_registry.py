@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 from cactus_theory.divergences import divergence as read_divergence
 from cactus_theory.policies import _knobs
-from cactus_theory.policies._base import Policy
+from cactus_theory.policies._policy import Policy
 
 Kind = TypeVar("Kind", bound=type[Policy] | Policy)
 POLICIES: Registry[Any] = Registry(

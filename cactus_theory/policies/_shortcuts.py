@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory.optimum.gibbs import LookAhead
-from cactus_theory.policies._records import Node
+from cactus_theory.optimum.look_ahead import LookAhead
+from cactus_theory.policies._decisions import Node
 
 Entries = Float[Tensor, "*any"]
 Flags = Bool[Tensor, "*any"]

@@ -12,19 +12,29 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.scratch import law_like, passing, scratch
+from cactus_theory.base.reused_memory import law_like, passing, scratch
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum import edges
-from cactus_theory.optimum.gibbs import LookAhead, with_raised
-from cactus_theory.optimum.row import (
+from cactus_theory.optimum.band_of_row import (
     PRECISIONS,
     BudgetRow,
     PricedBand,
     PricedRow,
     path_rows,
 )
-from cactus_theory.policies._base import (
+from cactus_theory.optimum.look_ahead import LookAhead, with_raised
+from cactus_theory.policies._base_classes import FixedTarget
+from cactus_theory.policies._decisions import (
+    Budget,
+    Decision,
+    Declaration,
+    Node,
+    Path,
+    Residual,
+    Step,
+)
+from cactus_theory.policies._policy import (
     TIE,
     Entries,
     Flat,
@@ -33,16 +43,6 @@ from cactus_theory.policies._base import (
     Ids,
     Rows,
     keep_probability,
-)
-from cactus_theory.policies._forms import FixedTarget
-from cactus_theory.policies._records import (
-    Budget,
-    Decision,
-    Declaration,
-    Node,
-    Path,
-    Residual,
-    Step,
 )
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import ByRow, KeepsLossless, Shortcuts
@@ -136,11 +136,11 @@ class Band(FixedTarget):
     THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.row`). A certain draft (greedy, n-gram) is
-    known to its end, so that under KL its law is the best of all laws of blocks
-    (:mod:`cactus_theory.optimum.gibbs`). Every row keeps the band it would have by itself with
-    ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's divergence,
-    whose price depends on what a row spends.
+    P, the band of p/P (:mod:`cactus_theory.optimum.band_of_row`). A certain draft (greedy,
+    n-gram) is known to its end, so that under KL its law is the best of all laws of blocks
+    (:mod:`cactus_theory.optimum.look_ahead`). Every row keeps the band it would have by itself
+    with ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's
+    divergence, whose price depends on what a row spends.
 
     With ``head`` only the likeliest tokens rise, those of at least that share of the likeliest
     one's probability: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on this head and 1
@@ -241,7 +241,7 @@ class Band(FixedTarget):
         return _kept(self._off_head(q, q_n, self.edges(q, p)[1]), q_n, p_n)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.row`.
+        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.band_of_row`.
 
         Row by row without solving the band first where rows are on the CPU, at a price, or on
         float32 rows within a finite budget above rounding.

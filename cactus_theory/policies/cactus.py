@@ -11,11 +11,11 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
+from cactus_theory.base.reused_memory import LEAST_OF_LAWS, law_like
 from cactus_theory.base.roots import convex_root
-from cactus_theory.base.scratch import LEAST_OF_LAWS, law_like
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.policies._forms import PerProposal
-from cactus_theory.policies._records import Budget, Declaration
+from cactus_theory.policies._base_classes import PerProposal
+from cactus_theory.policies._decisions import Budget, Declaration
 from cactus_theory.policies._registry import register
 
 # 2δ beyond it would be ∞, and ∞·0 is no number

@@ -8,9 +8,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._base import TIE, Rows
-from cactus_theory.policies._forms import Either, FixedTarget
-from cactus_theory.policies._records import SUPPORTS, Declaration, Path, Support
+from cactus_theory.policies._base_classes import Either, FixedTarget
+from cactus_theory.policies._decisions import SUPPORTS, Declaration, Path, Support
+from cactus_theory.policies._policy import TIE, Rows
 from cactus_theory.policies._registry import register
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.policies._base import Rows
-from cactus_theory.policies._forms import Either
-from cactus_theory.policies._records import SUPPORTS, Budget, Declaration, Support
+from cactus_theory.policies._base_classes import Either
+from cactus_theory.policies._decisions import SUPPORTS, Budget, Declaration, Support
+from cactus_theory.policies._policy import Rows
 from cactus_theory.policies._registry import register
 
 

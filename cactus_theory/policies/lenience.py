@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._base import Entries
-from cactus_theory.policies._forms import Raised
-from cactus_theory.policies._records import Budget, Declaration
+from cactus_theory.policies._base_classes import Raised
+from cactus_theory.policies._decisions import Budget, Declaration
+from cactus_theory.policies._policy import Entries
 from cactus_theory.policies._registry import register
 
 

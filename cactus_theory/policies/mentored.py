@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from cactus_theory.policies._records import Declaration
+from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._registry import register
 from cactus_theory.policies.band import Band
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._base import Entries
-from cactus_theory.policies._forms import Raised
-from cactus_theory.policies._records import SUPPORTS, Budget, Declaration, Support
+from cactus_theory.policies._base_classes import Raised
+from cactus_theory.policies._decisions import SUPPORTS, Budget, Declaration, Support
+from cactus_theory.policies._policy import Entries
 from cactus_theory.policies._registry import register
 
 

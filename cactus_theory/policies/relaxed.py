@@ -6,8 +6,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._base import TIE, Rows
-from cactus_theory.policies._records import Declaration
+from cactus_theory.policies._decisions import Declaration
+from cactus_theory.policies._policy import TIE, Rows
 from cactus_theory.policies._registry import register
 from cactus_theory.policies.top_k import AmongTop
 

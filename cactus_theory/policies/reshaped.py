@@ -7,9 +7,9 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import scaled
-from cactus_theory.policies._base import Rows, normalised_or
-from cactus_theory.policies._forms import FixedTarget
-from cactus_theory.policies._records import Budget, Declaration, Path
+from cactus_theory.policies._base_classes import FixedTarget
+from cactus_theory.policies._decisions import Budget, Declaration, Path
+from cactus_theory.policies._policy import Rows, normalised_or
 from cactus_theory.policies._registry import register
 
 

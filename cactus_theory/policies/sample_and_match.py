@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.policies._base import Entries, Flags, Id, Ids, Policy, Rows, normalised_or
-from cactus_theory.policies._records import Budget, Declaration
+from cactus_theory.policies._decisions import Budget, Declaration
+from cactus_theory.policies._policy import Entries, Flags, Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import Shortcuts
 

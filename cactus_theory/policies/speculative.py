@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from cactus_theory.policies._base import Entries, Rows
-from cactus_theory.policies._forms import Raised
-from cactus_theory.policies._records import Budget, Declaration, Node, Path
+from cactus_theory.policies._base_classes import Raised
+from cactus_theory.policies._decisions import Budget, Declaration, Node, Path
+from cactus_theory.policies._policy import Entries, Rows
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import ByRow
 

@@ -7,8 +7,8 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.policies._base import Entries, Rows, keep_probability
-from cactus_theory.policies._records import Budget, Declaration
+from cactus_theory.policies._decisions import Budget, Declaration
+from cactus_theory.policies._policy import Entries, Rows, keep_probability
 from cactus_theory.policies._registry import register
 from cactus_theory.policies.sample_and_match import SampleAndMatch
 

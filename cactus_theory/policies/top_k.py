@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.policies._base import Id, Ids, Rows, normalised_or, one_hot
-from cactus_theory.policies._forms import SharedRecovery
-from cactus_theory.policies._records import Declaration
+from cactus_theory.policies._base_classes import SharedRecovery
+from cactus_theory.policies._decisions import Declaration
+from cactus_theory.policies._policy import Id, Ids, Rows, normalised_or, one_hot
 from cactus_theory.policies._registry import register
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.scratch import scratch
+from cactus_theory.base.reused_memory import scratch
 from cactus_theory.divergences.classical import log_in_place
-from cactus_theory.policies._base import (
+from cactus_theory.policies._decisions import Decision, Declaration, Residual
+from cactus_theory.policies._policy import (
     TIE,
     Entries,
     Flags,
@@ -23,7 +24,6 @@ from cactus_theory.policies._base import (
     keep_probability,
     one_hot,
 )
-from cactus_theory.policies._records import Decision, Declaration, Residual
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.policies.top_k import KeptSet

@@ -16,7 +16,7 @@ from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.testing._drafter_bench import (
     THIN,
     Bench,

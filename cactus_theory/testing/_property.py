@@ -2,7 +2,7 @@
 
 A kind of thing that is checked (policies, verifiers, drafters, schedules, divergences) is a table
 of :class:`Properties` and a class of what is :class:`Seen` on its examples; :func:`broken` is all
-that is needed then. Policies may come from a stranger: see :mod:`cactus_theory.testing._checker`.
+that is needed then. Policies may come from a stranger: see ``_check_properties.py``.
 """
 
 import inspect

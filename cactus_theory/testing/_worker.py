@@ -22,7 +22,7 @@ from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
-from cactus_theory.testing._checker import Pair
+from cactus_theory.testing._check_properties import Pair
 from cactus_theory.testing._divergence import assert_divergence_properties
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_rule

@@ -1,7 +1,7 @@
 """Log the rows of a real pair along real texts, and replay any policy and verifier on them."""
 
 from cactus_theory.traces._shard import Cycle
-from cactus_theory.traces.compared import Observation, compare_observed
+from cactus_theory.traces.diagnosis import Observation, compare_observed
 from cactus_theory.traces.estimate import Estimate, Replay
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.log import log_trace, save_trace

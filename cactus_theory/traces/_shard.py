@@ -14,15 +14,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.verify._walk import Descent
+from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
+from cactus_theory.verify._tree_walk import Descent
 from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.tree import declared_tree
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
-# how far a stored row's probabilities may sum from 1: rounding what is stored moves a
-# log-probability of −16 in float16 by 2⁻⁸ at most, and in float32 by far less than rows of that
-# dtype may miss 1 anyway
-STORED_SUM_TOLERANCE = {torch.float16: 1e-2, torch.float32: 1e-4}
 LISTS = {
     "position": torch.int32,
     "token_offsets": torch.int64,

@@ -22,7 +22,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
 from cactus_theory.traces.replays import TextSums, batch_law, draft_width
 from cactus_theory.traces.rows import ENTRIES

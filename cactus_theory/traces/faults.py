@@ -21,7 +21,7 @@ from cactus_theory.decoding.drafters._base import Drafting, Setting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import normalised_or, one_hot
+from cactus_theory.policies._policy import normalised_or, one_hot
 from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.block import Block

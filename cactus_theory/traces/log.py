@@ -13,11 +13,11 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding._opening import opened_texts
+from cactus_theory.decoding._prepare import opened_texts
 from cactus_theory.decoding._sampling import checked_temperature
 from cactus_theory.decoding.cuts import WHOLE, Cuts
-from cactus_theory.decoding.doors import decode
 from cactus_theory.decoding.drafters import Drafter, as_drafter
+from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import Callbacks, DecodeOptions
 from cactus_theory.policies import Policy

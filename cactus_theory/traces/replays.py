@@ -27,9 +27,9 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._base import keep_probability, one_hot
-from cactus_theory.policies._foreign_code import copied
-from cactus_theory.policies._records import Path as Reached
+from cactus_theory.policies._copies import copied
+from cactus_theory.policies._decisions import Path as Reached
+from cactus_theory.policies._policy import keep_probability, one_hot
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import ENTRIES, SavedRows, Source, mean_alive
 from cactus_theory.traces.trace import Batch, Trace

@@ -16,7 +16,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import Audit, audit
 from cactus_theory.policies import Declaration, Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._records import Path as Place
+from cactus_theory.policies._decisions import Path as Place
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import Trace

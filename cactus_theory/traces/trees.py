@@ -17,11 +17,11 @@ from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import keep_probability
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import keep_probability
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify._walk import Descent
+from cactus_theory.verify._tree_walk import Descent
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Verdict, Verified
 from cactus_theory.verify.tree import Tree

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.answer_bounds import Promise, share
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.promises import Promise, share
 from cactus_theory.traces.estimate import Estimate, Replay, valued
 from cactus_theory.traces.replays import replay
 from cactus_theory.traces.trace import Trace

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.answer_bounds import USUAL_TOKENS
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.policies import list_policies
-from cactus_theory.promises import USUAL_TOKENS
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
 from cactus_theory.tuning.choices import Choice, Tuned, fastest

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import keep_probability, normalised_or, one_hot
-from cactus_theory.policies._records import Path
-from cactus_theory.verify._host import chains, workable
-from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify._walk import Blocks, entries_as_assigned, raised_entries
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import keep_probability, normalised_or, one_hot
+from cactus_theory.verify._checks import verify_tensors
+from cactus_theory.verify._cpu import chains, workable
+from cactus_theory.verify._tree_walk import Blocks, entries_as_assigned, raised_entries
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick

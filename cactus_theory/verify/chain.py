@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.base.arguments import ROW_SUM_TOLERANCE
-from cactus_theory.base.scratch import scratch
-from cactus_theory.optimum.row import ratio_in
+from cactus_theory.base.reused_memory import scratch
+from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
+from cactus_theory.optimum.band_of_row import ratio_in
 from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.policies._base import keep_probability, one_hot
-from cactus_theory.policies._records import Residual
+from cactus_theory.policies._decisions import Residual
+from cactus_theory.policies._policy import keep_probability, one_hot
 from cactus_theory.policies._shortcuts import ByRow
-from cactus_theory.verify._host import Nodes, Place, Run, chains, entries_at, rows_at
-from cactus_theory.verify._tensors import verify_tensors
+from cactus_theory.verify._checks import verify_tensors
+from cactus_theory.verify._cpu import Nodes, Place, Run, chains, entries_at, rows_at
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick, pick_one

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 NO_ROW = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import normalised
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._policy import one_hot
 
 
 @dataclass(frozen=True)

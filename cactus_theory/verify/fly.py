@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base import one_hot
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.relaxed import Relaxed
 from cactus_theory.policies.sample_and_match import SampleAndMatch
 from cactus_theory.policies.speculative import Speculative

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
-from cactus_theory.verify._host import index_of, workable
-from cactus_theory.verify._tensors import verify_tensors
-from cactus_theory.verify._walk import Blocks, Descent
+from cactus_theory.policies._decisions import Path
+from cactus_theory.verify._checks import verify_tensors
+from cactus_theory.verify._cpu import index_of, workable
+from cactus_theory.verify._tree_walk import Blocks, Descent
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain, Tokens
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier

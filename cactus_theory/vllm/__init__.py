@@ -15,7 +15,7 @@ name ``cactus_theory``; a server that it leaves out is not changed.
 
 from contextlib import suppress
 
-from cactus_theory.vllm import engine, settings
+from cactus_theory.vllm import replace, settings
 
 
 def register() -> None:
@@ -28,16 +28,16 @@ def register() -> None:
         server_settings = settings.read()
         if server_settings is None:
             return
-        from cactus_theory.vllm import v2
+        from cactus_theory.vllm import model_runner_v2
         from cactus_theory.vllm.admission import Admission
         from cactus_theory.vllm.install import install
 
         admission = Admission(server_settings)
         install(admission)
         # where it fails, require_hook stops the servers that need it
-        with suppress(ImportError, engine.UnknownVersion):
-            v2.install(admission)
-    except (ValueError, engine.UnknownVersion) as error:
-        engine.stop(str(error))
+        with suppress(ImportError, replace.UnknownVersion):
+            model_runner_v2.install(admission)
+    except (ValueError, replace.UnknownVersion) as error:
+        replace.stop(str(error))
     except ImportError as error:
-        engine.stop(str(engine.unknown_version(str(error))))
+        replace.stop(str(replace.unknown_version(str(error))))

@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 
 from cactus_theory.base.specs import names_a_file
 from cactus_theory.policies import Policy, _knobs, _registry, policy
-from cactus_theory.policies._function import FunctionPolicy
+from cactus_theory.policies._user_function import FunctionPolicy
 from cactus_theory.policies.speculative import Speculative
 from cactus_theory.vllm.batch import try_rows
 from cactus_theory.vllm.bias import HOTTEST, Cut, check_policy, is_lossless, try_bias
+from cactus_theory.vllm.request_text import CUTS, cut_of, extra_arg, name_and_knobs, number, shown
 from cactus_theory.vllm.settings import (
     ARGUMENT,
     CAP_ARGUMENT,
@@ -41,7 +42,6 @@ from cactus_theory.vllm.settings import (
     named,
     read,
 )
-from cactus_theory.vllm.words import CUTS, cut_of, extra_arg, name_and_knobs, number, shown
 
 REMEMBERED = 1024  # policies
 # knobs that hold text a request may choose: names that are looked up in the package's own lists

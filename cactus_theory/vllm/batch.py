@@ -31,12 +31,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import normalised
-from cactus_theory.base.scratch import scratch
+from cactus_theory.base.reused_memory import scratch
 from cactus_theory.decoding._verification import rows_at
 from cactus_theory.policies import Policy
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
-from cactus_theory.verify._tensors import assignment
+from cactus_theory.verify._checks import assignment
 from cactus_theory.verify.draft import Verified
 from cactus_theory.verify.draw import Coins
 from cactus_theory.vllm.settings import Settings

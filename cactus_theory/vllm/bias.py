@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.policies._forms import Entrywise
+from cactus_theory.policies._base_classes import Entrywise
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.speculative import Speculative
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.vllm.engine import TESTED_V2, UnknownVersion, require_names, stop
+from cactus_theory.vllm.replace import TESTED_V2, UnknownVersion, require_names, stop
 from cactus_theory.vllm.settings import Settings, refuse_accounts
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
@@ -79,13 +79,13 @@ def loads_processor(config: Any) -> bool:
 
 def require_hook(warn: Callable[[str], None]) -> None:
     """Stop the start-up unless the hook of model runner V2 is in place."""
-    from cactus_theory.vllm import v2
+    from cactus_theory.vllm import model_runner_v2
 
-    if v2.installed() is not None:
+    if model_runner_v2.installed() is not None:
         return warn("cactus-theory: drafts are decided on model runner V2; nothing is counted")
     why = "it is not installed"
     try:
-        v2.known_functions()
+        model_runner_v2.known_functions()
     except (ImportError, UnknownVersion) as error:
         why = str(error)
     stop(

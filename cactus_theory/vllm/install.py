@@ -12,10 +12,10 @@ from typing import Any
 
 from cactus_theory.vllm.admission import BY_BIAS, BY_HOOK, Admission
 from cactus_theory.vllm.configuration import check_config, loads_processor, served_name, show_info
-from cactus_theory.vllm.engine import require_names, require_parameters, unknown_version, wrapped
 from cactus_theory.vllm.metrics import Prometheus, Reporter
+from cactus_theory.vllm.model_runner_v1 import Hook
+from cactus_theory.vllm.replace import require_names, require_parameters, unknown_version, wrapped
 from cactus_theory.vllm.requests import reporter_of
-from cactus_theory.vllm.v1 import Hook
 
 PARAMETERS = (
     "draft_token_ids",

@@ -9,7 +9,7 @@ The engine's own verification is left as it is and gets biased logits; see
 :mod:`cactus_theory.vllm.bias` for the law and which policies have one. It needs
 drafts that are certain of their tokens: ``draft_sample_method`` greedy, vLLM's default, or an
 n-gram drafter. A server whose drafts are sampled is refused at start-up (there the hook of
-:mod:`cactus_theory.vllm.v2` is for), and so are vLLM's own lossy methods.
+:mod:`cactus_theory.vllm.model_runner_v2` is for), and so are vLLM's own lossy methods.
 
 A request may choose its own policy in ``SamplingParams.extra_args`` (HTTP: ``vllm_xargs``) by
 ``cactus``, as in :mod:`cactus_theory.vllm.settings`, and ``cactus_margin``: the
@@ -45,7 +45,7 @@ from torch import Tensor
 from cactus_theory.vllm.admission import of_processor
 from cactus_theory.vllm.bias import Cut, drafted_bias, lifts_of, truncate_
 from cactus_theory.vllm.configuration import drafts_of
-from cactus_theory.vllm.engine import (
+from cactus_theory.vllm.replace import (
     TESTED_V2,
     require_names,
     require_parameters,
@@ -92,11 +92,11 @@ class CactusLogitsProcessor(LogitsProcessor):
     """Raise the logit of each drafted token by what its request's policy asks for."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
-        from cactus_theory.vllm import v2
+        from cactus_theory.vllm import model_runner_v2
 
         check_names()
         self.width = drafts_of(vllm_config)
-        v2.remove()  # else the policy would act twice
+        model_runner_v2.remove()  # else the policy would act twice
         server_settings = of_processor().settings  # a bad setting stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
         self.policies = [server_settings.policy] * requests

@@ -38,7 +38,7 @@ from cactus_theory.traces._shard import Shard
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.batch import FlatBatch
 from cactus_theory.vllm.configuration import served_name
-from cactus_theory.vllm.engine import vllm_version
+from cactus_theory.vllm.replace import vllm_version
 from cactus_theory.vllm.requests import Request
 from cactus_theory.vllm.settings import Settings
 

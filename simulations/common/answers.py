@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.answer_bounds import Promise
 from cactus_theory.base.specs import Registry
-from cactus_theory.promises import Promise
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
 from cactus_theory.tuning.choices import WIDE

@@ -3,7 +3,7 @@
 import argparse
 
 from .. import blocks, drafters, ledger
-from . import constant_price, frontier, measured, overspend
+from . import constant_price, frontier, overspend, page_tables
 
 # name: module, and what the table shows in a line
 TABLES = {
@@ -13,7 +13,7 @@ TABLES = {
     "blocks": (blocks, "token-wise against block verification on a trace"),
     "drafters": (drafters, "drafters of one target, per second and per call; resumes"),
     "ledger": (ledger, "a hard cap on every answer against the same mean; resumes"),
-    "measured": (measured, "the tables of the pages, from the committed CSV"),
+    "measured": (page_tables, "the tables of the pages, from the committed CSV"),
 }
 
 

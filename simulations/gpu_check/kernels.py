@@ -25,7 +25,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.kernels import draft_from_logits, has_kernel, logits
-from cactus_theory.kernels.memory import Form
+from cactus_theory.kernels.buffers import Form
 
 from ..common.grid import followers
 from ..common.inputs import DATA

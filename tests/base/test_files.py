@@ -24,7 +24,7 @@ OTHERWISE = {
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
     "simulations/common/journal.py": "appends lines; a half-written one is cut off",
     "simulations/common/results.py": "into memory",
-    "simulations/recompute.py": "appends what commands print: no result",
+    "simulations/all_tables.py": "appends what commands print: no result",
     "simulations/train_pair/train.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",
 }

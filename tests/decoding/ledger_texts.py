@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ModelDrafter, NGram, generate
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 
 # enumerated sums of a few float64 products

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from tests.amounts import some
 from tests.decoding.test_ragged import padded, prompts
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from cactus_theory.decoding.models import linear, trial
+from cactus_theory.decoding.models import cache_check, projections
 from cactus_theory.divergences import divergence
 from cactus_theory.emitted import emitted_law, raised_off_head
 from cactus_theory.policies import policy
@@ -44,7 +44,7 @@ def test_never_exceeds_the_limit(tiny, width, new):
 @pytest.mark.parametrize("fast", [True, False])
 def test_what_is_prepared_once_is_no_part_of_decoding(tiny, monkeypatch, fast):
     models, wait = copy.deepcopy(tiny), 0.2
-    for place, name in ((linear, "_half"), (trial, "_whole")):
+    for place, name in ((projections, "_half"), (cache_check, "_whole")):
         own = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *given, own=own: time.sleep(wait) or own(*given))
     first, second = (run(models, fast_forward=fast) for _ in range(2))

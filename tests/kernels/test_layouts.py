@@ -194,7 +194,7 @@ def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
 def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
     """Two parts a row, so that parts are merged, and more tokens than a part."""
     count = amount(3, 20)
-    monkeypatch.setattr("cactus_theory.kernels.memory.part_for", lambda vocab: 512)
+    monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
     logits = torch.randn(count, 700, generator=torch.Generator().manual_seed(2)).to(device)
     seeds = torch.arange(count, device=device)
     heat = torch.full((count,), 0.8, device=device)

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.roots import rising_root
-from cactus_theory.optimum.row import PRECISIONS, BudgetRow, PricedBand, PricedRow
+from cactus_theory.optimum.band_of_row import PRECISIONS, BudgetRow, PricedBand, PricedRow
 from tests.amounts import amount, some
 
 # what deciding in float32 may change of an emitted law, in total variation, at any budget: an

@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.divergences import Divergence, FDivergence, definition
 from cactus_theory.divergences.classical import Alpha
 from solvers import _conic, _perspective, block, optimal
-from solvers.paths import random_tree
+from solvers.path_tree import random_tree
 from tests.rows import pair
 
 CLOSE = 1e-9

@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum.row import FEW_ROWS, PricedBand, path_rows
+from cactus_theory.optimum.band_of_row import FEW_ROWS, PricedBand, path_rows
 from cactus_theory.policies import policy
 from tests.amounts import amount, some
 from tests.formulas import by_hand

@@ -9,9 +9,9 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import divergence
-from cactus_theory.optimum.gibbs import LookAhead
-from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._records import Path
+from cactus_theory.optimum.look_ahead import LookAhead
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from tests.amounts import amount, some

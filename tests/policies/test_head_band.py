@@ -8,9 +8,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.optimum.edges import edges
-from cactus_theory.optimum.gibbs import LookAhead
-from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._records import Path
+from cactus_theory.optimum.look_ahead import LookAhead
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import AlongPath, Band
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.traces import Trace

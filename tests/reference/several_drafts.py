@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from solvers.paths import PathTree
+from solvers.path_tree import PathTree
 
 Probs = np.ndarray
 # [1, k] shrinks below an ulp

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cactus_theory as ct
-from solvers.paths import random_tree
+from solvers.path_tree import random_tree
 from tests.amounts import amount
 from tests.reference import several_drafts as references
 

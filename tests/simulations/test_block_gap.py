@@ -17,7 +17,7 @@ from simulations.block_gap import row_of, value_of  # noqa: E402
 from simulations.common.grid import followers  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from solvers import block  # noqa: E402
-from solvers.paths import PathTree, random_tree  # noqa: E402
+from solvers.path_tree import PathTree, random_tree  # noqa: E402
 from tests.amounts import THOROUGH, amount, some  # noqa: E402
 from tests.rules import RULES, of_each  # noqa: E402
 

@@ -9,7 +9,7 @@ from simulations.common.grid import Config, Grid
 from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.drafters import lines, rows
-from simulations.figures.measured import drafters as page
+from simulations.figures.page_tables import drafters as page
 from tests.amounts import thorough
 
 

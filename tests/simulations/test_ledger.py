@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.promises import Promise  # noqa: E402
+from cactus_theory.answer_bounds import Promise  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from simulations.ledger import Answers, Line, along, rows_of  # noqa: E402

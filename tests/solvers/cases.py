@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cactus_theory.divergences import divergence
 from cactus_theory.divergences.definition import examples
-from solvers._program import SolverGaveUp
+from solvers._attempts import SolverGaveUp
 from tests.amounts import amount
 
 LARGEST_VOCABULARY = 32

@@ -8,8 +8,8 @@ import pytest
 
 from cactus_theory.divergences import divergence
 from solvers import _perspective, block
-from solvers._dual import price_bound
-from solvers.paths import PathTree, follow, random_tree
+from solvers._dual_bounds import price_bound
+from solvers.path_tree import PathTree, follow, random_tree
 from tests.amounts import amount, some
 from tests.solvers import recursion
 from tests.solvers.cases import DIVERGENCES

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from solvers import __main__ as command_line
-from solvers import _program, block, design, optimal, per_proposal, sequence
-from solvers.paths import random_tree
+from solvers import _attempts, block, design, optimal, per_proposal, sequence
+from solvers.path_tree import random_tree
 
 Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
 COSTS = np.array([0.0, 1.0, 2.0])
-GAVE_UP = _program.SolverGaveUp("solver: made to fail")
+GAVE_UP = _attempts.SolverGaveUp("solver: made to fail")
 
 
 @pytest.fixture

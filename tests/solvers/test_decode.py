@@ -10,8 +10,8 @@ import cactus_theory as ct
 from simulations.markov import Setting, markov_pair
 from solvers import block, decode
 from solvers.__main__ import main
-from solvers._dual import price_bound
-from solvers.paths import follow, state_tree
+from solvers._dual_bounds import price_bound
+from solvers.path_tree import follow, state_tree
 from tests.amounts import amount, some
 from tests.simulations.markov.rates import long_run_rates
 

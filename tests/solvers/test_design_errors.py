@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from solvers import _constraints, _program, design
+from solvers import _attempts, _constraints, design
 from solvers.design import Design, Infeasible
 
 cp = pytest.importorskip("cvxpy")
@@ -125,7 +125,7 @@ def test_a_rule_that_the_program_gets_wrong_is_noticed(monkeypatch, place, name,
         return constraints
 
     monkeypatch.setattr(place, "build", generous)
-    with pytest.raises(_program.SolverGaveUp, match=f"{name} is exceeded|misses its bound"):
+    with pytest.raises(_attempts.SolverGaveUp, match=f"{name} is exceeded|misses its bound"):
         LIMITED.budget("kl", delta).solve()
 
 

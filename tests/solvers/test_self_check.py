@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cactus_theory.divergences import FDivergence, divergence
-from solvers import _conic, _perspective, _program, block, decode, optimal, per_proposal, sequence
-from solvers._dual import Lagrangian, lagrange_bound
+from solvers import _attempts, _conic, _perspective, block, decode, optimal, per_proposal, sequence
+from solvers._dual_bounds import Lagrangian, lagrange_bound
 from solvers.design import Design
-from solvers.paths import random_tree
+from solvers.path_tree import random_tree
 from tests.amounts import some
 from tests.solvers.cases import DIVERGENCES, pairs
 
@@ -39,7 +39,7 @@ def test_a_wrong_left_side_is_noticed(monkeypatch, program, spec, wrong):
         if right := forms.get(kind):
             monkeypatch.setitem(forms, kind, lambda row, f, right=right: wrong * right(row, f))
     message = "exceed" if wrong < 1 else "misses its bound"
-    with pytest.raises(_program.SolverGaveUp, match=message):
+    with pytest.raises(_attempts.SolverGaveUp, match=message):
         PROGRAMS[program](spec)
 
 
@@ -48,26 +48,26 @@ def test_a_wrong_left_side_is_noticed(monkeypatch, program, spec, wrong):
 def test_a_wrong_power_sum_is_noticed(monkeypatch, spec, wrong):
     weights = _conic.power_weights
     monkeypatch.setattr(_conic, "power_weights", lambda row, a: wrong * weights(row, a))
-    with pytest.raises(_program.SolverGaveUp):
+    with pytest.raises(_attempts.SolverGaveUp):
         optimal.solve(Q, P, spec, delta=0.05)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_solver_without_an_answer_is_reported(monkeypatch, program):
-    monkeypatch.setattr(_program, "believable", lambda *args: False)
-    with pytest.raises(_program.SolverGaveUp, match="must .*CLARABEL: no answer"):
+    monkeypatch.setattr(_attempts, "believable", lambda *args: False)
+    with pytest.raises(_attempts.SolverGaveUp, match="must .*CLARABEL: no answer"):
         PROGRAMS[program]("kl")
 
 
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
-    attempt, scales = _program.Program.attempt, []
+    attempt, scales = _attempts.Program.attempt, []
 
     def fail_once(program, scale, solver):
         scales.append(scale)
         answer = attempt(program, scale, solver)
         return None if len(scales) == 1 else answer
 
-    monkeypatch.setattr(_program.Program, "attempt", fail_once)
+    monkeypatch.setattr(_attempts.Program, "attempt", fail_once)
     assert optimal.solve(Q, P, delta=0.05).gap < 1e-6
     assert len(scales) == 2
     np.testing.assert_array_equal(scales[1], Q)
@@ -97,7 +97,7 @@ def test_no_leaking_row_beats_a_bound_either(spec, rows, z, slope, level):
     q, p = rows
     q_in, p_in = q[q > 0], p[q > 0]
     kind = divergence(spec)
-    spent = _program.divergence_of(kind, (1 - z) * q_in, q_in, z)
+    spent = _attempts.divergence_of(kind, (1 - z) * q_in, q_in, z)
     value = np.minimum(p_in, (1 - z) * q_in).sum() + min(z, 0.3)
     bound = lagrange_bound(kind, q_in, p_in, spent, (slope, level), 0.3)
     assert value <= bound + ROUNDING * (1 + abs(bound))
@@ -115,7 +115,7 @@ def test_no_row_in_a_box_beats_a_bound(spec):
         price, level, dear = noise.uniform(0, 2), noise.uniform(-1, 1), noise.uniform(0, 1)
         lagrangian = Lagrangian.of(q, p)
         lagrangian.narrow(0.3 * q, 2.5 * q)
-        lagrangian.add_divergence(price, kind, _program.divergence_of(kind, row, q))
+        lagrangian.add_divergence(price, kind, _attempts.divergence_of(kind, row, q))
         lagrangian.add_linear(dear, cost, float(cost @ row))
         lagrangian.add_linear(level, 1.0, 1.0)
         assert np.minimum(p, row).sum() <= lagrangian.bound() + ROUNDING

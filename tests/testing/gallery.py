@@ -20,8 +20,8 @@ from cactus_theory.policies import (
     Policy,
     SharedRecovery,
 )
-from cactus_theory.policies._base import keep_probability, normalised_or
-from cactus_theory.policies._records import Decision, Residual
+from cactus_theory.policies._decisions import Decision, Residual
+from cactus_theory.policies._policy import keep_probability, normalised_or
 from cactus_theory.policies._shortcuts import KeepsLossless
 from cactus_theory.policies.sample_and_match import ByEntry
 from cactus_theory.policies.thresholds import Thresholds

@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
-from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 

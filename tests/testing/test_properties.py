@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.testing import assert_policy_properties
-from cactus_theory.testing._checker import shrink
+from cactus_theory.testing._check_properties import shrink
 from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._policies import check_rule
 from cactus_theory.testing._report import row

@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base import terminal
-from cactus_theory.policies import FixedTarget, SharedRecovery, _base, _foreign_code, _function
+from cactus_theory.policies import FixedTarget, SharedRecovery, _copies, _policy, _user_function
 from cactus_theory.testing import _policies, assert_policy_properties
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
@@ -87,10 +87,10 @@ def test_a_recovery_of_two_arguments_is_asked_once_a_row():
 
 
 def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
-    monkeypatch.setattr(_foreign_code, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(_foreign_code, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_copies, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(_copies, "SLOW_SECONDS", 0.0)
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
-    monkeypatch.setattr(_base, "ENUMERATION_ENTRIES", 20)
+    monkeypatch.setattr(_policy, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
     slow = ct.rule(lambda q, p, n: 0.5, recovery=lambda q, p, n: q)
     with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
@@ -217,7 +217,7 @@ def kept_at_once(q, p, n, *, delta=0.5):
 
 @pytest.mark.parametrize("vocab", [5, 700])
 def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
-    monkeypatch.setattr(_function, "ENTRIES", 2000)  # several calls, the last one shorter
+    monkeypatch.setattr(_user_function, "ENTRIES", 2000)  # several calls, the last one shorter
     fast = ct.rule(kept_at_once, vectorised=True, proposal=lambda q, p, n: q)
     q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
     torch.testing.assert_close(fast.keep(q, p), lenient.keep(q, p), **CLOSE)
@@ -251,7 +251,7 @@ def test_a_vectorised_rule_has_every_property():
 
 
 def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
-    monkeypatch.setattr(_function, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_user_function, "SLOW_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
         lenient.keep(*pair(2, 3))
     monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)

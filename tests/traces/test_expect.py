@@ -21,7 +21,7 @@ from cactus_theory.traces import (
     log_trace,
     save_trace,
 )
-from cactus_theory.traces.compared import observed_rates, read_metrics
+from cactus_theory.traces.diagnosis import observed_rates, read_metrics
 from cactus_theory.traces.expect import LEVEL, critical
 from tests.amounts import amount, thorough
 

@@ -19,7 +19,7 @@ from cactus_theory.traces.faults import (
     row_signatures,
     visible_faults,
 )
-from cactus_theory.traces.yardsticks import noise_floor
+from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some_of
 
 import cactus_theory as ct
-from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.verify import Block, Draft, find_verifier
 from cactus_theory.verify.block import _on_device

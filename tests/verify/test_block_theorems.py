@@ -10,7 +10,7 @@ from scipy.special import rel_entr
 
 import cactus_theory as ct
 from cactus_theory.kernels import random_numbers
-from solvers.paths import random_tree
+from solvers.path_tree import random_tree
 from tests.amounts import amount
 from tests.formulas import by_hand
 from tests.rows import pair

@@ -11,11 +11,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding._verification import path_to, rows_at
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
-from cactus_theory.verify._host import Run
+from cactus_theory.verify._cpu import Run
 from cactus_theory.verify.draft import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.scratch import scratch
+from cactus_theory.base.reused_memory import scratch
 from cactus_theory.vllm.batch import toss, verify_flat
 from tests.amounts import amount
 from tests.vllm.flat import (

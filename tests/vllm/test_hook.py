@@ -15,7 +15,7 @@ from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.batch import verify_flat
 from cactus_theory.vllm.configuration import check_config
-from cactus_theory.vllm.engine import UnknownVersion
+from cactus_theory.vllm.replace import UnknownVersion
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, emitted, random_batch
 
@@ -274,14 +274,14 @@ def test_runner_v2_is_let_through_with_its_logits_processor(served):
 
 def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch, logged):
     """In every process of the server, as the plugin runs before the configuration is known."""
-    from cactus_theory.vllm import v2
+    from cactus_theory.vllm import model_runner_v2
     from tests.vllm import published
 
     monkeypatch.setenv("CACTUS_POLICY", BAND)
     published.put(monkeypatch, around=False)
-    assert v2.installed() is None
+    assert model_runner_v2.installed() is None
     plugin.register()
-    assert v2.installed() is not None
+    assert model_runner_v2.installed() is not None
     check_config(config(use_v2_model_runner=True), logged.append, PLAIN)
     assert any("nothing is counted" in line for line in logged)
     published.put(monkeypatch, around=False, rejection_sample=lambda logits: None)

@@ -296,17 +296,17 @@ def test_servers_on_which_the_law_would_be_another(processor_class, given, said)
 
 def test_the_hook_makes_way_for_the_processor(processor_class):
     """Else the policy would act twice."""
-    from cactus_theory.vllm import settings, v2
+    from cactus_theory.vllm import model_runner_v2, settings
     from cactus_theory.vllm.admission import Admission
 
     asked = settings.read({settings.POLICY: "band:price=2"})
     assert asked is not None
-    v2.install(Admission(asked))
+    model_runner_v2.install(Admission(asked))
     with pytest.raises(ValueError):
         made(processor_class, config("probabilistic"))
-    assert v2.installed() is not None
+    assert model_runner_v2.installed() is not None
     made(processor_class)
-    assert v2.installed() is None
+    assert model_runner_v2.installed() is None
 
 
 def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_class, monkeypatch):
@@ -322,7 +322,7 @@ def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_cla
 
 
 def test_other_versions_are_refused_with_one_line(monkeypatch):
-    from cactus_theory.vllm.engine import UnknownVersion
+    from cactus_theory.vllm.replace import UnknownVersion
 
     class Other(published.LogitsProcessor):
         def apply(self, logits, context):

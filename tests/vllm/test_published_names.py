@@ -61,11 +61,11 @@ def test_what_the_hook_replaces():
 
 def test_the_runner_passes_what_the_tests_pass():
     """By place, twelve arguments; by name, rules that the hook refuses or knows."""
-    from cactus_theory.vllm import v2
+    from cactus_theory.vllm import model_runner_v2
 
     runner = method(parsed(published.REJECTION)["RejectionSampler"], "_verify")
     calls = [node for node in ast.walk(runner) if isinstance(node, ast.Call)]
     call = next(node for node in calls if getattr(node.func, "id", "") == "rejection_sample")
-    assert len(call.args) == len(v2.PARAMETERS)
+    assert len(call.args) == len(model_runner_v2.PARAMETERS)
     named = {own.arg for own in call.keywords if own.arg}
-    assert named <= {*v2.PRECISION, *v2.REFUSED, *v2.IGNORED}
+    assert named <= {*model_runner_v2.PRECISION, *model_runner_v2.REFUSED, *model_runner_v2.IGNORED}

@@ -15,7 +15,7 @@ import torch
 from cactus_theory.vllm import settings
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.metrics import Prometheus, Reporter
-from cactus_theory.vllm.v1 import Hook
+from cactus_theory.vllm.model_runner_v1 import Hook
 
 BATCH, DRAFTS = 8, 4
 WARM = 3  # calls whose time is not looked at

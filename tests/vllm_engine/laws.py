@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._records import Path as Reached
+from cactus_theory.policies._decisions import Path as Reached
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 PROMPT = [259, 337, 290, 14, 915]  # "    return self.tk", after which few tokens are likely

@@ -126,10 +126,10 @@ def verified(batch, job):
     hook = None
     draft_logits = None
     if not job["certain"]:
-        from cactus_theory.vllm import settings, v2
+        from cactus_theory.vllm import model_runner_v2, settings
         from cactus_theory.vllm.admission import Admission
 
-        hook = v2.install(Admission(settings.read()))
+        hook = model_runner_v2.install(Admission(settings.read()))
         draft_logits = batch.draft.expand(len(batch.slots), -1, -1).contiguous()
         os.environ.pop("TRITON_INTERPRET")  # ours in torch: interpreted, it takes minutes
     _, sampled, counts = runner._verify(
@@ -145,7 +145,7 @@ def main():
     let_triton_in()
     import vllm
 
-    from cactus_theory.vllm import v2
+    from cactus_theory.vllm import model_runner_v2
 
     answers = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
@@ -153,7 +153,7 @@ def main():
             os.environ[f"CACTUS_{name.upper()}"] = str(job[name])
         os.environ["TRITON_INTERPRET"] = "1"
         drafted, emitted = verified(Batch(job), job)
-        v2.remove()
+        model_runner_v2.remove()
         answers.append({"version": vllm.__version__, "drafted": drafted, "emitted": emitted})
     Path(sys.argv[2]).write_text(json.dumps(answers))
 

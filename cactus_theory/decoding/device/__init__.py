@@ -19,13 +19,13 @@ random numbers are their own: the same laws and meter, other tokens.
 from typing import Any
 
 from cactus_theory.base.rows import ORDINARY
-from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding.device.loop import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.models.fast import obstacle as not_fast
+from cactus_theory.decoding.models.llama_forward import obstacle as not_fast
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.schedule import OnePolicy
 

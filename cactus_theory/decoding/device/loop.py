@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.device.round import Inputs, Outcome, Round, StaticForward, captures

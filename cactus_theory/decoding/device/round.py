@@ -18,7 +18,7 @@ from torch import Tensor
 from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabilities
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.models.cache import Slots, additive
-from cactus_theory.decoding.models.fast import FastForward
+from cactus_theory.decoding.models.llama_forward import FastForward
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
 

@@ -25,9 +25,9 @@ from cactus_theory.decoding.drafters._base import (
 )
 from cactus_theory.decoding.drafters.recurrent_head import RecurrentHead
 from cactus_theory.decoding.models.cache import RaggedCache
-from cactus_theory.decoding.models.fast import FastForward
-from cactus_theory.decoding.models.library import gathered
-from cactus_theory.decoding.models.linear import Linear, prepared
+from cactus_theory.decoding.models.hugging_face_forward import gathered
+from cactus_theory.decoding.models.llama_forward import FastForward
+from cactus_theory.decoding.models.projections import Linear, prepared
 from cactus_theory.verify.draft import Draft
 
 # what all tokens add to units is kept up to so many numbers (16 MB)

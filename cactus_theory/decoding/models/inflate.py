@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding.models.linear import lay_together
+from cactus_theory.decoding.models.projections import lay_together
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._base import one_hot
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.testing._property import EXACT, Bounds, chance_of_counts
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
@@ -20,7 +20,7 @@ from cactus_theory.testing.verifiers._enumeration import (
     verifier_property,
 )
 from cactus_theory.verify import Assignment, Draft, Verdict
-from cactus_theory.verify._tensors import verify_tensors
+from cactus_theory.verify._checks import verify_tensors
 
 # rows of a ragged batch, and trials of coins for each certain draft
 BATCH, TRIALS = 6, 4

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cactus_theory.policies._records import Path
+from cactus_theory.policies._decisions import Path
 from cactus_theory.testing._property import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, NGram, device, generate
-from cactus_theory.decoding._opening import Opening
+from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding.device import DeviceRounds, verify
 from cactus_theory.decoding.device.verify import torch_step
 from cactus_theory.verify.contract import find_verifier

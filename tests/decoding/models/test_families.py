@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from cactus_theory.decoding.models.cached import check_positions
-from cactus_theory.decoding.models.trial import runs_together
+from cactus_theory.decoding.models.cache_check import runs_together
+from cactus_theory.decoding.models.model_with_cache import check_positions
 from tests.amounts import THOROUGH
 from tests.decoding.models.families import build, families, own_greedy, small_config
 

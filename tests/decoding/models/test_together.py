@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from cactus_theory.decoding.models import CachedModel, fast
-from cactus_theory.decoding.models.linear import adjacent, lay_together
+from cactus_theory.decoding.models import CachedModel, llama_forward
+from cactus_theory.decoding.models.projections import adjacent, lay_together
 
 # float64 sums of up to 48 products in another order
 ROUNDING = 1e-12
@@ -44,7 +44,7 @@ def test_what_is_not_one_memory_is_not_read_as_one():
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_large_model_computes_the_same(monkeypatch, make_model, together):
-    monkeypatch.setattr(fast, "JOINED_ENTRIES", 0)
+    monkeypatch.setattr(llama_forward, "JOINED_ENTRIES", 0)
     model = make_model()
     ids = torch.randint(0, 24, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

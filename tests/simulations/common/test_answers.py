@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.promises import event_interval
+from cactus_theory.answer_bounds import event_interval
 from simulations.common.answers import COLUMNS, WIDE, answer_rows, score_of, sentences
 from simulations.common.grid import Config, Grid
 

@@ -10,7 +10,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import load_pair
 from cactus_theory.traces import Trace, log_trace
 from cactus_theory.verify import Fly
-from simulations import fly, rules
+from simulations import fly_nats, rules
 from simulations.__main__ import main
 from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
@@ -49,7 +49,7 @@ def test_a_rows_law_is_that_of_all_drafts(width, window, zeros):
             continue
         own = exact_ahead(pair, states, 6)
         node, chance = 0, 1.0
-        for place, (reached, law) in enumerate(fly.node_laws((q, p, ids), own, verifier)):
+        for place, (reached, law) in enumerate(fly_nats.node_laws((q, p, ids), own, verifier)):
             assert chance * reached == pytest.approx(float(rounds.alive[place][0, node]), abs=EXACT)
             due = rounds.following[place][0, node]
             np.testing.assert_allclose(law, due, atol=EXACT / max(reached * chance, 1e-3))
@@ -68,11 +68,13 @@ def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
     trace = log_trace(shipped.target, shipped.draft, prompts, tmp_path / "t", **sizes)
     for cycle in trace:
         prompt = prompts[cycle.text % 2]
-        before = fly.written(shipped, prompt, trace, cycle.text)[: len(prompt) + cycle.position]
+        before = fly_nats.written(shipped, prompt, trace, cycle.text)[
+            : len(prompt) + cycle.position
+        ]
         rows = shipped.target(torch.tensor([before])).logits[0, -1].double().softmax(-1)
         assert (rows - cycle.target_probs[0]).abs().max() < LOGGED
     source = torch.Generator().manual_seed(0)
-    for half in fly.drafted_on(shipped, before, cycle.draft_probs[0], 2, source):
+    for half in fly_nats.drafted_on(shipped, before, cycle.draft_probs[0], 2, source):
         assert half.shape == (trace.header.vocab_size, 3)
         assert (half[..., 0] == 1).all() and (half.diff(dim=-1) <= 1e-12).all() and half.min() >= 0
 

@@ -1,0 +1,76 @@
+"""Rows of a batch, a few at a time, whatever the size of the batch.
+
+A temporary above a megabyte is mapped page by page, which takes longer than the arithmetic, and
+those of a whole batch are as large as the batch. Those of a few rows stay near the core, and take
+the memory that those of the rows before have left.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cactus_theory.base.arguments import AT_ONCE, normalised
+from cactus_theory.base.reused_memory import scratch
+
+
+def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+    """Yield which rows, and float64 rows (R, V) divided by their sums, of batches (..., V).
+
+    All have one shape, and rows are numbered in its order. No row at all is one part, and so are
+    all rows on a GPU, whose memory is kept by its allocator.
+    """
+    *batch, vocab = batches[0].shape
+    count = math.prod(batch)
+    step = max(1, count if batches[0].is_cuda else AT_ONCE // vocab)
+    for start in range(0, max(1, count), step):
+        at = slice(start, min(start + step, count))
+        few = [_some(rows, at) for rows in batches]
+        shape, device = tuple(few[0].shape), few[0].device
+        yield at, tuple(normalised(rows, scratch("parts", shape, device=device)) for rows in few)
+
+
+def parts_of(rows: Tensor) -> Iterator[slice]:
+    """Yield which rows of (R, V) are worked on together, on any device; nothing for none."""
+    count, vocab = rows.shape
+    step = max(1, AT_ONCE // vocab)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -> Sequence[Any]:
+    """Return, for all of ``count`` rows, what the parts have for some: which ones, and values.
+
+    None stays None. Into memory that is taken at once: small results that stay would lie where the
+    large temporaries of the next rows might have been.
+    """
+    whole: list[Any] = []
+    for at, values in parts:
+        if at.stop - at.start == count:
+            return values
+        whole = whole or [None if value is None else _empty(count, value) for value in values]
+        for column, value in zip(whole, values, strict=True):
+            if value is not None:
+                column[at] = value
+    return whole
+
+
+def _empty(count: int, like: Tensor) -> Tensor:
+    """Return memory for so many rows: on the CPU numpy's, in huge pages where there are any."""
+    shape = count, *like.shape[1:]
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    size = math.prod(shape) * like.dtype.itemsize
+    return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(shape)
+
+
+def _some(rows: Tensor, at: slice) -> Tensor:
+    """Return some of the rows: copies of these alone where rows are repeated or lie apart."""
+    try:
+        return rows.view(-1, rows.shape[-1])[at]
+    except RuntimeError:
+        numbers = torch.arange(at.start, at.stop, device=rows.device)
+        return rows[torch.unravel_index(numbers, rows.shape[:-1])]

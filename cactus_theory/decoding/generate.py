@@ -1,0 +1,179 @@
+"""Decode prompts: keywords or one object of options in, a result out.
+
+The stages behind them, in order: ``options`` checks what was asked for, ``_prepare`` the models
+and prompts; ``rounds`` drafts, verifies and measures until every text has ended, on the host
+(``host``) or on a GPU (``device``); ``result`` says what came out.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.decoding._prepare import Opening, dtype_of, warn_of
+from cactus_theory.decoding._sampling import Generators
+from cactus_theory.decoding._text import Stop
+from cactus_theory.decoding.device import on_device
+from cactus_theory.decoding.host import HostRounds
+from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
+from cactus_theory.decoding.result import GenerationResult
+from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.divergences import Divergence
+from cactus_theory.verify.contract import Verifier
+
+
+def generate(
+    target_model: Any,
+    draft_model: Any,
+    input_ids: Tensor,
+    *,
+    policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative",
+    num_draft_tokens: int = 4,
+    max_new_tokens: int,
+    attention_mask: Tensor | None = None,
+    temperature: float = 1.0,
+    logits_processor: Sequence[Any] = (),
+    eos_token_ids: int | Iterable[int] | None = None,
+    stop: Stop | None = None,
+    seed: int | Sequence[int] | None = None,
+    generator: Generators = None,
+    verifier: str | Verifier = "chain",
+    fast_forward: bool | None = None,
+    meter: bool | str | Divergence = True,
+    record_rows: bool = False,
+    log_probs: bool = False,
+    callbacks: Callbacks = NO_CALLBACKS,
+    device_loop: bool | str | None = False,
+) -> GenerationResult:
+    """Continue texts with drafted tokens that the target verifies under ``policy``.
+
+    Every round the draft proposes up to K tokens a row, the target scores them in one forward
+    pass, the policy keeps a prefix and one more token follows. With the policy
+    ``speculative`` a text has exactly the target's law; at temperature 0 it is the target's
+    greedy text. Every row has its own seed and length and behaves as if it were alone, in
+    float32 and float64: in half precision a row's logits depend on the batch it is in.
+
+    Parameters
+    ----------
+    target_model : a Hugging Face causal LM in evaluation mode.
+    draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()`` or
+        ``ModelDrafter(model, stop=0.3)``, which drafts fewer tokens where it is unsure. None is
+        the target alone: one token a row and forward pass, nothing to draft, meter or record.
+    input_ids : (B, T) int64, T ≥ 1.
+    policy : a Policy, a spec such as ``"cactus:delta=0.1"``, or a Schedule of them; or a list
+        of B of these.
+    num_draft_tokens : K ≥ 1; fewer are drafted where fewer than K + 1 tokens have room.
+    max_new_tokens : never exceeded; T + max_new_tokens must fit both models' positions.
+    attention_mask : (B, T), 0 on padding (in front of shorter prompts), which takes no position.
+    temperature : of both models; 0 is greedy.
+    logits_processor : Hugging Face processors, applied to both models before the temperature.
+    eos_token_ids : tokens that end a text, anywhere in a round; None for none.
+    stop : called with a row's ids (1, length) after each of its new tokens; True ends it.
+    seed, generator : randomness: an integer (row b takes seed + b) or one per row, or one
+        generator per row instead. The default is the seed 0.
+    verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
+        as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees
+        of a drafter that declares their laws), or a Verifier.
+    fast_forward : whether Llama-like models run through this package's own forward pass
+        (True, refusing others), the library's (False), or whichever fits (None). Both
+        compute the same function up to rounding.
+    meter : also add up the emitted KL, or the divergence named; its time is kept out of the
+        decode's.
+    record_rows : also return the verified rows.
+    log_probs : also return ln q and ln h of every new token (``LogProbs``); needs the meter,
+        which has the emitted laws.
+    callbacks : what is called after every round: :class:`Callbacks`.
+    device_loop : whether rounds run as one captured graph each, with one read by the host
+        (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
+        fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
+        policy a text; no processors, ``stop``, ``record_rows``, ``on_rows`` or
+        ``on_round``. On a GPU the fused kernels of
+        :mod:`cactus_theory.kernels` verify where they can: one policy that has one, float32 or
+        shorter logits, Triton. They have random numbers of their own, so that a seed gives
+        other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
+        the usual one, ``"kernels"`` requires the kernels.
+
+    Notes
+    -----
+    Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
+    but rules may change them. Weights are read when a decode begins: whoever changes them
+    during one changes the next.
+
+    Raises
+    ------
+    ValueError
+        Vocabularies or devices that differ, ids or lengths out of range, a model in training
+        mode, an unknown policy, seeds or policies that are not one per row, a schedule whose
+        guarantee the verifier would break, ``log_probs`` without the meter.
+    TypeError
+        Ids that are not integers, a draft that is neither a model nor a drafter.
+    DecodingError
+        A row without a law, since a processor leaves no token or the logits hold NaN; it
+        carries the result up to then.
+
+    Warns
+    -----
+    UserWarning
+        Models in half precision on a CPU, a draft larger than its target, probabilities where
+        logits belong.
+
+    Examples
+    --------
+    >>> ids = pair.tokenizer("def f(", return_tensors="pt").input_ids
+    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=16)
+    >>> result.output_token_ids.shape
+    torch.Size([1, 16])
+    >>> 0 <= result.reading.emitted_divergence_per_token < 1
+    True
+    >>> generate(pair.target, None, ids, max_new_tokens=8).target_calls
+    8
+    """
+    options = DecodeOptions(
+        policy=policy,
+        num_draft_tokens=num_draft_tokens,
+        max_new_tokens=max_new_tokens,
+        attention_mask=attention_mask,
+        temperature=temperature,
+        logits_processor=logits_processor,
+        eos_token_ids=eos_token_ids,
+        stop=stop,
+        seed=seed,
+        generator=generator,
+        verifier=verifier,
+        fast_forward=fast_forward,
+        meter=meter,
+        record_rows=record_rows,
+        log_probs=log_probs,
+        callbacks=callbacks,
+        device_loop=device_loop,
+    )
+    return decode(target_model, draft_model, input_ids, options)
+
+
+def decode(
+    target_model: Any, draft_model: Any, input_ids: Tensor, options: DecodeOptions
+) -> GenerationResult:
+    """Do what :func:`generate` does, whose keywords ``options`` has.
+
+    Raises
+    ------
+    ValueError, TypeError, DecodingError
+        As :func:`generate`, for what depends on models and prompts.
+
+    Examples
+    --------
+    >>> ids, options = torch.tensor([[1, 2, 3]]), DecodeOptions(max_new_tokens=8)
+    >>> decode(pair.target, None, ids, options).target_calls
+    8
+    >>> decode(pair.target, pair.draft, ids, options).num_tokens
+    8
+    """
+    opening = Opening(target_model, draft_model, input_ids, options)
+    if opening.drafter is not None:
+        warn_of(opening.models)
+    with torch.inference_mode():
+        device, loop = on_device(opening)
+        result = (device or HostRounds(opening)).run()
+    return replace(result, loop=loop, dtype=dtype_of(opening.models.values()))

@@ -1,0 +1,170 @@
+"""Find out, once per model, whether cached forward passes compute what whole ones do.
+
+Some families ignore the cache, count positions from a padding id, or make masks of their own
+that do not fit one call for rows of different lengths. So a few tokens are run in every way in
+which :class:`CachedModel` uses a model; a model that differs is refused with an error that says
+why, or runs row by row.
+"""
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.base.files import first_line
+from cactus_theory.base.tolerances import HALF_LOGITS_TOLERANCE, LOGITS_TOLERANCE
+from cactus_theory.decoding.models.cache import allocate, text_config
+from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, gathered
+from cactus_theory.decoding.models.projections import preparing
+
+# small texts, with room for two rows of different lengths, a prefix and a branch
+TOKENS, ROWS = 8, 2
+# windows that a family applies by itself, counted in slots: a few tokens cannot show them
+OWN_WINDOWS = ("window_size", "attention_window", "local_attention", "attention_chunk_size")
+
+# settings of a configuration that may change the answer for the same embedding
+DECIDING = ("num_hidden_layers", "_attn_implementation")
+
+Answer = tuple[str | None, bool]
+# by the embedding, which the views of a model's first layers share with it
+_KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
+
+
+def runs_together(model: Any) -> bool:
+    """Return whether a ragged batch may run as one call; row by row otherwise.
+
+    Raises ValueError where cached forward passes differ from whole ones.
+    """
+    config = text_config(model)
+    key = type(model), *(getattr(config, name, None) for name in DECIDING)
+    known = _KNOWN.setdefault(_anchor(model), {})
+    if key not in known:
+        with preparing(), torch.inference_mode():
+            known[key] = _answer(model)
+    refusal, together = known[key]
+    if refusal is not None:
+        raise ValueError(
+            f"model: forward passes over a cache must equal whole ones; in "
+            f"{type(model).__name__} {refusal}. Use the model's own generate instead"
+        )
+    return together
+
+
+def _anchor(model: Any) -> Any:
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        embedding = None
+    return model if embedding is None else embedding
+
+
+def _answer(model: Any) -> Answer:
+    ids = _ids(model)
+    try:
+        whole = _whole(model, ids)
+    except Exception as error:  # families fail in ways of their own
+        return f"a whole pass over token ids fails ({_named(error)})", False
+    try:
+        difference = _difference(_even(model, ids), whole)
+    except Exception as error:
+        return f"the cache fails ({_named(error)})", False
+    if not difference <= _tolerance(whole):
+        return f"they differ by {difference:.2g} of the logits' size", False
+    return None, _ragged_equals(model, ids, whole)
+
+
+def _ragged_equals(model: Any, ids: Tensor, whole: Tensor) -> bool:
+    if not _may_run_together(model):
+        return False
+    try:
+        return _difference(_ragged(model, ids, whole), whole) <= _tolerance(whole)
+    except Exception:  # no mask or positions taken, or a kind of mask of its own
+        return False
+
+
+def _may_run_together(model: Any) -> bool:
+    """Return whether a few tokens can tell that a model respects positions and mask."""
+    config, parameters = text_config(model), inspect.signature(model.forward).parameters
+    if "position_ids" not in parameters or "attention_mask" not in parameters:
+        return False
+    if any(getattr(config, name, None) is not None for name in OWN_WINDOWS):
+        return False
+    of_library = type(model).__module__.startswith("transformers.")
+    return of_library or getattr(config, "sliding_window", None) is None
+
+
+def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
+    """Return texts of many ids, the padding id among them."""
+    config = text_config(model)
+    ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) * 7 + 3
+    ids %= config.vocab_size
+    pad = getattr(config, "pad_token_id", None)
+    if isinstance(pad, int) and 0 <= pad < config.vocab_size:
+        ids[:, 2] = pad
+    return ids.to(model.device)
+
+
+def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
+    """Return the logits without a cache, called as the library's ``generate`` does."""
+    parameters = inspect.signature(model.forward).parameters
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
+    options["use_cache"] = False
+    accepted = {name: value for name, value in options.items() if name in parameters}
+    return model(input_ids=ids, **accepted).logits
+
+
+def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
+    """Return the logits of rows fed alike: several tokens, one, several after a prefix."""
+    forward, logits = _forward(model, together=False), []
+    for piece in ids.split([4, 1, TOKENS - 5], 1):
+        counts = [piece.shape[1]] * ROWS
+        logits.append(forward(piece, counts, counts))
+        forward.cache.extend(counts)
+    return torch.cat(logits, 1)
+
+
+def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
+    """Return ``whole`` with what rows give that run ahead of each other, at last in trees."""
+    forward, logits = _forward(model, together=True), whole.clone()
+    for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
+        lengths = forward.cache.lengths
+        last = forward(gathered(ids, lengths, counts), counts, keep)
+        forward.cache.extend(counts)
+        _note(logits, forward.cache.lengths, keep, last)
+    # a stray token before the last ones: the tree's second branch is the text
+    remaining = [TOKENS - length for length in forward.cache.lengths]
+    tokens = gathered(ids, forward.cache.lengths, remaining)
+    parents = torch.arange(-1, max(remaining)).repeat(ROWS, 1)
+    parents[:, 1] = -1
+    tree = torch.cat([ids[:, :1], tokens], 1)
+    last = forward(tree, [count + 1 for count in remaining], remaining, parents.to(ids.device))
+    _note(logits, [TOKENS] * ROWS, remaining, last)
+    return logits
+
+
+def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:
+    """Write the last ``keep[b]`` logits of each text so far."""
+    for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
+        logits[row, end - count : end] = last[row, :count]
+
+
+def _forward(model: Any, together: bool) -> LibraryForward:
+    return LibraryForward(model, allocate(model, ROWS, TOKENS + 1), together)
+
+
+def _difference(logits: Tensor, whole: Tensor) -> float:
+    size = (whole - whole.mean(-1, keepdim=True)).double().square().mean()
+    return float(((logits - whole).double().square().mean() / size.clamp(min=1e-300)).sqrt())
+
+
+def _tolerance(like: Tensor) -> float:
+    half = like.dtype in (torch.float16, torch.bfloat16)
+    return HALF_LOGITS_TOLERANCE if half else LOGITS_TOLERANCE
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

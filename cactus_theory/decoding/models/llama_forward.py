@@ -1,0 +1,304 @@
+"""A forward pass of Llama-like models without the library's overhead per module.
+
+Reads the weights of the Hugging Face modules, joined and packed where the model is small, and calls
+PyTorch directly: the same function of the same weights up to rounding, for a batch whose rows
+have different lengths. The library's own forward pass is its test; models that this pass does not
+support (other families, quantised or adapted layers, hooks) run in that one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, slots_of, text_config
+from cactus_theory.decoding.models.hugging_face_forward import gathered
+from cactus_theory.decoding.models.projections import (
+    Linear,
+    adjacent,
+    exact_in_half,
+    joined,
+    prepared,
+)
+
+# small layers are bound by calls, not by arithmetic: their projections are joined into one
+JOINED_ENTRIES = 2**24
+
+
+class Weights:
+    """The weights that the fast pass reads: a large model's in place, a small one's copied."""
+
+    def __init__(self, model: Any) -> None:
+        inner, head, small = model.model, model.lm_head, _small(model)
+        self.embedding = inner.embed_tokens.weight
+        self.norm = _quick_norm(inner.norm) if small and _quick(inner.norm) else _norm(inner.norm)
+        self.layers = [DecoderLayer(layer, small) for layer in inner.layers]
+        self.head = Linear(head.weight, head.bias) if small else head
+
+
+def _small(model: Any) -> bool:
+    return sum(weight.numel() for weight in model.model.layers.parameters()) <= JOINED_ENTRIES
+
+
+class DecoderLayer:
+    """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
+
+    def __init__(self, layer: Any, small: bool) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.width, self.scale = attention.head_dim, attention.scaling
+        self.heads = attention.q_proj.out_features // self.width
+        self.kv_heads = attention.k_proj.out_features // self.width
+        self.shared = self.heads // self.kv_heads
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = _normed(layer.input_layernorm, projections, small)
+        gates = [mlp.gate_proj, mlp.up_proj]
+        self.gates = _normed(layer.post_attention_layernorm, gates, small)
+        self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self.out, self.down = attention.o_proj, mlp.down_proj
+        if small:
+            self.out, self.down = (Linear(part.weight, part.bias) for part in (self.out, self.down))
+        self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
+        self.inner = mlp.down_proj.in_features
+
+    def __call__(
+        self,
+        x: Float[Tensor, "N hidden"],
+        shape: tuple[int, int],
+        cos: Tensor,
+        sin: Tensor,
+        memory: tuple[Tensor, Tensor],
+        at: Slots,
+        mask: Float[Tensor, "..."] | None,
+    ) -> Float[Tensor, "N hidden"]:
+        """Return the stream after the layer; keys and values of its N tokens are written.
+
+        ``mask`` is once there for each of the ``shared`` query heads of a head of keys.
+        """
+        states = self.qkv(x).view(len(x), -1, self.width)
+        heads = self.heads + self.kv_heads
+        rotated = states[:, :heads]
+        if self.q_norm is not None and self.k_norm is not None:
+            q_part, k_part = rotated[:, : self.heads], rotated[:, self.heads :]
+            rotated = torch.cat([self.q_norm(q_part), self.k_norm(k_part)], 1)
+        rotated = (rotated * cos).addcmul_(rotated.roll(self.width // 2, -1), sin)
+        keys, values = memory
+        keys[at.index] = rotated[:, self.heads :].view(*shape, self.kv_heads, self.width)
+        values[at.index] = states[:, heads:].view(*shape, self.kv_heads, self.width)
+        queries = rotated[:, : self.heads].view(*shape, self.heads, self.width)
+        attended = self._attended(queries, keys[:, : at.end], values[:, : at.end], mask)
+        attended = attended.transpose(1, 2).reshape(len(x), -1)
+        x = self.out(attended).add_(x)
+        gates = self.gates(x)
+        inner = self.activation(gates[:, : self.inner]).mul_(gates[:, self.inner :])
+        return self.down(inner).add_(x)
+
+    def _attended(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Float[Tensor, "batch heads new width"]:
+        """Attend with ``queries`` (B, new, heads, width) to keys and values (B, end, …).
+
+        Under a mask the queries that share a head of keys stand behind one another, as if they
+        were more tokens: each key is read once, by any kernel that takes a mask.
+        """
+        batch, new, heads, width = queries.shape
+        by_head, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
+        if mask is not None:
+            by_head = by_head.reshape(batch, self.kv_heads, self.shared * new, width)
+        attended = F.scaled_dot_product_attention(
+            by_head,
+            *states,
+            attn_mask=mask,
+            is_causal=mask is None and new > 1,
+            scale=self.scale,
+            enable_gqa=mask is None and self.shared > 1,
+        )
+        return attended.reshape(batch, heads, new, width)
+
+
+def _norm(module: Any) -> Any:
+    weight, epsilon = module.weight, module.variance_epsilon
+    shape = weight.shape
+    return lambda x: F.rms_norm(x, shape, weight, epsilon)
+
+
+def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
+    """Return one call for a norm and the projections of its output, side by side.
+
+    Projections whose weights lie together in memory (``lay_together``) are one. In small models
+    all that is left of the norm is x / √(mean x² + ε): its weight is folded into theirs, unless
+    these are exact in half precision and stay so.
+    """
+    if not small or not _quick(norm):
+        before, whole = _norm(norm), adjacent(parts)
+        if whole is not None:
+            return lambda x: F.linear(before(x), whole)
+
+        def apart(x: Tensor) -> Tensor:
+            normed = before(x)
+            return torch.cat([part(normed) for part in parts], -1)
+
+        return apart
+    weight, bias = joined(parts)
+    if exact_in_half(weight):
+        before, linear = _quick_norm(norm), Linear(weight, bias)
+        return lambda x: linear(before(x))
+    gain, length = _gain(norm), _length(norm)
+    folded = Linear(weight * gain, bias)
+    return lambda x: folded(x / length(x))
+
+
+def _quick(norm: Any) -> bool:
+    return norm.weight.dtype in (torch.float32, torch.float64)
+
+
+def _quick_norm(norm: Any) -> Any:
+    """Return the norm as x·√d·w / √(‖x‖² + dε), at half the time of the general one."""
+    gain, length = _gain(norm), _length(norm)
+    return lambda x: (x * gain).div_(length(x))
+
+
+def _gain(norm: Any) -> Tensor:
+    return norm.weight.detach() * norm.weight.shape[0] ** 0.5
+
+
+def _length(norm: Any) -> Any:
+    """Return x ↦ √(‖x‖² + dε) (..., 1)."""
+    least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
+    return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+
+
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# its hooks stay on a model that was once asked for hidden states, and do nothing in other passes
+CAPTURING = "transformers.utils.output_capturing"
+ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
+
+
+def obstacle(model: Any, capacity: int) -> str | None:
+    """Return why :class:`FastForward` cannot compute exactly this model, None if it can."""
+    name = type(model).__name__
+    if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
+        return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
+    if _hooked(model):
+        return "the model has hooks"
+    if "forward" in vars(model):
+        return "the model's forward was replaced"
+    if getattr(model.model.rotary_emb, "rope_type", None) not in ROTARY:
+        return "its rotary table depends on the text"
+    if not _attends_fully(model, capacity):
+        return "its sliding window is shorter than the text"
+    if not (_plain(model.lm_head) and all(map(_plain_layer, model.model.layers))):
+        return "its layers are quantised or adapted"
+    return None
+
+
+def _hooked(model: Any) -> bool:
+    tables = [table for m in model.modules() for table in (m._forward_hooks, m._forward_pre_hooks)]
+    hooks = [hook for table in tables if table for hook in table.values()]
+    return any(getattr(hook, "__module__", None) != CAPTURING for hook in hooks)
+
+
+def _attends_fully(model: Any, capacity: int) -> bool:
+    config = text_config(model)
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    return window is None or window >= capacity or "sliding_attention" not in kinds
+
+
+def _plain(module: Any) -> bool:
+    return type(module) is nn.Linear
+
+
+def _plain_layer(layer: Any) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    return all(
+        _plain(module)
+        for module in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        + (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    )
+
+
+class FastForward:
+    """The forward pass of one recognised model over one cache."""
+
+    def __init__(self, model: Any, cache: RaggedCache) -> None:
+        self.cache = cache
+        weights = prepared(model, Weights) if _small(model) else Weights(model)
+        self.embedding, self.norm, self.head = weights.embedding, weights.norm, weights.head
+        self.layers = weights.layers
+        self.width = model.model.layers[0].self_attn.head_dim
+        positions = torch.arange(cache.capacity, device=self.embedding.device)[None]
+        cos, sin = model.model.rotary_emb(self.embedding, position_ids=positions)
+        half = self.width // 2
+        self.cos = cos[0, :, None]
+        self.sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
+
+    def __call__(
+        self,
+        token_ids: Int[Tensor, "batch new"],
+        counts: Sequence[int],
+        keep: Sequence[int],
+        parents: Int[Tensor, "batch new"] | None = None,
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
+
+        Their keys and values are written; the lengths stay as they are.
+        """
+        x = F.embedding(token_ids.reshape(-1), self.embedding)
+        states = self.run(x, (token_ids.shape[0], token_ids.shape[1]), counts, parents)
+        first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
+        hidden = gathered(states, first, keep)
+        return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+
+    def run(
+        self,
+        x: Float[Tensor, "N hidden"],
+        shape: tuple[int, int],
+        counts: Sequence[int],
+        parents: Int[Tensor, "batch new"] | None = None,
+    ) -> Float[Tensor, "batch new hidden"]:
+        """Return the states that the head reads of a batch (B, new) of embedded tokens."""
+        batch, new = shape
+        at = slots_of(self.cache, new, counts, parents, x.device)
+        cos, sin = self._turns(at, batch, new)
+        mask = self.stacked(_mask(at, new, x))
+        for number, layer in enumerate(self.layers):
+            if number in self.cache.hidden:
+                self.cache.record(number, at.index, x.view(batch, new, -1))
+            x = layer(x, shape, cos, sin, self.memory(number, layer, x), at, mask)
+        states = self.norm(x).view(batch, new, -1)
+        if len(self.layers) in self.cache.hidden:
+            self.cache.record(len(self.layers), at.index, states)
+        return states
+
+    def _turns(self, at: Slots, batch: int, new: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the fed tokens' positions (N, 1, width)."""
+        if at.sight is not None:
+            flat = at.sight.positions.reshape(-1)
+            return self.cos[flat], self.sin[flat]
+        cos, sin = self.cos[at.start : at.end], self.sin[at.start : at.end]
+        if batch > 1 and new > 1:
+            cos, sin = cos.repeat(batch, 1, 1), sin.repeat(batch, 1, 1)
+        return cos, sin
+
+    def stacked(self, mask: Tensor | None) -> Tensor | None:
+        """Return a mask (…, new, end) with a copy for each query head of a head of keys."""
+        shared = self.layers[0].shared
+        return mask if mask is None or shared == 1 else torch.cat([mask] * shared, -2)
+
+    def memory(self, number: int, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cache of a layer's keys and values."""
+        return self.cache.take(number, layer.kv_heads, (self.width, self.width), x)
+
+
+def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
+    """Return what is added to the scores, None where all is seen or plain causality does."""
+    if at.sight is not None:
+        return additive(at.sight.hidden, like)[:, None]
+    if new == 1 or not at.start:
+        return None
+    slots = torch.arange(at.end, device=like.device)
+    return additive(slots > slots[at.start :, None], like)

@@ -1,0 +1,210 @@
+r"""What the kernels of a step are given: groups of tensors and numbers, each with its shape.
+
+A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
+no more. B requests draft up to K tokens of a vocabulary V each, in C parts; flat, N in all. Read
+are :class:`Requests`, the target's and the draft's :class:`Rows` (None of a certain draft) and the
+:class:`Knob`; the tensors of a :class:`Workspace` are written and read again. They are small, and
+the same whatever the rows hold.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Float32, Float64, Int, Int32, Int64
+from torch import Tensor
+
+from cactus_theory.kernels.random_numbers import LANES
+from cactus_theory.kernels.tiles import TOKENS_A_THREAD, part_for
+
+
+class Requests(NamedTuple):
+    """What each request drafted, and what its draws depend on: law, seed and position."""
+
+    ids: Int64[Tensor, "*drafted"] | None  # (B, K), −1 after the last token; flat (N,)
+    ids_step: int  # elements from one request to the next, 0 if flat
+    lengths: Int[Tensor, "B"] | None  # of drafts, None if −1 says it; flat, running counts
+    temperature: Float32[Tensor, "B"] | float  # T
+    vocab: int  # V
+    seeds: Int64[Tensor, "B"]
+    positions: Int64[Tensor, "B"]
+
+
+class Rows(NamedTuple):
+    """Logits of a model, and where they lie."""
+
+    logits: Float[
+        Tensor, "*rows V"
+    ]  # target (B, K + 1, V), flat (N + B, V); draft (B, K, V), (N, V)
+    step: Any  # elements from one request to the next; flat, a request's rows beyond those drafted
+    row_step: int  # elements from one row to the next
+
+
+class Knob(NamedTuple):
+    """A policy's knob as a sum of two numbers that float32 holds."""
+
+    high: float
+    low: float
+
+
+class Softmax(NamedTuple):
+    """What makes probabilities of a request's target rows, then of its draft's, if it has rows."""
+
+    part_max: Float32[Tensor, "B 2 K C"]  # a part's largest logit
+    part_sum: Float32[Tensor, "B 2 K C"]  # its Σ exp((l − largest)/T)
+    part_arg: Int32[Tensor, "B 2 K C"]  # its first token of the largest logit, if some T may be 0
+    peaks: Float32[Tensor, "B 2 K"]  # M, the row's largest logit
+    weights: Float32[Tensor, "B 2 K"]  # 1/S
+
+
+class Band(NamedTuple):
+    """Where the search for each row's upper edge is: a Newton step reads one and writes another."""
+
+    points: Float64[Tensor, "B K"]  # the edge so far
+    lower: Float64[Tensor, "B K"]  # its bracket
+    upper: Float64[Tensor, "B K"]
+    flags: Int32[Tensor, "B K"]  # bits of READ, LOW_SEEN, HIGH_SEEN
+    excess: Float32[Tensor, "B K C"]  # E at the point, by parts
+    slopes: Float32[Tensor, "B K C"]  # E′
+
+
+class Decision(NamedTuple):
+    """What is accepted, and the residual (s q − p)₊ of the row after it."""
+
+    verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, KEPT or OPEN
+    accepted: Int32[Tensor, "B"]  # how many tokens are accepted
+    scales: Float64[Tensor, "B"]  # s
+
+
+class Block(NamedTuple):
+    """The nodes of a block."""
+
+    q: Float64[Tensor, "B K"]  # q_n of the drafted token
+    p: Float64[Tensor, "B K"]
+    alive: Float64[Tensor, "B K"]  # the ratio P with which a drafted token's row was reached
+    scales: Float64[Tensor, "B K"]  # s of its residual
+    closed: Float64[
+        Tensor, "B K"
+    ]  # the residual's mass if the draft is certain of the token, or −1
+    lefts: Float32[Tensor, "B K C"]  # a part of Σ (s q − p)₊
+    ends: Float64[Tensor, "B"]  # P after the last drafted token
+    sure: Int32[Tensor, "B"]  # the last node that is always reached
+
+
+class Winners(NamedTuple):
+    """The winner of each part of the row that is drawn from, and its key."""
+
+    left_keys: Float32[Tensor, "B C"]  # by the residual
+    left_tokens: Int32[Tensor, "B C"]
+    whole_keys: Float64[Tensor, "B C"]  # by the whole row
+    whole_tokens: Int32[Tensor, "B C"]
+
+
+class Emitted(NamedTuple):
+    """What the step returns."""
+
+    output: Int64[Tensor, "B K1"]
+    step: int  # elements from one request to the next
+    counts: Int64[Tensor, "B"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for: sizes, and which inputs there are."""
+
+    width: int  # K
+    parts: int  # C
+    part: int  # tokens of a part
+    flat: bool  # the flat layout
+    certain: bool  # no draft rows
+    per_row: bool  # a temperature a request
+    greedy: bool  # some T may be 0
+
+    @property
+    def sampled(self) -> bool:
+        """Return whether there are draft rows."""
+        return not self.certain
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of a request are summed: K, or 2 K with those of the draft."""
+        return self.width if self.certain else 2 * self.width
+
+    @property
+    def lanes(self) -> int:
+        """Return how many counters are worked on at once: one a thread, at least one group."""
+        return max(LANES, self.part // TOKENS_A_THREAD)
+
+    @property
+    def places(self) -> int:
+        """Return the least power of two from K on, of which registers hold an array."""
+        return next_power(self.width)
+
+    @property
+    def outputs(self) -> int:
+        """Return the least power of two from K + 1 on."""
+        return next_power(self.width + 1)
+
+    @property
+    def most_parts(self) -> int:
+        """Return the least power of two from C on."""
+        return next_power(self.parts)
+
+
+class Workspace:
+    """What the kernels of one step write: two numbers a row and part, and a few a request.
+
+    A workspace may be used again for the same sizes, by one step at a time. With one, and
+    ``out``, a step allocates nothing.
+
+    Parameters
+    ----------
+    batch : requests.
+    width : the most drafted tokens of a request, K.
+    vocab : entries of a row, V.
+
+    Attributes
+    ----------
+    block : of it ``alive``, (B, K) float64, has after a block the ratio P with which each drafted
+        token's row was reached.
+
+    Examples
+    --------
+    >>> Workspace(batch=2, width=4, vocab=1000, device="cpu").sizes
+    (2, 4, 1000)
+    """
+
+    def __init__(
+        self, batch: int, width: int, vocab: int, device: torch.device | str = "cuda"
+    ) -> None:
+        self.batch, self.width, self.vocab = batch, width, vocab
+        self.device = torch.device(device)
+        self.part = part_for(vocab)
+        self.parts = -(-vocab // self.part)
+        self.softmax, self.decision = self._zeros(Softmax), self._zeros(Decision)
+        self.bands = self._zeros(Band), self._zeros(Band)
+        self.block, self.winners = self._zeros(Block), self._zeros(Winners)
+
+    def _zeros(self, group: Any) -> Any:
+        """Return a group of zeros, of the shapes that its class says; no axis is empty."""
+        sizes = {"B": self.batch, "K": self.width, "C": self.parts, "2": 2}
+        return group(
+            *(
+                torch.zeros(
+                    [max(sizes[axis], 1) for axis in hint.dim_str.split()],
+                    dtype=getattr(torch, hint.dtypes[0]),
+                    device=self.device,
+                )
+                for hint in group.__annotations__.values()
+            )
+        )
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Return (batch, width, vocab)."""
+        return self.batch, self.width, self.vocab
+
+
+def next_power(count: int) -> int:
+    """Return the least power of two from ``count`` on, and 1 for 0."""
+    return 1 << max(count - 1, 0).bit_length()

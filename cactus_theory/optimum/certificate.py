@@ -1,0 +1,286 @@
+r"""A divergence on the bands of some rows: budgets, prices and certificates.
+
+The Lagrange dual gives a bound without any solver, the certificate
+:math:`A \le λδ + μ + Σ_i q_i[\min(ρ_i, u_i) − λ f(u_i) − μ u_i]` with ρ = p/q,
+u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget that bounds h/q by c has
+:math:`A \le Σ \min(p, cq)`. Both hold at any edges (THEORY.md, Theorem 8).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from cactus_theory.base.chunks import parts_of
+from cactus_theory.base.reused_memory import scratch
+from cactus_theory.base.roots import convex_root
+from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences.classical import TotalVariation
+from cactus_theory.divergences.definition import SAFE_RATIO
+from cactus_theory.optimum.sorted_path import Edges, Path, PerRow, Rows
+
+# ln b is searched for up to here: e^700 is nearly the largest float64
+LARGEST_LOG = 700.0
+# a gain of at most ULP is lost in a sum over a row; only tokens of mass up to COARSE gain so little
+ULP, COARSE = 2.0**-52, 1e-8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bands as rows (R, V), with what they accept, spend, cost and prove, each (R,)."""
+
+    rows: Rows
+    edges: Edges
+    acceptance: PerRow
+    divergence: PerRow
+    price: PerRow
+    gap: PerRow
+
+
+@dataclass(eq=False)
+class Geometry:
+    """A divergence whose budget translates to that of a generator, on float64 rows (R, V).
+
+    ``free`` allows mass on tokens with q = 0. Rows p may have another sum than 1: ``lacking`` is
+    what they lack then.
+    """
+
+    q: Rows
+    p: Rows
+    divergence: Divergence
+    generator: FDivergence
+    free: bool = False
+    lacking: PerRow | None = None
+
+    def of_rows(self, at: Tensor | slice) -> "Geometry":
+        """Return the same on some of the rows."""
+        if isinstance(at, slice) and at.stop - at.start == len(self.q):
+            return self
+        lacking = None if self.lacking is None else self.lacking[at]
+        return replace(self, q=self.q[at], p=self.p[at], lacking=lacking)
+
+    @cached_property
+    def inside(self) -> Bool[Tensor, "rows vocab"] | None:
+        """Where p/q is finite; None for everywhere, which costs one pass to see."""
+        if not self.q.numel() or float(self.q.amin()) > SAFE_RATIO:
+            return None
+        return torch.isfinite(self.p / self.q)
+
+    @cached_property
+    def zero_mass(self) -> PerRow:
+        """P₀, what p lacks of 1 where the target has mass: it lies where that has none."""
+        lacking = torch.zeros_like(self.q[:, 0]) if self.lacking is None else self.lacking
+        if self.inside is None:
+            return lacking
+        return lacking + torch.where(self.inside, 0.0, self.p).sum(-1)
+
+    @cached_property
+    def path(self) -> Path:
+        """The sorted path of bands."""
+        return Path(self.q, self.p, self.generator, self.free, self.zero_mass)
+
+    @property
+    def reachable(self) -> PerRow:
+        """The largest acceptance on the path."""
+        return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
+
+    def measured(self, edges: Edges) -> Measured:
+        """Return the rows and what is measured on them, a few rows at a time."""
+        rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        places = list(parts_of(rows)) or [slice(0, 0)]
+        parts = (self.of_rows(at)._measured(edges.of_rows(at), rows[at]) for at in places)
+        return Measured(rows, edges, *map(torch.cat, zip(*parts, strict=True)))
+
+    def _measured(self, edges: Edges, rows: Rows) -> tuple[PerRow, PerRow, PerRow, PerRow]:
+        """Write the rows and return acceptance, divergence, price and gap."""
+        self.write_rows(edges, rows)
+        accepted = torch.minimum(self.p, rows, out=self._scratch("u")).sum(-1)
+        generated, spent = self.measure(rows)
+        price = self.price(edges.lower, edges.upper, spent)
+        if bool(edges.lossless.any()):
+            price = torch.where(edges.lossless, self.lossless_price(), price)
+        gap = self.bound(edges, generated) - accepted
+        return (
+            accepted,
+            torch.where(edges.lossless, 0.0, spent),
+            torch.where(edges.slack, 0.0, price),
+            torch.where(edges.lossless | edges.slack, 0.0, gap),
+        )
+
+    def write_rows(self, edges: Edges, rows: Rows) -> None:
+        """Write h = clip(p, aq, bq); zero tokens of q get nothing, or their leak when free."""
+        q, p = self.q, self.p
+        bound = self._scratch("u")
+        torch.maximum(p, torch.mul(q, edges.lower[:, None], out=bound), out=rows)
+        torch.minimum(rows, torch.mul(q, edges.upper[:, None], out=bound), out=rows)
+        if self.inside is not None:
+            share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
+            rows.copy_(torch.where(self.inside, rows, p * share[:, None]))
+        for ends, end in ((edges.lossless, q), (edges.whole, p)):
+            if bool(ends.any()):
+                rows[ends] = end[ends]
+
+    def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
+        """Return the generator's divergence of rows h from q, and D(h‖q)."""
+        if self.inside is None and len(rows):
+            ratio = torch.div(rows, self.q, out=self._scratch("u"))
+            cost = _sum_of(self.q, self.generator.centred(ratio, out=self._scratch("v")))
+            generated = cost.clamp_(min=0.0)  # a rounded sum may lie below
+        else:
+            generated = self.generator.value(rows, self.q)
+        return generated, self.divergence.from_generator(generated)
+
+    def _scratch(self, name: str) -> Rows:
+        """Return memory of the rows' shape."""
+        return scratch(f"geometry.{name}", self.q.shape, self.q.dtype, self.q.device)
+
+    def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
+        """Return D(h‖q) of bands of which the generator has the value ``generated``."""
+        return self.divergence.from_generator(generated)
+
+    def slope(self, lower: PerRow, upper: PerRow) -> PerRow:
+        """Return f′(b) − f′(a) = 1/λ, where b = ∞ has the slope f′(∞)."""
+        f = self.generator
+        far = torch.full_like(upper, f.slope_at_infinity - f.slope_at_one)
+        above = torch.where(torch.isinf(upper), far, f.centred_slope(upper))
+        return above - f.centred_slope(lower)
+
+    def price(self, lower: PerRow, upper: PerRow, spent: PerRow) -> PerRow:
+        """Return dA/dδ at the bands."""
+        return self.divergence.price_from_generator(1 / self.slope(lower, upper), spent)
+
+    def lossless_price(self) -> PerRow:
+        """Return the price of the first bit of divergence, at h = q; 0 if it buys nothing."""
+        f, cut = self.generator, self._raised().any(-1)
+        # the smaller one-sided slope at 1: what is freed where h < q
+        leak = 1 / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
+        none = torch.zeros_like(self.zero_mass)
+        priced = self.divergence.price_from_generator(torch.full_like(none, leak), none)
+        only_leak = torch.where((self.zero_mass > 0) & self.free, priced, none)
+        return torch.where(cut, 1 / f.kink if f.kink else math.inf, only_leak)
+
+    def _raised(self) -> Bool[Tensor, "rows vocab"]:
+        above = self.p > self.q
+        return above if self.inside is None else above & self.inside
+
+    def rejection(self, delta: PerRow) -> PerRow:
+        """Return the least ε of a band within ``delta``, where the budget binds."""
+        path, budget = self.path, self.divergence.to_generator(delta)
+
+        def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
+            point = path.at(rejection)
+            return point.divergence, -point.slope
+
+        return convex_root(evaluate, path.smallest, path.largest, budget)
+
+    def within(self, edges: Edges, delta: PerRow) -> Edges:
+        """Return the edges, with b from the budget itself where ε is too coarse to give it.
+
+        Where a and b met at 1 although there is a budget, only tokens with ratios like 1e30 can
+        gain, and by less than an ulp of ε: then a = 1 and Σ_{p>q} q f(min(b, p/q)) = δ.
+        """
+        f = self.generator
+        merged = (self.slope(edges.lower, edges.upper) <= 0) & (delta > 0) & ~edges.slack
+        if not (f.smooth and bool(merged.any())):
+            return edges
+        raised = self._raised()
+        mass = torch.where(raised, self.q, 0.0)
+        merged = merged & (mass.sum(-1) <= COARSE)
+        if not bool(merged.any()):
+            return edges
+        ratio = torch.where(raised, self.p / self.q, 1.0)
+        budget = self.divergence.to_generator(delta)
+
+        def evaluate(log_upper: Tensor) -> tuple[Tensor, Tensor]:
+            cost = mass * f.centred(torch.minimum(ratio, log_upper.exp()[:, None]))
+            return cost.sum(-1), torch.full_like(log_upper, torch.nan)
+
+        ends = torch.full_like(delta, LARGEST_LOG), torch.zeros_like(delta)
+        upper = torch.minimum(convex_root(evaluate, *ends, budget).exp(), ratio.amax(-1))
+        gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
+        # elsewhere b is close to 1, and it is f(b) that is lost in rounding
+        merged = merged & (gain <= ULP) & (f.centred_slope(upper) > 0)
+        return replace(
+            edges,
+            lower=torch.where(merged, 1.0, edges.lower),
+            upper=torch.where(merged, upper, edges.upper),
+            lossless=edges.lossless & ~merged,
+        )
+
+    def bound(self, edges: Edges, generated: PerRow) -> PerRow:
+        """Return the certified upper bound on the acceptance of any row spending as much."""
+        q, p, f = self.q, self.p, self.generator
+        price = 1 / self.slope(edges.lower, edges.upper)
+        level = -price * f.centred_slope(edges.lower)
+        u, out = self._scratch("u"), self._scratch("v")
+        torch.div(p, q, out=u)
+        if self.inside is not None:
+            u[~self.inside] = 1.0  # there q u and q f(u) then cost nothing, or nearly nothing
+        torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
+        kept = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
+        costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
+        return price * generated + level + kept - costs
+
+
+def _sum_of(one: Rows, other: Rows) -> PerRow:
+    """Return Σ one·other of each row."""
+    return torch.bmm(one[:, None], other[..., None])[:, 0, 0]
+
+
+class CeilingGeometry(Geometry):
+    """A divergence whose budget bounds h/q pointwise; its bands lie on the same path."""
+
+    def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
+        """Return D(h‖q) twice: no generator enters."""
+        spent = self.divergence.value(rows, self.q)
+        return spent, spent
+
+    def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
+        """Return the divergence whose ceiling is b, ln b for the max-divergence."""
+        return self.divergence.from_ceiling(upper)
+
+    def price(self, lower: PerRow, upper: PerRow, spent: PerRow) -> PerRow:
+        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b."""
+        cut = torch.where(self.p > upper[:, None] * self.q, self.q, 0.0).sum(-1)
+        return self.divergence.ceiling_slope(upper) * cut
+
+    def lossless_price(self) -> PerRow:
+        """Return c′(0) Σ_{p>q} q."""
+        one = torch.ones_like(self.zero_mass)
+        return self.price(one, one, torch.zeros_like(one))
+
+    def rejection(self, delta: PerRow) -> PerRow:
+        """Return Σ (p − c(δ) q)₊, on the path."""
+        over = (self.p - self.divergence.ceiling(delta)[:, None] * self.q).clamp(min=0.0).sum(-1)
+        return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
+
+    def within(self, edges: Edges, delta: PerRow) -> Edges:
+        """Return the edges with b taken from the budget, which ε gives only roughly."""
+        upper = torch.where(
+            edges.lossless | edges.slack, edges.upper, self.divergence.ceiling(delta)
+        )
+        return replace(edges, upper=upper)
+
+    def bound(self, edges: Edges, generated: PerRow) -> PerRow:
+        """Return Σ min(p, bq)."""
+        return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
+
+
+def geometry_of(
+    q: Rows,
+    p: Rows,
+    divergence: Divergence,
+    support: str = "target",
+    lacking: PerRow | None = None,
+) -> Geometry:
+    """Return the geometry of a divergence on float64 rows (R, V); q sums to 1."""
+    generator = divergence.generator
+    if generator is None:
+        # the bands of a path are the same for all, a ceiling needs no costs along it, and no budget
+        # allows mass where q = 0
+        return CeilingGeometry(q, p, divergence, TotalVariation(), lacking=lacking)
+    free = support == "free" and math.isfinite(generator.slope_at_infinity)
+    return Geometry(q, p, divergence, generator, free, lacking)

@@ -1,0 +1,230 @@
+"""Records that policies and verifiers exchange: claims, decisions, residuals, paths."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory.optimum.band_of_row import ratio_in
+
+Scope = Literal["emitted", "per proposal"]
+Support = Literal["target", "free"]
+SUPPORTS = get_args(Support)
+# a budget counts as held if exceeded by no more than rounding of a sum over the vocabulary,
+# relative to an amount above 1, up to the largest for which that says anything
+BUDGET_TOLERANCE, LARGEST = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A claim that a divergence stays within an amount.
+
+    Attributes
+    ----------
+    divergence : spec string, such as ``kl``.
+    amount : the bound, in the divergence's unit (nats for KL).
+    scope : ``emitted`` bounds the emitted law; ``per proposal`` bounds the row that each
+        drafted token is verified against, before averaging over drafts.
+
+    Examples
+    --------
+    >>> ct.policy("cactus:delta=0.25").declares.budget
+    Budget(divergence='kl', amount=0.25, scope='per proposal')
+    """
+
+    divergence: str
+    amount: float
+    scope: Scope
+
+    def __str__(self) -> str:
+        return f"{self.divergence} <= {self.amount:g} {self.scope}"
+
+    @property
+    def rounding(self) -> float:
+        """Return by how much rounding may exceed the amount."""
+        return BUDGET_TOLERANCE * (1 + min(self.amount, LARGEST))
+
+    def held(self, spent: Tensor) -> Tensor:
+        """Return whether each divergence is within the budget, up to rounding; NaN is not."""
+        return spent <= self.amount + self.rounding
+
+    def bounds(self, stated: bool, token: str = "a token") -> str:
+        """Return what is bounded, in words; ``stated``: the policy states its proposals."""
+        if self.scope == "emitted":
+            return f"{self.divergence} of the emitted law"
+        if stated:
+            return f"{self.divergence} of the proposal of {token}"
+        return f"least {self.divergence} of a row that accepts {token} so often"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a policy declares; anything declared is tested.
+
+    Attributes
+    ----------
+    direction : +1 if acceptance grows with the knob, −1 if it falls, 0 if there is no knob.
+    strict : the knob value at which the policy is lossless, or None if there is none.
+    budget : the divergence bound it claims, or None.
+    between : the emitted law lies pointwise between p and q.
+    at_least_speculative : acceptance is never below lossless speculative sampling.
+    continuous : acceptance is continuous in the rows.
+    support : ``target`` if no token with q = 0 is ever emitted, else ``free``.
+    optimal : no policy that keeps the same budget accepts more.
+
+    Examples
+    --------
+    >>> declared = ct.policy("lenience:lenience=0.5").declares
+    >>> declared.direction, declared.strict, declared.budget.divergence
+    (-1, 1.0, 'max_divergence')
+    """
+
+    direction: int = 0
+    strict: float | None = None
+    budget: Budget | None = None
+    between: bool = False
+    at_least_speculative: bool = False
+    continuous: bool = True
+    support: Support = "target"
+    optimal: bool = False
+
+
+# lossless sampling's own scale
+UNSCALED = 1.0
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Rows ∝ (s·q − p)₊ with one scale s a row, or rows given as they are.
+
+    Attributes
+    ----------
+    scale : (N,) float64, or one number for all; None where the rows are given.
+    rows : (N, V), proportional to the recovery law; they need not sum to 1.
+    """
+
+    scale: Float[Tensor, "rows"] | float | None = None
+    rows: Float[Tensor, "rows vocab"] | None = None
+
+    def law(
+        self,
+        q: Float[Tensor, "rows vocab"],
+        p: Float[Tensor, "rows vocab"] | None,
+        n: Int[Tensor, "rows"],
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return rows proportional to the recovery law, in the precision of q.
+
+        ``p`` None stands for a draft certain of the token n. ``out`` is memory to write into.
+        Where nothing is left (rounding reaches it, or nothing can be refused) the row is q.
+        """
+        if self.rows is not None:
+            return self.rows
+        if isinstance(self.scale, float) and self.scale == UNSCALED and p is not None:
+            return residual_or(torch.sub(q, p, out=out), q)
+        assert self.scale is not None
+        scale = self.scale.to(q.dtype)[:, None] if isinstance(self.scale, Tensor) else self.scale
+        difference = torch.mul(q, scale, out=out)
+        if p is None:  # certain of n, which was refused
+            difference.scatter_(-1, n[:, None], 0.0)
+        else:
+            difference.sub_(p)
+        return residual_or(difference, q)
+
+    def scale_at(self, entry: int) -> float:
+        """Return the scale of one row."""
+        assert self.scale is not None
+        return float(self.scale[entry]) if isinstance(self.scale, Tensor) else self.scale
+
+    def at(self, index: Tensor) -> "Residual":
+        """Return the residual of some of the rows."""
+        if self.rows is not None:
+            return Residual(rows=self.rows[index])
+        return Residual(scale=self.scale[index] if isinstance(self.scale, Tensor) else self.scale)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy decides about N drafted tokens, each with its coin.
+
+    Attributes
+    ----------
+    kept : (N,) whether the token is kept.
+    residual : for every token that was refused (ignored for the others); None if the policy
+        knows that all were kept.
+    """
+
+    kept: Bool[Tensor, "rows"]
+    residual: Residual | None
+
+
+def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
+    """Return ``difference`` (..., V) clamped in place at 0, ``fallback`` rows where that is empty.
+
+    The rows are not normalised; NaN stays NaN.
+    """
+    positive = difference.clamp_(min=0.0)
+    total = positive.sum(-1, keepdim=True)
+    if not positive.is_cuda and float(total.amin()) > 0:
+        return positive
+    return torch.where(total <= 0, fallback, positive)
+
+
+@dataclass(frozen=True)
+class Path:
+    """The path to each of some rows."""
+
+    # the alive ratio P, float64 in [0, 1]: the tokens before the row are all accepted with the
+    # probability P given them (averaged over what was drafted later)
+    alive: Float[Tensor, "*batch"]
+    # float64, h_n of the drafted token where the drafter was certain and the policy has looked
+    # ahead (LookAhead), None elsewhere; of several certain tokens their sum, and the draft's row
+    # has their shares
+    raised: Float[Tensor, "*batch"] | None = None
+
+    def at(self, row: int) -> "Path":
+        """Return the path to one of R rows; NaN is the ``raised`` of one without."""
+        alive = self.alive[row : row + 1]
+        if self.raised is None or bool(self.raised[row].isnan()):
+            return Path(alive)
+        return Path(alive, self.raised[row : row + 1])
+
+
+class Node(NamedTuple):
+    """One node of a path, on the CPU, and the token drafted there; P of its path."""
+
+    q: np.ndarray  # (V,), of one precision with p
+    p: np.ndarray  # where tokens are certain, what was sampled from beside them, 0 if nothing was
+    q_n: float  # entries of the rows at the drafted token
+    p_n: float
+    alive: float
+    ends: bool  # whether the path may end at the node, so that the residual is needed
+    certain: Sequence[int] = ()  # ids of the tokens that are certain there
+    joint: bool = False  # whether the drafted one is, too
+
+    @property
+    def draft_ratio(self) -> float:
+        """Return p_n/q_n, ∞ where q_n is too small for the token to rise."""
+        return ratio_in(self.p_n, self.q_n)
+
+    @property
+    def lossless_ratio(self) -> float:
+        """Return P q_n/p_n, ∞ where p_n = 0 < q_n."""
+        if self.p_n > 0:
+            return self.alive * self.q_n / self.p_n
+        return math.inf if self.q_n > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a policy's row h makes of N nodes and the tokens drafted there."""
+
+    ratio: Float[Tensor, "rows"]  # float64, P h_n/p_n; the alive ratio afterwards is min(1, ratio)
+    # of (P h − p)₊, with that mass where rows are given; arbitrary where ``ratio`` ≥ 1, as a path
+    # does not end before such a token
+    residual: Residual

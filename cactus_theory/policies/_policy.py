@@ -1,0 +1,167 @@
+r"""A policy is a pair (φ, g).
+
+Draft n ~ p and keep it with probability φ(n); otherwise emit one token from g(·|n).
+The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
+:math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
+target and p of the draft. Methods do not validate their rows (the public functions do).
+
+**Laws are float64**: rows may be float64, float32, float16 or bfloat16, q and p of different
+precisions, on any strides, of any batch shape (...), and may require gradients. φ, g, proposals
+and the emitted law are those of the rows as they are, computed and returned in float64, and part
+of no graph. A draft that is certain of its token has a one-hot row.
+
+Nine methods say what a policy is, and may be overridden: ``acceptance``, ``recovery``, ``target``,
+``proposal``, ``emitted``, ``decide`` and ``follow`` of any, ``ceiling`` and ``scale`` of an
+:class:`~cactus_theory.policies.Entrywise` one. What it ``declares`` is a claim, which only audits
+and property tests read; what a verifier may rely on are its base class and the object that its
+knobs made, ``shortcuts`` (:mod:`cactus_theory.policies._shortcuts`).
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory.base.arguments import float64_rows
+from cactus_theory.base.specs import spec_of
+from cactus_theory.policies._copies import Forecast
+from cactus_theory.policies._decisions import Decision, Declaration, Path, Residual, Step
+from cactus_theory.policies._shortcuts import Shortcuts
+
+Rows = Float[Tensor, "*batch vocab"]
+Ids = Int[Tensor, "*batch m"]
+Id = Int[Tensor, "*batch"]
+# what verifiers ask with: rows and tokens of many places, and entries of rows
+Flat = Float[Tensor, "rows vocab"]
+FlatIds = Int[Tensor, "rows"]
+FlatCoins = Float[Tensor, "rows"]
+Entries = Float[Tensor, "*any"]
+Flags = Bool[Tensor, "*any"]
+
+# rows built at once by the O(V²) enumeration: 2^22 float64 entries are 32 MiB
+ENUMERATION_ENTRIES = 2**22
+# relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
+# for example) do not depend on the order of summation
+TIE = 1e-12
+
+
+def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:
+    """Return min(1, raised/drafted), 0 where nothing may be emitted, 1 where p = 0 < raised."""
+    return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)  # 0/0 is 0, x/0 is 1
+
+
+def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
+    """Return ``residual`` (..., V) over its sum, ``fallback`` rows where it is empty; NaN stays."""
+    total = residual.sum(-1, keepdim=True)
+    empty = total <= 0
+    if not (residual.is_cuda or bool(empty.any())):
+        return residual / total
+    return torch.where(empty, fallback, residual / torch.where(empty, 1.0, total))
+
+
+def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]:
+    """Return rows (..., V) with 1 at ``n`` (...), of the dtype of ``like``: certain drafts."""
+    row = torch.zeros((*n.shape, like.shape[-1]), dtype=like.dtype, device=like.device)
+    return row.scatter_(-1, n[..., None], 1.0)
+
+
+class Policy(ABC):
+    """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
+
+    φ, g, proposals and the emitted law are float64 whatever the precision of the rows. A class of
+    your own gets copies of the rows: one that changes them raises ValueError.
+
+    Examples
+    --------
+    >>> q, p = torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])
+    >>> lossless = ct.policy("speculative")
+    >>> lossless.acceptance(q, p, torch.tensor([0, 1]))
+    tensor([0.2500, 1.0000], dtype=torch.float64)
+    >>> lossless.recovery(q, p, torch.tensor(0))
+    tensor([0., 1.], dtype=torch.float64)
+    """
+
+    name: ClassVar[str]
+    knob: ClassVar[str | None] = None
+    # what a verifier may ask before it reads rows; bands make their own of their knobs
+    shortcuts: ClassVar[Shortcuts] = Shortcuts()
+
+    @property
+    def spec(self) -> str:
+        """Return the string that rebuilds this policy: ``name:knob=value,…``."""
+        return spec_of(self.name, self)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return what this policy claims."""
+        return Declaration()
+
+    @abstractmethod
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return φ(n), the probability of keeping each drafted token, float64."""
+
+    @abstractmethod
+    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
+
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows | None:
+        """Return the row h that is emitted instead of q; None for a policy without one.
+
+        Any row will do that depends on the text before it but not on the drafted token; at the
+        nodes of a block also on the ``path`` to each, None outside of blocks. It is computed in the
+        precision of the rows.
+        """
+        return None
+
+    def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
+        """Return the row each drafted token was verified against, or None if there is none."""
+        return None
+
+    def emitted(self, q: Rows, p: Rows) -> Rows:
+        """Return the exact law of the next token, float64, by enumerating drafted tokens: O(V²)."""
+        q, p = float64_rows(q, p)
+        phi = self.keep(q, p)
+        rejected = p * (1 - phi)
+        vocab = q.shape[-1]
+        rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
+        out = (p * phi).reshape(-1, vocab).clone()
+        with Forecast(self.spec, int(rejected.count_nonzero()), vocab) as forecast:
+            for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
+                tokens = lost.nonzero()[:, 0]
+                for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):
+                    out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
+                    forecast.add(len(chunk))
+        return out.reshape(q.shape)
+
+    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
+        """Return whether each drafted token is kept, and what replaces it if not.
+
+        A token is kept iff its coin < φ. Override this where the decision can be made without
+        φ, or for less; it must be the same up to rounding.
+        """
+        kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
+        if not kept.is_cuda and bool(kept.all()):
+            return Decision(kept, None)
+        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
+
+    def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
+        """Return what the row h makes of nodes of a block and the tokens drafted there."""
+        row = self.target(q.double(), p.double(), path)
+        assert row is not None
+        mass = path.alive[:, None] * row
+        ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
+        return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
+
+    def keep(self, q: Rows, p: Rows) -> Rows:
+        """Return φ of every token, (..., V)."""
+        q, p = float64_rows(q, p)
+        return self.acceptance(q, p, torch.arange(q.shape[-1], device=q.device).expand(q.shape))
+
+    def _recovered(
+        self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
+    ) -> Float[Tensor, "m vocab"]:
+        """Return g(·|n) of some tokens of one row."""
+        shape = (len(n), len(q))
+        return self.recovery(q.expand(shape), p.expand(shape), n)

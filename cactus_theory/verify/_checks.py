@@ -1,0 +1,184 @@
+"""The door of the functions on tensors: rows, ids, coins and policies, checked."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.threads import one_thread
+from cactus_theory.policies import Policy
+from cactus_theory.policies._copies import enter
+from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
+
+
+@one_thread()
+def verify_tensors(
+    verifier: Verifier,
+    rule: Any,
+    target_probs: Any,
+    draft_probs: Any,
+    draft_token_ids: Any,
+    generator: Generators,
+    coins: Coins | None,
+    validate: bool,
+    tree: Draft | None = None,
+) -> Verdict:
+    """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row.
+
+    Drafts are chains, or of the shape that ``tree`` declares.
+    """
+    if coins is not None and generator is not None:
+        raise ValueError("coins, generator: at most one may be given; got both")
+    policies = [rule] if isinstance(rule, Policy) else list(rule)
+    for policy in policies:
+        if not isinstance(policy, Policy):
+            raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
+        enter(policy)
+    if validate:
+        target_probs, draft_probs = _checked(
+            verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
+        )
+    for policy in policies:
+        verifier.check(policy)
+    if not len(draft_token_ids):  # no row, nothing to decide
+        none = draft_token_ids.new_zeros(0)
+        return Verdict(draft_token_ids, none, none, None if tree is None else draft_token_ids)
+    rows = None if draft_probs is None else draft_probs.detach()
+    if rows is not None and rows.dtype != target_probs.dtype:  # the narrower rows are widened
+        dtype = torch.promote_types(rows.dtype, target_probs.dtype)
+        rows, target_probs = rows.to(dtype), target_probs.to(dtype)
+    if tree is None:
+        lengths = (draft_token_ids >= 0).sum(-1)
+        draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)
+    else:
+        draft = replace(tree, probs=rows)
+    if coins is None:
+        ids = draft_token_ids
+        lengths = torch.as_tensor(draft.counts, device=ids.device)
+        later_draws = None if tree is None else ids.new_tensor(draft.longest)
+        coins = toss(lengths, ids.shape[1], generator, later_draws)
+    accept, draw = coins
+    assigned = assignment(policies, draft_token_ids)
+    verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
+    if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
+        raise _no_distribution(verdict, last.index(NO_TOKEN))
+    return verdict
+
+
+def _no_distribution(verdict: Verdict, row: int) -> ValueError:
+    return ValueError(
+        "target_probs, draft_probs: rows that decide a token must be distributions; got NaN, ∞ or "
+        f"no mass in row {row} of the batch, after {int(verdict.num_accepted[row])} accepted tokens"
+    )
+
+
+def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
+    """Return one policy for everything, or the different ones with the rows they judge."""
+    different: list[Policy] = []
+    for policy in policies:
+        if policy not in different:  # one made of a function need not be hashable
+            different.append(policy)
+    if len(different) == 1:
+        return Assignment((different[0],))
+    numbers = ids.new_tensor([different.index(policy) for policy in policies])
+    return Assignment(tuple(different), numbers[:, None].expand(ids.shape))
+
+
+def _checked(
+    verifier: Verifier,
+    policies: list[Policy],
+    target: Any,
+    draft: Any,
+    ids: Any,
+    generator: Generators,
+    coins: Coins | None,
+    tree: Draft | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return float64 normalised rows, or raise."""
+    q = check.as_tensor("target_probs", target)
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {kind}")
+    if ids.ndim != 2 or q.ndim != 3:
+        raise ValueError(
+            "draft_token_ids, target_probs: shapes must be (B, K) and (B, K + 1, V); "
+            f"got {tuple(ids.shape)} and {tuple(q.shape)}"
+        )
+    batch, width = ids.shape
+    if q.shape[:2] != (batch, width + 1):
+        raise ValueError(
+            f"target_probs: shape must be ({batch}, {width + 1}, V) for draft_token_ids "
+            f"{tuple(ids.shape)}; got {tuple(q.shape)}"
+        )
+    if len(policies) not in (1, batch):
+        raise ValueError(f"rule: must be one rule or one per row ({batch}); got {len(policies)}")
+    sources = generator if isinstance(generator, list) else [generator]
+    for source in sources if generator is not None else ():
+        if not isinstance(source, torch.Generator):
+            raise TypeError(
+                f"generator: must be a torch.Generator or a list of them; got {source!r}"
+            )
+    if isinstance(generator, list) and len(generator) != batch:
+        raise ValueError(
+            f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
+        )
+    deepest = () if tree is None else (max(map(max, tree.depths), default=0) + 1,)
+    _check_coins(coins, (batch, width), (batch, *deepest))
+    _check_ids(ids, q.shape[-1])
+    used = torch.nn.functional.pad(ids >= 0, (1, 0), value=True)
+    q = _normalised("target_probs", q, used)
+    if draft is None:
+        return q, None
+    p = check.as_tensor("draft_probs", draft)
+    check.check_pair(check.as_tensor("target_probs", target), p, ("target_probs", "draft_probs"))
+    following = verifier.needs_next_draft_row
+    if p.shape != (batch, width + following, q.shape[-1]):
+        shape = (batch, width + following, q.shape[-1])
+        raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
+    read = used if following else ids >= 0
+    if tree is not None:  # nodes that a token was sampled after
+        flags = zip(tree.above, tree.flags, strict=True)
+        for nodes, (above, (sampled, _)) in zip(read, flags, strict=True):
+            nodes[:] = False
+            nodes[[node for node, on in zip(above, sampled, strict=False) if on]] = True
+    return q, _normalised("draft_probs", p, read)
+
+
+def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
+    """Return float64 rows; rows that are not ``used`` are replaced, unread, by certain ones."""
+    certain = probs.new_zeros(probs.shape[-1])
+    certain[:1] = 1.0  # float16 has no 1/V for a large vocabulary
+    rows = torch.where(used[..., None], probs, certain)
+    check.check_probabilities(name, rows)
+    return check.normalised(rows)
+
+
+def _check_ids(ids: Tensor, vocab: int) -> None:
+    if ids.is_cuda or not ids.numel():
+        return
+    outside = (ids < -1) | (ids >= vocab)
+    if bool(outside.any()):
+        raise ValueError(
+            f"draft_token_ids: must lie in [0, {vocab}) or be -1; got {int(ids[outside][0])}"
+        )
+    if bool(((ids[:, 1:] >= 0) & (ids[:, :-1] < 0)).any()):
+        raise ValueError("draft_token_ids: -1 must end a row's draft; got a token after a -1")
+
+
+def _check_coins(coins: Coins | None, *shapes: tuple[int, ...]) -> None:
+    if coins is None:
+        return
+    if not isinstance(coins, Sequence) or len(coins) != 2:
+        raise TypeError(f"coins: must be two tensors, accept and draw; got {type(coins).__name__}")
+    for name, coin, shape in zip(("accept", "draw"), coins, shapes, strict=True):
+        if not isinstance(coin, Tensor):
+            raise TypeError(f"coins: {name} must be a tensor; got {type(coin).__name__}")
+        if tuple(coin.shape) != shape:
+            raise ValueError(f"coins: {name} must have shape {shape}; got {tuple(coin.shape)}")
+        if not coin.is_cuda and bool(((coin < 0) | (coin >= 1) | coin.isnan()).any()):
+            raise ValueError(f"coins: {name} must lie in [0, 1); got {coin.tolist()}")

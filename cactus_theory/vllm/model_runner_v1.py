@@ -1,0 +1,239 @@
+"""The hook of vLLM's V1 model runner: sampled and certain drafts, chain and block.
+
+What is replaced, once names of parameters and fields have been compared:
+
+* ``vllm.v1.sample.rejection_sampler.rejection_sample``, which ``RejectionSampler.forward`` looks
+  up among its module's names: ours for batches with a sampled request, the original for batches
+  that are all greedy;
+* ``GPUModelRunner._sample``, wrapped: tells the function above which requests it serves
+  (``SamplingMetadata`` does not), and stops the engine if that function was not called;
+* ``EngineArgs.create_engine_config``, wrapped: says once what the server was asked for, and refuses
+  what would bypass or contradict the hook before any process starts: model runner V2,
+  ``rejection_sample_method`` other than ``standard`` (``block`` is accepted and ignored by this
+  runner, and turns draft probabilities off; ``fly`` and ``synthetic`` are lossy rules of their
+  own), a CPU build with vLLM issue 55005;
+* ``GPUModelRunner._update_states``, wrapped: tells which requests have ended or were aborted;
+* with readings ``Scheduler._free_request`` and ``schedule``, wrapped: tell why;
+* ``SamplingParams.verify``, wrapped: a request whose ``extra_args`` are not admitted is refused
+  when it is submitted.
+
+A :class:`~cactus_theory.vllm.requests.Request` is kept by its id, not by its place in a batch, from
+its first step with drafts to its end. If its policy raises in a step all the same, drafts of that
+step are judged without loss, and a warning says so.
+
+The bonus token is the one that the engine has drawn before; acceptance and recovery take numbers
+of the default generator of the device, or of the request's own (``seed``). Those of a request do
+not depend on its batch; drafts that are sampled do, since the drafter ignores seeds: only certain
+drafts make a request's text reproducible. If a step lacks the rows that some request's tokens
+were drawn from, vLLM treats the whole batch's tokens as certain: that keeps a lossless law and
+changes a lossy one. Here that request's drafts are set aside and its next token is drawn from
+the target, the others keep their rows, and a warning says so once. A batch with rows that are
+not numbers goes to the original function. On CUDA the torch path runs (no engine was run there);
+flags of mixed batches with greedy requests, and the counters, wait for the device at every step.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.decoding._verification import assigned, rules_of
+from cactus_theory.verify.draft import Verified
+from cactus_theory.vllm.admission import LOSSLESS, Admission
+from cactus_theory.vllm.batch import FlatBatch, verify_flat
+from cactus_theory.vllm.metrics import Reporter, Tally
+from cactus_theory.vllm.replace import refuse_other_rules
+from cactus_theory.vllm.requests import Request
+from cactus_theory.vllm.settings import LONGEST_LINE
+
+if TYPE_CHECKING:
+    from cactus_theory.vllm.recorder import Recorder
+
+LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
+
+
+class Hook:
+    """Decides the drafts of one process.
+
+    ``calls`` counts how often the runner has asked, all-greedy batches included; ``runner`` is the
+    one that is sampling, None outside a step; ``write`` takes the readings of requests that have
+    ended, in one of the processes that share a model.
+    """
+
+    def __init__(
+        self, admission: Admission, original: Callable[..., Tensor], warn: Callable[[str], None]
+    ) -> None:
+        self.admission, self.settings = admission, admission.settings
+        self.original, self.warn = original, warn
+        self.calls = 0
+        self.runner: Any = None
+        self.tally = Tally(self.settings)
+        self.reporter: Reporter | None = None
+        self.counts_here = True
+        self.warned: set[str] = set()
+        self.requests: dict[str, Request] = {}
+        self.write: Callable[[dict[str, Any]], None] | None = None
+        self.recorder: Recorder | None = None  # with CACTUS_TRACE, in the one that counts
+        self.model = ""  # the name that it is served by
+
+    def rejection_sample(
+        self,
+        draft_token_ids: Tensor,
+        num_draft_tokens: list[int],
+        max_spec_len: int,
+        cu_num_draft_tokens: Tensor,
+        draft_probs: Tensor | None,
+        target_logits: Tensor,
+        bonus_token_ids: Tensor,
+        sampling_metadata: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return (B, max_spec_len + 1) int32 padded with −1, as the function it replaces."""
+        self.calls += 1
+        arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
+        arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
+        refuse_other_rules(kwargs, LOSSY_RULES)
+        if sampling_metadata.all_greedy:
+            output = self.original(*arguments, *args, **kwargs)
+            if self.settings.readings:
+                requests = self._running(len(num_draft_tokens))
+                _count_greedy(requests, num_draft_tokens, output, range(len(requests)))
+            return output
+        # before the batch has rows: a policy is tried in the memory that they will be in
+        requests = self._running(len(num_draft_tokens))
+        rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
+        batch = FlatBatch(
+            draft_token_ids,
+            num_draft_tokens,
+            max_spec_len,
+            rows,
+            target_logits,
+            bonus_token_ids.flatten(),
+            _greedy(sampling_metadata),
+            sampling_metadata.generators,
+            lost_rows,
+        )
+        if not target_logits.is_cuda and batch.has_nan:
+            self.warn_once("a step had NaN logits; vLLM's own function decides such steps")
+            return self.original(*arguments, *args, **kwargs)
+        output, verified = self._decide(batch, requests)
+        if batch.greedy is not None and self.settings.readings:
+            rows = [row for row in batch.drafted if batch.greedy[row]]
+            _count_greedy(requests, num_draft_tokens, output, rows if requests else ())
+        if verified is not None and requests and self.counts_here:
+            self.tally.add(verified, [requests[row].policy for row in batch.drafted])
+            if self.recorder is not None:
+                self.recorder.add(batch, verified, requests)
+            if self.reporter is not None:
+                self.reporter.step()
+        return output
+
+    def meet(self, runner: Any) -> None:
+        """Take note of requests in a step without drafts: each is to have its reading."""
+        self.runner = runner
+        if self.settings.readings:
+            self._running(len(runner.input_batch.req_ids))
+        self.runner = None
+
+    def end(self, names: Iterable[str], reasons: Mapping[str, str] | None = None) -> None:
+        """Forget requests that have ended or were aborted, and report what they got.
+
+        ``reasons`` says why, where that is known. Once no request is left, all counts are sent.
+        """
+        known = [name for name in names if name in self.requests]
+        for name in known:
+            request = self.requests.pop(name)
+            if self.recorder is not None:
+                self.recorder.end(request)
+            if request.meter is not None and self.write is not None:
+                self.write(request.reading(name, (reasons or {}).get(name), self.model))
+                if not request.greedy:
+                    self.tally.end(request.policy, request.meter.sums()[1])
+        if known and not self.requests and self.reporter is not None and self.counts_here:
+            self.reporter.flush()
+
+    def _running(self, count: int) -> list[Request]:
+        """Return the requests of the running step; none for a dummy batch."""
+        names = [] if self.runner is None else self.runner.input_batch.req_ids
+        if len(names) != count:
+            return []
+        return [self._request(name) for name in names]
+
+    def _request(self, name: str) -> Request:
+        """Return what is known of a request, from its first step on."""
+        state = self.runner.requests.get(name)
+        params = getattr(state, "sampling_params", None)
+        request = self.requests.get(name)
+        if request is None or request.params is not params:  # new, or asked anew under the same id
+            granted = self.admission.served(params, self.warn_once)
+            request = self.requests[name] = Request(params, granted, self.settings)
+        return request
+
+    def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verified | None]:
+        """Return what is emitted; policies of requests that raise are replaced for the step."""
+        policies = [request.policy for request in requests] or [self.settings.policy]
+        if all(rule is policies[0] for rule in policies):
+            policies = policies[:1]
+        followed = [requests[row].followed for row in batch.drafted] if requests else []
+        booked = any(request.accounted for request in requests)
+        try:
+            judges = None
+            if booked and followed:
+                told = batch.target_rows, batch.draft, self.settings.verifier
+                judges = assigned(followed, rules_of(followed), *told)
+            output, verified = verify_flat(self.settings.verifier, policies, batch, None, judges)
+        except Exception as error:
+            if all(rule is self.settings.policy for rule in policies):
+                raise
+            message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
+            self.warn_once(f"{message}; drafts of this step are judged without loss")
+            return verify_flat(self.settings.verifier, [LOSSLESS], replace(batch))
+        if booked and verified is not None:
+            for place, row in enumerate(batch.drafted):
+                self.tally.take(requests[row].policy, *requests[row].book(verified, place))
+        return output, verified
+
+    def _draft_rows(
+        self, draft_probs: Tensor | None, counts: list[int]
+    ) -> tuple[Tensor | None, frozenset[int]]:
+        """Return the rows the drafts were drawn from, and the requests whose rows were lost."""
+        rows_by_name = getattr(self.runner, "_draft_probs", None)
+        names = getattr(self.runner, "_draft_prob_req_ids", None)
+        if draft_probs is not None or rows_by_name is None or names is None or not any(counts):
+            return draft_probs, frozenset()
+        self.warn_once("some rows of sampled drafts were lost; these drafts are set aside")
+        place = {name: number for number, name in enumerate(names)}
+        rows, lost = [], set()
+        for row, (name, count) in enumerate(
+            zip(self.runner.input_batch.req_ids, counts, strict=True)
+        ):
+            if count and name in place:
+                rows.append(rows_by_name[place[name], :count])
+            elif count:
+                lost.add(row)
+                rows.append(torch.zeros_like(rows_by_name[0, :count]))
+        return torch.cat(rows), frozenset(lost)
+
+    def warn_once(self, text: str) -> None:
+        """Warn of something, once."""
+        if text not in self.warned and len(self.warned) < 100:
+            self.warned.add(text)
+            self.warn(f"cactus-theory: {text}")
+
+
+def _count_greedy(
+    requests: Sequence[Request], counts: Sequence[int], output: Tensor, rows: Iterable[int]
+) -> None:
+    """Enter the rounds of greedy requests, which no policy decides."""
+    for row in rows:
+        if counts[row]:
+            requests[row].count_greedy(counts[row], int((output[row] >= 0).sum()))
+
+
+def _greedy(metadata: Any) -> list[bool] | None:
+    if metadata.all_random or metadata.temperature is None:
+        return None
+    return (metadata.temperature == 0).tolist()

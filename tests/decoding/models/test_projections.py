@@ -1,0 +1,132 @@
+"""Prepared weights compute the same function, and notice when the model changes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cactus_theory.decoding.models import CachedModel, llama_forward
+from cactus_theory.decoding.models.projections import HALF_UP_TO, Linear
+
+IDS = torch.tensor([[1, 5, 9, 2]])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_turned_weight_computes_the_same_map(rows, dtype, biased):
+    source = torch.Generator().manual_seed(rows)
+    weight = torch.randn(700, 500, generator=source).to(dtype)
+    bias = torch.randn(700, generator=source).to(dtype) if biased else None
+    x = torch.randn(rows, 500, generator=source).to(dtype)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    found = Linear(weight, bias)(x)
+    assert found.dtype == dtype
+    assert (found - exact).abs().max() < (1e-4 if dtype == torch.float32 else 1e-10)
+
+
+def half_exact(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).half().float()
+
+
+needs_kernel = pytest.mark.skipif(Linear(torch.eye(2)).half is None, reason="needs FBGEMM")
+
+
+def kernel_calls(linear, x, monkeypatch):
+    """Return the image of ``x`` and how often the half-precision kernel was asked for it."""
+    kernel, calls = torch.fbgemm_linear_fp16_weight_fp32_activation, []
+
+    def counted(*args):
+        calls.append(args)
+        return kernel(*args)
+
+    monkeypatch.setattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", counted)
+    return linear(x), len(calls)
+
+
+@needs_kernel
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("biased", [False, True])
+def test_weights_exact_in_half_precision_lose_nothing(rows, biased, monkeypatch):
+    weight, x = half_exact(70, 50), half_exact(rows, 50, seed=2) / 3
+    weight[0, :10] = 2.0**-24 * torch.arange(10)  # down to the last subnormal number
+    weight[0, 10:] = 0.0
+    bias = half_exact(70, seed=1) if biased else None
+    linear = Linear(weight, bias)
+    assert linear.half is not None
+    found, calls = kernel_calls(linear, x, monkeypatch)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert calls == 1
+    assert (found - exact).abs().max() < 1e-4
+    if not biased:
+        assert (found - exact)[:, 0].abs().max() < 1e-6 * exact[:, 0].abs().max()
+
+
+def test_other_weights_keep_their_precision():
+    weight = half_exact(70, 50)
+    for changed in (weight * (1 + 2.0**-12), weight * 2.0**20, weight * 2.0**-20, weight.double()):
+        assert Linear(changed).half is None
+    assert Linear(weight.half()).half is None  # its rows would be half too
+
+
+@needs_kernel
+def test_much_work_goes_to_the_kernel_of_many_threads(monkeypatch):
+    linear = Linear(half_exact(700, 500))
+    x = half_exact(1 + HALF_UP_TO // 350_000, 500, seed=2)
+    found, calls = kernel_calls(linear, x, monkeypatch)
+    assert calls == 0
+    assert (found - x.double() @ linear.weight.double().t()).abs().max() < 1e-3
+
+
+@needs_kernel
+def test_a_kernel_that_is_missing_or_wrong_is_not_used(monkeypatch):
+    weight, x = half_exact(70, 50), half_exact(3, 50, seed=2) / 3
+    exact = x.double() @ weight.double().t()
+    name = "fbgemm_linear_fp16_weight_fp32_activation"
+    wrong = getattr(torch, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, name, lambda *args: 1.001 * wrong(*args))
+        assert Linear(weight).half is None
+    monkeypatch.delattr(torch, name)
+    linear = Linear(weight)
+    assert linear.half is None
+    assert (linear(x) - exact).abs().max() < 1e-4
+
+
+def logits(model):
+    with torch.inference_mode():
+        cached = CachedModel(model, 8)
+        assert cached.fast
+        return cached.feed(IDS, [4], [4]).clone()
+
+
+CHANGES = {
+    "in place": lambda weight: weight.mul_(1.5),
+    "added": lambda weight: weight.add_(0.5),
+    "copied": lambda weight: weight.copy_(weight.roll(1).mul(2)),
+    "data copied": lambda weight: weight.data.copy_(weight.data.roll(1).mul(2)),
+    "data scaled": lambda weight: weight.data.mul_(1.5),
+    "data replaced": lambda weight: setattr(weight, "data", 1.5 * weight.data),
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("change", [*CHANGES, "replaced"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_changed_weight_is_noticed(make_model, change, large, inference, monkeypatch):
+    """Also in weights made in inference mode, which count no versions; large ones are read live."""
+    if large:
+        monkeypatch.setattr(llama_forward, "JOINED_ENTRIES", 0)
+    with torch.inference_mode(inference), torch.no_grad():
+        model = make_model()
+        projection = model.model.layers[1].mlp.up_proj
+        assert projection.weight.is_inference() == inference
+        before = logits(model)
+        assert torch.equal(logits(model), before)
+        if change == "replaced":
+            projection.weight = torch.nn.Parameter(1.5 * projection.weight.detach())
+        else:
+            CHANGES[change](projection.weight)
+        after = logits(model)
+        expected = model(input_ids=IDS, use_cache=False).logits
+    assert (after - before).abs().max() > 1e-4
+    assert (after - expected).abs().max() < 2e-5

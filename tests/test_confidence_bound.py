@@ -1,0 +1,228 @@
+"""Readings of answers certify a bound on the mean, and ``promise`` says all of it in words."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+from cactus_theory.commands.promise import read_readings
+from cactus_theory.traces import Cycle, Trace, save_trace
+from cactus_theory.traces.noise_floor import TEMPERATURES, equal_temperature
+from tests.amounts import amount
+
+ALPHA, CAP = 0.1, 0.5
+# of sums of probabilities
+ROUNDING = 1e-9
+# a simulation of RUNS is red by chance once in a million, if the bound is wrong ALPHA of the time
+RUNS, RED = amount(300, 5000), 4.8
+
+
+def log_binomial(n, k, p):
+    """Return ln Pr(k of n)."""
+    chosen = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return chosen + k * math.log(p) + (n - k) * math.log1p(-p)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 60])
+def test_readings_of_nothing_or_all_are_covered_exactly(n):
+    """Readings of 0 and the cap, the widest that there are: every count, no sampling."""
+    bounds = [ct.certificate([CAP] * k + [0.0] * (n - k), CAP, ALPHA).bound for k in range(n + 1)]
+    assert bounds == sorted(bounds) and bounds[-1] == CAP
+    worst = 0.0
+    for p in np.linspace(0.005, 0.995, 100):
+        missed = [log_binomial(n, k, p) for k, own in enumerate(bounds) if own < CAP * p]
+        worst = max(worst, sum(map(math.exp, missed)))
+    assert worst <= ALPHA + ROUNDING
+    assert n < 10 or worst > ALPHA / 20  # it is not idle
+
+
+@pytest.mark.parametrize("law", ["beta", "ledger", "few"])
+def test_simulated_readings_are_covered(law):
+    source, n = np.random.default_rng(3), 60
+    draws = {
+        "beta": (source.beta(0.5, 3.0, (RUNS, n)), 1 / 7),
+        "ledger": (1 - source.random((RUNS, n)) ** 2 / 10, 1 - 1 / 30),
+        "few": ((source.random((RUNS, n)) < 0.02) * source.random((RUNS, n)), 0.01),
+    }
+    shares, mean = draws[law]
+    bounds = np.array([ct.certificate(CAP * own, CAP, ALPHA).bound for own in shares])
+    missed = (bounds < CAP * mean).mean()
+    assert missed <= ALPHA + RED * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
+    assert bounds.max() <= CAP and (bounds >= CAP * shares.mean(-1)).all()
+
+
+def test_the_better_of_two_bounds_is_taken():
+    source = np.random.default_rng(1)
+    alike = ct.certificate(0.2 + 0.01 * source.random(2000), CAP)
+    assert alike.bound == alike.bernstein < alike.hoeffding
+    apart = ct.certificate(CAP * source.integers(0, 2, 100), CAP)
+    assert apart.bound == apart.hoeffding < apart.bernstein
+    rough = apart.mean + CAP * math.sqrt(math.log(2 / 0.05) / 200)
+    assert apart.hoeffding <= rough
+    assert ct.certificate([0.0] * 100, CAP).bound < 0.02
+    assert ct.certificate([0.3], CAP).bernstein == math.inf
+
+
+def test_bounds_by_hand():
+    """Maurer and Pontil's Theorem 4, and ln 2/β = 3.689 for half of β = .05."""
+    readings = [0.1, 0.2, 0.3, 0.4] * 25
+    own = ct.certificate(readings, 0.5, 0.05)
+    variance, log = np.var(readings, ddof=1), math.log(2 / 0.025)
+    by_hand = 0.25 + math.sqrt(2 * variance * log / 100) + 7 * 0.5 * log / (3 * 99)
+    assert own.bernstein == pytest.approx(by_hand, rel=1e-12)
+    m = own.hoeffding / 0.5
+    assert 0.5 * math.log(0.5 / m) + 0.5 * math.log(0.5 / (1 - m)) == pytest.approx(
+        math.log(1 / 0.025) / 100, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("readings", "more", "said"),
+    [
+        ([], {}, "readings: must be at least one"),
+        ([-0.1], {}, "readings: must lie in"),
+        ([0.6], {}, "readings: must lie in .*0.5]; got 0.6"),
+        ([math.nan], {}, "readings: must lie in"),
+        ([0.1], {"cap": math.inf}, "cap: must lie in"),
+        ([0.1], {"alpha": 0}, "alpha: must lie in"),
+    ],
+)
+def test_bad_readings_are_refused(readings, more, said):
+    with pytest.raises(ValueError, match=said):
+        ct.certificate(readings, **({"cap": CAP} | more))
+
+
+def said(capsys, *arguments, code=0):
+    assert main(["promise", *map(str, arguments)]) == code
+    out, err = capsys.readouterr()
+    return " ".join((err if code else out).split())
+
+
+def test_the_command_says_cap_interval_and_unit(capsys):
+    text = said(capsys, "--cap", 0.1, "--rate", 0.9, 0.01)
+    assert "any 0.1 90 % 74.3 % 99.9 %" in text and "any 0.1 1 % 0 % 8.05 %" in text
+    assert "right at most 61.1 % of the time" in text and "temperature and truncation" in text
+    assert "give rows: --trace DIR" in text and "it is 6.4 an answer" in text
+    text = said(capsys, "--per-token", 0.01, "--tokens", 100, "--lossless", 8, "--rate", 0.9)
+    assert "8 0 90 % 90 %" in text and "16 0.16" in text and "100 1 90 % 31.1 % 100 %" in text
+    assert "1 an answer of 100" in text
+    text = said(capsys, "--cap", 0.1, "--lossless", 5, "--rate", 0.9)
+    assert "5 0 90 % 90 % 90 %" in text and "6 0.1 90 % 74.3 % 99.9 %" in text
+    assert "tokens: must be given with per_token" in said(capsys, "--per-token", 0.1, code=2)
+    assert "rate: must lie in" in said(capsys, "--cap", 1, "--rate", 2, code=2)
+
+
+def write(folder: Path, *lines) -> str:
+    path = folder / "readings.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return str(path)
+
+
+def test_readings_of_a_file_are_certified(tmp_path, capsys):
+    answers = [{"emitted_kl": 0.2 + 0.001 * i, "num_tokens": 40 + i} for i in range(12)]
+    file, own = write(tmp_path, *answers[:6], {"readings": answers[6:]}, 0.3), ct.Promise(cap=0.5)
+    assert len(read_readings(file, own)) == 13 and read_readings(file, own)[-1] == 0.3
+    (tmp_path / "list.json").write_text(json.dumps(answers))
+    assert read_readings(tmp_path / "list.json", own) == read_readings(file, own)[:12]
+    text = said(capsys, "--cap", 0.5, "--readings", file, "--rate", 0.9)
+    assert "13 readings, mean" in text and "averaged over prompts" in text
+    assert "prompts drawn independently, one answer each" in text
+    main(["promise", "--per-token", "0.01", "--tokens", "51", "--readings", file, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["certificate"]["count"] == 13 and found["nats"] == pytest.approx(0.51)
+    assert found["averaged"][0]["nats"] <= 0.51
+    assert len(found["by_position"]) > 3 and len(found["events"]) == 3
+
+
+def test_nats_of_a_token_given_for_an_answer_are_caught(tmp_path, capsys):
+    file = write(tmp_path, {"emitted_kl": 1.9, "num_tokens": 40})
+    both = ("--readings", file)
+    text = said(capsys, "--cap", 0.05, *both, code=2)
+    assert "answer 1 must be within 0.05 nats" in text and "was --per-token meant?" in text
+    assert "1 readings" in said(capsys, "--per-token", 0.05, "--tokens", 40, *both)
+    text = said(capsys, "--per-token", 0.05, "--tokens", 30, *both, code=2)
+    assert "--tokens: must be the most of any answer; got 30" in text
+    assert "within 1.6 nats" in said(capsys, "--per-token", 0.04, "--tokens", 99, *both, code=2)
+    write(tmp_path, {"emitted_kl": 1.9})
+    assert "meant?" not in said(capsys, "--cap", 0.05, *both, code=2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "must be at least one"),
+        ("{", "must be JSON"),
+        ('{"emitted_js": 1}', "must hold nats, or emitted_kl"),
+        ("true", "must hold nats"),
+        ('{"emitted_kl": -1}', "--readings: must lie in"),
+        ('{"emitted_kl": 0.1, "num_tokens": "x"}', "must hold nats, or emitted_kl and num_tokens"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path, capsys, content, message):
+    path = tmp_path / "readings.jsonl"
+    path.write_text(content)
+    assert message in said(capsys, "--cap", 1, "--readings", path, code=2)
+    assert "readable file" in said(capsys, "--cap", 1, "--readings", tmp_path / "no", code=2)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    source = torch.Generator().manual_seed(2)
+    rows = (2 * torch.randn(6, 4, 3, 24, generator=source, dtype=torch.float64)).softmax(-1)
+    rows[0, 0, 0, :5] = 0.0
+    rows = rows / rows.sum(-1, keepdim=True)
+    texts = [
+        [Cycle(text, 3 * place, torch.tensor([7, 8]), q, q[:2]) for place, q in enumerate(own)]
+        for text, own in enumerate(rows)
+    ]
+    folder = tmp_path_factory.mktemp("promise") / "trace"
+    return save_trace(folder, texts, vocab_size=24, num_draft_tokens=2)
+
+
+def kl_of_colder(rows, hot):
+    cold = rows ** (1 / hot)
+    cold = cold / cold.sum(-1, keepdim=True)
+    return float(torch.where(rows > 0, cold * (cold / rows).log(), 0).sum(-1).mean())
+
+
+def test_an_equal_temperature_leaves_out_tokens_in_the_place_of_rows(trace, tmp_path):
+    """As traces of an engine have them; of a row of one token every temperature is the same."""
+    drawn, texts = torch.eye(24, dtype=torch.float64)[:1], [[] for _ in range(trace.texts)]
+    for cycle in trace:
+        q = torch.cat([cycle.target_probs[:-1], drawn])
+        texts[cycle.text].append(replace(cycle, target_probs=q, draft_probs=q[:2]))
+    save_trace(tmp_path / "t", texts, vocab_size=24, num_draft_tokens=2)
+    manifest = tmp_path / "t" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    rows = torch.cat([cycle.target_probs[:-1] for cycle in trace])
+    for details, same in (({}, False), ({"bonus_rows": "drawn"}, True)):
+        manifest.write_text(json.dumps(content | {"details": details}))
+        found = equal_temperature(Trace.open(tmp_path / "t"), kl_of_colder(rows, 0.8)).value
+        assert (found == pytest.approx(0.8, abs=1e-4)) == same
+
+
+def test_an_equal_temperature_is_as_far(trace, capsys):
+    rows = torch.stack([cycle.target_probs for cycle in trace]).reshape(-1, 24)
+
+    def nats_at(hot):
+        return kl_of_colder(rows, hot)
+
+    hot = 0.8
+    nats = nats_at(hot)  # a draft that is the target is always kept: rows count alike
+    found = equal_temperature(trace, nats)
+    assert found.value == pytest.approx(hot, abs=1e-4) and 0 < found.standard_error < 0.1
+    assert equal_temperature(trace, nats_at(0.855)).value == pytest.approx(0.855, abs=1e-4)
+    assert equal_temperature(trace, 0.0).value == 1.0 and equal_temperature(trace, 50.0) is None
+    asked = ("--trace", trace.folder, "--rate", 0.9)
+    text = said(capsys, "--cap", 10 * nats, "--tokens", 10, *asked)
+    assert "as far from the target as temperature 0.800 ±" in text and "(6 logged texts" in text
+    assert f"than temperature {TEMPERATURES[0]} is" in said(
+        capsys, "--per-token", 50, "--tokens", 9, *asked
+    )
+    assert "--tokens: must be given with --trace" in said(capsys, "--cap", 1, *asked, code=2)

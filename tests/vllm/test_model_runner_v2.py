@@ -1,0 +1,298 @@
+"""The hook of model runner V2 in the published layout, against exact laws and the references."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels import random_numbers, verify_logits
+from cactus_theory.vllm import model_runner_v2, settings
+from cactus_theory.vllm.admission import Admission
+from cactus_theory.vllm.replace import UnknownVersion
+from tests.amounts import amount
+from tests.kernels import checks as laws
+from tests.kernels.conftest import device  # noqa: F401
+from tests.vllm import published
+from tests.vllm.nothing_read import NothingRead
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
+SLOTS, WIDTH, VOCAB = 9, 3, 7
+LENGTHS = (3, 0, 2, 1, 3, 3)
+OF_SLOT = torch.tensor([4, 8, 0, 2, 6, 7], dtype=torch.int32)
+
+
+def asked(policy="band:price=1", verifier="chain"):
+    environ = {settings.POLICY: policy, settings.VERIFIER: verifier, settings.REQUESTS: "any"}
+    found = settings.read(environ)
+    assert found is not None
+    return Admission(found)
+
+
+class Batch:
+    """Six requests in the published shapes: ragged, a placeholder, two temperatures, greedy."""
+
+    def __init__(self, lengths=LENGTHS, seed=0, narrow=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths, count = lengths, len(lengths)
+        rows = torch.tensor(lengths) + 1
+        self.ends = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).int()
+        total = int(self.ends[-1])
+        self.target = 2 * torch.randn(total, VOCAB, generator=generator)
+        self.draft = 2 * torch.randn(SLOTS, WIDTH, VOCAB - narrow, generator=generator)
+        self.heat = torch.full((SLOTS,), 0.6)
+        self.heat[0], self.heat[2] = 1.0, 0.0
+        self.seed = torch.randint(-(2**62), 2**62, (SLOTS,), generator=generator)
+        self.slots = OF_SLOT[:count]
+        self.of_row = torch.repeat_interleave(torch.arange(count), rows)
+        self.local = torch.cat([torch.arange(int(own)) for own in rows]).int()
+        alike = self.draft[self.slots[self.of_row].long(), self.local.clamp(max=WIDTH - 1).long()]
+        self.target[:, : alike.shape[1]] += alike
+        self.target[0, 1] = -torch.inf
+        self.pos = torch.randint(5, 2**33, (count,), generator=generator)[self.of_row] + self.local
+        likely = self.draft[self.slots[self.of_row].long(), (self.local - 1).clamp(min=0).long()]
+        # the first row of a request was fed a token of its text
+        self.fed = torch.where(self.local > 0, likely.argmax(-1), 5).int()
+        self.fed[self.ends[2] + 2 if count > 2 else -1] = -1
+
+    def arguments(self, certain=False):
+        return {
+            "target_logits": self.target, "draft_logits": None if certain else self.draft,
+            "draft_sampled": self.fed, "cu_num_logits": self.ends, "pos": self.pos,
+            "idx_mapping": self.slots, "expanded_idx_mapping": self.slots[self.of_row],
+            "expanded_local_pos": self.local, "temperature": self.heat, "seed": self.seed,
+            "num_speculative_steps": WIDTH, "synthetic_conditional_rates": None,
+        }  # fmt: skip
+
+    def alone(self, request, rule, verifier, certain=False):
+        """Return what one request emits, by ct.verify_… on float64 rows and its own coins."""
+        slot, start = int(self.slots[request]), int(self.ends[request])
+        ids = self.fed[start + 1 : start + 1 + self.lengths[request]].tolist()
+        ids = ids[: ids.index(-1)] if -1 in ids else ids
+        count, heat = len(ids), float(self.heat[slot])
+        vocab = self.draft.shape[-1]
+        rows = self.target[start : start + count + 1, :vocab].double()
+        p = self.draft[slot, :count].double()
+        if heat == 0:
+            q = torch.nn.functional.one_hot(rows.argmax(-1), vocab).double()
+            p = torch.nn.functional.one_hot(torch.tensor(ids).long(), vocab).double()
+        else:
+            q, p = rows.softmax(-1), (p / heat).softmax(-1)
+        seed = (self.seed[slot] ^ model_runner_v2.SALT)[None]
+        at, places = self.pos[start : start + 1] + 1, torch.arange(max(count, 1))[None]
+        coins = (
+            random_numbers.coins(seed, at, places, random_numbers.ACCEPT)[:, :count],
+            random_numbers.coins(seed, at, places[:, :1], random_numbers.DRAW)[:, 0],
+        )
+        verify = {"chain": ct.verify_chain, "block": ct.verify_block}[verifier]
+        ids = torch.tensor(ids, dtype=torch.int64)[None]
+        found = verify(rule, q[None], None if certain else p[None], ids, coins=coins)
+        return [token for token in found.output_token_ids[0].tolist() if token >= 0]
+
+
+def emitted(found):
+    ids, counts = found
+    assert ids.dtype == torch.int64 and counts.dtype == torch.int32
+    assert (ids >= 0).all()  # what the engine may look up
+    return [row[:count] for row, count in zip(ids.tolist(), counts.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+@pytest.mark.parametrize("spec", ["band:price=1", "cactus:delta=0.5", "speculative"])
+@pytest.mark.parametrize("certain", [False, True])
+def test_each_request_gets_what_it_gets_alone(spec, verifier, certain):
+    hook, rule, seen = model_runner_v2.Hook(asked(spec, verifier)), ct.policy(spec), set()
+    for seed in range(amount(3, 40)):
+        for lengths, narrow in ((LENGTHS, 0), ((3, 3, 3), 0), (LENGTHS, 2)):
+            batch = Batch(lengths, seed, 0 if certain else narrow)
+            found = emitted(hook.rejection_sample(**batch.arguments(certain)))
+            for request in range(len(lengths)):
+                assert found[request] == batch.alone(request, rule, verifier, certain)
+                seen.add((lengths[request], len(found[request])))
+    assert {(3, 1), (3, 4), (2, 2), (0, 1), (1, 1), (1, 2)} <= seen
+    assert hook.calls == 3 * amount(3, 40)
+
+
+def test_the_kernel_gets_the_same_requests(device):  # noqa: F811
+    """Triton on the batch of the engine, and on rows that are copied request by request."""
+    lengths = LENGTHS[: amount(3, 6)]
+    batch, rule, count = Batch(lengths, 1, 2), ct.policy("band:price=1"), len(lengths)
+    found = emitted(model_runner_v2.Hook(asked()).rejection_sample(**batch.arguments()))
+    width, vocab = WIDTH, VOCAB - 2
+    target, draft = torch.zeros(count, width + 1, vocab), torch.zeros(count, width, vocab)
+    ids = torch.full((count, width), -1)
+    for request, length in enumerate(lengths):
+        start, slot = int(batch.ends[request]), int(batch.slots[request])
+        target[request, : length + 1] = batch.target[start : start + length + 1, :vocab]
+        draft[request] = batch.draft[slot] / (float(batch.heat[slot]) or 1.0)
+        ids[request, :length] = batch.fed[start + 1 : start + 1 + length].long()
+    expected = verify_logits(
+        rule, target, draft, ids,
+        seeds=batch.seed[batch.slots.long()] ^ model_runner_v2.SALT,
+        positions=batch.pos[batch.ends[:-1].long()] + 1,
+        temperature=(batch.heat[batch.slots.long()] > 0).float(),
+    )  # fmt: skip
+    wanted = [[token for token in row if token >= 0] for row in expected.output_token_ids.tolist()]
+    assert found == wanted
+
+
+def law_p_value(spec, verifier, count):
+    """Return the p-value of every outcome of two tokens, drafted by noise under the raw seed."""
+    rule = ct.policy(spec)
+    target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
+    seeds = laws._seeds(count, 5, "cpu")
+    pos = torch.full((count,), 40)
+    streams = (
+        random_numbers.ACCEPT,
+        random_numbers.RECOVERED,
+        random_numbers.BONUS,
+        random_numbers.DRAW,
+        random_numbers.DRAFT,
+    )
+    drawn = []
+    for place, row in enumerate(draft):
+        stream = torch.tensor(streams)[(torch.arange(count) + place) % len(streams)]
+        noise = random_numbers.noise(seeds, pos + 1, torch.full_like(pos, place), stream, 4)
+        drawn.append((row.double() - noise.log()).argmax(-1))
+    ids = torch.stack(drawn, 1)
+    fed = torch.cat([torch.zeros(count, 1, dtype=torch.int64), ids], 1).flatten().int()
+    slots = torch.randperm(count, generator=torch.Generator().manual_seed(1))
+    of_slot = torch.empty_like(seeds).index_copy_(0, slots, seeds)
+    sampled, counts = model_runner_v2.Hook(asked(spec, verifier)).rejection_sample(
+        target.repeat(count, 1), draft.expand(count, -1, -1), fed, torch.arange(count + 1) * 3,
+        (pos[:, None] + torch.arange(3)).flatten(), slots, None, None, torch.ones(count),
+        of_slot, 2, None,
+    )  # fmt: skip
+    place = torch.arange(3)
+    output = torch.where(place < counts[:, None], sampled, -1)
+    seen = torch.bincount(((output + 1) * 5**place).sum(-1), minlength=125).double()
+    expected = count * laws._law(rule, verifier, *map(laws._exact, (target, draft)))
+    statistic, dof = laws.chi_square(seen, expected)
+    half = [torch.tensor(part / 2, dtype=torch.float64) for part in (dof, statistic)]
+    return float(torch.special.gammaincc(*half))
+
+
+@pytest.mark.parametrize(
+    ("spec", "verifier"),
+    [("band:price=1", "chain"), ("band:price=1,per_row=True", "block"), ("speculative", "chain")],
+)
+def test_the_law_where_drafts_were_drawn_with_the_same_seed(spec, verifier):
+    """A coin from the counters of that noise, or recovery by the noise that drafted, shows."""
+    assert law_p_value(spec, verifier, amount(4_000, 60_000)) > laws.FALSE_ALARM
+
+
+def test_rows_without_numbers_give_ids_that_exist():
+    batch = Batch((1,), 0)
+    batch.target[:] = torch.nan
+    ids, counts = model_runner_v2.Hook(asked()).rejection_sample(**batch.arguments())
+    assert counts.tolist() == [1] and ((ids >= 0) & (ids < VOCAB)).all()
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    published.put(monkeypatch)
+    yield sys.modules[published.REJECTION], sys.modules[published.SAMPLER]
+
+
+def run(module, batch, certain=False, **rules):
+    """Call the runner's method, as it is called for one chunk."""
+    runner = module.RejectionSampler()
+    runner.temperature, runner.seed, runner.steps = batch.heat, batch.seed, WIDTH
+    given = batch.arguments(certain)
+    names = ("draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping")
+    return runner._verify(
+        batch.target, *(given[name] for name in names), batch.slots.numpy(),
+        given["expanded_idx_mapping"], batch.local, None, batch.fed, **rules,
+    )  # fmt: skip
+
+
+def test_installed_once_and_removed(vllm):
+    module, sampler = vllm
+    before = (module.rejection_sample, module.RejectionSampler._verify, sampler.Sampler.add_request)
+    assert model_runner_v2.installed() is None
+    hook = model_runner_v2.install(asked())
+    assert (
+        model_runner_v2.install(asked("speculative")) is hook
+        and model_runner_v2.installed() is hook
+    )
+    batch = Batch()
+    direct = emitted(model_runner_v2.Hook(asked()).rejection_sample(**batch.arguments()))
+    assert emitted(run(module, batch)) == direct and hook.calls == 1
+    model_runner_v2.remove()
+    model_runner_v2.remove()
+    now = (module.rejection_sample, module.RejectionSampler._verify, sampler.Sampler.add_request)
+    assert now == before and model_runner_v2.installed() is None
+
+
+def test_requests_with_policies_of_their_own(vllm, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        model_runner_v2._log, "warning", lambda text, *words: said.append(text % words)
+    )
+    module, sampler = vllm
+    hook, batch, engine = model_runner_v2.install(asked()), Batch(), sampler.Sampler()
+    wishes = {4: {"cactus": "cactus:delta=2"}, 6: {"cactus": {"price": 0.2}}, 7: {"cactus": "bad"}}
+    for slot in range(SLOTS):
+        engine.add_request(slot, SimpleNamespace(extra_args={"cactus": "speculative"}))
+        engine.add_request(slot, SimpleNamespace(extra_args=wishes.get(slot)))
+    specs = {4: "cactus:delta=2.0", 6: "band:price=0.2", 7: "speculative"}
+    assert {slot: rule.spec for slot, rule in hook.policies.items()} == specs
+    assert len(said) == 1 and "is served without loss" in said[0]
+    found = emitted(run(module, batch))
+    for request, slot in enumerate(batch.slots.tolist()):
+        rule = ct.policy(specs.get(slot, "band:price=1"))
+        assert found[request] == batch.alone(request, rule, "chain")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"use_block_verification": True},
+        {"fly_window_size": 2},
+        {"contexts": torch.zeros(1, 1)},
+        {"watermark_key": 3},
+    ],
+)
+def test_rules_of_the_engine_beside_ours_are_refused(vllm, rules):
+    model_runner_v2.install(asked())
+    with pytest.raises(RuntimeError, match=f"{next(iter(rules))}: a rule of vLLM's own"):
+        run(vllm[0], Batch(), **rules)
+    batch = Batch()
+    given = batch.arguments() | {"synthetic_conditional_rates": torch.ones(3)}
+    with pytest.raises(RuntimeError, match="synthetic_conditional_rates"):
+        model_runner_v2.Hook(asked()).rejection_sample(**given)
+    run(vllm[0], batch, fly_window_size=0, fly_entropy_threshold=0.3, fly_entropy_top_k=3)
+
+
+def test_a_runner_that_does_not_ask_is_stopped(vllm):
+    module, _ = vllm
+    model_runner_v2.install(asked())
+    module.rejection_sample = lambda *args, **kwargs: None
+    with pytest.raises(RuntimeError, match="verified drafts without asking"):
+        run(module, Batch())
+
+
+def test_unknown_parameters_are_refused(monkeypatch):
+    def newer(*args, **kwargs):
+        raise AssertionError
+
+    import inspect
+
+    plain = inspect.signature(published.rejection_sample)
+    extra = inspect.Parameter("acceptance_rule", inspect.Parameter.KEYWORD_ONLY, default=None)
+    newer.__signature__ = plain.replace(parameters=[*plain.parameters.values(), extra])  # type: ignore[attr-defined]
+    published.put(monkeypatch, rejection_sample=newer)
+    with pytest.raises(UnknownVersion, match="also takes acceptance_rule") as said:
+        model_runner_v2.install(asked())
+    assert "\n" not in str(said.value)
+    published.put(monkeypatch, rejection_sample=lambda target_logits, seeds: None)
+    with pytest.raises(UnknownVersion, match=r"takes \(target_logits, seeds\)"):
+        model_runner_v2.install(asked())
+
+
+def test_the_layout_is_made_without_reading_on_the_host():
+    for batch in (Batch(), Batch((3, 3), narrow=2)):
+        given = batch.arguments()
+        with NothingRead():
+            model_runner_v2.requests_of(**{name: given[name] for name in model_runner_v2.READ})
