@@ -5,10 +5,13 @@ blocks run line by line, and a ``text`` block right after one says what it print
 lines that are left out, numbers are compared as numbers. Other ``text`` blocks stand in NOT_RUN.
 """
 
+import io
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -179,6 +182,48 @@ def test_a_text_block_is_the_output_of_what_stands_right_before_it() -> None:
     page = "```sh\na\n```\n\n```text\nb\n```\n\nwords\n\n```text\nc\n```\n"
     assert list(blocks(page)) == [("sh", "a\n", "b\n"), ("text", "c\n", None)]
     assert list(commands("a \\\n  b  # exits 1\n# c\n")) == [(["a", "b"], 1)]
+
+
+@cache
+def known_flags(program: tuple[str, ...], *words: str) -> set[str]:
+    """Return the flags in the help of a command; none where there is no such command."""
+    depth = 2 if words[0] in ("table", "bench", "gpu-check") else 1
+    text = io.StringIO()
+    with pytest.raises(SystemExit), redirect_stdout(text), redirect_stderr(io.StringIO()):
+        PROGRAMS[program]([*words[:depth], "--help"])
+    return set(re.findall(r"--[a-z][a-z-]*", text.getvalue()))
+
+
+def unknown_flags(page: str) -> list[str]:
+    """Return the flags that the commands of a page, in blocks or in lines, do not have.
+
+    Commands "of commit N" are passed over; of ``verify|theory`` the first is looked at.
+    """
+    found = []
+    spans = re.findall(
+        r"`([^`]+)`(?!\s+of\s+commit)", re.sub(r"^```.*?^```$", "", page, flags=re.S | re.M)
+    )
+    lines = [line for block in blocks(page) for line in block.code.replace("\\\n", " ").split("\n")]
+    for line in (*lines, *(" ".join(span.split()) for span in spans)):
+        words = re.sub(r"  #.*|\|\w+", "", line).split()
+        for program in (one for one in PROGRAMS if tuple(words[: len(one)]) == one):
+            command = [*takewhile(lambda word: word[0] not in "-…", words[len(program) :])]
+            asked = {word.split("=")[0] for word in words if word.startswith("--")}
+            if command and asked:
+                missing = asked - known_flags(program, *command[:2])
+                found += [f"{line}: {flag}" for flag in sorted(missing)]
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_flag_of_a_command_exists(name: str) -> None:
+    assert unknown_flags((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_a_flag_that_is_not_there_is_seen() -> None:
+    assert unknown_flags("`cactus-theory solve rows.npz --delta 1 --delta-of 2`") == [
+        "cactus-theory solve rows.npz --delta 1 --delta-of 2: --delta-of"
+    ]
 
 
 def prose(page: str) -> str:

@@ -43,7 +43,7 @@ def test_the_rows_are_the_shipped_ones(folder):
 
 
 def test_the_pasted_test_fails_until_the_rule_is_mended(folder, capfd):
-    assert main(["check", "my_rule.py:my_rule", "--examples", "500"]) == 1
+    assert main(["check", "my_rule.py:my_rule", "--examples", "200"]) == 1
     out, err = capfd.readouterr()
     assert "Traceback" not in err
     assert f"{len(PROPERTIES)}/{len(PROPERTIES)}" in err and out.count("\n") > 30
