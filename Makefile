@@ -88,7 +88,7 @@ lint: $(PAGES)  ## ruff and pyright
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
 
 # not --quiet: what it hides, --strict does not count
-docs: $(PAGES)  ## the site: guide, theorems, results, tutorial, API, with search (docs/)
+docs: $(PAGES)  ## the site: pages, theorems, results, tutorial, API, with search (docs/)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file simulations/mkdocs.yml
 	@echo "docs/index.html; for its search: python -m http.server -d docs"
 

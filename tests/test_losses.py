@@ -21,7 +21,7 @@ SLOPE = 1e-8
 # relative, of a float32 softmax over 151,936 tokens
 SOFTMAX = 1e-4
 FIELD = (losses.forward_kl, losses.total_variation, losses.log_overlap, losses.mixed)
-GUIDE = (Path(__file__).parents[1] / "cactus_theory" / "GUIDE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "cactus_theory" / "TRAIN.md").read_text(encoding="utf-8")
 
 
 def logits(seed=0, rows=6, vocab=9, zeros=True):
@@ -224,10 +224,9 @@ def test_blocks_of_other_shapes_are_refused():
         losses.along_block(torch.zeros(2, 3), torch.zeros(2, 2))
 
 
-def test_the_guides_example_trains_a_draft():
+def test_the_pages_loop_trains_a_draft():
     transformers = pytest.importorskip("transformers")
-    section = GUIDE.partition("\n## Train a draft\n")[2]
-    code = re.findall(r"```python\n(.*?)```", section, flags=re.S)[0]
+    code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)[1]
     size = {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 16}
     size |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     with torch.random.fork_rng():
@@ -238,7 +237,7 @@ def test_the_guides_example_trains_a_draft():
         with torch.no_grad():
             target.lm_head.weight.mul_(40)  # or every row would be nearly uniform
         batches = torch.randint(0, 24, (30, 4, 12))
-    names = {"target": target, "draft": draft, "batches": batches}
-    exec(compile(code, "GUIDE.md", "exec"), names)
+    names = {"torch": torch, "target": target, "draft": draft, "batches": batches}
+    exec(compile(code, "TRAIN.md", "exec"), names)
     accepted = names["accepted"]
     assert len(accepted) == 30 and accepted[-1] > accepted[0] + 0.1
