@@ -1,10 +1,12 @@
 """Pages name make targets, files, headings and policies that exist."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from cactus_theory.cli import main
 from simulations.common.results import read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,3 +62,20 @@ def test_what_a_nat_buys_and_costs_is_what_was_measured_and_proven() -> None:
             rf"\| {nats} \| {band:.2f} \| {cactus:.2f} \| 0\.\d+ \| {right} \| {64 * nats:.3g} nats"
         )
         assert re.search(line, page), line
+
+
+@pytest.mark.parametrize("nats", [0.01, 0.1, 1])
+def test_the_intervals_of_events_are_those_of_the_command(nats: float, capsys) -> None:
+    assert (
+        main(["promise", "--cap", f"{nats}", "--rate", *"0.01 0.5 0.9 0.99".split(), "--json"]) == 0
+    )
+    said = json.loads(capsys.readouterr().out)
+    page = (ROOT / "cactus_theory" / "CHOOSE.md").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^\| {nats:g} \| (0 to .*) points \|$", page, flags=re.M)
+    *intervals, points = (cell.removesuffix(" %") for cell in line.split(" | "))
+    ends = [end for cell in intervals for end in cell.split(" to ")]
+    known = [event[end] for event in said["events"] for end in ("low", "high")]
+    known.append(said["total_variation"])
+    for printed, value in zip([*ends, points], known, strict=True):
+        digits = len(printed.partition(".")[2])
+        assert float(printed) == round(100 * value, digits), (printed, value)
