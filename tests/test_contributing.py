@@ -10,6 +10,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.policies import _registry
 from cactus_theory.testing import PROPERTIES, assert_policy_properties
+from tests.test_pages import commands, run
 from tests.testing.faulty_verifiers import TokenWise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +45,12 @@ def test_it_is_picked_up_everywhere(boosted: str, capsys: pytest.CaptureFixture[
     np.save("p.npy", np.array([0.7, 0.3]))
     assert main(["audit", "q.npy", "p.npy", "--policy", f"{boosted}:delta=0.5"]) == 0
     assert "boosted:delta=0.5 declares: max_divergence <= 0.405465 per" in capsys.readouterr().out
+
+
+def test_every_command_runs(boosted: str) -> None:
+    Path("simulations").symlink_to(ROOT / "simulations")
+    (asked,) = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
+    assert [run(words) for words, _ in commands(asked)] == [0, 0, 0]
 
 
 def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,8 @@ PAGES = [path.relative_to(ROOT).as_posix()
          for pattern in ("*.md", "cactus_theory/*.md", "paper_figures/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
 GUIDES = ("CHOOSE", "DECODE", "CHECK", "MEASURE", "TRAIN")
-RUN = ("README.md", *(f"cactus_theory/{name}.md" for name in GUIDES))
+RUN = ("README.md", *(f"cactus_theory/{name}.md" for name in (*GUIDES, "SERVING")),
+       "paper_figures/RESULTS.md")  # fmt: skip
 PROGRAMS: dict[tuple[str, ...], Callable[[list[str]], int]] = {
     ("cactus-theory",): cactus_theory,
     ("python", "-m", "solvers"): solvers,
@@ -42,9 +43,14 @@ PROGRAMS: dict[tuple[str, ...], Callable[[list[str]], int]] = {
 NOT_RUN = {
     "python -m simulations train-pair --drafter recurrent": "trains for half an hour",
     "make demo": "sets a virtual environment up",
+    "pip install vllm": "installs vLLM and starts its server",
+    "CACTUS_POLICY=": "starts vLLM's server",
+    "curl localhost": "asks a server of vLLM",
+    "vllm bench serve": "times a server of vLLM",
+    "python -m simulations block-gap": "60 trees take minutes",
 }
 # commands that take more than a few seconds begin so: they run in the thorough suite
-SLOW: tuple[str, ...] = ()
+SLOW: tuple[str, ...] = ("cactus-theory tune --trace",)
 # most lines of a page, and most of its sentences that have more than 30 words
 LINES = {"README.md": 170} | dict.fromkeys((f"cactus_theory/{name}.md" for name in GUIDES), 200)
 LONG = {"cactus_theory/THEORY.md": 30}

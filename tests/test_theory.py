@@ -44,12 +44,6 @@ def parts(book: str) -> dict[int, str]:
     return {int(number): text for number, text in zip(found[::2], found[1::2], strict=True)}
 
 
-def missing_tests(book: str) -> set[str]:
-    """Return the tests that a text names and that are not there."""
-    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", book))
-    return {f"{path}::{name}" for path, name in named if name not in functions_of(path)}
-
-
 @cache
 def functions_of(path: str) -> set[str]:
     if not (ROOT / path).is_file():

@@ -36,7 +36,9 @@ def copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         inferring = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if inferring else nullcontext():
-            return _once(value, value.stride()).clone().expand(value.shape)
+            copy = _once(value, value.stride()).clone()
+            # a copy of what inference mode made has counted a change already
+            return (copy.data if value.is_inference() else copy).expand(value.shape)
     if isinstance(value, np.ndarray):
         once = _once(value, value.strides)
         # bytes cannot be made writable again, as an array's own memory can

@@ -116,6 +116,21 @@ def test_a_rule_that_writes_is_named_and_changes_nothing(name: str) -> None:
     assert all(map(torch.equal, rows, before))
 
 
+class Doubled(ct.PerProposal):
+    name, delta = "doubled", 1.0
+
+    def raised(self, q_n):
+        return 2 * q_n
+
+
+def test_a_class_that_writes_nothing_judges_rows_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        q = torch.tensor([[Q, Q]], dtype=torch.float64)
+        p, coins = torch.tensor([[P]]).double(), (torch.tensor([[0.9]]).double(), torch.ones(1) / 2)
+        for verify in (ct.verify_chain, ct.verify_block):
+            verify(Doubled(), q, p, torch.tensor([[2]]), coins=coins, validate=False)
+
+
 @pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
 def test_shortcuts_of_ones_own_get_copies_too(verify) -> None:
     q, p = torch.from_numpy(np.array([[Q, Q]])), torch.from_numpy(np.array([[P]]))
