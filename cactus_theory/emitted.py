@@ -44,7 +44,7 @@ def emitted_law(
     recovery is shared, O(V²) for any other policy. A few rows at a time, on one thread: beyond rows
     and laws it takes at most 100 MB, whatever the batch.
 
-    A draft that was certain of its token (greedy, n-gram) has no rows: with ``draft_probs=None``
+    A deterministic draft (greedy, n-gram) has no rows: with ``draft_probs=None``
     and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
     ``normalise`` divides rows of any positive sum, such as an upcast float32 softmax, by it.
 
@@ -160,7 +160,7 @@ def audit(
     """Check a policy's claims on given rows (..., V); everything is exact, nothing is sampled.
 
     ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
-    For drafts that are certain of their tokens: ``draft_probs=None`` and ``draft_token_ids``
+    For deterministic drafts: ``draft_probs=None`` and ``draft_token_ids``
     (...), as for :func:`emitted_law`, and so are ``normalise`` and the memory that it takes.
 
     Raises
@@ -285,7 +285,7 @@ def _few_rows(
 ) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
     """Return checked target rows, and float64 rows of target and draft, a few at a time.
 
-    Of a draft that was certain of its tokens they are one-hot.
+    Of a deterministic draft they are one-hot.
     """
     if not isinstance(rule, Policy):
         raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")

@@ -45,8 +45,8 @@ class Family:
         return len(self.policies) == 1
 
 
-def certain_families() -> list[Family]:
-    """Return what is compared on drafts of certain tokens, which a band knows to their end."""
+def deterministic_families() -> list[Family]:
+    """Return what is compared on deterministic drafts, which a band knows to their end."""
     return [
         *(Family(f"speculative, {judge}", judge, ("speculative",)) for judge in ("chain", "block")),
         _family("band:price", "chain", PRICES),
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay every family, print the table, write the CSV; return 0."""
     trace = Trace.open(args.trace)
-    compared = families() if trace.manifest.total("draft_rows") else certain_families()
+    compared = families() if trace.manifest.total("draft_rows") else deterministic_families()
     replays: dict[int, dict[str, list[Replay]]] = {}
     with Progress("replaying", sum(len(family.policies) for family in compared)) as progress:
         for family in compared:

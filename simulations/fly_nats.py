@@ -7,9 +7,10 @@ to that of the drafted text, that the round is here with c more tokens that must
 
 .. math:: h(x) ∝ N_0 [\min(p,q) + (p−q)_+ o v_W + r\, g](x) + Σ_{c>0} N_c \min(p,q) v_{c−1}(x),
 
-r what is refused and g ∝ (q−p)_+. On Markov models v is exact and so is h. A certain draft has one
-token at a row, so that rows below others do not count and the verdict's law says all. For sampled
-drafts of real models v is estimated, by drafting on from the likeliest tokens with both models.
+r what is refused and g ∝ (q−p)_+. On Markov models v is exact and so is h. A deterministic draft
+has one token at a row, so that rows below others do not count and the verdict's law says all. For
+sampled drafts of real models v is estimated, by drafting on from the likeliest tokens with both
+models.
 """
 
 from collections.abc import Iterator, Sequence

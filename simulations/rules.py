@@ -54,7 +54,7 @@ COLUMNS = ("tokens_per_call", "tokens_ratio", *METERED, "changed_calls",
            )  # fmt: skip
 # nats that are none
 ROUNDING = 1e-9
-# sampled from the draft's rows, as paper and theory have it; certain, as most engines draft
+# sampled from the draft's rows, as paper and theory have it; deterministic, as most engines draft
 DRAFTERS = {name: EVERY_DRAFTER[name] for name in ("sampled", "greedy")}
 NATS = (
     "KL of the emitted law from the target's row, per emitted token, bonus tokens free; FLy's for "

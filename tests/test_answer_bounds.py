@@ -167,11 +167,11 @@ def test_level_sets_of_longer_texts_keep_the_promise(vocab, length):
 WAYS = list(itertools.product(("chain", "block"), (False, True)))
 
 
-@pytest.mark.parametrize(("verifier", "certain"), WAYS)
-def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap(verifier, certain):
+@pytest.mark.parametrize(("verifier", "deterministic"), WAYS)
+def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap(verifier, deterministic):
     pair, cap, length = markov_pair(2, seed=3, distance=2.0), 0.05, 4
     ledger = Ledger("band:price=0.3", cap)
-    texts = texts_of(pair, ledger, length, 2, verifier, certain)
+    texts = texts_of(pair, ledger, length, 2, verifier, deterministic)
     law, most, rate, target = texts.law, texts.most, texts.rate, target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
     promise = ct.Promise(per_token=cap, tokens=length, rate=0.5)

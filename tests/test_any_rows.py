@@ -43,7 +43,7 @@ for followed, policy in product(VERIFIERS, RULES.values()):
 
 
 def distributions(draw: random.Random, count: int, vocab: int) -> torch.Tensor:
-    """Return float64 rows (count, V), some of them odd, certain or even."""
+    """Return float64 rows (count, V), some of them odd, deterministic or even."""
     rows = torch.ones(count, vocab, dtype=torch.float64)
     for row in rows:
         odd, even = draw.random() < 0.4, draw.random() < 0.2
@@ -137,7 +137,7 @@ def ask_verifier(draw: random.Random) -> bool:
     drawn = [draw.choices(range(vocab), row)[0] for rows in p.tolist() for row in rows]
     ids = torch.tensor(drawn, dtype=torch.int64, device=q.device).reshape(batch, width)
     parents = (torch.arange(width, device=q.device) - 1).expand(ids.shape).clone()
-    if beside := width > 1 and draw.random() < 0.5:  # the last token is certain, at the text
+    if beside := width > 1 and draw.random() < 0.5:  # the last token is deterministic, at the text
         parents[:, -1], ids[:, -1] = -1, (ids[:, 0] + 1) % vocab
     sampled = (parents >= 0) | (torch.arange(width, device=q.device) == 0)
     tossed = [draw.choice((0.0, 0.5, LAST_COIN, draw.random())) for _ in range(7 * batch)]
@@ -186,9 +186,11 @@ def offer(number: int) -> str:
     """Return what is wrong with a selection law of odd rows, nothing if it is a law."""
     draw = random.Random(number)
     q, p = distributions(draw, 2, draw.choice((2, 3, 5, 9)))
-    kind, certain = draw.choice(KINDS), [draw.randrange(len(q))]
+    kind, deterministic = draw.choice(KINDS), [draw.randrange(len(q))]
     k = draw.randint(1, min(3, int((p > 0).sum())))
-    law = ct.selection_law(q, p, k, kind, certain if kind.startswith("certain") else None)
+    law = ct.selection_law(
+        q, p, k, kind, deterministic if kind.startswith("deterministic") else None
+    )
     sound = bool((law >= 0).all()) and abs(float(law.sum()) - 1) < RESUMMED
     return "" if sound else f"offer({number}): {kind} {law.tolist()}"
 

@@ -188,7 +188,7 @@ def long_pair(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
         q[0, ::7], p[0, ::7] = 1e-310, 1e-309
     elif kind == "one-hot":
         q = torch.zeros_like(q).index_fill_(-1, torch.tensor([77]), 1.0)
-    elif kind == "certain":
+    elif kind == "deterministic":
         p = torch.zeros_like(p).index_fill_(-1, q.argmax(-1), 1.0)
     return q / q.sum(), p / p.sum()
 
@@ -204,7 +204,7 @@ def by_definition(rule, q, p):
     return law[None]
 
 
-@pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "certain"])
+@pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "deterministic"])
 @pytest.mark.parametrize("spec", ["lenience:lenience=0.5", "cactus:delta=0.1"])
 def test_a_long_row_has_the_law_of_its_definition(spec, kind):
     q, p = long_pair(kind)
@@ -225,7 +225,7 @@ def test_a_row_that_equals_its_draft_is_emitted_beside_others(spec):
     close(law, torch.cat([q, ct.emitted_law(rule, q, p)]), LONG_ROW)
 
 
-@pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "certain"])
+@pytest.mark.parametrize("kind", ["dense", "zeros", "denormal", "one-hot", "deterministic"])
 @pytest.mark.parametrize("price", [0.3, 2.0])
 @pytest.mark.parametrize("divergence", ["kl", "reverse_kl", "pearson_chi2", "squared_hellinger"])
 def test_a_long_row_has_the_band_of_the_sorted_path(divergence, price, kind):

@@ -71,7 +71,7 @@ def test_only_weights_can_be_divided(name, rows, message) -> None:
         CALLS[name](np.array([2.0, 1.0]), np.array(rows), normalise=True)
 
 
-def test_a_certain_draft_has_no_row_to_divide() -> None:
+def test_a_deterministic_draft_has_no_row_to_divide() -> None:
     law = ct.emitted_law(RULE, np.array([2.0, 1.0, 1.0]), None, draft_token_ids=0, normalise=True)
     whole = ct.emitted_law(RULE, np.array([0.5, 0.25, 0.25]), None, draft_token_ids=0)
     np.testing.assert_array_equal(law, whole)

@@ -60,9 +60,9 @@ def test_the_loss_at_a_price_is_that_of_the_optimum_and_so_is_its_gradient(kind,
         with torch.no_grad():
             assert torch.allclose(judged.loss, -value(q, p, price, kind), rtol=0, atol=1e-12)
             due = differences(partial(value, q, price=price, kind=kind), p).neg()
-        certain = torch.isinf(p)  # no difference is known there, and nothing moves them
-        assert torch.allclose(p.grad[~certain], due[~certain], rtol=0, atol=SLOPE)
-        assert (p.grad[certain] == 0).all() and torch.isfinite(p.grad).all()
+        deterministic = torch.isinf(p)  # no difference is known there, and nothing moves them
+        assert torch.allclose(p.grad[~deterministic], due[~deterministic], rtol=0, atol=SLOPE)
+        assert (p.grad[deterministic] == 0).all() and torch.isfinite(p.grad).all()
 
 
 def test_at_the_ends_of_the_path_the_formulas_are_known():

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-tokens",
         metavar="IDS",
-        help="instead of draft rows, the tokens that a certain draft proposed: 3,1,4 or a file",
+        help="instead of draft rows, the tokens of a deterministic draft: 3,1,4 or a file",
     )
     add_policy(parser, several=True)
     parser.add_argument(

@@ -181,7 +181,7 @@ def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
-    """Return target rows, and draft rows or the tokens of certain drafts; the other is None."""
+    """Return target rows, and draft rows or tokens of deterministic drafts; the other is None."""
     if args.draft_tokens is None and (is_trace(args.target) or pair_in(args.target)):
         return *pair(args), None
     if (args.draft is None) == (args.draft_tokens is None):
@@ -195,7 +195,7 @@ def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:
-    """Return the trace that is named, or rows as one; certain drafts as one-hot rows."""
+    """Return the trace that is named, or rows as one; deterministic drafts as one-hot rows."""
     if args.draft_tokens is None and is_trace(args.target):
         _refuse_with_a_trace(args)
         return Trace.open(args.target)

@@ -61,9 +61,9 @@ class Ledger(Schedule):
     The meter charges row i of the round only if token t + i is emitted, once, and then rows
     1..i − 1 as well. The charge D_i of row i under a policy is a function of its rows q_i and
     p_i and, in blocks, of the path above: of the alive ratio there, which the drafted tokens and
-    rows above and the policies chosen there give, no coin among them. Along a certain draft it may
-    depend on rows below, too, a function of the text as well. So it is known before token i is
-    judged. The ledger assigns to row i a policy with
+    rows above and the policies chosen there give, no coin among them. Along a deterministic draft
+    it may depend on rows below, too, a function of the text as well. So it is known before token i
+    is judged. The ledger assigns to row i a policy with
     S + D_1 + … + D_i ≤ cap · (t + i) + burst, which ``speculative``, D_i = 0, always is, as the
     sum before it kept within cap · (t + i − 1) + burst. So the claim holds after each token of
     the round; bonus tokens and tokens that were not drafted cost nothing. In a tree row i is that

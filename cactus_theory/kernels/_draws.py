@@ -176,7 +176,7 @@ def race(
     slot = b * form.rows + place
     peak_q, weight_q = tl.load(softmax.peaks + slot), tl.load(softmax.weights + slot)
     scale = tl.load(decision.scales + b)
-    if form.certain:
+    if form.deterministic:
         sure_token = tl.load(tokens_at(b, first, place, requests, form))
     else:
         other = row_at(b, first, place, draft, form)
@@ -197,7 +197,7 @@ def race(
             rate = 1 / exponential(drawn[k])
             q = fall(logit_of(row, token, requests.vocab), peak_q, inverse) * weight_q
             whole, whole_at = contest(whole, whole_at, q * rate, token)
-            if form.certain:
+            if form.deterministic:
                 weight = tl.where(token == sure_token, 0.0, q * raised)
             else:
                 drafted = tl.load(other + token, mask=token < requests.vocab, other=-float("inf"))

@@ -123,7 +123,7 @@ def draw(
     out: Tensor,
 ) -> None:
     """Draw one token from each row of logits, on their device."""
-    form = _form(work, temperature, flat=False, certain=True)
+    form = _form(work, temperature, flat=False, deterministic=True)
     shared = {
         "requests": Requests(None, 0, None, temperature, work.vocab, seeds, positions),
         "rows": Rows(logits, logits.stride(0), 0),
@@ -141,10 +141,10 @@ def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: in
     kernel[grid](**arguments, num_warps=warps, enable_fp_fusion=True)
 
 
-def _form(work: Workspace, temperature: float | Tensor, flat: bool, certain: bool) -> Form:
+def _form(work: Workspace, temperature: float | Tensor, flat: bool, deterministic: bool) -> Form:
     per_row = isinstance(temperature, Tensor)
     greedy = per_row or temperature == 0
-    return Form(work.width, work.parts, work.part, flat, certain, per_row, greedy)
+    return Form(work.width, work.parts, work.part, flat, deterministic, per_row, greedy)
 
 
 def _rows_in(logits: Tensor, bonus: int) -> Rows:

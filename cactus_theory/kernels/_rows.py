@@ -104,7 +104,7 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
     if place >= length:
         return
     heat, _ = temperature_of(b, requests, form)
-    if form.certain:
+    if form.deterministic:
         logit = part_at(b, first, place, part, target, requests, form)
     else:
         if which < form.width:

@@ -1,5 +1,6 @@
 # Triton's annotations do not describe what its functions return
-# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false,
+# reportAttributeAccessIssue=false
 """Decide which drafted tokens are accepted: along a chain token by token, of a block as a whole.
 
 A chain is decided by the entries of its tokens alone; under a band, what they leave open is read.
@@ -48,10 +49,10 @@ def exact_ceiling(q_n, above, delta):
 
 
 @triton.jit
-def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, CERTAIN_ROW):
+def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
     """Return the verdicts on tokens, and the scale s of what replaces each if it is refused.
 
-    CERTAIN_ROW: whether p is one-hot. Under the band OPEN where the row must be read, REFUSED
+    DETERMINISTIC_ROW: whether p is one-hot. Under the band OPEN where the row must be read, REFUSED
     where no band keeps the token.
     """
     threshold = coin * p_n
@@ -78,10 +79,10 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, CERTAIN_ROW):
     else:
         lossless = threshold < q_n
         raised = q_n / (knob * (1 - q_n) + q_n)  # h_n if p is one-hot at n
-        certain = tl.where(CERTAIN_ROW, coin < raised, False)
+        deterministic = tl.where(DETERMINISTIC_ROW, coin < raised, False)
         beyond = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
-        kept = lossless | certain
-        opened = beyond & (CERTAIN_ROW == 0)
+        kept = lossless | deterministic
+        opened = beyond & (DETERMINISTIC_ROW == 0)
     number = (q_n == q_n) & (p_n == p_n)  # a device's minimum may drop a NaN
     kept = kept & number
     if KIND == BAND:
@@ -119,8 +120,8 @@ def judge(
     q_n, p_n, greedy = drafted_chances(b, first, length, requests, target, draft, softmax, form)
     coin = accept_coins(tl.load(requests.seeds + b), tl.load(requests.positions + b), place)
     ratio = number_of(knob)
-    certain = greedy | form.certain
-    verdict, scale = verdicts_of(q_n, p_n, coin, ratio, KIND, certain)
+    deterministic = greedy | form.deterministic
+    verdict, scale = verdicts_of(q_n, p_n, coin, ratio, KIND, deterministic)
     count = first_refusal(verdict, place, length)
     tl.store(decision.accepted + b, count)
     if band is not None:
@@ -128,7 +129,7 @@ def judge(
         on = place < length
         slot = b * form.width + place
         opened = (verdict == OPEN) & (place < count)
-        read = opened | (on & (place == count) & (certain == 0))
+        read = opened | (on & (place == count) & (deterministic == 0))
         tl.store(decision.verdicts + slot, verdict, mask=on)
         start = tl.where(opened, coin * p_n / tl.where(opened, q_n, 1.0), tl.sqrt(1 / ratio))
         tl.store(band.points + slot, start, mask=on)
@@ -184,13 +185,13 @@ def block_entries(
 def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constexpr):
     """Write the alive ratio P at each node, and the scale of its residual (s q − p)₊.
 
-    Also the residual's mass where the draft is certain, P after the last drafted token, and the
-    last node that is always reached. Grid: (B,).
+    Also the residual's mass where the draft is deterministic, P after the last drafted token, and
+    the last node that is always reached. Grid: (B,).
     """
     b = tl.program_id(0)
     _, length = draft_span(b, requests, form)
     _, greedy = temperature_of(b, requests, form)
-    certain = greedy | form.certain
+    deterministic = greedy | form.deterministic
     ratio = number_of(knob)
     ratio_alive = ratio * 0 + 1.0
     last = length * 0
@@ -207,10 +208,12 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
             h_n = tl.where(marked, raised, tl.maximum(p_n, q_n))
             lower = tl.where(marked, upper * ratio, 1.0)
         if KIND == BAND:
-            h_n = tl.where(certain, q_n / (ratio * (1 - q_n) + q_n), h_n)
+            h_n = tl.where(deterministic, q_n / (ratio * (1 - q_n) + q_n), h_n)
         tl.store(block.alive + slot, ratio_alive, mask=on)
         tl.store(block.scales + slot, ratio_alive * lower, mask=on)
-        tl.store(block.closed + slot, tl.where(certain, ratio_alive * (1 - h_n), -1.0), mask=on)
+        tl.store(
+            block.closed + slot, tl.where(deterministic, ratio_alive * (1 - h_n), -1.0), mask=on
+        )
         divisor = tl.where(p_n > 0, p_n, 1.0)
         kept = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
         number = (q_n == q_n) & (p_n == p_n) & (kept == kept)

@@ -2,9 +2,9 @@ r"""What the kernels of a step are given: groups of tensors and numbers, each wi
 
 A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
 no more. B requests draft up to K tokens of a vocabulary V each, in C parts; flat, N in all. Read
-are :class:`Requests`, the target's and the draft's :class:`Rows` (None of a certain draft) and the
-:class:`Knob`; the tensors of a :class:`Workspace` are written and read again. They are small, and
-the same whatever the rows hold.
+are :class:`Requests`, the target's and the draft's :class:`Rows` (None of a deterministic draft)
+and the :class:`Knob`; the tensors of a :class:`Workspace` are written and read again. They are
+small, and the same whatever the rows hold.
 """
 
 from dataclasses import dataclass
@@ -83,9 +83,7 @@ class Block(NamedTuple):
     p: Float64[Tensor, "B K"]
     alive: Float64[Tensor, "B K"]  # the ratio P with which a drafted token's row was reached
     scales: Float64[Tensor, "B K"]  # s of its residual
-    closed: Float64[
-        Tensor, "B K"
-    ]  # the residual's mass if the draft is certain of the token, or −1
+    closed: Float64[Tensor, "B K"]  # the residual's mass if the draft is deterministic, or −1
     lefts: Float32[Tensor, "B K C"]  # a part of Σ (s q − p)₊
     ends: Float64[Tensor, "B"]  # P after the last drafted token
     sure: Int32[Tensor, "B"]  # the last node that is always reached
@@ -116,19 +114,19 @@ class Form:
     parts: int  # C
     part: int  # tokens of a part
     flat: bool  # the flat layout
-    certain: bool  # no draft rows
+    deterministic: bool  # no draft rows
     per_row: bool  # a temperature a request
     greedy: bool  # some T may be 0
 
     @property
     def sampled(self) -> bool:
         """Return whether there are draft rows."""
-        return not self.certain
+        return not self.deterministic
 
     @property
     def rows(self) -> int:
         """Return how many rows of a request are summed: K, or 2 K with those of the draft."""
-        return self.width if self.certain else 2 * self.width
+        return self.width if self.deterministic else 2 * self.width
 
     @property
     def lanes(self) -> int:

@@ -80,7 +80,7 @@ def verify_logits(
     row of the recovered or bonus token again. The band at a price also reads each row whose
     token lossless sampling refuses and the band may keep, all at once, up to the first token
     that no band keeps; and the refused row 2 to 4 times to solve it. A block reads the rows
-    after the last certain node again, and on the band solves those of its path.
+    after the last deterministic node again, and on the band solves those of its path.
 
     All else takes softmax and the torch path in float64: the same law, but other tokens after a
     refusal (drawn by inversion), and it may wait for the device.
@@ -90,7 +90,7 @@ def verify_logits(
     target_logits : (B, K + 1, V), the last row for the bonus token; or flat, (N + B, V), the
         rows of a request one after another with its bonus row last, as engines compute them.
         float32, bfloat16 or float16; strides are free but for V. −inf excludes a token.
-    draft_logits : (B, K, V), or flat (N, V); None if the draft was certain of its tokens.
+    draft_logits : (B, K, V), or flat (N, V); None if the draft was deterministic.
     draft_token_ids : (B, K) int64, −1 ends a request's draft; or flat, (N,). A token outside
         the vocabulary is refused.
     seeds : (B,) int64, one per request.

@@ -9,7 +9,7 @@ a and b, without a sort where it can, and is what the functions below and the po
 bounds the optimum. ``band_of_row`` accepts or refuses a token of one row on the host without
 solving, at a node of a path by the band of p/P, a row by itself being that of P = 1. ``pooled``
 spends one budget over rows; ``selection`` has what several drafts offer together, as one row, and
-``look_ahead`` the best law of a block whose draft is certain.
+``look_ahead`` the best law of a block whose draft is deterministic.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """

@@ -167,12 +167,12 @@ class PricedRow(_SolvedRow):
     """p/q of one row in the row's precision, and its band at a price.
 
     The sums of a short row count as 1 where that moves no decision, unless ``exact``. Where tokens
-    are ``certain`` the band is that of the selection law of these and one sampled from p, 0 for
-    none: min(p, cq), and cq at certain tokens, c such that its sum is that of p. Off the ``head``,
-    tokens with q ≥ head · max q, nothing rises.
+    are ``deterministic`` the band is that of the selection law of these and one sampled from p, 0
+    for none: min(p, cq), and cq at deterministic tokens, c such that its sum is that of p. Off the
+    ``head``, tokens with q ≥ head · max q, nothing rises.
 
-    ``total`` is Σ g in the units of p; ``cap`` is c, ∞ where no certain token has q > 0 or the band
-    does not depend on it; ``scale`` is P a, that of the residual.
+    ``total`` is Σ g in the units of p; ``cap`` is c, ∞ where no deterministic token has q > 0 or
+    the band does not depend on it; ``scale`` is P a, that of the residual.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class PricedRow(_SolvedRow):
         alive: float,
         band: PricedBand,
         exact: bool = False,
-        certain: Sequence[int] = (),
+        deterministic: Sequence[int] = (),
         head: float = 0.0,
     ) -> None:
         if band.high == math.inf and q.dtype == np.float32:
@@ -208,7 +208,7 @@ class PricedRow(_SolvedRow):
             mass = 1.0 if mass <= 0 or mass == math.inf else mass
             self.unit, self.total = alive * drafted / mass, alive * drafted
         self.scale, self.cap, self.largest = self.unit, math.inf, math.inf
-        reached = [token for token in certain if q[token] > 0]
+        reached = [token for token in deterministic if q[token] > 0]
         capped = bool(reached) and not self.straight
         if head:  # off it p/q is cut at P
             least = np.float64(head * float(q.max()))
@@ -264,17 +264,17 @@ class PricedRow(_SolvedRow):
         top = max(min(self.upper, self.precision.most), self.scale)
         np.multiply(_clip(self.ratio, self.scale, top, self.clipped), self.target, out=row)
 
-    def ratio_of(self, ratio: float, certain: bool = False) -> float:
+    def ratio_of(self, ratio: float, deterministic: bool = False) -> float:
         """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
         if ratio == 0:
             return math.inf
         if ratio == math.inf:
             return 0.0
-        return (self.raised if certain else self._raised(min(ratio, self.cap))) / ratio
+        return (self.raised if deterministic else self._raised(min(ratio, self.cap))) / ratio
 
     @property
     def raised(self) -> float:
-        """Return g/q of certain tokens, once solved; some number where none has q > 0."""
+        """Return g/q of deterministic tokens, once solved; some number where none has q > 0."""
         raised = self._raised(self.cap)
         return raised if raised < math.inf else self.scale
 

@@ -1,8 +1,9 @@
-r"""The best law of a block whose draft is certain: :math:`h ∝ q e^{N/ν}` for N accepted tokens.
+r"""The best law of a block of a deterministic draft: :math:`h ∝ q e^{N/ν}`, N accepted tokens.
 
-A certain draft (greedy, n-gram) is a function of the text before it, so that what follows a token
-is known, and what it is worth is, too: at a price ν of KL, in tokens per nat, every token that is
-accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14). All of it is in logarithms.
+A deterministic draft (greedy, n-gram) is a function of the text before it, so that what follows a
+token is known, and what it is worth is, too: at a price ν of KL, in tokens per nat, every token
+that is accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14). All of it is in
+logarithms.
 """
 
 import math
@@ -52,12 +53,12 @@ class LookAhead:
         return raised
 
     def tree(self, q_n: Sequence[float], children: Sequence[Sequence[int]]) -> list[float]:
-        r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a certain tree.
+        r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a deterministic tree.
 
-        Node 0 is the text, node n + 1 follows token n, and ``children`` are the certain tokens
-        after each node, none where another one was sampled; tokens that are no node's are not
-        read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any. Nothing
-        with a ``head``: then trees are followed node by node.
+        Node 0 is the text, node n + 1 follows token n, and ``children`` are the deterministic
+        tokens after each node, none where another one was sampled; tokens that are no node's are
+        not read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any.
+        Nothing with a ``head``: then trees are followed node by node.
         """
         if self.head:
             return []

@@ -9,7 +9,8 @@ can be had. One of them is best for every relaxation at once:
 
 so that the best rows for several drafts are the bands around p° (THEORY.md, Theorem 21). For
 independent drafts p°/q are the slopes of the greatest convex minorant of f against q over prefixes
-in ascending p/q, for certain tokens T beside one sampled from r it is min(r, cq), and cq on T.
+in ascending p/q, for deterministic tokens T beside one sampled from r it is min(r, cq), and cq on
+T.
 """
 
 import math
@@ -30,7 +31,13 @@ from cactus_theory.base.threads import one_thread
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
 
-KINDS = ("iid", "without_replacement", "certain", "certain+sampled", "certain+off")
+KINDS = (
+    "iid",
+    "without_replacement",
+    "deterministic",
+    "deterministic+sampled",
+    "deterministic+off",
+)
 # all sets of so many tokens are looked at, for three and more drafts without replacement
 SMALL = 12
 # minima over sets within this of each other are one, whose sets are united
@@ -44,14 +51,14 @@ def selection_law(
     draft_probs: Any,
     k: int = 4,
     kind: str = "iid",
-    certain: Any = None,
+    deterministic: Any = None,
     *,
     normalise: bool = False,
 ) -> Any:
     r"""Return p°, the row that stands for all drafts of a node wherever one draft row does.
 
     ``optimal_acceptance(q, p°)`` is the best that any policy can do with these drafts, its gap the
-    proof; :func:`verify_tree` does it for certain tokens and one sampled one.
+    proof; :func:`verify_tree` does it for deterministic tokens and one sampled one.
     Exact up to float64 rounding, O(V log V) a row; three and more drafts without replacement
     take all sets of tokens. For two of them prefixes are taken, and that no other set matters is
     a conjecture, which held on 266,000 random rows. Which of several tokens with q = 0 is offered
@@ -60,13 +67,13 @@ def selection_law(
     Parameters
     ----------
     target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`; the
-        second may be None for ``kind="certain"``.
+        second may be None for ``kind="deterministic"``.
     k : how many tokens are drawn, of ``iid`` and ``without_replacement``.
     kind : ``iid``: k independent tokens of the draft; ``without_replacement``: each drawn from
-        the draft off those before; ``certain``: the tokens ``certain`` alone;
-        ``certain+sampled``: those and one of the draft, which may fall on them;
-        ``certain+off``: those and one of the draft off them, if it has any.
-    certain : (m,) or (..., m) token ids of each row, −1 for none.
+        the draft off those before; ``deterministic``: the tokens ``deterministic`` alone;
+        ``deterministic+sampled``: those and one of the draft, which may fall on them;
+        ``deterministic+off``: those and one of the draft off them, if it has any.
+    deterministic : (m,) or (..., m) token ids of each row, −1 for none.
     normalise : as for :func:`optimal_acceptance`.
 
     Raises
@@ -85,17 +92,19 @@ def selection_law(
     array([0.405, 0.405, 0.19 ])
     >>> print(f"{ct.optimal_acceptance(q, offered, delta=0.1).acceptance:.4f} instead of 0.7221")
     0.8121 instead of 0.7221
-    >>> ct.selection_law(q, p, kind="certain+sampled", certain=[2])
+    >>> ct.selection_law(q, p, kind="deterministic+sampled", deterministic=[2])
     array([0.2, 0.2, 0.6])
     """
     check.one_of("kind", kind, KINDS)
-    undrafted = kind == "certain" and draft_probs is None
+    undrafted = kind == "deterministic" and draft_probs is None
     draft = target_probs if undrafted else draft_probs
     target, draft = check.checked_rows(target_probs, draft, normalise)
     drawn = kind in ("iid", "without_replacement")
-    if drawn and certain is not None:
-        raise ValueError(f"certain: must not be given with kind={kind!r}; got {certain!r}")
-    flags = None if drawn else _flags(certain, target.shape).reshape(-1, target.shape[-1])
+    if drawn and deterministic is not None:
+        raise ValueError(
+            f"deterministic: must not be given with kind={kind!r}; got {deterministic!r}"
+        )
+    flags = None if drawn else _flags(deterministic, target.shape).reshape(-1, target.shape[-1])
 
     def laws(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor]:
         if flags is None:
@@ -108,38 +117,41 @@ def selection_law(
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
-def _flags(certain: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
-    """Return which tokens are certain, from checked ids."""
-    ids = torch.as_tensor([] if certain is None else certain)
+def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
+    """Return which tokens are deterministic, from checked ids."""
+    ids = torch.as_tensor([] if deterministic is None else deterministic)
     if ids.dtype.is_floating_point and ids.numel():
-        raise TypeError(f"certain: must hold token ids; got dtype {ids.dtype}")
+        raise TypeError(f"deterministic: must hold token ids; got dtype {ids.dtype}")
     ids = ids.long()
     if not ids.numel() or bool(((ids < -1) | (ids >= shape[-1])).any()):
-        raise ValueError(f"certain: must hold token ids in [0, {shape[-1]}); got {certain!r}")
+        raise ValueError(
+            f"deterministic: must hold token ids in [0, {shape[-1]}); got {deterministic!r}"
+        )
     try:
         ids = ids.expand(*shape[:-1], ids.shape[-1])
     except RuntimeError:
         raise ValueError(
-            f"certain: shape must be (m,) or {tuple(shape[:-1])} and m; got {tuple(ids.shape)}"
+            f"deterministic: shape must be (m,) or {tuple(shape[:-1])} and m; "
+            f"got {tuple(ids.shape)}"
         ) from None
     flags = torch.zeros(*shape[:-1], shape[-1] + 1, dtype=torch.bool)
     flags = flags.scatter_(-1, torch.where(ids < 0, shape[-1], ids), True)[..., :-1]
     if not bool(flags.any(-1).all()):
-        raise ValueError(f"certain: must hold a token of each row; got {certain!r}")
+        raise ValueError(f"deterministic: must hold a token of each row; got {deterministic!r}")
     return flags
 
 
-def _beside(q: Tensor, p: Tensor, certain: Tensor, kind: str) -> Float[Tensor, "vocab"]:
-    """Return p° of one row's certain tokens and of what is sampled beside them."""
-    row = p.masked_fill(certain, 0.0) if kind == "certain+off" else p
+def _beside(q: Tensor, p: Tensor, deterministic: Tensor, kind: str) -> Float[Tensor, "vocab"]:
+    """Return p° of one row's deterministic tokens and of what is sampled beside them."""
+    row = p.masked_fill(deterministic, 0.0) if kind == "deterministic+off" else p
     total = float(row.sum())
-    drawn = None if kind == "certain" or not total else (row / total).cpu().numpy()
-    law = offered(q.cpu().numpy(), drawn, certain.nonzero()[:, 0].tolist())
+    drawn = None if kind == "deterministic" or not total else (row / total).cpu().numpy()
+    law = offered(q.cpu().numpy(), drawn, deterministic.nonzero()[:, 0].tolist())
     return torch.from_numpy(law).to(q.device)
 
 
-def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
-    """Return min(r, cq), and cq at the certain tokens, of mass 1: p° beside one sampled token.
+def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
+    """Return p° beside one sampled token: min(r, cq), and cq at deterministic tokens, of mass 1.
 
     Rows (V,) are float64 and sum to 1; ``sampled`` is the row r it is drawn from, None where there
     is none. The mass is concave in c, so that Newton from c = 1 climbs to the root, in as many
@@ -147,7 +159,7 @@ def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
     """
     most, law, cut = scratch("selection", (3, len(q)), torch.float64).numpy()
     most[:] = 0.0 if sampled is None else sampled
-    most[certain] = np.inf
+    most[deterministic] = np.inf
     level, before = 1.0, -1
     while True:
         np.multiply(q, level, out=law)
@@ -159,23 +171,23 @@ def offered(q: Row, sampled: Row | None, certain: Sequence[int]) -> Row:
             break
         level = max(level, level + (1 - float(law.sum())) / mass)
         if level == np.inf:  # 1/q overflows at all that is cut
-            law = _among_denormal(q, most, cut, certain)
+            law = _among_denormal(q, most, cut, deterministic)
             break
         before = count
     law = law.copy()
-    if not q[certain].any():  # out of reach: they are left with what no other token takes
-        law[certain] = max(1 - float(law.sum()), 0.0) / len(certain)
+    if not q[deterministic].any():  # out of reach: they are left with what no other token takes
+        law[deterministic] = max(1 - float(law.sum()), 0.0) / len(deterministic)
     return law
 
 
-def _among_denormal(q: Row, most: Row, weights: Row, certain: Sequence[int]) -> Row:
+def _among_denormal(q: Row, most: Row, weights: Row, deterministic: Sequence[int]) -> Row:
     """Return p° where only tokens of denormal q are cut, those of positive ``weights``."""
     cut, law = weights > 0, most.copy()
-    law[certain] = 0.0
+    law[deterministic] = 0.0
     law[q == 0] = 0.0  # no multiple of q reaches them
     places = np.flatnonzero(cut).tolist()
     left = 1 - float(law[~cut].sum())
-    inside = [places.index(token) for token in certain if cut[token]]
+    inside = [places.index(token) for token in deterministic if cut[token]]
     if inside:
         law[cut] = left * offered(q[cut] / q[cut].sum(), law[cut] / left, inside)
     return law

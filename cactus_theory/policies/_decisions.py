@@ -120,7 +120,7 @@ class Residual:
     ) -> Float[Tensor, "rows vocab"]:
         """Return rows proportional to the recovery law, in the precision of q.
 
-        ``p`` None stands for a draft certain of the token n. ``out`` is memory to write into.
+        ``p`` None stands for a deterministic draft of the token n. ``out`` is memory to write into.
         Where nothing is left (rounding reaches it, or nothing can be refused) the row is q.
         """
         if self.rows is not None:
@@ -130,7 +130,7 @@ class Residual:
         assert self.scale is not None
         scale = self.scale.to(q.dtype)[:, None] if isinstance(self.scale, Tensor) else self.scale
         difference = torch.mul(q, scale, out=out)
-        if p is None:  # certain of n, which was refused
+        if p is None:  # a deterministic draft of n, which was refused
             difference.scatter_(-1, n[:, None], 0.0)
         else:
             difference.sub_(p)
@@ -182,9 +182,9 @@ class Path:
     # the alive ratio P, float64 in [0, 1]: the tokens before the row are all accepted with the
     # probability P given them (averaged over what was drafted later)
     alive: Float[Tensor, "*batch"]
-    # float64, h_n of the drafted token where the drafter was certain and the policy has looked
-    # ahead (LookAhead), None elsewhere; of several certain tokens their sum, and the draft's row
-    # has their shares
+    # float64, h_n of the drafted token where the drafter was deterministic and the policy has
+    # looked ahead (LookAhead), None elsewhere; of several deterministic tokens their sum, and the
+    # draft's row has their shares
     raised: Float[Tensor, "*batch"] | None = None
 
     def at(self, row: int) -> "Path":
@@ -199,12 +199,12 @@ class Node(NamedTuple):
     """One node of a path, on the CPU, and the token drafted there; P of its path."""
 
     q: np.ndarray  # (V,), of one precision with p
-    p: np.ndarray  # where tokens are certain, what was sampled from beside them, 0 if nothing was
+    p: np.ndarray  # where tokens are deterministic, what was drawn from beside them; 0 if nothing
     q_n: float  # entries of the rows at the drafted token
     p_n: float
     alive: float
     ends: bool  # whether the path may end at the node, so that the residual is needed
-    certain: Sequence[int] = ()  # ids of the tokens that are certain there
+    deterministic: Sequence[int] = ()  # ids of the tokens that are deterministic there
     joint: bool = False  # whether the drafted one is, too
 
     @property

@@ -8,7 +8,7 @@ target and p of the draft. Methods do not validate their rows (the public functi
 **Laws are float64**: rows may be float64, float32, float16 or bfloat16, q and p of different
 precisions, on any strides, of any batch shape (...), and may require gradients. φ, g, proposals
 and the emitted law are those of the rows as they are, computed and returned in float64, and part
-of no graph. A draft that is certain of its token has a one-hot row.
+of no graph. A deterministic draft has a one-hot row.
 
 Nine methods say what a policy is, and may be overridden: ``acceptance``, ``recovery``, ``target``,
 ``proposal``, ``emitted``, ``decide`` and ``follow`` of any, ``ceiling`` and ``scale`` of an
@@ -62,7 +62,7 @@ def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
 
 
 def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]:
-    """Return rows (..., V) with 1 at ``n`` (...), of the dtype of ``like``: certain drafts."""
+    """Return one-hot rows (..., V) of the tokens ``n`` (...), in the dtype of ``like``."""
     row = torch.zeros((*n.shape, like.shape[-1]), dtype=like.dtype, device=like.device)
     return row.scatter_(-1, n[..., None], 1.0)
 

@@ -24,7 +24,7 @@ class Shortcuts:
 
     # a bound on h_n/q_n of all tokens of all rows
     highest: float = math.inf
-    # the best law of blocks whose drafts are certain, where h is that
+    # the best law of blocks whose drafts are deterministic, where h is that
     look_ahead: LookAhead | None = None
 
     def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
@@ -56,9 +56,10 @@ class ByRow(KeepsLossless):
 
     @abstractmethod
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return P h_n/p_n, the scale s of what is left, and P h/q of certain tokens, of one node.
+        """Return a node's P h_n/p_n, the scale s of what is left, P h/q of deterministic tokens.
 
         h is that of the node's selection law; (P h − p)₊ = (s q − p)₊ at tokens that are not
-        certain. From 1 on the first may be any such number. The scale, at most P, may be None
-        unless ``node.ends``, and so may the third, the same for all certain tokens with q > 0.
+        deterministic. From 1 on the first may be any such number. The scale, at most P, may be None
+        unless ``node.ends``, and so may the third, the same for all deterministic tokens with q >
+        0.
         """

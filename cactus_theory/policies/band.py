@@ -96,9 +96,9 @@ class OwnBands(BetweenRows, ByRow):
         return row.passes(ratio), row.scale
 
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return P h_n/p_n, and P a and P h/q of certain tokens: P times the row's own."""
+        """Return P h_n/p_n, and P a and P h/q of deterministic tokens: P times the row's own."""
         P = node.alive  # noqa: N806
-        row = PricedRow(node.q, node.p, 1.0, self.band, certain=node.certain)
+        row = PricedRow(node.q, node.p, 1.0, self.band, deterministic=node.deterministic)
         row.passes(math.inf)
         ratio = row.ratio_of(node.draft_ratio, node.joint)
         return P * ratio, P * row.scale, P * row.raised
@@ -114,12 +114,12 @@ class PathBands(AlongPath, ByRow):
         self.band = band
 
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return P h_n/p_n, and P a and P h/q of certain tokens.
+        """Return P h_n/p_n, and P a and P h/q of deterministic tokens.
 
         These are solved where P h_n < p_n, or the path may end.
         """
         ratio = node.draft_ratio
-        row = PricedRow(node.q, node.p, node.alive, self.band, certain=node.certain)
+        row = PricedRow(node.q, node.p, node.alive, self.band, deterministic=node.deterministic)
         if row.passes(math.inf if node.ends or ratio >= row.cap else ratio):
             return 1.0, None, None
         return row.ratio_of(ratio, node.joint), row.scale, row.raised
@@ -136,7 +136,7 @@ class Band(FixedTarget):
     THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.band_of_row`). A certain draft (greedy,
+    P, the band of p/P (:mod:`cactus_theory.optimum.band_of_row`). A deterministic draft (greedy,
     n-gram) is known to its end, so that under KL its law is the best of all laws of blocks
     (:mod:`cactus_theory.optimum.look_ahead`). Every row keeps the band it would have by itself
     with ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's

@@ -10,7 +10,7 @@ from cactus_theory.policies._shortcuts import ByRow
 
 
 class Lossless(ByRow):
-    """h = q, whatever is certain."""
+    """h = q, whatever is deterministic."""
 
     highest = 1.0
 

@@ -23,7 +23,7 @@ class Thresholds(SampleAndMatch):
     with a = ``acc`` and s = ``single``; draft probabilities are not read. At 1, 1 (SGLang's
     defaults) this is ``sample_and_match``: lossless, and Σ p q is accepted. Below,
     :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of what is refused x takes at most
-    :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. The same for certain drafts.
+    :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. The same for deterministic drafts.
 
     The engine tests coin ≤ q/a and so emitted tokens of probability 0 at coin 0 (sglang#35771);
     here the test is strict, and they are refused at s = 0 too. Source:

@@ -62,10 +62,11 @@ def assert_drafter_properties(
       just inside both ends of a token's share; rows sum to 1 and stand for what is written
       into the texts.
     * A draft without rows does not depend on the coins.
-    * With ``model``, the rows are its own, softmax(logits / temperature), or certain.
+    * With ``model``, the rows are its own, softmax(logits / temperature), or deterministic.
     * In a round of decoding with ``verifier``, no uniform number is used twice: the token that
       follows a refused one does not depend on how that one was drawn.
-    * In a tree (``verifier="tree"``) what is certain beside a drawn token is fixed before it is
+    * In a tree (``verifier="tree"``) what is deterministic beside a drawn token is fixed before it
+      is
       drawn, and the target's row at every node is that of its own text, under processors too.
 
     A drafter that samples from other rows than it reports breaks every acceptance rule, by so
@@ -141,7 +142,7 @@ def _drawn(seen: Bench, one: RecordedDraft) -> Iterator[Bounds]:
 
 @DRAFTER_PROPERTIES.enter(hint="another temperature, or a cache that is not rolled back")
 def rows_are_the_models_own(seen: Bench) -> Iterator[Bounds]:
-    """Rows are softmax(logits / temperature) of the model without a cache, or certain."""
+    """Rows are softmax(logits / temperature) of the model without a cache, or deterministic."""
     if seen.model is None:
         return
     for one in seen.turns:
@@ -190,7 +191,7 @@ def _border(row: Tensor, source: torch.Generator) -> float:
 
 
 @DRAFTER_PROPERTIES.enter(hint="a draft that is sampled needs the rows it was sampled from")
-def certain_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bounds]:
+def deterministic_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bounds]:
     """A draft without rows is the same with other coins."""
     source = seen.source()
     first, second = (seen.anew(seen.coins(source)) for _ in range(2))
@@ -256,9 +257,9 @@ def _one_round(bench: Bench, prompt: list[int]) -> Iterator[Bounds]:
     yield from compared(bench, prompt, due, numbers)
 
 
-@DRAFTER_PROPERTIES.enter(hint="a sibling chosen knowing the drawn token is not certain")
-def what_is_certain_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
-    """Other coins from a drawn token on leave what is certain beside it as it was."""
+@DRAFTER_PROPERTIES.enter(hint="a sibling chosen knowing the drawn token is not deterministic")
+def what_is_deterministic_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
+    """Other coins from a drawn token on leave what is deterministic beside it as it was."""
     source = seen.source()
     coins = seen.coins(source)
     for offset in range(seen.most):
@@ -275,7 +276,8 @@ def what_is_certain_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
             fixed = [one.draft.fixed(row)[node] for one, node in zip(both, nodes, strict=True)]
             flags = torch.tensor([[n in ids for n in range(seen.vocab)] for ids in fixed]).float()
             about = (
-                f"propose: what is certain beside drawn token {offset} after {one.before[row]} "
+                f"propose: what is deterministic beside drawn token {offset} "
+                f"after {one.before[row]} "
                 "must not depend on its coin; token {0}"
             )
             yield Bounds(flags[:1], flags[1:], flags[1:], about, 0.0)

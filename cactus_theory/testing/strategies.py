@@ -1,6 +1,6 @@
 """Hypothesis strategies for probability rows, pairs of rows, and budgets.
 
-They favour what breaks samplers: zeros, certain tokens, entries of 1e-30 or 1e-310 next to
+They favour what breaks samplers: zeros, one-hot rows, entries of 1e-30 or 1e-310 next to
 entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
 budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
 dtype is named. They shrink to few tokens and round numbers.
@@ -66,7 +66,7 @@ def distributions(
 ) -> Tensor:
     """Draw one row (V,) of probabilities, min_vocab ≤ V ≤ max_vocab.
 
-    With ``zeros`` some tokens may be impossible, up to rows certain of one token; with
+    With ``zeros`` some tokens may be impossible, up to one-hot rows; with
     ``tiny`` entries go down to 1e-30. The sum misses 1 by rounding in ``dtype`` only.
     """
     entry = weights(zeros=zeros, tiny=tiny)
@@ -74,7 +74,7 @@ def distributions(
 
 
 def _row(entries: Sequence[float]) -> Tensor:
-    """Return the entries divided by their sum, the first token certain if all are 0."""
+    """Return the entries divided by their sum; one-hot on the first token if all are 0."""
     row = torch.tensor(entries, dtype=torch.float64)
     if not row.any():
         row[0] = 1.0
@@ -115,7 +115,7 @@ def pairs(
 
 @st.composite
 def one_hot(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tensor:
-    """Draw a row (V,) that is certain of one token."""
+    """Draw a one-hot row (V,)."""
     vocab = draw(st.integers(min_vocab, max_vocab))
     return torch.eye(vocab, dtype=torch.float64)[draw(st.integers(0, vocab - 1))]
 

@@ -42,9 +42,9 @@ class Cycle:
     draft_token_ids : (K,) int64, as drafted; K may be 0.
     target_probs : (K + 1, V) float64; row 0 follows the text, row i + 1 drafted token i.
     draft_probs : (K, V) float64, the rows the tokens were drawn from; None if the drafter was
-        certain of them. In a tree (M, V), of the M nodes that a token was sampled after, in order.
-    parents, sampled, certain : (K,) of a tree, as of a :class:`~cactus_theory.verify.Draft`; None
-        for a chain. Node i + 1, which row i + 1 is of, is the text after token i.
+        deterministic. In a tree (M, V), of the M nodes that a token was sampled after, in order.
+    parents, sampled, deterministic : (K,) of a tree, as of a :class:`~cactus_theory.verify.Draft`;
+        None for a chain. Node i + 1, which row i + 1 is of, is the text after token i.
 
     Examples
     --------
@@ -60,18 +60,18 @@ class Cycle:
     draft_probs: Float[Tensor, "M vocab"] | None
     parents: Int[Tensor, "K"] | None = None
     sampled: Bool[Tensor, "K"] | None = None
-    certain: Bool[Tensor, "K"] | None = None
+    deterministic: Bool[Tensor, "K"] | None = None
 
     def draft(self) -> Draft:
         """Return what was drafted, as a batch of one."""
-        ids, tree = self.draft_token_ids[None], (self.parents, self.sampled, self.certain)
-        parents, sampled, certain = (None if part is None else part[None] for part in tree)
+        ids, tree = self.draft_token_ids[None], (self.parents, self.sampled, self.deterministic)
+        parents, sampled, deterministic = (None if part is None else part[None] for part in tree)
         probs = None if self.draft_probs is None else self.draft_probs[None]
         if probs is not None and parents is not None and sampled is not None:
             rows = probs.new_zeros(1, ids.shape[1], probs.shape[-1])
             rows[:, (parents + 1)[sampled].sort().values] = probs
             probs = rows
-        return Draft(ids, [ids.shape[1]], probs, parents, sampled, certain)
+        return Draft(ids, [ids.shape[1]], probs, parents, sampled, deterministic)
 
     @classmethod
     def of(cls, text: int, position: int, target_probs: Tensor, draft: Draft) -> "Cycle":
@@ -91,7 +91,10 @@ class Cycle:
                 raise ValueError(
                     "draft: a tree to be logged must declare which tokens were sampled"
                 )
-            flags = draft.sampled, ~draft.sampled if draft.certain is None else draft.certain
+            flags = (
+                draft.sampled,
+                ~draft.sampled if draft.deterministic is None else draft.deterministic,
+            )
             tree = tuple(part[0, :count].cpu() for part in (draft.parents, *flags))
             nodes = (tree[0] + 1)[tree[1]].sort().values
         p = None if probs is None or not len(nodes) else probs[0].cpu()[nodes].double()
@@ -105,12 +108,12 @@ class Shard:
     Cycle c drafted the tokens from ``token_offsets[c]`` on, up to the next, and has one target row
     more than tokens: its rows start at ``token_offsets[c] + c``. ``families`` of trees are the
     drafted token of its cycle that each one follows, −1 for the text; whether it was sampled;
-    whether it is certain.
+    whether it is deterministic.
     """
 
     position: Int[Tensor, "cycles"]  # new tokens of the text before each cycle
     token_offsets: Int[Tensor, "cycles1"]
-    draft_offsets: Int[Tensor, "cycles1"]  # a cycle has no draft rows if certain
+    draft_offsets: Int[Tensor, "cycles1"]  # a cycle has no draft rows if deterministic
     draft_token_ids: Int[Tensor, "tokens"]
     target_log_probs: Float[Tensor, "target_rows vocab"]  # N + C rows
     draft_log_probs: Float[Tensor, "draft_rows vocab"]
@@ -126,7 +129,7 @@ class Shard:
         return self.token_offsets.diff().tolist()
 
     @property
-    def certain(self) -> list[bool]:
+    def deterministic(self) -> list[bool]:
         """Return whether each cycle has no draft rows."""
         return (self.draft_offsets.diff() == 0).tolist()
 
@@ -165,7 +168,7 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = 
 def _families(cycles: Sequence[Cycle]) -> Tensor:
     tables = [torch.zeros(0, 3)]
     for cycle in cycles:
-        tree = cycle.parents, cycle.sampled, cycle.certain
+        tree = cycle.parents, cycle.sampled, cycle.deterministic
         if cycle.parents is None:
             path = torch.arange(-1, len(cycle.draft_token_ids) - 1)
             drawn = torch.full_like(path, cycle.draft_probs is not None)
@@ -268,9 +271,9 @@ def _check_trees(where: str, shard: Shard, depth: int) -> None:
     if families is None or families.dtype != torch.int32 or families.shape != shape:
         raise ValueError(f"{where}: families must be int32 of shape {shape}")
     for number, rows in enumerate(shard.draft_offsets.diff().tolist()):
-        ids, parents, sampled, certain = (column[None] for column in family(shard, number))
+        ids, parents, sampled, deterministic = (column[None] for column in family(shard, number))
         try:
-            tree = declared_tree(ids, parents, (), sampled, certain, validate=True)
+            tree = declared_tree(ids, parents, (), sampled, deterministic, validate=True)
             Descent(tree, 0, ids[0].tolist())  # refuses two sampled tokens after a node
         except ValueError as error:
             raise ValueError(f"{where}: cycle {number} must be a tree; {error}") from None
@@ -285,8 +288,8 @@ def family(shard: Shard, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ids, parents and both flags of the tokens of a cycle that drafted a tree."""
     assert shard.families is not None
     tokens = slice(*shard.token_offsets[number : number + 2].tolist())
-    parents, sampled, certain = shard.families[tokens].long().unbind(1)
-    return shard.draft_token_ids[tokens].long(), parents, sampled > 0, certain > 0
+    parents, sampled, deterministic = shard.families[tokens].long().unbind(1)
+    return shard.draft_token_ids[tokens].long(), parents, sampled > 0, deterministic > 0
 
 
 def _check_kind(where: str, rows: Tensor, vocab: int) -> None:

@@ -122,7 +122,7 @@ Change = Callable[["Rows"], "Rows"]
 
 @dataclass(frozen=True)
 class Rows:
-    """What a verifier is shown: target rows q, draft rows p as reported (None: certain drafts).
+    """The rows given to a verifier: target q, draft p (None for deterministic drafts).
 
     ``sampled`` is the law that tokens come from, where a fault makes it another than was logged.
     """
@@ -138,8 +138,8 @@ class Fault:
     """A fault of an engine; ``needs`` are words for what it can show in.
 
     These are a decode that is ``tempered``, ``random`` (no temperature of 0) or ``limited`` (its
-    trace says how long texts may be), ``sampled`` or ``certain`` drafts, the ``block`` verifier,
-    rows after whole drafts (``bonus``), not tokens drawn from them.
+    trace says how long texts may be), ``sampled`` or ``deterministic`` drafts, the ``block``
+    verifier, rows after whole drafts (``bonus``), not tokens drawn from them.
     A ``draft`` is a drafter that has the fault, of a model and whether it is greedy; None if that
     model cannot. Entries whose names differ behind a space are one fault.
     """
@@ -275,7 +275,7 @@ FAULTS = (
     Fault(
         "sampled-drafts",
         "the draft samples its tokens",
-        *("vllm-project/vllm#35461", "certain random"),
+        *("vllm-project/vllm#35461", "deterministic random"),
         draft=lambda model, greedy: ModelDrafter(model, False),
         check_first="--draft-mode sampled",
     ),
@@ -313,7 +313,7 @@ FAULTS = (
     ),
     Fault(
         "no-draft-law",
-        "sampled tokens are verified as if the draft were certain of them",
+        "sampled tokens are verified as if the draft were deterministic",
         *("vllm-project/vllm#40149", "sampled", lambda rows: replace(rows, p=None)),
     ),
     Fault(
@@ -398,7 +398,7 @@ def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
         "random": header.temperature > 0,
         "limited": "max_new_tokens" in header.details,
         "sampled": sampled,
-        "certain": not sampled,
+        "deterministic": not sampled,
         "block": isinstance(verifier, Block),
         "bonus": not header.bonus_drawn,
     }

@@ -107,7 +107,7 @@ def replay_widths(
 def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     """Return whether what happens at a place of a draft is the same however long the draft is.
 
-    So it is unless a policy looks ahead along a certain draft.
+    So it is unless a policy looks ahead along a deterministic draft.
     """
     verifier = find_verifier(verifier)
     return isinstance(verifier, Chain) or (

@@ -180,7 +180,7 @@ def pooled_audit(
     Raises
     ------
     ValueError, TypeError
-        As :func:`cactus_theory.audit`; a trace of certain drafts only.
+        As :func:`cactus_theory.audit`; a trace of deterministic drafts only.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def pooled_audit(
             on_rows(int(sums[0].sum()))
     rows, accepted, spent, raised, best = sums
     if not rows.sum():
-        raise ValueError("source: must hold draft rows; every draft in it was certain")
+        raise ValueError("source: must hold draft rows; every draft in it was deterministic")
     fingerprint = source.fingerprint
     return PooledAudit(
         policy=policy.spec,

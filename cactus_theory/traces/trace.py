@@ -246,14 +246,14 @@ class Trace:
             shard = self.shard(text)
             drafted |= set(shard.counts)
             numbers_by_kind: dict[tuple[int, bool], list[int]] = {}
-            for number, (count, certain) in enumerate(
-                zip(shard.counts, shard.certain, strict=True)
+            for number, (count, deterministic) in enumerate(
+                zip(shard.counts, shard.deterministic, strict=True)
             ):
-                numbers_by_kind.setdefault((min(count, most), certain), []).append(number)
-            for (width, certain), numbers in sorted(numbers_by_kind.items()):
+                numbers_by_kind.setdefault((min(count, most), deterministic), []).append(number)
+            for (width, deterministic), numbers in sorted(numbers_by_kind.items()):
                 size = max(1, entries // ((width + 1) * self.header.vocab_size))
                 for start in range(0, len(numbers), size):
-                    yield _batch(text, shard, numbers[start : start + size], width, certain)
+                    yield _batch(text, shard, numbers[start : start + size], width, deterministic)
         self._check_drafted(drafted)
 
     def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
@@ -262,11 +262,13 @@ class Trace:
         Raises
         ------
         ValueError
-            A trace of certain drafts only, which have no rows, or of trees.
+            A trace of deterministic drafts only, which have no rows, or of trees.
         """
         pairs = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
         if not pairs:
-            raise ValueError(f"{self.folder}: must hold draft rows; every draft in it was certain")
+            raise ValueError(
+                f"{self.folder}: must hold draft rows; every draft in it was deterministic"
+            )
         target, draft = map(torch.cat, zip(*pairs, strict=True))
         return target, draft
 
@@ -306,12 +308,12 @@ def _cycle(text: int, shard: Shard, number: int) -> Cycle:
     )
 
 
-def _batch(text: int, shard: Shard, numbers: list[int], width: int, certain: bool) -> Batch:
+def _batch(text: int, shard: Shard, numbers: list[int], width: int, deterministic: bool) -> Batch:
     cycles = torch.tensor(numbers)
     place = torch.arange(width + 1)
     first = shard.token_offsets[cycles, None]
     drafted = shard.draft_offsets[cycles, None] + place[:-1]
-    without_rows = certain or not width
+    without_rows = deterministic or not width
     return Batch(
         text=torch.full_like(cycles, text),
         position=shard.position[cycles].long(),

@@ -103,7 +103,7 @@ class TreeWalk:
         """Return the nodes from one on along sampled tokens, as far as they can be reached."""
         run, alive, acceptance = [], 1.0, 1.0
         while True:
-            q, fixed = self.q[node], self.steps.certain_ids[node]
+            q, fixed = self.q[node], self.steps.deterministic_ids[node]
             child = self.steps.sampled_child.get(node)
             h = self._emitted(node, alive) if fixed or child is not None else q
             if child is None:

@@ -19,7 +19,7 @@ WIDEST = 100
 # by how the rows were drafted
 OTHER_DRAFTS = {
     "sampled": "greedy and n-gram drafts",
-    "certain": "drafts that are sampled (these were certain, so the trace has no draft rows)",
+    "deterministic": "drafts that are sampled (these were not, so the trace has no draft rows)",
 }
 ALWAYS = (
     "other schedules than that ledger (Between, ByPosition)",

@@ -166,5 +166,5 @@ def _about(source: Source) -> dict[str, object]:
     header = source.header
     names = ("target", "draft", "temperature")
     details = header.details | {name: getattr(header, name) for name in names}
-    about["drafts"] = "sampled" if source.manifest.total("draft_rows") else "certain"
+    about["drafts"] = "sampled" if source.manifest.total("draft_rows") else "deterministic"
     return about | {name: details[name] for name in OF_TRACE if name in details}

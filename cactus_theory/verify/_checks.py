@@ -150,10 +150,10 @@ def _checked(
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
-    """Return float64 rows; rows that are not ``used`` are replaced, unread, by certain ones."""
-    certain = probs.new_zeros(probs.shape[-1])
-    certain[:1] = 1.0  # float16 has no 1/V for a large vocabulary
-    rows = torch.where(used[..., None], probs, certain)
+    """Return float64 rows; rows that are not ``used`` are replaced, unread, by one-hot ones."""
+    one_hot = probs.new_zeros(probs.shape[-1])
+    one_hot[:1] = 1.0  # float16 has no 1/V for a large vocabulary
+    rows = torch.where(used[..., None], probs, one_hot)
     check.check_probabilities(name, rows)
     return check.normalised(rows)
 

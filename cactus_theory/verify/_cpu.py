@@ -20,7 +20,7 @@ from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import BLOCKED_FROM, NO_TOKEN, pick, pick_one
 
-# (P h − p)₊ of a node: the row, or scales s of (s q − p)₊ beside certain tokens and of these
+# (P h − p)₊ of a node: the row, or scales s of (s q − p)₊ beside deterministic tokens and of these
 Left = Tensor | tuple[float, float | None]
 # indices of entries of rows: of the batch, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -36,9 +36,9 @@ class Run:
     """Drafted tokens of one text, each after the one before: a chain, or a path down a tree.
 
     Token i follows node ``nodes[i]`` and leads to the next one; ``row`` is that of the batch.
-    ``certain`` has by place i the ids that are certain there, where they matter to h, and ``ahead``
-    the h_n of those at the last node, where the policy looked ahead. ``draw`` draws the token that
-    ends the run.
+    ``deterministic`` has by place i the ids that are deterministic there, where they matter to h,
+    and ``ahead`` the h_n of those at the last node, where the policy looked ahead. ``draw`` draws
+    the token that ends the run.
 
     ``count`` is how many tokens have a law to judge them by, ``cut`` whether the next one has none:
     its row of probabilities is NaN there, and the path ends before it. NaN that is elsewhere shows
@@ -46,7 +46,7 @@ class Run:
     one that follows them, as far as they are known.
     """
 
-    certain: Mapping[int, Sequence[int]] = MappingProxyType({})
+    deterministic: Mapping[int, Sequence[int]] = MappingProxyType({})
     ahead: Mapping[int, float] = MappingProxyType({})
     cut = False
     accepted = 0
@@ -119,9 +119,9 @@ class Nodes:
     """Nodes of runs: h there, what it makes of the drafted tokens, and what is drawn beside them.
 
     Flags are read on the host. ``q_n``, ``p_n`` (runs, K) float64 are entries of the drafted
-    tokens; p_n is 1 for certain drafts. Of trees p is given, and not read where nothing is sampled.
-    ``raised`` are the h_n of certain drafts by policy, ``bonus`` the rows that wholly accepted
-    chains end with, if not those of q.
+    tokens; p_n is 1 for deterministic drafts. Of trees p is given, and not read where nothing is
+    sampled. ``raised`` are the h_n of deterministic drafts by policy, ``bonus`` the rows that
+    wholly accepted chains end with, if not those of q.
     """
 
     bonus: Float[Tensor, "batch vocab"] | None = None
@@ -234,16 +234,16 @@ class Nodes:
             return
         q, p, row = self.rows[0][at], self.rows[1][at], out.numpy()
         residual(q, p, scale, row)
-        if fixed := run.certain.get(place):
+        if fixed := run.deterministic.get(place):
             row[fixed] = np.maximum(level * q[fixed] - p[fixed], 0.0)
 
     def last_row(self, run: Run) -> Float[Tensor, "vocab"]:
-        """Return h after a whole run up to a factor: q, where nothing is certain."""
+        """Return h after a whole run up to a factor: q, where nothing is deterministic."""
         if self.bonus is not None:
             return self.bonus[run.row]
         place = run.count
         q = self.q[run.row, run.nodes[place]]
-        fixed = run.certain.get(place)
+        fixed = run.deterministic.get(place)
         if not fixed or run.cut:
             return q
         if run.ahead:  # the others in proportion to q
@@ -257,7 +257,7 @@ class Nodes:
         if not isinstance(by_row, ByRow):
             return self._row(policy, run, place)
         row = q.numpy()
-        node = Node(row, np.zeros_like(row), 0.0, 0.0, alive=alive, ends=True, certain=fixed)
+        node = Node(row, np.zeros_like(row), 0.0, 0.0, alive=alive, ends=True, deterministic=fixed)
         _, scale, level = by_row.follow(node)
         assert scale is not None and level is not None  # the run ends there
         law = q * scale
@@ -279,14 +279,14 @@ class Nodes:
                     self._follow_row(by_row, run, place, ends)
             else:
                 for run, place in own:
-                    if place in run.certain:
+                    if place in run.deterministic:
                         self._follow_law(policy, run, place)
-                for chunk in self.chunks([at for at in own if at[1] not in at[0].certain]):
+                for chunk in self.chunks([at for at in own if at[1] not in at[0].deterministic]):
                     self._follow_chunk(policy, chunk)
 
     def _follow_row(self, by_row: ByRow, run: Run, place: int, ends: bool) -> None:
         assert self.rows is not None
-        at, fixed = (run.row, run.nodes[place]), run.certain.get(place, ())
+        at, fixed = (run.row, run.nodes[place]), run.deterministic.get(place, ())
         node = Node(
             self.rows[0][at],
             self.rows[1][at],
@@ -294,7 +294,7 @@ class Nodes:
             run.p_n[place],
             alive=run.alive[place],
             ends=ends,
-            certain=fixed,
+            deterministic=fixed,
             joint=run.ids[place] in fixed,
         )
         run.ratio, scale, level = by_row.follow(node)

@@ -6,8 +6,8 @@ entries (:meth:`Shortcuts.bounds`) spare most rows. Backward, the last token tha
 found: P = 1 always does and a coin above P never, so few residuals are summed. The token that is
 drawn there ends a chain; in a tree it may be a child, and the walk goes on along the run from it.
 
-What certain tokens change at a node is how far these are raised: one number, so that no selection
-law is written out where the policy answers rows.
+What deterministic tokens change at a node is how far these are raised: one number, so that no
+selection law is written out where the policy answers rows.
 """
 
 import math
@@ -31,13 +31,13 @@ class Blocks(Nodes):
     """Runs that are judged as blocks."""
 
     def _widen(self, run: Run, place: int) -> None:
-        """Let the bounds of a drafted token hold beside certain ones, or as one of them."""
+        """Let the bounds of a drafted token hold beside deterministic ones, or as one of them."""
         if place >= run.count:
             return
         by_row = self.policy(run, place).shortcuts
         if not isinstance(by_row, ByRow):
             run.low[place], run.high[place] = 0.0, math.inf
-        elif run.ids[place] in run.certain[place]:
+        elif run.ids[place] in run.deterministic[place]:
             q_n, p_n = run.q_n[place], run.p_n[place]
             run.high[place] = by_row.highest * q_n / p_n if p_n > 0 else math.inf
 
@@ -53,7 +53,7 @@ class Blocks(Nodes):
         ]
         low, high = (self.chosen(bound).tolist() for bound in zip(*bounds, strict=True))
         for run, run.low, run.high in zip(self.runs, low, high, strict=True):
-            for place in run.certain:
+            for place in run.deterministic:
                 self._widen(run, place)
         waiting = self.runs
         while waiting:
@@ -93,7 +93,7 @@ class Blocks(Nodes):
         if not place or alive == 1 or run.low[place] == run.high[place]:
             return True
         level = alive
-        if fixed := run.certain.get(place):  # the most that certain tokens can have
+        if fixed := run.deterministic.get(place):  # the most that deterministic tokens can have
             inside = math.fsum(self.q[run.row, run.nodes[place]][fixed].tolist())
             level = alive * min(by_row.highest, 1 / (inside or 1.0))
         out = scratch("host.residual", self.q.shape[-1:], self.q.dtype)
@@ -127,25 +127,27 @@ class Descent:
         self.node, self.last, self.draws_taken = 0, NO_TOKEN, 0
 
     @cached_property
-    def certain_ids(self) -> list[list[int]]:
-        """Return the ids of the certain tokens after each node."""
+    def deterministic_ids(self) -> list[list[int]]:
+        """Return the ids of the deterministic tokens after each node."""
         return self.draft.fixed(self.row)
 
     def look_ahead(self, assigned: Assignment, q: Float[Tensor, "K1 vocab"]) -> None:
-        """Set h_n of certain tokens beside which none was sampled, where a policy looks ahead."""
-        certain = self.draft.flags[self.row][1]
-        certain_places = [
-            [] if node in self.sampled_child else [place for place in places if certain[place]]
+        """Set h_n of deterministic tokens beside no sampled one, where a policy looks ahead."""
+        deterministic = self.draft.flags[self.row][1]
+        deterministic_places = [
+            []
+            if node in self.sampled_child
+            else [place for place in places if deterministic[place]]
             for node, places in enumerate(self.draft.children(self.row))
         ]
-        if not any(certain_places):
+        if not any(deterministic_places):
             return
         self.raised = [math.nan] * len(self.ids)
         q_n = q[list(self.above), self.ids[: len(self.above)]].double().tolist()
         for policy in assigned.policies:
             look_ahead = policy.shortcuts.look_ahead
-            raised = [] if look_ahead is None else look_ahead.tree(q_n, certain_places)
-            for node, places in enumerate(certain_places if raised else ()):
+            raised = [] if look_ahead is None else look_ahead.tree(q_n, deterministic_places)
+            for node, places in enumerate(deterministic_places if raised else ()):
                 if assigned.policy(self.row, node) is policy:
                     for place in places:
                         self.raised[place] = raised[place]
@@ -159,12 +161,12 @@ class Descent:
         nodes = [self.node, *(place + 1 for place in places)]
         ids, own = [self.ids[place] for place in places], [coins[place] for place in places]
         run = Run(self.row, nodes, draws[self.draws_taken], ids, own)
-        # h = q minds no certain token
+        # h = q minds no deterministic token
         if any(policy.shortcuts.highest > 1 for policy in assigned.policies):
-            run.certain = {
+            run.deterministic = {
                 place: fixed
                 for place, node in enumerate(nodes)
-                if (fixed := self.certain_ids[node])
+                if (fixed := self.deterministic_ids[node])
                 and assigned.policy(self.row, node).shortcuts.highest > 1
             }
         if self.raised:
@@ -192,7 +194,7 @@ class Descent:
 
     def go_freely(self, q: Float[Tensor, "batch K1 vocab"], draws: Sequence[float]) -> bool:
         """Draw from q where nothing was drafted by a law; return whether the walk goes on."""
-        while self.node not in self.sampled_child and not self.certain_ids[self.node]:
+        while self.node not in self.sampled_child and not self.deterministic_ids[self.node]:
             run = Run(self.row, [self.node], draws[self.draws_taken])
             run.last = pick_one(q[self.row, self.node], run.draw)
             if not self.go_on(run):
@@ -203,7 +205,7 @@ class Descent:
 def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], p: Tensor | None, draft: Draft
 ) -> list[Tensor | None]:
-    """Return h_n (B, K) of a certain draft under each policy; None where it does not look ahead."""
+    """Return h_n (B, K) of a deterministic draft under each policy; None without looking ahead."""
     if p is not None:
         return [None] * len(assigned.policies)
     ids = draft.token_ids

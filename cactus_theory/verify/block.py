@@ -47,7 +47,7 @@ class Block(Verifier):
     bonus : where the token after a wholly accepted draft comes from. ``target``: its own row,
         which costs no divergence. ``policy``: the policy's row h, which is charged: then every
         token of a round has the law h, and whole rounds that of h where h depends on the text
-        alone. It takes the draft's row after its last token, and certain drafts, which have
+        alone. It takes the draft's row after its last token, and deterministic drafts, which have
         none, get the target's.
 
     Examples
@@ -135,7 +135,7 @@ class Block(Verifier):
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
-        """Return h_n of the tokens of certain drafts; None where the policy does not look ahead."""
+        """Return h_n of deterministic drafts' tokens; None where the policy does not look ahead."""
         return raised_entries(Assignment((policy,)), target_probs, draft.probs, draft)[0]
 
     def law(
@@ -289,7 +289,7 @@ def verify_block(
     rule : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
         proposal (followed by its emitted law).
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
-    draft_probs : (B, K, V) draft rows, or None if the draft was certain of its tokens;
+    draft_probs : (B, K, V) draft rows, or None if the draft was deterministic;
         (B, K + 1, V) with ``bonus="policy"``.
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).

@@ -112,7 +112,7 @@ def verify_chain(
     ----------
     rule : one policy, or one per row.
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
-    draft_probs : (B, K, V) draft rows, or None if the draft was certain of its tokens.
+    draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
@@ -218,14 +218,16 @@ class Tokens(Nodes):
         while waiting:
             undecided = []
             for run in waiting:
-                place, certain = run.accepted, run.certain
+                place, deterministic = run.accepted, run.deterministic
                 flags = kept[run.number]
                 while place < run.count:
-                    if not (self._keeps_beside(run, place) if place in certain else flags[place]):
+                    if not (
+                        self._keeps_beside(run, place) if place in deterministic else flags[place]
+                    ):
                         break
                     place += 1
                 run.accepted = place
-                if place < run.count and place not in certain:
+                if place < run.count and place not in deterministic:
                     entrywise = self.number(run, place) in self.ceilings
                     (refused if entrywise else undecided).append((run, place))
             waiting = self._decide(undecided) if undecided else ()
@@ -248,7 +250,7 @@ class Tokens(Nodes):
         return coins
 
     def _kept_at_once(self, number: int) -> Bool[Tensor, "runs K"]:
-        """Return which tokens a policy keeps without reading their rows, where none is certain."""
+        """Return which sampled tokens a policy accepts without reading their rows."""
         policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
             self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
@@ -258,7 +260,7 @@ class Tokens(Nodes):
         return policy.shortcuts.kept(self.q_n * shrink, self.p_n, self.coins)
 
     def _keeps_beside(self, run: Run, place: int) -> bool:
-        """Return whether a token beside certain ones is kept; if not, draw what replaces it."""
+        """Decide a token beside deterministic ones; draw what replaces it if it is refused."""
         at = [(run, place)]
         self.follow(at)
         if run.coins[place] < run.ratio:

@@ -35,14 +35,14 @@ class Draft:
     token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
     counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
     probs : (B, K, V) by node, the law that what follows node i was drawn from, or None if the
-        drafter is certain of its tokens; arbitrary where nothing follows. (B, K + 1, V) for a
+        drafter is deterministic; arbitrary where nothing follows. (B, K + 1, V) for a
         verifier that reads the row after a row's last token.
     parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
         settled text; None for a chain, where each follows the one before it.
 
     Examples
     --------
-    >>> draft = Draft(torch.tensor([[3, 1], [2, 0]]), [2, 1], None)  # two texts, certain tokens
+    >>> draft = Draft(torch.tensor([[3, 1], [2, 0]]), [2, 1], None)  # of two texts
     >>> draft.lengths
     [2, 1]
     >>> tree = Draft(torch.tensor([[3, 1, 4]]), [3], None, torch.tensor([[-1, -1, 1]]))
@@ -55,7 +55,7 @@ class Draft:
     probs: Float[Tensor, "batch rows vocab"] | None
     parents: Int[Tensor, "batch K"] | None = None
     sampled: Bool[Tensor, "batch K"] | None = None
-    certain: Bool[Tensor, "batch K"] | None = None
+    deterministic: Bool[Tensor, "batch K"] | None = None
 
     def node(self, row: int, place: int) -> int:
         """Return the node that a drafted token of a row follows, whose law it was drawn from."""
@@ -102,25 +102,25 @@ class Draft:
 
     @cached_property
     def flags(self) -> list[tuple[list[bool], list[bool]]]:
-        """Return for each row which tokens were sampled, and which are certain."""
+        """Return for each row which tokens were sampled, and which are deterministic."""
         assert self.sampled is not None
-        certain = ~self.sampled if self.certain is None else self.certain
-        return list(zip(self.sampled.tolist(), certain.tolist(), strict=True))
+        deterministic = ~self.sampled if self.deterministic is None else self.deterministic
+        return list(zip(self.sampled.tolist(), deterministic.tolist(), strict=True))
 
     def fixed(self, row: int) -> list[list[int]]:
-        """Return for each node of a row the certain token ids after it, where laws are declared."""
+        """Return the deterministic token ids after each node of a row, where laws are declared."""
         above, ids = self.above[row], self.token_ids[row].tolist()
-        certain_ids: list[list[int]] = [[] for _ in range(len(above) + 1)]
+        deterministic_ids: list[list[int]] = [[] for _ in range(len(above) + 1)]
         for node, token in compress(zip(above, ids, strict=False), self.flags[row][1]):
-            certain_ids[node].append(token)
-        return certain_ids
+            deterministic_ids[node].append(token)
+        return deterministic_ids
 
     def offers(
         self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
     ) -> Float[Tensor, "nodes vocab"]:
         """Return the selection law p° of nodes whose laws are declared, float64.
 
-        It is what policies see as the draft's row: what is certain there and the row that is
+        It is what policies see as the draft's row: what is deterministic there and the row that is
         sampled from beside it, whatever was drawn. The target's own where neither is.
         """
         fixed, children, (sampled, _) = self.fixed(row), self.children(row), self.flags[row]
@@ -143,8 +143,8 @@ class Draft:
     ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
         """Return copies of the target and draft rows of one text at nodes.
 
-        ``places`` are the drafted tokens that follow them, which a certain draft is certain of.
-        Where the draft declares the laws of its nodes its row is their selection law.
+        ``places`` are the drafted tokens that follow them, of which a deterministic draft has
+        one-hot rows. Where the draft declares the laws of its nodes its row is their selection law.
         """
         target_rows = q[row, nodes].clone()
         if self.sampled is not None:
@@ -227,7 +227,7 @@ class Verdict:
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
-    raised : (B, K) float64, h_n of the drafted tokens of certain drafts whose policy looked
+    raised : (B, K) float64, h_n of the drafted tokens of deterministic drafts whose policy looked
         ahead, NaN where it did not; None if there are none.
 
     Examples
@@ -313,7 +313,7 @@ class Verified:
         return [after[node] for node in nodes]
 
     def raised(self, row: int) -> list[tuple[list[int], list[float]]]:
-        """Return for each node of a tree the certain tokens raised there, and how far."""
+        """Return for each node of a tree the deterministic tokens raised there, and how far."""
         assert self.verdict.raised is not None
         values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
         raised = []

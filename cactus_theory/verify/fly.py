@@ -116,7 +116,7 @@ class Fly(Verifier):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
     ) -> VerdictLaw:
-        """Return the exact law of the verdict given the draft; ``emitted`` of certain drafts only.
+        """Return the exact law of the verdict given the draft; ``emitted`` if it is deterministic.
 
         Of these the later rows are known, so that the next token has a law at each row.
         """

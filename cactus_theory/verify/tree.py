@@ -1,6 +1,6 @@
-r"""Verify a tree of drafted tokens: one walk for chains, blocks, certain trees and both at once.
+r"""Verify a tree of drafted tokens: chains, blocks, deterministic trees and mixtures in one walk.
 
-Every node has certain children T, fixed by what stands above them, and at most one child that
+Every node has deterministic children T, fixed by what stands above them, and at most one child that
 was drawn from a row r. The sampled child is judged towards a row h, token by token or as a block
 along a run of sampled children; whatever token comes out, if it is a child, the walk goes on
 there, else the round ends. Where nothing follows the token comes from the target, free.
@@ -8,7 +8,7 @@ there, else the round ends. Where nothing follows the token comes from the targe
 The policy's h is computed from the node's selection law p° (:func:`cactus_theory.selection_law`)
 in place of the draft's row, and from nothing that was drawn there: the next token then has the
 law h at every node that is reached, and is a child as often as any rule for these drafts can make
-it (THEORY.md, Theorems 21 and 22). Without certain children this is the chain or the block,
+it (THEORY.md, Theorems 21 and 22). Without deterministic children this is the chain or the block,
 without sampled ones it is sampling from h and looking the token up.
 """
 
@@ -40,7 +40,7 @@ RUNS = {"block": Block(), "chain": Chain()}
 @register_verifier("tree")
 @dataclass(frozen=True)
 class Tree(Verifier):
-    """Walks down a tree of certain and sampled tokens; chains are verified as ``runs`` says.
+    """Walks down a tree of deterministic and sampled tokens; chains are verified as ``runs`` says.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Tree(Verifier):
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
-        """Return h_n of certain tokens; None where the policy looks ahead of none."""
+        """Return h_n of deterministic tokens; None where the policy looks ahead of none."""
         if is_chain(draft):
             return RUNS[self.runs].looked_ahead(policy, target_probs, draft)
         if self.runs != "block" or draft.sampled is None:  # which is refused
@@ -159,8 +159,8 @@ def is_chain(draft: Draft) -> bool:
     return all(
         list(above) == list(range(len(above)))
         and all(sampled[: len(above)])
-        and not (draft.certain is not None and any(certain[: len(above)]))
-        for above, (sampled, certain) in zip(draft.above, draft.flags, strict=True)
+        and not (draft.deterministic is not None and any(deterministic[: len(above)]))
+        for above, (sampled, deterministic) in zip(draft.above, draft.flags, strict=True)
     )
 
 
@@ -189,13 +189,17 @@ def _raised(walks: Sequence[Descent], ids: Tensor) -> Float[Tensor, "batch K"] |
 
 
 def declared_tree(
-    ids: Any, parents: Any, draft_probs: Any, sampled: Any, certain: Any, validate: bool
+    ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
     """Return trees without rows; ``sampled`` is all tokens if there are rows, else none."""
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
-    flags = {"sampled": sampled} if certain is None else {"sampled": sampled, "certain": certain}
+    flags = (
+        {"sampled": sampled}
+        if deterministic is None
+        else {"sampled": sampled, "deterministic": deterministic}
+    )
     if validate:
         for name, values in {"parents": parents, **flags}.items():
             dtype = torch.int64 if name == "parents" else torch.bool
@@ -240,7 +244,7 @@ def verify_tree(
     parents: Int[Tensor, "batch K"],
     *,
     sampled: Tensor | None = None,
-    certain: Tensor | None = None,
+    deterministic: Tensor | None = None,
     runs: str = "block",
     generator: Generators = None,
     coins: Coins | None = None,
@@ -259,11 +263,11 @@ def verify_tree(
     draft_probs : (B, K, V) by node, the row that its sampled child was drawn from; not read
         where there is none, and None if nothing was sampled.
     draft_token_ids : (B, K) int64; −1 ends a row's tree. Siblings are different tokens: one that
-        was sampled and is certain, too, is one node.
+        was sampled and is deterministic, too, is one node.
     parents : (B, K) int64, the earlier drafted token that each one follows, −1 for the text.
     sampled : (B, K) bool, the tokens drawn from their node's row, at most one a node; by default
         all of them if there are rows, else none.
-    certain : (B, K) bool, the tokens that were fixed before the one beside them was drawn; by
+    deterministic : (B, K) bool, the tokens that were fixed before the one beside them was drawn; by
         default all that were not sampled. Tokens that are neither may be walked to, and change
         no law.
     runs : a run of sampled tokens is judged as a ``block``, or token by token (``chain``).
@@ -284,12 +288,12 @@ def verify_tree(
     Examples
     --------
     >>> q = torch.tensor([[[0.3, 0.3, 0.4], [0.2, 0.2, 0.6], [0.2, 0.2, 0.6]]])
-    >>> ids, parents = torch.tensor([[0, 1]]), torch.tensor([[-1, -1]])  # two certain tokens
+    >>> ids, parents = torch.tensor([[0, 1]]), torch.tensor([[-1, -1]])  # two deterministic tokens
     >>> step = ct.verify_tree(ct.policy("speculative"), q, None, ids, parents,
     ...     coins=(torch.zeros(1, 2), torch.tensor([[0.5, 0.1]])))
     >>> step.output_token_ids, step.path  # 1 is drawn from the first row, then 0 from the third
     (tensor([[ 1,  0, -1]]), tensor([[ 1, -1]]))
     """
-    tree = declared_tree(draft_token_ids, parents, draft_probs, sampled, certain, validate)
+    tree = declared_tree(draft_token_ids, parents, draft_probs, sampled, deterministic, validate)
     shared = rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     return verify_tensors(Tree(runs), *shared, tree=tree)

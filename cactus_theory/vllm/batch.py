@@ -3,7 +3,7 @@ r"""Verify the drafts of a batch in the layout of vLLM's V1 runner; torch only.
 Rows come flat: the N drafted tokens of B requests one after another, ``target_logits`` (N, V)
 with temperature, top-k and top-p applied (−∞ where a token is excluded), ``draft_probs`` (N, V)
 as softmax of the draft's logits over T, without top-k and top-p, which is the law the drafts were
-drawn from, or None where the drafter is certain. What is emitted:
+drawn from, or None where the drafter is deterministic. What is emitted:
 
 * a request with drafts follows its policy from q = softmax(target_logits). A token with q = 0 is
   never emitted, coin 0 included;
@@ -235,7 +235,7 @@ def _with_greedy(
     return rows
 
 
-# target and draft: alike, apart, certain of one token each (the same, or not), holes in either,
+# target and draft: alike, apart, one-hot (of the same token, or not), holes in either,
 # probabilities that only float64 tells from 0
 ROWS = (
     ((0.4, 0.3, 0.2, 0.1), (0.25, 0.25, 0.25, 0.25)),
@@ -256,14 +256,14 @@ TRIAL_COUNTS = (1,) * (len(ROWS) * len(COINS)) + (len(ROWS),) * 2
 
 
 @cache
-def _trial_batch(certain: bool) -> tuple[FlatBatch, Coins]:
+def _trial_batch(deterministic: bool) -> tuple[FlatBatch, Coins]:
     copies = len(COINS) + 2
     target, draft = (torch.tensor(side).repeat(copies, 1) for side in zip(*ROWS, strict=True))
     batch = FlatBatch(
         ids=torch.tensor(DRAFTED * copies, dtype=torch.int32),
         counts=list(TRIAL_COUNTS),
         width=len(ROWS),
-        draft_probs=None if certain else draft,
+        draft_probs=None if deterministic else draft,
         target_logits=target.log(),
         bonus=torch.zeros(len(TRIAL_COUNTS), dtype=torch.int32),
         greedy=None,
@@ -275,13 +275,13 @@ def _trial_batch(certain: bool) -> tuple[FlatBatch, Coins]:
 
 
 def try_rows(policy: Policy, settings: Settings) -> None:
-    """Verify a few drafts, sampled and certain, and measure them, as a step of the engine does.
+    """Verify a few sampled and deterministic drafts and measure them, as a step of the engine does.
 
     Raises what the policy raises, and ArithmeticError for a token outside the vocabulary or a
     divergence that is no number.
     """
-    for certain in (False, True):
-        batch, coins = _trial_batch(certain)
+    for deterministic in (False, True):
+        batch, coins = _trial_batch(deterministic)
         # a batch of its own: its rows are in memory that is written anew
         output, verified = verify_flat(settings.verifier, [policy], replace(batch), coins)
         assert verified is not None

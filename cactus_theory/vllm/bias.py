@@ -1,6 +1,6 @@
-r"""Lossy verification of certain drafts as a bias on the logit of each drafted token.
+r"""Lossy verification of deterministic drafts as a bias on the logit of each drafted token.
 
-A draft that is certain of its token d (greedy, n-gram) is judged by the row that is q with d
+A deterministic draft of the token d (greedy, n-gram) is judged by the row that is q with d
 raised to :math:`h_d` and the rest in proportion: the optimum under every divergence, and what
 every policy with a ceiling emits. So h is the softmax of the same logits with one of them moved,
 
@@ -64,8 +64,8 @@ def lifts_of(
 ) -> Lifts:
     """Return policies as biases; ``whole``: of whole blocks, along which a KL price looks ahead.
 
-    ValueError for a policy whose row for a certain draft is not q with the drafted token raised by
-    its entry alone.
+    ValueError for a policy whose row for a deterministic draft is not q with the drafted token
+    raised by its entry alone.
     """
     for policy in policies:
         check_policy(policy)
@@ -83,7 +83,7 @@ def check_policy(policy: Policy) -> None:
     """Raise ValueError unless the policy is a bias; see :func:`lifts_of`."""
     if not isinstance(policy, Entrywise | Band) or getattr(policy, "head", 0.0):
         raise ValueError(
-            "policy: must judge a certain draft by the drafted token's probability alone "
+            "policy: must judge a deterministic draft by the drafted token's probability alone "
             "(band without head, cactus, cactus_exact, lenience, distillspec, mixture, "
             "speculative); got "
             f"{policy.spec}"
@@ -163,9 +163,9 @@ def solved_power(
     open_ = entry.isfinite() & others.isfinite()
     pairs = torch.stack([torch.where(open_, part, -math.log(2)) for part in (entry, others)], -1)
     rows = pairs.exp()
-    certain = torch.zeros_like(rows)
-    certain[:, 0] = 1.0
-    law = policy.emitted(rows, certain)
+    deterministic = torch.zeros_like(rows)
+    deterministic[:, 0] = 1.0
+    law = policy.emitted(rows, deterministic)
     odds = law[:, 0].log() - law[:, 1].clamp(min=0.0).log()
     most = MOST_ODDS[like.dtype]
     return torch.where(open_, odds.clamp(-most, most) - (pairs[:, 0] - pairs[:, 1]), 0.0)

@@ -11,7 +11,7 @@ from cactus_theory.vllm.settings import Settings, refuse_accounts
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
 CONFIG = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
-# decides certain drafts of model runner V2
+# decides deterministic drafts of model runner V2
 PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 
 
@@ -60,7 +60,7 @@ def drafts_of(vllm_config: Any) -> int:
     if drafts.draft_sample_method != "greedy":
         raise ValueError(
             "draft_sample_method: must be greedy for CactusLogitsProcessor, since a biased logit "
-            f"is the law of certain drafts alone; got {drafts.draft_sample_method!r}"
+            f"is the law of deterministic drafts alone; got {drafts.draft_sample_method!r}"
         )
     if drafts.rejection_sample_method not in ("standard", "block"):
         raise ValueError(

@@ -1,4 +1,4 @@
-r"""A logits processor for vLLM's model runner V2: lossy verification of certain drafts.
+r"""A logits processor for vLLM's model runner V2: lossy verification of deterministic drafts.
 
 ::
 
@@ -7,7 +7,7 @@ r"""A logits processor for vLLM's model runner V2: lossy verification of certain
 
 The engine's own verification is left as it is and gets biased logits; see
 :mod:`cactus_theory.vllm.bias` for the law and which policies have one. It needs
-drafts that are certain of their tokens: ``draft_sample_method`` greedy, vLLM's default, or an
+deterministic drafts: ``draft_sample_method`` greedy, vLLM's default, or an
 n-gram drafter. A server whose drafts are sampled is refused at start-up (there the hook of
 :mod:`cactus_theory.vllm.model_runner_v2` is for), and so are vLLM's own lossy methods.
 

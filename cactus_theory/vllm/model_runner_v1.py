@@ -1,4 +1,4 @@
-"""The hook of vLLM's V1 model runner: sampled and certain drafts, chain and block.
+"""The hook of vLLM's V1 model runner: sampled and deterministic drafts, chain and block.
 
 What is replaced, once names of parameters and fields have been compared:
 
@@ -23,13 +23,14 @@ step are judged without loss, and a warning says so.
 
 The bonus token is the one that the engine has drawn before; acceptance and recovery take numbers
 of the default generator of the device, or of the request's own (``seed``). Those of a request do
-not depend on its batch; drafts that are sampled do, since the drafter ignores seeds: only certain
-drafts make a request's text reproducible. If a step lacks the rows that some request's tokens
-were drawn from, vLLM treats the whole batch's tokens as certain: that keeps a lossless law and
-changes a lossy one. Here that request's drafts are set aside and its next token is drawn from
-the target, the others keep their rows, and a warning says so once. A batch with rows that are
-not numbers goes to the original function. On CUDA the torch path runs (no engine was run there);
-flags of mixed batches with greedy requests, and the counters, wait for the device at every step.
+not depend on its batch; drafts that are sampled do, since the drafter ignores seeds: only
+deterministic drafts make a request's text reproducible. If a step lacks the rows that some
+request's tokens were drawn from, vLLM treats the whole batch's tokens as deterministic: that keeps
+a lossless law and changes a lossy one. Here that request's drafts are set aside and its next token
+is drawn from the target, the others keep their rows, and a warning says so once. A batch with rows
+that are not numbers goes to the original function. On CUDA the torch path runs (no engine was run
+there); flags of mixed batches with greedy requests, and the counters, wait for the device at every
+step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -11,7 +11,7 @@ What the engine passes, and what :func:`requests_of` makes of it, in the layout 
 * target rows after every processor, temperature, min_p, top-p and top-k, with the bonus row of
   each request last: q is their softmax;
 * draft rows by request and place, before temperature: p is softmax(l/T), without the truncation
-  of q, which is the law that drafts are drawn from; None for certain drafts. If the draft's
+  of q, which is the law that drafts are drawn from; None for deterministic drafts. If the draft's
   vocabulary is smaller, tokens beyond it are padding, as in the function that is replaced;
 * a row at temperature 0 keeps a token iff it is the target's first largest; −1 ends a draft;
 * ``seed`` and the position of a request. The engine hashes the seed itself into the noise of
@@ -65,7 +65,7 @@ class Requests:
     """The drafts of a batch in the layout of :func:`cactus_theory.kernels.verify_logits`."""
 
     target: Float[Tensor, "R K1 V"]  # logits at temperature 1
-    draft: Float[Tensor, "R K V"] | None  # logits at temperature 1, None for certain drafts
+    draft: Float[Tensor, "R K V"] | None  # logits at temperature 1, None for deterministic drafts
     drafted: Int[Tensor, "R K"]  # int64, −1 ends a draft
     seeds: Int[Tensor, "R"]
     positions: Int[Tensor, "R"]

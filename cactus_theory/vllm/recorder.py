@@ -7,7 +7,7 @@ cycle one round of it with a draft. Greedy requests, and rounds whose draft rows
 drafts a grammar has cut, are left out.
 
 * Rows are log-probabilities in float16, of (2 K + 1) V numbers a round: after temperature and
-  truncation for the target, as it drew for the drafter. A drafter that is certain of its tokens
+  truncation for the target, as it drew for the drafter. A deterministic drafter
   (greedy, vLLM's default, or n-grams) has no rows: (K + 1) V numbers.
 * The row after the last drafted token is not seen here. In its place stands the token that the
   engine drew from it, with probability 1 (``bonus_rows`` in the manifest). No number reads it

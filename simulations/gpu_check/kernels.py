@@ -69,7 +69,7 @@ class StepShape:
     width: int
     vocab: int
     dtype: torch.dtype = torch.float32
-    certain: bool = False
+    deterministic: bool = False
     flat: bool = False  # the layout of engines: counts of 32 bits, a temperature a request
     same: bool = False  # every request has the same rows, of stride 0
 
@@ -84,10 +84,10 @@ class StepShape:
             ends = width * torch.arange(1, batch + 1, dtype=torch.int32)
             extra = {"cu_num_draft_tokens": ends, "width": width, "temperature": torch.ones(batch)}
         logits.verify_logits(
-            ct.policy(self.spec), target, None if self.certain else draft, ids,
+            ct.policy(self.spec), target, None if self.deterministic else draft, ids,
             seeds=numbers, positions=numbers, verifier=self.verifier, **extra,
         )  # fmt: skip
-        if not self.flat and not self.certain:
+        if not self.flat and not self.deterministic:
             draft_from_logits(draft[:, 0], seeds=numbers, positions=numbers, place=2)
 
     def _rows(self, places: int) -> torch.Tensor:
@@ -152,8 +152,8 @@ def engine_steps() -> Iterator[StepShape]:
     rules += [("speculative", "block"), ("band:price=1,per_row=True", "block")]
     types = torch.float32, torch.bfloat16, torch.float16
     shapes = itertools.product(rules, types, (151_936, 50_257), (False, True))
-    for (spec, verifier), dtype, vocab, certain in shapes:
-        yield StepShape(spec, verifier, 16, 8, vocab, dtype, certain=certain, flat=True)
+    for (spec, verifier), dtype, vocab, deterministic in shapes:
+        yield StepShape(spec, verifier, 16, 8, vocab, dtype, deterministic=deterministic, flat=True)
 
 
 STEPS = {"agreement": agreement_steps, "verify": verify_steps, "engines": engine_steps}

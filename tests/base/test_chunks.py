@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 BUDGETS = torch.linspace(0.01, 0.3, 21, dtype=torch.float64).view(3, 7)
 JOBS = {
     "law": lambda q, p, at: ct.emitted_law(ct.policy("cactus:delta=0.1"), q, p),
-    "certain": lambda q, p, at: ct.emitted_law(
+    "deterministic": lambda q, p, at: ct.emitted_law(
         ct.policy("cactus:delta=0.1"), q, None, draft_token_ids=p.argmax(-1)
     ),
     "optimum": lambda q, p, at: ct.optimal_acceptance(
@@ -29,7 +29,7 @@ JOBS = {
     ),
     "frontier": lambda q, p, at: ct.frontier(q, p, points=5),
     "selection": lambda q, p, at: ct.selection_law(q, p, k=2),
-    "beside": lambda q, p, at: ct.selection_law(q, p, kind="certain+off", certain=[3]),
+    "beside": lambda q, p, at: ct.selection_law(q, p, kind="deterministic+off", deterministic=[3]),
     "audit": lambda q, p, at: ct.audit(ct.policy("cactus:delta=0.1"), q, p),
     "free audit": lambda q, p, at: ct.audit(ct.policy("mixture:alpha=0.5"), q, p),
 }

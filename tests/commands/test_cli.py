@@ -104,7 +104,7 @@ def test_audit_says_the_worst_row_of_a_policy_without_a_budget(tmp_path: Path, c
     assert "spent: kl of the proposal of a token" in out
 
 
-def test_audit_of_certain_drafts(files, tmp_path: Path, capsys) -> None:
+def test_audit_of_deterministic_drafts(files, tmp_path: Path, capsys) -> None:
     rule = ("--policy", "cactus:delta=0.25")
     found = run_json(capsys, "audit", files[0], "--draft-tokens", "1", *rule)
     report = ct.audit(ct.policy("cactus:delta=0.25"), np.array(Q), None, draft_token_ids=1)

@@ -96,7 +96,7 @@ def test_the_latex_is_a_whole_tabular_without_packages(files, tmp_path) -> None:
     assert "\n".join(rows).isascii() and not re.search(r"(?<!\\)[_%#]", "\n".join(rows))
 
 
-def test_certain_drafts_in_a_table(files, capsys) -> None:
+def test_deterministic_drafts_in_a_table(files, capsys) -> None:
     ids = ("--draft-tokens", ",".join(["1", "2"] * 6))
     table = ("--policy", "speculative", "--policy", "cactus:delta=0.1")
     found = run_json(capsys, "audit", files[0], *ids, *table)

@@ -28,9 +28,9 @@ class Texts:
     calls: float = 0.0  # rounds
 
 
-def drafts_of(pair, state, width, certain):
-    """Return every draft from a state with its chance; of a certain one there is one."""
-    if not certain:
+def drafts_of(pair, state, width, deterministic):
+    """Return every draft from a state with its chance; of a deterministic one there is one."""
+    if not deterministic:
         for tokens in itertools.product(range(pair.vocab), repeat=width):
             states = [state, *tokens]
             chance = pair.draft[states[:width], tokens].prod() if width else torch.tensor(1.0)
@@ -43,7 +43,7 @@ def drafts_of(pair, state, width, certain):
     yield tuple(tokens), 1.0
 
 
-def texts_of(pair, schedule, length, width, verifier="chain", certain=False, burst=0.0):
+def texts_of(pair, schedule, length, width, verifier="chain", deterministic=False, burst=0.0):
     """Return what the decodes of a Markov pair come to, the coins of each round integrated out."""
     judge = find_verifier(verifier)
     found = Texts(np.zeros((pair.vocab,) * length))
@@ -56,10 +56,10 @@ def texts_of(pair, schedule, length, width, verifier="chain", certain=False, bur
             continue
         found.calls += mass
         here, start = min(width, length - len(text) - 1), text[-1] if text else 0
-        for tokens, chance in drafts_of(pair, start, here, certain):
+        for tokens, chance in drafts_of(pair, start, here, deterministic):
             ids, states = torch.tensor([tokens], dtype=torch.int64), [start, *tokens]
             q, p = pair.target[states], pair.draft[states[:here]]
-            draft = Draft(ids.reshape(1, here), [here], None if certain else p[None])
+            draft = Draft(ids.reshape(1, here), [here], None if deterministic else p[None])
             choice, alive = schedule.choose_by_nodes(state, q[None], draft, judge)
             assigned = Assignment(schedule.rules, choice[None])
             stop, last, paid = torch.ones(1), q, spent

@@ -69,22 +69,24 @@ class Drafts:
 
 
 CASES = [
-    (verifier, policy, certain)
+    (verifier, policy, deterministic)
     for verifier in ("chain", "block")
     for policy in ("band:price=0.3", "cactus:delta=2")
-    for certain in (False, True)
+    for deterministic in (False, True)
 ]
 
 
-@pytest.mark.parametrize(("verifier", "policy", "certain"), some(CASES, 3))
-def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(tiny, verifier, policy, certain):
+@pytest.mark.parametrize(("verifier", "policy", "deterministic"), some(CASES, 3))
+def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(
+    tiny, verifier, policy, deterministic
+):
     """The meter's own charge of every token, and ln h against ln q, both without a tolerance."""
     section = Between(policy, opening=[3, 9, (4, 4), 5, 17], closing=[11, (8,), 14])
     drafts, inside, outside = Drafts(), 0.0, 0
     for trial in range(amount(1, 20)):
         given, mask = padded(prompts(seed=trial))
         result = generate(
-            tiny[0], ModelDrafter(tiny[1], greedy=certain), given, attention_mask=mask,
+            tiny[0], ModelDrafter(tiny[1], greedy=deterministic), given, attention_mask=mask,
             policy=section, verifier=verifier, num_draft_tokens=6, max_new_tokens=40, seed=trial,
             log_probs=True, callbacks=Callbacks(on_rows=drafts),
         )  # fmt: skip

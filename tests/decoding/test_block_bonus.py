@@ -98,8 +98,10 @@ def test_a_decode_charges_every_token_of_a_drafted_round(tiny, spec):
 def test_drafters_without_that_row_are_told(tiny):
     target, draft = tiny
     shared = {"policy": "band:price=1", "num_draft_tokens": 3, "max_new_tokens": 12}
-    certain = generate(target, NGram(), PROMPT, verifier="block:bonus=policy", **shared)
-    assert certain.output_token_ids.shape[1] == 12  # certain drafts get the target's own bonus
+    deterministic = generate(target, NGram(), PROMPT, verifier="block:bonus=policy", **shared)
+    assert (
+        deterministic.output_token_ids.shape[1] == 12
+    )  # deterministic drafts get the target's own bonus
 
     class Short(ModelDrafter):
         def begin(self, setting):

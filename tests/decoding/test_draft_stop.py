@@ -119,7 +119,7 @@ def test_a_threshold_is_a_number_from_zero_to_one(drafter, stop, said):
 
 
 @pytest.mark.parametrize("width", [3, 8])
-def test_certain_drafts_are_not_stopped(tiny, width):
+def test_deterministic_drafts_are_not_stopped(tiny, width):
     target, model = tiny
     options = {"max_new_tokens": 24, "temperature": 0.0, "policy": "speculative"}
     free, stopped = (

@@ -91,7 +91,7 @@ class Warmer(ModelDrafting):
 
 
 class Undecided(ModelDrafting):
-    """Draws its tokens and says that it is certain of them."""
+    """Draws its tokens and says that it is deterministic."""
 
     def propose(self, wanted, coins):
         return dataclasses.replace(super().propose(wanted, coins), probs=None)

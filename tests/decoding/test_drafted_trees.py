@@ -37,12 +37,12 @@ def test_drafts_with_siblings_have_every_property(pair, name, runs):
         "ngram": NGram(),
     }[name]
     own = {"model": model} if name in ("model", "stopped") else {}
-    drafter = Siblings(inner, certain=name in ("model", "greedy"))
+    drafter = Siblings(inner, deterministic=name in ("model", "greedy"))
     assert check(pair, drafter, runs, **own) > 2 * ROUNDS
 
 
-def late(trunk, fixed, m, certain):
-    """Leave the drawn token out of what is said to be certain: chosen after the draw."""
+def late(trunk, fixed, m, deterministic):
+    """Leave the drawn token out of what is said to be deterministic: chosen after the draw."""
     others = [
         [[n for n in own if n != token] for token, own in zip(ids, rows, strict=False)]
         for ids, rows in zip(trunk.token_ids.tolist(), fixed, strict=True)
@@ -50,8 +50,8 @@ def late(trunk, fixed, m, certain):
     return siblings_of(trunk, others, m)
 
 
-def declared_off(trunk, fixed, m, certain):
-    """Draw from p, and declare the row without the certain tokens."""
+def declared_off(trunk, fixed, m, deterministic):
+    """Draw from p, and declare the row without the deterministic tokens."""
     rows = trunk.probs.clone()
     for row, own in enumerate(fixed):
         for place, tokens in enumerate(own):
@@ -60,7 +60,7 @@ def declared_off(trunk, fixed, m, certain):
     return dataclasses.replace(siblings_of(trunk, fixed, m), probs=rows)
 
 
-def by_place(trunk, fixed, m, certain):
+def by_place(trunk, fixed, m, deterministic):
     """Look rows up by the place of the drawn token after those beside it."""
     draft = siblings_of(trunk, fixed, m)
     rows = trunk.probs.roll(1, 1)
@@ -73,7 +73,7 @@ siblings_of = siblings.with_siblings
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (late, "what is certain beside drawn token .* must not depend on its coin"),
+        (late, "what is deterministic beside drawn token .* must not depend on its coin"),
         (declared_off, "tokens must be drawn from the reported rows, by their coins"),
         (by_place, "tokens must be drawn from the reported rows, by their coins"),
     ],
@@ -81,7 +81,7 @@ siblings_of = siblings.with_siblings
 def test_planted_drafters_are_noticed(pair, monkeypatch, fault, message):
     monkeypatch.setattr(siblings, "with_siblings", fault)
     with pytest.raises(AssertionError, match=message):
-        check(pair, Siblings(ModelDrafter(pair[1]), certain=True))
+        check(pair, Siblings(ModelDrafter(pair[1]), deterministic=True))
 
 
 def test_positions_by_index_are_noticed(pair, monkeypatch):

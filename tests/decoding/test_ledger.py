@@ -54,8 +54,8 @@ def check_cap(result, caps, bursts):
 CASES = [("chain", False), ("block", False), ("chain", True), ("block", True)]
 
 
-@pytest.mark.parametrize(("verifier", "certain"), some(CASES, 3))
-def test_no_prefix_of_an_answer_is_over_its_cap(tiny, verifier, certain):
+@pytest.mark.parametrize(("verifier", "deterministic"), some(CASES, 3))
+def test_no_prefix_of_an_answer_is_over_its_cap(tiny, verifier, deterministic):
     """Rows of a batch with policies, caps and bursts of their own; most end by themselves."""
     caps = [0.02, 0.05, 0.1, 0.3, 0.05, 0.1, 0.02]
     bursts = [0.0, 0.0, 0.0, 0.0, 0.2, 0.05, 0.0]
@@ -66,7 +66,7 @@ def test_no_prefix_of_an_answer_is_over_its_cap(tiny, verifier, certain):
     for trial in range(amount(2, 20)):
         ids, mask = padded(prompts(seed=trial))
         given = {"attention_mask": mask, "verifier": verifier, "seed": trial, **OPTIONS}
-        drafter = ModelDrafter(tiny[1], greedy=certain)
+        drafter = ModelDrafter(tiny[1], greedy=deterministic)
         result = generate(tiny[0], drafter, ids, policy=policies, **given)
         shares += check_cap(result, caps, bursts)
         lengths |= set(result.row_lengths)
@@ -137,21 +137,21 @@ WAYS = [*itertools.product(SPECS, ("block",), (False, True))]
 WAYS += some(itertools.product(SPECS, ("chain",), (False, True)), 2)
 
 
-@pytest.mark.parametrize(("spec", "verifier", "certain"), WAYS)
-def test_no_text_of_a_tiny_pair_is_over_its_cap(spec, verifier, certain):
+@pytest.mark.parametrize(("spec", "verifier", "deterministic"), WAYS)
+def test_no_text_of_a_tiny_pair_is_over_its_cap(spec, verifier, deterministic):
     """Every draft, coin and end of a round; rows are charged by the verifier's own law."""
     for seed in range(amount(2, 8)):
         pair = markov_pair(2 + seed % 2, seed=seed, distance=2.0, zeros=0.2 * (seed % 2))
         cap, burst, length = (0.02, 0.05, 0.2)[seed % 3], 0.1 * (seed % 2), 4 - seed % 2
         ledger = Ledger(spec, cap, burst=burst)
-        texts = texts_of(pair, ledger, length, 3, verifier, certain, burst)
+        texts = texts_of(pair, ledger, length, 3, verifier, deterministic, burst)
         assert texts.law.sum() == pytest.approx(1, abs=EXACT)
         assert 0 < texts.most <= cap * length + burst and texts.rate <= cap
         h, q = texts.law.reshape(-1), target_of(pair, length).reshape(-1)
         assert np.sum(h[h > 0] * np.log(h[h > 0] / q[h > 0])) <= texts.mean + EXACT
 
 
-def a_round(vocab, width, seed, certain):
+def a_round(vocab, width, seed, deterministic):
     """Return every draft of a tree of random rows, (N, K), their chances, and their rows."""
     made = np.random.default_rng(seed)
     rows = {}
@@ -167,19 +167,19 @@ def a_round(vocab, width, seed, certain):
         q, p = torch.stack(pairs, 1)
         greedy = all(int(p[place].argmax()) == token for place, token in enumerate(tokens))
         chance = float(p[torch.arange(width), torch.tensor(tokens)].prod())
-        if not certain or greedy:
-            yield tokens, 1.0 if certain else chance, q, p[:width]
+        if not deterministic or greedy:
+            yield tokens, 1.0 if deterministic else chance, q, p[:width]
 
 
-@pytest.mark.parametrize(("spec", "verifier", "certain"), WAYS)
-def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, certain):
+@pytest.mark.parametrize(("spec", "verifier", "deterministic"), WAYS)
+def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministic):
     """At every node that is reached: the sum over all drafts below it is P p(u) h_u."""
     judge, width = find_verifier(verifier), 3
     for seed in range(amount(1, 20)):
         ledger, cap = Ledger(spec, 0.1), 0.1
         reached, emitted, row_of = defaultdict(float), defaultdict(float), {}
-        for tokens, chance, q, p in a_round(3, width, seed, certain):
-            draft = Draft(torch.tensor([tokens]), [width], None if certain else p[None])
+        for tokens, chance, q, p in a_round(3, width, seed, deterministic):
+            draft = Draft(torch.tensor([tokens]), [width], None if deterministic else p[None])
             state = replace(ledger.begin(()), emitted=3, spent=0.1 * (seed % 3))
             choice, alive = ledger.choose_by_nodes(state, q[None], draft, judge)
             law = judge.law(Assignment(ledger.rules, choice[None]), q[None], draft)
@@ -231,14 +231,16 @@ class Books(Ledger):
         return state
 
 
-WAYS_OF_ONE = [*itertools.product(("chain", "block", "tree"), ("sampled", "certain", "beside"))]
+WAYS_OF_ONE = [
+    *itertools.product(("chain", "block", "tree"), ("sampled", "deterministic", "beside"))
+]
 
 
 @pytest.mark.parametrize(("verifier", "draft"), WAYS_OF_ONE)
 def test_the_meter_reads_what_is_in_the_books(tiny, verifier, draft):
     """Of float32 rows, too, where the alive ratio of a verifier differs by their rounding."""
     target, model = (copy.deepcopy(own).float() for own in tiny)
-    drafter = ModelDrafter(model, greedy=draft == "certain")
+    drafter = ModelDrafter(model, greedy=draft == "deterministic")
     if draft == "beside":
         drafter = Siblings(drafter, 2)
         verifier = "tree" if verifier == "block" else "tree:runs=chain"

@@ -49,14 +49,14 @@ BOTH = "band:price=0.5", "cactus:delta=1"
         ("chain", BOTH, "sampled"),
         ("block", BOTH, "sampled"),
         ("block", ("band:price=0.4", "speculative"), "sampled"),
-        ("block", ("band:price=0.4", "band:price=0.5,per_row=True"), "certain"),
+        ("block", ("band:price=0.4", "band:price=0.5,per_row=True"), "deterministic"),
         ("tree", ("band:price=0.5", "band:price=2"), "siblings"),
         ("tree:runs=chain", BOTH, "siblings"),
     ],
 )
 def test_a_schedule_is_told_what_the_meter_charges(tiny, verifier, specs, drafts):
     schedule = Taking(*specs)
-    drafter = ModelDrafter(tiny[1], greedy=drafts == "certain")
+    drafter = ModelDrafter(tiny[1], greedy=drafts == "deterministic")
     if drafts == "siblings":
         drafter = Siblings(drafter, 2)
     given = {"max_new_tokens": 30, "seed": 4, "verifier": verifier, "record_rows": True}

@@ -75,7 +75,7 @@ def test_what_is_beside_a_path_was_likeliest_before_it_was_drawn(tiny):
                     assert sorted(tokens.tolist()) == sorted({drawn, *likeliest})
 
     options = TREE | {"policy": "band:price=1", "max_new_tokens": amount(10, 24)}
-    drafter = Siblings(ModelDrafter(tiny[1]), certain=True)
+    drafter = Siblings(ModelDrafter(tiny[1]), deterministic=True)
     told = Callbacks(on_rows=see)
     assert generate(tiny[0], drafter, TEXTS, callbacks=told, **options).num_accepted
 
@@ -126,10 +126,10 @@ def test_what_cannot_follow_says_so(tiny):
         generate(bloom, Siblings(ModelDrafter(bloom)), TEXTS, **options | TREE)
 
 
-@pytest.mark.parametrize("certain", [False, True])
-def test_a_cap_holds_beside_siblings(tiny, certain):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_cap_holds_beside_siblings(tiny, deterministic):
     """After every token of every text; most of it is spent."""
-    drafter, cap = Siblings(ModelDrafter(tiny[1]), 2, certain=certain), 0.02
+    drafter, cap = Siblings(ModelDrafter(tiny[1]), 2, deterministic=deterministic), 0.02
     options = TREE | {"policy": Ledger("band:price=0.2", cap), "max_new_tokens": 24}
     spent = generate(tiny[0], drafter, TEXTS, **options).token_charges.cumsum(-1)
     allowed = cap * torch.arange(1, spent.shape[1] + 1)

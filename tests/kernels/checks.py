@@ -27,7 +27,7 @@ Device = torch.device | str
 BLOCK = ("speculative", "band:price=2,per_row=True")
 RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
 
-KINDS = ("smooth", "spiky", "tied", "masked", "certain", "alike", "equal", "low")
+KINDS = ("smooth", "spiky", "tied", "masked", "one-hot", "alike", "equal", "low")
 # logits of one batch: 2^27 float32 numbers are 512 MiB, and the closed forms hold several such
 MOST_LOGITS = 2**25
 # one test in so many fails by chance; the coins are seeded, so a failure stays one
@@ -105,7 +105,7 @@ def logits(batch: int, width: int, vocab: int, generator: torch.Generator) -> tu
             q[..., 0] = 0.0
             p.masked_fill_(normal(*p.shape) > 1.0, -torch.inf)
             p[..., -1] = 0.0
-        elif kind == "certain":
+        elif kind == "one-hot":
             q[..., vocab // 2] += 40.0
             p[..., vocab // 3] += 40.0
         elif kind == "alike":

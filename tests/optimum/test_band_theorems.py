@@ -92,7 +92,7 @@ def accepted(q, p, spec, delta):
 
 
 @pytest.mark.parametrize("spec", ALL)
-def test_a_certain_draft_is_a_bias_on_one_logit(spec):
+def test_a_deterministic_draft_is_a_bias_on_one_logit(spec):
     """Theorem 10, at a temperature: the raw logit gains T ln(b/a)."""
     logits = torch.randn(8, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     for temperature in (0.7, 1.6):

@@ -112,11 +112,11 @@ def test_nothing_in_common(spec):
 
 
 @pytest.mark.parametrize("spec", TEN)
-def test_a_certain_draft_is_the_per_proposal_program(spec):
+def test_a_deterministic_draft_is_the_per_proposal_program(spec):
     q, _ = pair(7, 7, seed=2)
-    certain = torch.eye(7, dtype=torch.float64)
+    deterministic = torch.eye(7, dtype=torch.float64)
     for delta in (0.01, 0.3):
-        s = ct.optimal_acceptance(q, certain, divergence=spec, delta=delta)
+        s = ct.optimal_acceptance(q, deterministic, divergence=spec, delta=delta)
         raised = ct.policy("cactus_exact", delta=delta, divergence=spec).gamma(q.diagonal())
         torch.testing.assert_close(s.acceptance, raised, rtol=0, atol=1e-9)
 

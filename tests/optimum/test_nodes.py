@@ -190,7 +190,7 @@ def test_extreme_prices() -> None:
     assert unreached.equal(solved(q, p, 1.0, "kl", 1.0))
 
 
-def test_certain_rows() -> None:
+def test_deterministic_rows() -> None:
     sure, other = torch.eye(3, dtype=torch.float64)[[0, 1]]
     even = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     q, p = torch.stack([sure, sure, even]), torch.stack([sure, other, sure])

@@ -13,14 +13,14 @@ from tests.amounts import amount, some
 EXACT = 1e-11
 # a proof at V = 151,936: sums of as many float64 terms
 LONG = 1e-12
-CERTAIN = ("certain", "certain+sampled", "certain+off")
+DETERMINISTIC = ("deterministic", "deterministic+sampled", "deterministic+off")
 KINDS = [("iid", 1), ("iid", 2), ("iid", 5), ("without_replacement", 2), ("without_replacement", 3)]
-KINDS += [(kind, 0) for kind in CERTAIN]
+KINDS += [(kind, 0) for kind in DETERMINISTIC]
 
 
-def tuples(p, kind, k, certain):
+def tuples(p, kind, k, deterministic):
     """Yield every set of drafted tokens with its probability, drawn one after the other."""
-    if kind not in CERTAIN:
+    if kind not in DETERMINISTIC:
         for drawn in itertools.product(range(len(p)), repeat=k):
             mass, left = 1.0, 1.0
             for place, token in enumerate(drawn):
@@ -29,14 +29,18 @@ def tuples(p, kind, k, certain):
                 left -= p[token] if again else 0.0
             yield set(drawn), mass
         return
-    row = p.copy() if kind == "certain+sampled" else np.where(np.isin(range(len(p)), certain), 0, p)
+    row = (
+        p.copy()
+        if kind == "deterministic+sampled"
+        else np.where(np.isin(range(len(p)), deterministic), 0, p)
+    )
     for token, mass in enumerate(row / row.sum()):
-        yield set(certain) | ({token} if kind != "certain" else set()), mass
+        yield set(deterministic) | ({token} if kind != "deterministic" else set()), mass
 
 
-def meeting(p, kind, k, certain):
+def meeting(p, kind, k, deterministic):
     """Return Pr(S meets A) for each set A, numbered by its bits."""
-    law = [(drawn, mass) for drawn, mass in tuples(p, kind, k, certain) if mass > 0]
+    law = [(drawn, mass) for drawn, mass in tuples(p, kind, k, deterministic) if mass > 0]
     every = [{i for i in range(len(p)) if number >> i & 1} for number in range(2 ** len(p))]
     return every, np.array([sum(m for drawn, m in law if drawn & members) for members in every])
 
@@ -59,25 +63,25 @@ def by_levels(q, every, met):
 
 
 def cases(count, seed):
-    """Yield target, draft and certain tokens, some targets near their draft."""
+    """Yield target, draft and deterministic tokens, some targets near their draft."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         vocab = 3 + number % 3
         p = rng.dirichlet(np.full(vocab, 0.6)) + 1e-4
         q = rng.dirichlet(np.full(vocab, 0.6)) + (1e-4 if number % 4 else p)
-        certain = rng.choice(vocab, 1 + number % (vocab - 1), replace=False).tolist()
-        yield q / q.sum(), p / p.sum(), certain
+        deterministic = rng.choice(vocab, 1 + number % (vocab - 1), replace=False).tolist()
+        yield q / q.sum(), p / p.sum(), deterministic
 
 
-def law_of(q, p, kind, k, certain):
-    return ct.selection_law(q, p, max(k, 1), kind, certain if kind in CERTAIN else None)
+def law_of(q, p, kind, k, deterministic):
+    return ct.selection_law(q, p, max(k, 1), kind, deterministic if kind in DETERMINISTIC else None)
 
 
 @pytest.mark.parametrize("kind, k", KINDS)
 def test_it_is_the_base_of_least_slopes(kind, k):
-    for q, p, certain in cases(amount(3, 15), seed=k):
-        every, met = meeting(p, kind, k, certain)
-        law = law_of(q, p, kind, k, certain)
+    for q, p, deterministic in cases(amount(3, 15), seed=k):
+        every, met = meeting(p, kind, k, deterministic)
+        law = law_of(q, p, kind, k, deterministic)
         np.testing.assert_allclose(law, by_levels(q, every, met), rtol=0, atol=EXACT)
         masses = np.array([law[list(members)].sum() for members in every])
         assert (masses <= met + EXACT).all() and masses[-1] == pytest.approx(1, abs=EXACT)
@@ -87,9 +91,9 @@ def test_it_is_the_base_of_least_slopes(kind, k):
 @pytest.mark.parametrize("spec", ["kl", "reverse_kl", "jensen_shannon", "squared_hellinger"])
 def test_the_band_around_it_is_best_for_all_drafts(kind, k, spec):
     """Acceptance is the subset bound of the band's row, and no other base has a larger one."""
-    for q, p, certain in cases(amount(1, 4), seed=9):
-        every, met = meeting(p, kind, k, certain)
-        law = law_of(q, p, kind, k, certain)
+    for q, p, deterministic in cases(amount(1, 4), seed=9):
+        every, met = meeting(p, kind, k, deterministic)
+        law = law_of(q, p, kind, k, deterministic)
         best = ct.optimal_acceptance(q, law, divergence=spec, price=1.5)
         masses = np.array([best.target[list(members)].sum() for members in every])
         inside = 1 - met[[every.index(set(range(len(q))) - members) for members in every]]
@@ -111,9 +115,9 @@ def test_many_rows_are_each_as_alone():
     q, p = (torch.tensor(rng.dirichlet(np.ones(7), (2, 3))) for _ in range(2))
     q[0, 1, :3] = 0
     q = q / q.sum(-1, keepdim=True)
-    certain = torch.tensor([[[0, 3], [1, 2], [4, -1]], [[5, 5], [6, 0], [2, -1]]])
+    deterministic = torch.tensor([[[0, 3], [1, 2], [4, -1]], [[5, 5], [6, 0], [2, -1]]])
     for kind, k in KINDS:
-        ids = certain if kind in CERTAIN else None
+        ids = deterministic if kind in DETERMINISTIC else None
         law = ct.selection_law(q, p, max(k, 1), kind, ids)
         for at in itertools.product(range(2), range(3)):
             alone = ct.selection_law(
@@ -124,34 +128,36 @@ def test_many_rows_are_each_as_alone():
         assert float32.dtype == torch.float32 and torch.allclose(float32.double(), law, atol=1e-6)
 
 
-def test_certain_tokens_out_of_reach_and_ties():
+def test_deterministic_tokens_out_of_reach_and_ties():
     q, p = np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.6, 0.1, 0.2, 0.1])
-    alone = ct.selection_law(q, None, kind="certain", certain=[2])
+    alone = ct.selection_law(q, None, kind="deterministic", deterministic=[2])
     np.testing.assert_array_equal(alone, [0, 0, 1, 0])
-    law = ct.selection_law(q, p, kind="certain+sampled", certain=[2])
+    law = ct.selection_law(q, p, kind="deterministic+sampled", deterministic=[2])
     np.testing.assert_allclose(law[:2], p[:2])  # the rest falls on tokens that are never emitted
     assert ct.optimal_acceptance(q, law, delta=0.0).acceptance == pytest.approx(0.6)
-    mixed = ct.selection_law(q, p, kind="certain+sampled", certain=[1, 2])
+    mixed = ct.selection_law(q, p, kind="deterministic+sampled", deterministic=[1, 2])
     np.testing.assert_allclose(mixed, [0.5, 0.5, 0, 0], atol=1e-15)
     for kind, k in KINDS[:3]:  # equal ratios are one level, whatever their order
         flat = ct.selection_law(np.full(8, 0.125), np.full(8, 0.125), k, kind)
         np.testing.assert_allclose(flat, 0.125, atol=1e-15)
     one = np.eye(4)[0]
     np.testing.assert_array_equal(ct.selection_law(q, one, 3), one)
-    np.testing.assert_array_equal(ct.selection_law(q, one, kind="certain+off", certain=[0]), one)
+    np.testing.assert_array_equal(
+        ct.selection_law(q, one, kind="deterministic+off", deterministic=[0]), one
+    )
     np.testing.assert_allclose(ct.selection_law(q, p, 1), p, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["certain+off", "certain+sampled"])
-def test_a_certain_token_of_denormal_mass_takes_what_impossible_tokens_leave(kind):
+@pytest.mark.parametrize("kind", ["deterministic+off", "deterministic+sampled"])
+def test_a_deterministic_token_of_denormal_mass_takes_what_impossible_tokens_leave(kind):
     """As one of mass 1e-300 does, whose multiple does not overflow."""
     q, p = np.array([0.0, 1.0, 8.5e-310]), np.array([0.6, 0.1, 0.3])
-    law = ct.selection_law(q, p, kind=kind, certain=[2])
-    near = ct.selection_law(np.array([0.0, 1.0, 1e-300]), p, kind=kind, certain=[2])
+    law = ct.selection_law(q, p, kind=kind, deterministic=[2])
+    near = ct.selection_law(np.array([0.0, 1.0, 1e-300]), p, kind=kind, deterministic=[2])
     np.testing.assert_allclose(law, near, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["iid", "certain+sampled"])
+@pytest.mark.parametrize("kind", ["iid", "deterministic+sampled"])
 def test_a_large_vocabulary(kind):
     rng = np.random.default_rng(7)
     q, p = (torch.tensor(rng.normal(size=(1, 151_936)) * 3).softmax(-1) for _ in range(2))
@@ -171,17 +177,23 @@ def test_bad_input_is_named():
         "k: must be an integer of at least 1; got 0": {"k": 0},
         "k: must be at most 2 without replacement": {"k": 3, "kind": "without_replacement"},
         "k: must not exceed the 14 tokens": {"k": 15, "kind": "without_replacement"},
-        "certain: must hold token ids in": {"kind": "certain"},
-        "certain: must hold token ids in \\[0, 14\\)": {"kind": "certain", "certain": [14]},
-        "certain: must not be given with kind='iid'": {"certain": [1]},
-        "certain: must hold a token of each row": {"kind": "certain", "certain": [-1]},
-        "certain: shape must be": {"kind": "certain", "certain": [[1], [2]]},
+        "deterministic: must hold token ids in": {"kind": "deterministic"},
+        "deterministic: must hold token ids in \\[0, 14\\)": {
+            "kind": "deterministic",
+            "deterministic": [14],
+        },
+        "deterministic: must not be given with kind='iid'": {"deterministic": [1]},
+        "deterministic: must hold a token of each row": {
+            "kind": "deterministic",
+            "deterministic": [-1],
+        },
+        "deterministic: shape must be": {"kind": "deterministic", "deterministic": [[1], [2]]},
     }
     for message, options in bad.items():
         with pytest.raises(ValueError, match=message):
             ct.selection_law(q, p, **options)
-    with pytest.raises(TypeError, match="certain: must hold token ids; got dtype"):
-        ct.selection_law(q, p, kind="certain", certain=[0.5])
+    with pytest.raises(TypeError, match="deterministic: must hold token ids; got dtype"):
+        ct.selection_law(q, p, kind="deterministic", deterministic=[0.5])
 
 
 @pytest.mark.parametrize("kind", ["iid", "without_replacement"])

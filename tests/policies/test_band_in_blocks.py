@@ -1,4 +1,4 @@
-"""The band in blocks and trees: certain drafts to their end, and rows by themselves."""
+"""The band in blocks and trees: deterministic drafts to their end, and rows by themselves."""
 
 import math
 from decimal import Decimal, localcontext
@@ -27,7 +27,7 @@ def band(spec: str) -> Band:
     return found
 
 
-def certain(width: int, seed: int, vocab: int = 3):
+def deterministic(width: int, seed: int, vocab: int = 3):
     """Return rows (1, K + 1, V), drafted ids (1, K) and q of the drafted tokens."""
     q = rows(1, width + 1, vocab, seed=seed)
     ids = torch.randint(vocab, (1, width), generator=torch.Generator().manual_seed(seed))
@@ -43,10 +43,10 @@ def value_of(rule: ct.Policy, q, ids, price: float) -> float:
 
 @pytest.mark.parametrize("width", range(1, 6))
 @pytest.mark.parametrize("price", some((0.3, 1.0, 4.0), 2))
-def test_a_certain_draft_has_the_gibbs_law(width: int, price: float) -> None:
+def test_a_deterministic_draft_has_the_gibbs_law(width: int, price: float) -> None:
     """Compare with ν ln E_q e^{N/ν} for N tokens of the block, the best there is."""
     for seed in range(amount(2, 20)):
-        q, ids, q_n = certain(width, seed)
+        q, ids, q_n = deterministic(width, seed)
         mean, alive = 0.0, 1.0
         for place, own in enumerate(q_n[0].tolist(), 1):
             mean, alive = mean + alive * (1 - own) * math.exp(place / price), alive * own
@@ -83,7 +83,7 @@ def by_decimals(q_n: list[float], price: float) -> list[float]:
 
 
 @pytest.mark.parametrize("price", [1e-3, 1.0, 1e3])
-def test_certain_drafts_at_the_ends_of_numbers(price: float) -> None:
+def test_deterministic_drafts_at_the_ends_of_numbers(price: float) -> None:
     cases = [[1e-300, 0.3, 1.0], [1.0, 1e-300, 1e-300], [0.0, 0.5, 1.0], [1e-12, 0.0, 1 - 1e-12]]
     q_n = torch.tensor(cases, dtype=torch.float64)
     found = LookAhead(price).path(q_n, torch.tensor([3] * 4))
@@ -104,12 +104,12 @@ def test_tokens_beyond_a_short_draft_are_not_read() -> None:
 
 
 def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
-    q, ids, q_n = certain(1, 4)
+    q, ids, q_n = deterministic(1, 4)
     ahead = LookAhead(0.7)
     raised = ahead.path(q_n, torch.tensor([1]))
     h = band("price=0.7").target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))
     assert float(raised[0, 0]) == pytest.approx(float(h[0, ids[0, 0]]), abs=ROUNDING)
-    _, _, q_n = certain(3, 4)
+    _, _, q_n = deterministic(3, 4)
     three = ahead.path(q_n, torch.tensor([3]))
     alone = [ahead.path(q_n[:, own : own + 1], torch.tensor([1])) for own in range(3)]
     excess = [float(three[0, own] - alone[own][0, 0]) for own in range(3)]
@@ -172,7 +172,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
 
 
 def test_the_meter_tells_policies_and_drafts_apart() -> None:
-    """Mix rows of certain drafts, which know what follows, with others, and two policies."""
+    """Mix rows of deterministic drafts, which know what follows, with others, and two policies."""
     q, p = pair(4, 5, seed=6)
     rules = band("price=0.7"), band("price=2,per_row=true")
     ids = torch.tensor([1, 2, 0, 3])
@@ -193,7 +193,7 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     assert meter.sums()[1] == pytest.approx(float(spent.sum()), abs=ROUNDING)
 
 
-def test_a_certain_token_an_ulp_above_one_stays_certain() -> None:
+def test_a_deterministic_token_an_ulp_above_one_stays_deterministic() -> None:
     above = torch.tensor([[0.6, 1 + 2.0**-52, 0.3]], dtype=torch.float64)
     counts = torch.tensor([3])
     raised, exact = (LookAhead(0.5).path(q, counts) for q in (above, above.clamp(max=1)))

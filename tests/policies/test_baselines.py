@@ -52,5 +52,5 @@ def test_sample_and_match_recovers_anything_but_the_drafted_token():
     rule, q = ct.policy("sample_and_match"), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     found = rule.recovery(q, q, torch.tensor(0))
     torch.testing.assert_close(found, torch.tensor([0.0, 0.6, 0.4], dtype=torch.float64))
-    certain = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
-    assert torch.equal(rule.recovery(certain, q, torch.tensor(1)), certain)
+    deterministic = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    assert torch.equal(rule.recovery(deterministic, q, torch.tensor(1)), deterministic)

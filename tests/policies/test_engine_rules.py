@@ -29,7 +29,7 @@ RULES = (
 
 
 def pairs(count, vocab, seed=0):
-    """Return random rows, some with zeros, certain tokens and ties."""
+    """Return random rows, some with zeros, one-hot ones and ties."""
     source = np.random.default_rng(seed)
     q, p = source.dirichlet(np.full(vocab, 0.6), (2, count))
     q[::5, 1:3] = 0
@@ -98,9 +98,9 @@ def test_sglangs_defaults_are_lossless_and_below_them_the_price_is_bounded():
 
 def test_one_likeliest_token_is_lossless_for_a_greedy_target_alone():
     rule = ct.policy("relaxed:k=1,delta=0,recover=argmax")
-    certain = np.eye(4)[[2, 1]]
+    deterministic = np.eye(4)[[2, 1]]
     draft = np.full((2, 4), 0.25)
-    np.testing.assert_array_equal(ct.emitted_law(rule, certain, draft), certain)
+    np.testing.assert_array_equal(ct.emitted_law(rule, deterministic, draft), deterministic)
     assert ct.emitted_law(rule, [0.6, 0.4], [0.5, 0.5]).tolist() == [1.0, 0.0]
     q, p = np.array([0.6, 0.4]), np.array([0.5, 0.5])
     np.testing.assert_allclose(

@@ -111,22 +111,22 @@ def test_planted_mistakes_are_caught(planted):
         check_best(planted(price=0.5, head=0.5), q, p)
 
 
-class RaisesCertain(Band):
-    """A certain token is raised wherever it is."""
+class RaisesDeterministic(Band):
+    """A deterministic token is raised wherever it is."""
 
     @property
     def shortcuts(self):
         return AlongPath(self.priced.high, LookAhead(self.price))
 
 
-def test_a_planted_row_that_raises_certain_tokens_off_the_head_is_caught():
+def test_a_planted_row_that_raises_deterministic_tokens_off_the_head_is_caught():
     q = torch.tensor([[[0.1, 0.9], [0.4, 0.6], [0.5, 0.5]]], dtype=torch.float64)
     draft = Draft(torch.tensor([[0, 0]]), [2], None)
     most = {}
-    for rule in (Band(price=0.4, head=0.2), RaisesCertain(price=0.4, head=0.2)):
+    for rule in (Band(price=0.4, head=0.2), RaisesDeterministic(price=0.4, head=0.2)):
         law = find_verifier("block").law(Assignment((rule,)), q, draft).emitted
         most[type(rule)] = float((law[:, :2] - q[:, :2])[~on_head(q[:, :2], 0.2)].max())
-    assert most[Band] < ROUNDING and most[RaisesCertain] > 0.1
+    assert most[Band] < ROUNDING and most[RaisesDeterministic] > 0.1
 
 
 def test_the_program_of_designed_rows_with_caps_proves_it():
@@ -213,7 +213,7 @@ def test_a_node_of_a_block_keeps_to_the_head_at_every_alive_ratio():
     assert (h <= q + ROUNDING)[off].all() and (h.sum(-1) - 1).abs().max() < ROUNDING
 
 
-def test_a_certain_path_looks_ahead_on_the_head():
+def test_a_deterministic_path_looks_ahead_on_the_head():
     """The recursion by hand: q = .1 off the head, then .4 on it, ν = .4: F_1 = .168."""
     nu, q_n = 0.4, torch.tensor([[0.1, 0.4]], dtype=torch.float64)
     most = torch.tensor([[0.9, 0.4]], dtype=torch.float64)

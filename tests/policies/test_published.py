@@ -202,9 +202,9 @@ def test_tempered_and_truncated_by_hand():
 def test_ties_of_uniform_rows_are_not_decided_by_rounding(spec, vocab):
     rule = ct.policy(spec)
     even = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
-    certain = torch.zeros(vocab, dtype=torch.float64)
-    certain[0] = 1.0
-    q, p = (certain, even) if spec.startswith("cascade") else (even, even)
+    deterministic = torch.zeros(vocab, dtype=torch.float64)
+    deterministic[0] = 1.0
+    q, p = (deterministic, even) if spec.startswith("cascade") else (even, even)
     expected = rule.keep(q, p)
     for padded in range(6):
         wide_q, wide_p = (torch.nn.functional.pad(row, (padded, 2 * padded)) for row in (q, p))

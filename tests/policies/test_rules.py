@@ -98,11 +98,11 @@ def test_limits_of_gamma(rule):
     assert (rising.diff() >= -CLOSE).all()
 
 
-def test_certain_rows():
-    certain, p = tensor(0.0, 1.0), tensor(0.5, 0.5)
+def test_deterministic_rows():
+    deterministic, p = tensor(0.0, 1.0), tensor(0.5, 0.5)
     for rule in (ct.policy("cactus:delta=0.5"), ct.policy("cactus_exact:delta=0.5")):
-        assert rule.acceptance(certain, p, torch.tensor([0, 1])).tolist() == [0.0, 1.0]
-        assert rule.recovery(certain, p, torch.tensor(0)).tolist() == [0.0, 1.0]
+        assert rule.acceptance(deterministic, p, torch.tensor([0, 1])).tolist() == [0.0, 1.0]
+        assert rule.recovery(deterministic, p, torch.tensor(0)).tolist() == [0.0, 1.0]
 
 
 def test_the_max_divergence_proposal_is_capped_lenience():

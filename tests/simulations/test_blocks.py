@@ -12,7 +12,7 @@ from cactus_theory.traces import Trace, replay, save_trace  # noqa: E402
 from cactus_theory.traces.estimate import tokens_at  # noqa: E402
 from simulations import blocks  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
-from simulations.blocks import REFERENCE, Family, certain_families, families  # noqa: E402
+from simulations.blocks import REFERENCE, Family, deterministic_families, families  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from tests.amounts import THOROUGH  # noqa: E402
 
@@ -69,26 +69,28 @@ def check_numbers(written: list[dict], known: list) -> None:
 
 
 @pytest.fixture(scope="module")
-def certain(tmp_path_factory) -> Path:
-    """Return the example as if its drafter had been certain of its tokens."""
+def deterministic(tmp_path_factory) -> Path:
+    """Return the example as if its drafter had been deterministic."""
     example = Trace.open(EXAMPLE)
     texts: dict[int, list] = {}
     for cycle in example:
         texts.setdefault(cycle.text, []).append(replace(cycle, draft_probs=None))
-    folder = tmp_path_factory.mktemp("certain") / "trace"
+    folder = tmp_path_factory.mktemp("deterministic") / "trace"
     save_trace(folder, texts.values(), vocab_size=example.header.vocab_size, num_draft_tokens=4)
     return folder
 
 
-def test_looking_ahead_along_certain_drafts_is_worth_tokens(certain, few, tmp_path, capsys) -> None:
+def test_looking_ahead_along_deterministic_drafts_is_worth_tokens(
+    deterministic, few, tmp_path, capsys
+) -> None:
     level = "0.05"
-    arguments = [*TABLE, str(certain), "--num-draft-tokens", "4", "--levels", level]
+    arguments = [*TABLE, str(deterministic), "--num-draft-tokens", "4", "--levels", level]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     written, notes = read_csv(tmp_path / "blocks.csv")
     tokens = {row["family"]: float(row["tokens_per_call"]) for row in written}
-    assert list(tokens) == [knobs.name for knobs in certain_families()]
+    assert list(tokens) == [knobs.name for knobs in deterministic_families()]
     ahead, alone = (tokens[f"band:price{knobs}, block"] for knobs in ("", ",per_row=True"))
-    # a certain draft ends at its first refusal under either verifier
+    # a deterministic draft ends at its first refusal under either verifier
     assert alone == pytest.approx(tokens[REFERENCE])
     assert ahead > alone
     assert json.loads(notes["trace_made"])["num_draft_tokens"] == 4

@@ -83,7 +83,7 @@ def test_no_joint_law_of_path_count_and_token_does_better(spec, seed):
 
 
 @pytest.mark.parametrize("price", some((0.4, 1.0, 5.0), 2))
-def test_a_certain_draft_gives_the_closed_value(price):
+def test_a_deterministic_draft_gives_the_closed_value(price):
     """Theory: ν ln E_q e^{N/ν}, N the tokens emitted if the target alone had drawn the block."""
     tree, drafted = random_tree(3, 4, seed=2), (2, 0, 1, 1)
     rows = np.zeros_like(tree.draft)

@@ -50,7 +50,7 @@ def test_the_best_split_pays_one_price_everywhere(spec, rows, delta):
 
 
 @pytest.mark.parametrize("spec", ["kl", "reverse_kl"])
-def test_a_certain_draft_at_one_position_leaves_the_others_their_reward(spec):
+def test_a_deterministic_draft_at_one_position_leaves_the_others_their_reward(spec):
     q = np.array([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]])
     p = np.array([[1.0, 0.0, 0.0], [0.0, 0.7, 0.3]])
     both = sequence.solve(q, p, spec, delta=0.01)

@@ -108,8 +108,8 @@ class ReadsBeyond(Plain):
         return torch.full((len(draft.token_ids),), draft.token_ids.shape[1])
 
 
-class UniformForCertain(Plain):
-    def certain(self, ids, q):
+class UniformForDeterministic(Plain):
+    def deterministic(self, ids, q):
         return torch.full_like(q[:, :-1], 1 / q.shape[-1])
 
 
@@ -297,7 +297,11 @@ FAULTS = (
         VerdictsByMemory(),
         "laws_are_exact_while_p_changes_between_rounds",
     ),
-    Fault("certain drafts as uniform rows", UniformForCertain(), "certain_drafts_are_one_hot_rows"),
+    Fault(
+        "deterministic drafts as uniform rows",
+        UniformForDeterministic(),
+        "deterministic_drafts_are_one_hot_rows",
+    ),
     Fault("coin <= value", AtMost(), "impossible_tokens_are_never_emitted"),
     Fault("coin <= value above 0", AtMostPositive(), "a_coin_at_its_value_does_not_pass"),
     Fault("coins compared with P", OtherCoins(), "coins_decide_as_stated"),

@@ -190,7 +190,7 @@ def zero_times_log_zero(q, p, n):
 
 
 @ct.rule
-def crashes_on_certain_rows(q, p, n):
+def crashes_on_deterministic_rows(q, p, n):
     return min(1, q[n] / p[n] / (1 / (q < 1).sum() if (q < 1).sum() else [][0]))
 
 
@@ -445,7 +445,7 @@ FAULTS = (
     ),
     Fault("min(1, ·) forgotten", "acceptance_is_a_probability", no_ceiling, lossless),
     Fault("entropy with 0 · log 0", "answers", zero_times_log_zero),
-    Fault("crashes where nothing is uncertain", "answers", crashes_on_certain_rows),
+    Fault("crashes where nothing is uncertain", "answers", crashes_on_deterministic_rows),
     Fault("variance by cancellation in float32", "float32_agrees", cancellation),
     Fault("adds 1e-9 to every q", "no_token_without_target_mass", leaks, lossless),
     Fault(

@@ -67,13 +67,13 @@ class Plain(Verifier):
     def lengths(self, draft):
         return torch.as_tensor(draft.counts)
 
-    def certain(self, ids, q):
+    def deterministic(self, ids, q):
         return one_hot(ids, q)
 
     def walk(self, assigned, q, draft):
         """Return alive, values, rows of the next token and h, node after node."""
         q, ids, counts = q.double(), draft.token_ids, self.lengths(draft)
-        p = self.certain(ids, q) if draft.probs is None else draft.probs.double()
+        p = self.deterministic(ids, q) if draft.probs is None else draft.probs.double()
         batch, width = ids.shape
         alive = torch.zeros(batch, width + 1, dtype=torch.float64)
         values, rows, emitted = alive[:, 1:].clone(), torch.zeros_like(q), torch.zeros_like(p)

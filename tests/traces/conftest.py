@@ -20,7 +20,7 @@ def rows_of(generator: torch.Generator, *shape: int) -> torch.Tensor:
 
 @pytest.fixture
 def ragged() -> list[list[Cycle]]:
-    """Return texts whose cycles drafted 0 to 3 tokens, some of them certain, some with zeros."""
+    """Return texts whose cycles drafted 0 to 3 tokens, some deterministic, some with zeros."""
     source = torch.Generator().manual_seed(5)
     texts = []
     for text, counts in enumerate([(3, 0, 2), (1,), (3, 3, 1, 2)]):
@@ -31,9 +31,9 @@ def ragged() -> list[list[Cycle]]:
             if count > 1:
                 target[1] = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0])
                 draft[0] = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0])
-            certain = not count or number == 2
+            deterministic = not count or number == 2
             ids = draft.argmax(-1)
-            cycles.append(Cycle(text, position, ids, target, None if certain else draft))
+            cycles.append(Cycle(text, position, ids, target, None if deterministic else draft))
             position += 1 + number
         texts.append(cycles)
     return texts

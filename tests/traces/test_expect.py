@@ -275,8 +275,8 @@ def test_shares_are_of_the_rounds_that_drafted_a_position() -> None:
     assert four.rounds.tolist() == [1000, 990, 980, 970]
     taken_off = four.accepted - [0.8, 0.6, 0.4, 0.3]
     assert four.rounding == pytest.approx(taken_off / 2, abs=EXACT) and taken_off[3] > 0
-    certain = Observation.of_counts([1000, 990, 990, 990], 1000, drafted=3940)
-    assert certain.accepted.tolist() == [1, 1, 1, 1]
+    deterministic = Observation.of_counts([1000, 990, 990, 990], 1000, drafted=3940)
+    assert deterministic.accepted.tolist() == [1, 1, 1, 1]
     with pytest.raises(ValueError, match="rounds: must lie in"):
         Observation.of_counts([0], 0, drafted=0)
     printed = observed_rates("0.8,0.46", 1000, 2, 1920)

@@ -108,11 +108,13 @@ def test_rows_are_those_with_a_draft_row(saved: Trace) -> None:
     assert len(q) == len(p) == saved.manifest.total("draft_rows")
 
 
-def test_a_trace_of_certain_drafts_has_no_rows(tmp_path: Path) -> None:
+def test_a_trace_of_deterministic_drafts_has_no_rows(tmp_path: Path) -> None:
     source = torch.Generator().manual_seed(0)
     cycle = Cycle(0, 0, torch.tensor([1]), rows_of(source, 2, VOCAB), None)
     trace = save_trace(tmp_path / "trace", [[cycle]], vocab_size=VOCAB, num_draft_tokens=1)
-    with pytest.raises(ValueError, match="must hold draft rows; every draft in it was certain"):
+    with pytest.raises(
+        ValueError, match="must hold draft rows; every draft in it was deterministic"
+    ):
         trace.rows()
 
 

@@ -61,7 +61,7 @@ def test_an_end_of_text_ends_the_cycles(tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ngram", "greedy"])
-def test_certain_drafts_have_no_rows(tiny, tmp_path: Path, kind: str) -> None:
+def test_deterministic_drafts_have_no_rows(tiny, tmp_path: Path, kind: str) -> None:
     drafter = NGram() if kind == "ngram" else ModelDrafter(tiny[1], greedy=True)
     trace = log_trace(tiny[0], drafter, PROMPTS, tmp_path / "t", **OPTIONS)
     assert all(cycle.draft_probs is None for cycle in trace)

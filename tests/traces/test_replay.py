@@ -29,7 +29,7 @@ END = 2
 @pytest.mark.parametrize("ends", [(), (END,), (3,)], ids=["endless", "ends", "ends at once"])
 @pytest.mark.parametrize("verifier", BOTH)
 def test_a_replay_adds_up_the_laws_of_its_cycles(tmp_path, ragged, verifier, ends) -> None:
-    """Cycles of any length, some certain; nothing counts that is drafted after an end."""
+    """Cycles of any length, some deterministic; nothing counts that is drafted after an end."""
     made = {"vocab_size": VOCAB, "num_draft_tokens": 3, "eos_token_ids": ends}
     trace = save_trace(tmp_path / "t", ragged, **made)
     rule, judge = ct.policy("mixture:alpha=0.3"), find_verifier(verifier)

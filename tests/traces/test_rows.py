@@ -82,7 +82,7 @@ def test_rows_of_a_trace_keep_their_texts(tmp_path, ragged):
         torch.testing.assert_close(logged, ordered, rtol=0, atol=STORED)
 
 
-def test_a_trace_of_certain_drafts_is_refused(tmp_path):
+def test_a_trace_of_deterministic_drafts_is_refused(tmp_path):
     rows = torch.full((2, VOCAB), 1 / VOCAB, dtype=torch.float64)
     cycle = Cycle(0, 0, torch.tensor([1]), rows, None)
     trace = save_trace(tmp_path / "t", [[cycle]], vocab_size=VOCAB, num_draft_tokens=1)

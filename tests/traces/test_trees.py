@@ -20,14 +20,14 @@ from tests.verify.test_tree import VOCAB, Plan, draft_of, outcomes
 # float32 log-probabilities above −8 keep a row to 2⁻²²; sums of some ten such numbers
 STORED = 1e-5
 SHAPES = ((1, 1, 1), (2, 1), (2, 2))
-CHILDREN = ("certain", "sampled", "off", "mixed", "late")
+CHILDREN = ("deterministic", "sampled", "off", "mixed", "late")
 SPECS = ("speculative", "band:price=1", "cactus:delta=0.1", "band:price=1,per_row=True")
 END = 2
-# the Gibbs law of certain trees has its own test
+# the Gibbs law of deterministic trees has its own test
 CASES = [
     (*case, (END,) if case[2].startswith("cactus") else ())
     for case in itertools.product(SHAPES, CHILDREN, SPECS, ("block", "chain"))
-    if case[1:4] != ("certain", "band:price=1", "block")
+    if case[1:4] != ("deterministic", "band:price=1", "block")
 ]
 LIGHT = [case for case in CASES if case[0] != (2, 2) and case[1] != "late"]  # few walks
 
@@ -93,7 +93,7 @@ def test_the_recovery_of_a_proposal_is_that_of_its_own_token(tmp_path):
 @pytest.mark.parametrize("price", [0.5, 2.0])
 def test_a_policy_that_looks_ahead_gives_the_value_of_its_law(tmp_path, price):
     """Accepted tokens less the price of their KL are ν ln z (THEORY.md, Theorem 14)."""
-    plan, policy = Plan((3, 2), "certain"), ct.policy("band", price=price)
+    plan, policy = Plan((3, 2), "deterministic"), ct.policy("band", price=price)
     walks = tree_walks(plan)
     got = replay(saved(tmp_path / "t", [walks]), policy, "tree")
 
@@ -134,7 +134,7 @@ def test_every_tree_comes_back(tmp_path, dtype):
         if made is None:
             continue
         (q, draft), again = made, cycle.draft()
-        for name in ("token_ids", "parents", "sampled", "certain"):
+        for name in ("token_ids", "parents", "sampled", "deterministic"):
             assert torch.equal(getattr(draft, name), getattr(again, name)), name
         torch.testing.assert_close(cycle.target_probs, q[0], rtol=rounding, atol=0)
         for place in draft.sampled[0].nonzero()[:, 0].tolist():
@@ -143,15 +143,15 @@ def test_every_tree_comes_back(tmp_path, dtype):
             torch.testing.assert_close(other, one, rtol=rounding, atol=0)
     for cycle, drawn in zip(read[-3:-1], (True, False), strict=True):  # paths, as trees
         assert cycle.parents.tolist() == [-1]
-        assert cycle.sampled.tolist() == [drawn] and cycle.certain.tolist() == [not drawn]
+        assert cycle.sampled.tolist() == [drawn] and cycle.deterministic.tolist() == [not drawn]
 
 
-@pytest.mark.parametrize("kind", some(["siblings", "certain", "ngram"], 1))
+@pytest.mark.parametrize("kind", some(["siblings", "deterministic", "ngram"], 1))
 def test_a_decode_of_trees_is_logged_and_replayed(tiny, tmp_path, kind):
     target, draft = tiny
     drafter = {
         "siblings": Siblings(ModelDrafter(draft), m=2),
-        "certain": Siblings(ModelDrafter(draft), m=2, certain=True),
+        "deterministic": Siblings(ModelDrafter(draft), m=2, deterministic=True),
         "ngram": Siblings(NGram(), m=2),
     }[kind]
     prompts, sizes = [[1, 5, 1, 5], [2, 2, 2]], {"num_draft_tokens": 2, "max_new_tokens": 5}

@@ -59,11 +59,13 @@ def coins(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return case.accept, case.draw
 
 
-def test_a_certain_draft_is_looked_ahead_on() -> None:
+def test_a_deterministic_draft_is_looked_ahead_on() -> None:
     for seed in seeds(3):
         case = random_case(3, seed)
-        certain = Case(case.q, Draft(case.draft.token_ids, case.draft.counts, None), *coins(case))
-        assert assert_equal(one("band:price=0.7"), certain).raised is not None
+        deterministic = Case(
+            case.q, Draft(case.draft.token_ids, case.draft.counts, None), *coins(case)
+        )
+        assert assert_equal(one("band:price=0.7"), deterministic).raised is not None
 
 
 @pytest.mark.parametrize("spec", some(SPECS, 4))
@@ -138,12 +140,12 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     assert bool((low * (1 - 1e-9) <= ratio + tiny).all())
 
 
-@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("spec", ["speculative", "band:price=1", "cactus:delta=0.1"])
-def test_a_draft_of_no_tokens(spec: str, certain: bool) -> None:
+def test_a_draft_of_no_tokens(spec: str, deterministic: bool) -> None:
     q = random_case(3, 0).q[:, :1]
     ids, empty = torch.zeros(5, 0, dtype=torch.int64), torch.zeros(5, 0, dtype=torch.float64)
-    draft = Draft(ids, [0] * 5, None if certain else q[:, :0])
+    draft = Draft(ids, [0] * 5, None if deterministic else q[:, :0])
     draw = torch.linspace(0, 0.9, 5, dtype=torch.float64)
     law = find_verifier("block").law(one(spec), q, draft)
     assert law.stop.equal(torch.ones(5, 1, dtype=torch.float64)) and law.alive.equal(law.stop)

@@ -41,10 +41,13 @@ def on_host(*given):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("certain", [False, True])
-def test_host_and_device_decide_alike(spec, certain):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_host_and_device_decide_alike(spec, deterministic):
     q, p, ids, lengths, accept, draw = rows(400, 5)
-    assigned, draft = Assignment((ct.policy(spec),)), Draft(ids, lengths, None if certain else p)
+    assigned, draft = (
+        Assignment((ct.policy(spec),)),
+        Draft(ids, lengths, None if deterministic else p),
+    )
     host = on_host(assigned, q, draft, accept, draw)
     device = chain_on_device(assigned, q, draft, accept, draw)
     assert torch.equal(host[0], device[0]) and torch.equal(host[1], device[1])
@@ -128,10 +131,10 @@ class Counted(type(ct.policy("band:delta=0.1"))):
         return super().decide(q, p, n, coin)
 
 
-@pytest.mark.parametrize("certain", [False, True])
-def test_a_policy_is_asked_only_where_lossless_sampling_would_refuse(certain):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_policy_is_asked_only_where_lossless_sampling_would_refuse(deterministic):
     q, p, ids, lengths, accept, draw = rows(60, 5, seed=6)
-    draft = Draft(ids, lengths, None if certain else p)
+    draft = Draft(ids, lengths, None if deterministic else p)
     Counted.asked = 0
     lazy = on_host(Assignment((Counted(delta=0.1),)), q, draft, accept, draw)
     assert 0 < Counted.asked < int(lengths.sum()) / 2

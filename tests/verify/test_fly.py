@@ -102,7 +102,7 @@ def test_a_greedy_target_is_decided_without_coins(window):
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
-def test_a_certain_draft_has_a_law_at_each_row(zeros):
+def test_a_deterministic_draft_has_a_law_at_each_row(zeros):
     """By native decisions: a round that goes on emits the drafted token, one that ends its last."""
     q, _, ids = rows(amount(6, 60), 4, 4, 8, zeros)
     draft, assigned = Draft(ids, [4] * len(ids), None), Assignment((LOSSLESS,))
@@ -120,8 +120,8 @@ def test_a_certain_draft_has_a_law_at_each_row(zeros):
             ratio = [float(q[row, i, n]) for i, n in enumerate(ids[row].tolist())]
             weight = math.prod(a if one else 1 - a for a, one in zip(ratio, kept, strict=True))
             coins = [-1.0 if one else math.inf for one in kept]
-            certain = torch.eye(4).double()[ids[row]].tolist()
-            stop = documented(q[row].tolist(), certain, ids[row].tolist(), coins, 1, 0.3, 3)
+            deterministic = torch.eye(4).double()[ids[row]].tolist()
+            stop = documented(q[row].tolist(), deterministic, ids[row].tolist(), coins, 1, 0.3, 3)
             if stop > place:
                 own[ids[row, place]] += weight
             elif stop == place:

@@ -22,9 +22,9 @@ CASES = [(name, spec) for name in verifiers() for spec in of_each(1) if follows(
 VOCABULARIES = [*((9, *case) for case in CASES), *((8200, *case) for case in some(CASES, 12))]
 
 
-@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(("vocab", "name", "spec"), VOCABULARIES)
-def test_inputs_are_unchanged(vocab, name, spec, certain):
+def test_inputs_are_unchanged(vocab, name, spec, deterministic):
     verifier, rule = find_verifier(name), RULES[spec]
     source = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, 4, vocab, generator=source).double()
@@ -34,7 +34,7 @@ def test_inputs_are_unchanged(vocab, name, spec, certain):
     drafted = torch.where(torch.arange(3) < torch.tensor(counts)[:, None], ids, -1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         q, p = logits.softmax(-1).to(dtype)
-        p = None if certain else p[:, :3]
+        p = None if deterministic else p[:, :3]
         given = [own for own in (q, p, ids, drafted, accept, draw) if own is not None]
         before = [own.clone() for own in given]
         verifier.verify(Assignment((rule,)), q, Draft(ids, counts, p), accept, draw)

@@ -28,7 +28,7 @@ THIN = 1e-15
 BESIDE = 1e-6
 VOCAB = 3
 SHAPES = ((1, 1, 1), (2, 1), (2, 2), (3, 2))
-CHILDREN = ("certain", "sampled", "off", "mixed")
+CHILDREN = ("deterministic", "sampled", "off", "mixed")
 SPECS = ("speculative", "band:price=1,per_row=True", "cactus:delta=0.1", "lenience:lenience=0.5")
 
 
@@ -45,23 +45,23 @@ class Plan:
     shape: tuple
     children: str
     seed: int = 0
-    late: str = ""  # a sibling chosen after the draw: declared "late", or falsely "certain"
+    late: str = ""  # a sibling chosen after the draw: declared "late", or falsely "deterministic"
 
     def target(self, text):
         return row_of(self.seed, text)
 
     def node(self, text):
-        """Return the certain tokens after a text, and the row of the sampled one, or None."""
+        """Return the deterministic tokens after a text, and the row of the sampled one, or None."""
         if len(text) >= len(self.shape):
             return [], None
         width = self.shape[len(text)]
         kind = self.children
         if kind == "mixed":
-            kind = ("off", "certain", "sampled")[(sum(text) + len(text)) % 3]
+            kind = ("off", "deterministic", "sampled")[(sum(text) + len(text)) % 3]
         row = row_of(self.seed + 1000, text)
-        certain = width if kind == "certain" else width - 1
-        fixed = [] if self.late else np.argsort(-row, kind="stable")[:certain].tolist()
-        if kind == "certain":
+        deterministic = width if kind == "deterministic" else width - 1
+        fixed = [] if self.late else np.argsort(-row, kind="stable")[:deterministic].tolist()
+        if kind == "deterministic":
             return fixed, None
         if kind == "off":
             row = row.copy()
@@ -70,7 +70,7 @@ class Plan:
         return fixed, row
 
     def trees(self):
-        """Yield (nodes, probability): nodes are (parent, token, sampled, certain)."""
+        """Yield (nodes, probability): nodes are (parent, token, sampled, deterministic)."""
         yield from self._grown([(None, None, False, False)], 0, 1.0)
 
     def _grown(self, nodes, at, mass):
@@ -88,7 +88,7 @@ class Plan:
                 drawn = [*own, (at, int(token), True, False)]
             if self.late:  # the likeliest other token, known once the first one is
                 other = max(set(range(VOCAB)) - {int(token)}, key=lambda n: row[n])
-                drawn.append((at, other, False, self.late == "certain"))
+                drawn.append((at, other, False, self.late == "deterministic"))
             yield from self._grown(nodes + drawn, at + 1, mass * row[token])
 
 
@@ -135,7 +135,7 @@ class Walks:
             r = self.plan.node(text)[1]
         h = q
         if fixed or r.any():
-            kind = "certain+sampled" if r.any() else "certain"
+            kind = "deterministic+sampled" if r.any() else "deterministic"
             law = ct.selection_law(q, r if r.any() else None, 1, kind, fixed) if fixed else r
             path = Path(torch.tensor([alive], dtype=torch.float64))
             rows = (torch.tensor(row)[None] for row in (q, law))
@@ -274,10 +274,10 @@ def test_a_law_may_depend_on_how_a_node_was_reached(runs):
 
 @pytest.mark.parametrize("runs", ["block", "chain"])
 def test_tokens_chosen_after_the_draw_change_no_law(runs):
-    """Declared as certain, a sibling that leaves the drawn token out shifts what is emitted."""
+    """Declared deterministic, a sibling that leaves the drawn token out shifts what is emitted."""
     policy = ct.policy("band:price=1")
     assert law_error(Plan((2, 2), "sampled", 2, late="late"), policy, runs) <= EXACT
-    false = Plan((2, 2), "sampled", 2, late="certain")
+    false = Plan((2, 2), "sampled", 2, late="deterministic")
     apart = {}
     for _, found in outcomes(false, policy, runs):
         for _, emitted, _, mass in found:
@@ -296,7 +296,7 @@ def lines(case):
 
 @pytest.mark.parametrize("vocab", some([3, 40], 1))
 @pytest.mark.parametrize("spec", [*SPECS, "band:delta=0.05", "band:price=1", "mixture:alpha=0.3"])
-def test_without_certain_children_it_is_the_chain_and_the_block(vocab, spec, monkeypatch):
+def test_without_deterministic_children_it_is_the_chain_and_the_block(vocab, spec, monkeypatch):
     assigned = one(spec)
     for runs in ("block", "chain"):
         for seed in range(amount(2, 10)):
@@ -322,7 +322,7 @@ def door(case, draft, coins=None, **options):
         draft.token_ids,
         -1,
     )
-    options = {"sampled": draft.sampled, "certain": draft.certain} | options
+    options = {"sampled": draft.sampled, "deterministic": draft.deterministic} | options
     shared = ct.policy("band:price=1"), case.q, draft.probs, ids, draft.parents
     return ct.verify_tree(*shared, coins=coins, **options)
 
@@ -332,7 +332,7 @@ def random_tree(seed, vocab=12, batch=4, width=9):
     source = np.random.default_rng(seed)
     case = random_case(vocab, seed, counts=[width - number % 3 for number in range(batch)])
     ids, parents = case.draft.token_ids.clone(), torch.full((batch, width), -1)
-    sampled, certain = (torch.zeros(batch, width, dtype=torch.bool) for _ in range(2))
+    sampled, deterministic = (torch.zeros(batch, width, dtype=torch.bool) for _ in range(2))
     for row in range(batch):
         taken = {}
         for place in range(width):
@@ -343,8 +343,10 @@ def random_tree(seed, vocab=12, batch=4, width=9):
             parents[row, place], ids[row, place] = parent, token
             sampled[row, place] = not own["drawn"] and bool(source.random() < 0.6)
             own["drawn"] |= bool(sampled[row, place])
-            certain[row, place] = bool(source.random() < 0.7)
-    draft = replace(case.draft, token_ids=ids, parents=parents, sampled=sampled, certain=certain)
+            deterministic[row, place] = bool(source.random() < 0.7)
+    draft = replace(
+        case.draft, token_ids=ids, parents=parents, sampled=sampled, deterministic=deterministic
+    )
     return case, draft
 
 
@@ -360,7 +362,7 @@ def test_a_row_of_a_batch_is_as_alone(runs):
                 counts=[count],
                 **{
                     name: getattr(draft, name)[row : row + 1, :count]
-                    for name in ("token_ids", "probs", "parents", "sampled", "certain")
+                    for name in ("token_ids", "probs", "parents", "sampled", "deterministic")
                 },
             )
             alone = replace(case, q=case.q[row : row + 1, : count + 1])
@@ -422,7 +424,7 @@ def test_h_takes_no_account_of_what_was_drawn():
     p = torch.tensor(np.array([row_of(6, (n,), 6) for n in range(5)]))[None]
     flags = {
         "sampled": torch.tensor([[False, True, False, False, True]]),
-        "certain": torch.tensor([[True, False, False, True, False]]),
+        "deterministic": torch.tensor([[True, False, False, True, False]]),
     }
     parents = torch.tensor([[-1, -1, -1, 1, 1]])
     plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, **flags)
@@ -478,8 +480,10 @@ def test_bad_trees_are_named():
             door(case, replace(draft, **change))
     with pytest.raises(ValueError, match="sampled: shape must be"):
         door(case, draft, sampled=flags[:2])
-    with pytest.raises(TypeError, match="certain: must be a tensor of torch.bool; got torch.int64"):
-        door(case, draft, certain=ids)
+    with pytest.raises(
+        TypeError, match="deterministic: must be a tensor of torch.bool; got torch.int64"
+    ):
+        door(case, draft, deterministic=ids)
     with pytest.raises(ValueError, match=r"coins: draw must have shape \(4, "):
         door(case, draft, coins=(torch.zeros(4, 9), torch.zeros(4)))
     with pytest.raises(ValueError, match="must declare which tokens were sampled"):
@@ -494,18 +498,18 @@ def test_bad_trees_are_named():
         Tree().law(one("speculative"), case.q, draft)
 
 
-def certain_tree(seed, width=8, vocab=5):
-    """Return a random tree of certain tokens with its rows by node."""
+def deterministic_tree(seed, width=8, vocab=5):
+    """Return a random tree of deterministic tokens with its rows by node."""
     case, draft = random_tree(seed, vocab, batch=1, width=width)
     flags = torch.zeros_like(draft.sampled)
-    return case.q, replace(draft, sampled=flags, certain=~flags, probs=None)
+    return case.q, replace(draft, sampled=flags, deterministic=~flags, probs=None)
 
 
 @pytest.mark.parametrize("price", [0.3, 1.0, 5.0])
-def test_a_certain_tree_has_the_gibbs_law(price):
+def test_a_deterministic_tree_has_the_gibbs_law(price):
     """h(block) ∝ q(block) e^{N/ν}, whose value ν ln E e^{N/ν} nothing exceeds."""
     for seed in range(amount(3, 20)):
-        q, draft = certain_tree(seed)
+        q, draft = deterministic_tree(seed)
         children, ids = draft.children(0), draft.token_ids[0].tolist()
         ends = {}  # of every block: its nodes, and the chance of ending there under q
         stack = [((0,), 1.0)]
@@ -528,11 +532,11 @@ def test_a_certain_tree_has_the_gibbs_law(price):
         assert tokens - price * spent == pytest.approx(price * math.log(whole), abs=1e-10)
 
 
-def test_a_certain_tree_is_walked_and_metered_by_that_law():
+def test_a_deterministic_tree_is_walked_and_metered_by_that_law():
     """Every outcome of the draws, by boxes of the rows that the meter charges."""
     policy = ct.policy("band:price=0.7")
     for seed in range(amount(2, 20)):
-        q, draft = certain_tree(seed, width=4, vocab=4)
+        q, draft = deterministic_tree(seed, width=4, vocab=4)
         assigned, total = Assignment((policy,)), 0.0
         children, ids = draft.children(0), draft.token_ids[0].tolist()
         stack = [((0,), [], 1.0)]
@@ -602,7 +606,7 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
 def test_each_token_that_is_drawn_from_the_target_takes_the_next_coin():
     q, none = torch.full((1, 3, 2), 0.5).double(), torch.zeros(1, 2, dtype=torch.bool)
     draft = Draft(torch.tensor([[0, 1]]), [2], None, torch.tensor([[-1, 0]]))
-    draft = replace(draft, sampled=none, certain=none)
+    draft = replace(draft, sampled=none, deterministic=none)
     coins = torch.zeros(1, 2).double(), torch.tensor([[0.2, 0.9, 0.6]]).double()
     found = Tree().verify(one("speculative"), q, draft, *coins)
     assert found.rows() == [[0, 1, 1]]
@@ -648,7 +652,7 @@ def test_a_refused_token_that_rounding_brings_back_ends_the_walk(runs):
 
 
 @pytest.mark.parametrize("ratio", [0.9, 1.0])
-def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatch):
+def test_a_drafted_token_that_is_deterministic_may_bring_a_path_back(ratio, monkeypatch):
     """Its P h/r may be far above the bounds of a token that is only sampled."""
     q = torch.tensor([[[0.3, 0.1, 0.6], [0.4, 0.1, 0.5], [0.2, 0.3, 0.5]]]).double()
     p = torch.tensor([[[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]]).double()
@@ -668,13 +672,13 @@ def test_a_drafted_token_that_is_certain_may_bring_a_path_back(ratio, monkeypatc
     assert ends[True] == ends[False] and 2 in ends[True]
 
 
-def test_a_certain_token_may_be_raised_by_more_than_the_others_leave(monkeypatch):
+def test_a_deterministic_token_may_be_raised_by_more_than_the_others_leave(monkeypatch):
     """Where tokens between a row's own edges fall to p, P h leaves more above p than P q does."""
     q = torch.tensor([[[0.02, 0.9, 0.08], [0.3, 0.1, 0.6], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]])
     p = torch.tensor([[[0.3, 0.0, 0.7], [0.5, 0.0, 0.5], [0.2, 0.3, 0.5]]])
-    certain = torch.tensor([[False, False, True]])
+    deterministic = torch.tensor([[False, False, True]])
     draft = Draft(torch.tensor([[0, 0, 1]]), [3], p.double(), torch.tensor([[-1, 0, 0]]))
-    draft = replace(draft, sampled=~certain, certain=certain)
+    draft = replace(draft, sampled=~deterministic, deterministic=deterministic)
     ends = {}
     for beside in (True, False):
         with monkeypatch.context() as patch:

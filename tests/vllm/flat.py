@@ -9,7 +9,7 @@ from cactus_theory.vllm.batch import FlatBatch
 VOCAB = 7
 
 
-def random_batch(seed, counts, certain=False, vocab=VOCAB, holes=0.2, **more):
+def random_batch(seed, counts, deterministic=False, vocab=VOCAB, holes=0.2, **more):
     """Return a batch with −∞ logits (``holes``: how many) and tokens drawn from their rows."""
     g = torch.Generator().manual_seed(seed)
     total, width = sum(counts), max(counts, default=0)
@@ -24,7 +24,7 @@ def random_batch(seed, counts, certain=False, vocab=VOCAB, holes=0.2, **more):
         ids,
         list(counts),
         width,
-        None if certain else probs,
+        None if deterministic else probs,
         logits.masked_fill(excluded, -torch.inf),
         bonus,
         **own,

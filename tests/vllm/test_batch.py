@@ -39,23 +39,23 @@ def assert_as_alone(name, rules, batch, coins):
 
 
 @pytest.mark.parametrize("name", VERIFY)
-@pytest.mark.parametrize("certain", [False, True], ids=["sampled", "certain"])
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "deterministic"])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_requests_emit_what_they_would_alone(name, certain, counts):
+def test_requests_emit_what_they_would_alone(name, deterministic, counts):
     for seed in range(SEEDS):
-        batch = random_batch(seed, counts, certain)
+        batch = random_batch(seed, counts, deterministic)
         rules = [ct.policy(RULES[(seed + row) % len(RULES)]) for row in range(len(counts))]
         assert_as_alone(name, rules[:1], batch, random_coins(seed, batch))
         assert_as_alone(name, rules, batch, random_coins(seed, batch))
 
 
-@pytest.mark.parametrize("certain", [False, True], ids=["sampled", "certain"])
-def test_greedy_rows_placeholders_and_lost_rows_in_one_batch(certain):
+@pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "deterministic"])
+def test_greedy_rows_placeholders_and_lost_rows_in_one_batch(deterministic):
     rule = [ct.policy("band:price=0.5")]
     met = set()
     for seed in range(20 * SEEDS):
         counts = [3, 3, 0, 2, 3]
-        batch = random_batch(seed, counts, certain, greedy=[False, True, False, True, False])
+        batch = random_batch(seed, counts, deterministic, greedy=[False, True, False, True, False])
         ids = batch.ids.clone()
         best = batch.target_logits.argmax(-1).int()
         ids[3:5] = best[3:5]  # so that greedy drafts are sometimes accepted

@@ -107,7 +107,7 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
     monkeypatch.setenv("CACTUS_POLICY", "band:price=1")
     monkeypatch.setenv("CACTUS_VERIFIER", "block")
     step, rule, heats = Step(), ct.policy("band:price=1"), (1.0, 0.7, 0.5, 1.3)
-    step.logits[1, 1] = 12.0  # all but certain
+    step.logits[1, 1] = 12.0  # all but deterministic
     moved = step.run(made(processor_class), [params(heat) for heat in heats])
     for own, (start, heat) in enumerate(zip((0, 4, 5, 8), heats, strict=True)):
         ids = [int(token) for token in step.drafted[start : start + step.lengths[own]]]
@@ -230,7 +230,10 @@ def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
         ({"top_p": 0.9}, "top_p: must be off beside a lossy policy"),
         ({"top_k": 20}, "top_k: must be off"),
         ({"min_p": 0.1}, "min_p: must be off"),
-        ({"extra": {"cactus": "typical"}}, "policy: must judge a certain draft by the drafted"),
+        (
+            {"extra": {"cactus": "typical"}},
+            "policy: must judge a deterministic draft by the drafted",
+        ),
         ({"extra": {"cactus": "no_such"}}, r"extra_args\['cactus'\]: policy: must be one of"),
         ({"extra": {"cactus": {"price": -1}}}, "price: must"),
         ({"extra": {"cactus_margin": -1}}, "cactus_margin: must be a number of at least 0"),

@@ -56,16 +56,16 @@ class Batch:
         self.fed = torch.where(self.local > 0, likely.argmax(-1), 5).int()
         self.fed[self.ends[2] + 2 if count > 2 else -1] = -1
 
-    def arguments(self, certain=False):
+    def arguments(self, deterministic=False):
         return {
-            "target_logits": self.target, "draft_logits": None if certain else self.draft,
+            "target_logits": self.target, "draft_logits": None if deterministic else self.draft,
             "draft_sampled": self.fed, "cu_num_logits": self.ends, "pos": self.pos,
             "idx_mapping": self.slots, "expanded_idx_mapping": self.slots[self.of_row],
             "expanded_local_pos": self.local, "temperature": self.heat, "seed": self.seed,
             "num_speculative_steps": WIDTH, "synthetic_conditional_rates": None,
         }  # fmt: skip
 
-    def alone(self, request, rule, verifier, certain=False):
+    def alone(self, request, rule, verifier, deterministic=False):
         """Return what one request emits, by ct.verify_… on float64 rows and its own coins."""
         slot, start = int(self.slots[request]), int(self.ends[request])
         ids = self.fed[start + 1 : start + 1 + self.lengths[request]].tolist()
@@ -87,7 +87,7 @@ class Batch:
         )
         verify = {"chain": ct.verify_chain, "block": ct.verify_block}[verifier]
         ids = torch.tensor(ids, dtype=torch.int64)[None]
-        found = verify(rule, q[None], None if certain else p[None], ids, coins=coins)
+        found = verify(rule, q[None], None if deterministic else p[None], ids, coins=coins)
         return [token for token in found.output_token_ids[0].tolist() if token >= 0]
 
 
@@ -100,15 +100,15 @@ def emitted(found):
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 @pytest.mark.parametrize("spec", ["band:price=1", "cactus:delta=0.5", "speculative"])
-@pytest.mark.parametrize("certain", [False, True])
-def test_each_request_gets_what_it_gets_alone(spec, verifier, certain):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_each_request_gets_what_it_gets_alone(spec, verifier, deterministic):
     hook, rule, seen = model_runner_v2.Hook(asked(spec, verifier)), ct.policy(spec), set()
     for seed in range(amount(3, 40)):
         for lengths, narrow in ((LENGTHS, 0), ((3, 3, 3), 0), (LENGTHS, 2)):
-            batch = Batch(lengths, seed, 0 if certain else narrow)
-            found = emitted(hook.rejection_sample(**batch.arguments(certain)))
+            batch = Batch(lengths, seed, 0 if deterministic else narrow)
+            found = emitted(hook.rejection_sample(**batch.arguments(deterministic)))
             for request in range(len(lengths)):
-                assert found[request] == batch.alone(request, rule, verifier, certain)
+                assert found[request] == batch.alone(request, rule, verifier, deterministic)
                 seen.add((lengths[request], len(found[request])))
     assert {(3, 1), (3, 4), (2, 2), (0, 1), (1, 1), (1, 2)} <= seen
     assert hook.calls == 3 * amount(3, 40)
@@ -195,11 +195,11 @@ def vllm(monkeypatch):
     yield sys.modules[published.REJECTION], sys.modules[published.SAMPLER]
 
 
-def run(module, batch, certain=False, **rules):
+def run(module, batch, deterministic=False, **rules):
     """Call the runner's method, as it is called for one chunk."""
     runner = module.RejectionSampler()
     runner.temperature, runner.seed, runner.steps = batch.heat, batch.seed, WIDTH
-    given = batch.arguments(certain)
+    given = batch.arguments(deterministic)
     names = ("draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping")
     return runner._verify(
         batch.target, *(given[name] for name in names), batch.slots.numpy(),

@@ -53,18 +53,18 @@ def size_of(folder):
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("verifier", ["chain", "block"])
-def test_a_trace_holds_every_round_of_every_request(server, tmp_path, certain, verifier):
+def test_a_trace_holds_every_round_of_every_request(server, tmp_path, deterministic, verifier):
     kind, _, _ = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_VERIFIER=verifier)
     runner, position = kind(**requests(None, None)), {"r0": 1, "r1": 1}
     rounds = {"r0": [], "r1": []}
     for seed, counts in enumerate([(3, 2), (1, 3), (0, 3), (2, 2)]):
-        batch = random_batch(seed, counts, certain, generators=seeded(seed, 2))
+        batch = random_batch(seed, counts, deterministic, generators=seeded(seed, 2))
         found, start = step(runner, batch), 0
         for name, count, row in zip(rounds, counts, found.tolist(), strict=True):
             own = slice(start, start + count)
-            probs = None if certain else batch.draft_probs[own]
+            probs = None if deterministic else batch.draft_probs[own]
             q = batch.target_logits[own].softmax(-1)
             bonus = int(batch.bonus[len(rounds[name]) and 0 if name == "r0" else 1])
             if count:
@@ -83,22 +83,22 @@ def test_a_trace_holds_every_round_of_every_request(server, tmp_path, certain, v
             torch.testing.assert_close(cycle.target_probs[:-1], q.double(), rtol=ROUNDING, atol=0)
             assert int(cycle.target_probs[-1].argmax()) == bonus
             assert float(cycle.target_probs[-1].amax()) == 1
-            assert (cycle.draft_probs is None) == certain
+            assert (cycle.draft_probs is None) == deterministic
             if p is not None:
                 torch.testing.assert_close(cycle.draft_probs, p.double(), rtol=ROUNDING, atol=0)
     header = trace.header
     assert (header.vocab_size, header.num_draft_tokens, header.draft) == (VOCAB, 3, "draft")
     assert (header.details["policy"], header.details["verifier"]) == ("band:price=0.5", verifier)
     assert replay(trace, BAND, verifier).tokens_per_call.value > 1
-    if certain:
-        with pytest.raises(ValueError, match="every draft in it was certain"):
+    if deterministic:
+        with pytest.raises(ValueError, match="every draft in it was deterministic"):
             trace.rows()
     assert expect(trace, BAND, verifier).rounds == 7
     faults = {fault.name for fault in visible_faults(trace, find_verifier(verifier))}
     assert "rows-late" not in faults and "rows-early" in faults  # no row follows the last token
     *_, said = notes(tune(trace, Costs.ratios(0.1), 0.05, policies=["mixture:alpha"], widths=[2]))
-    assert ("these were certain, so the trace has no draft rows" in said) == certain
-    assert ("greedy and n-gram drafts" in said) != certain
+    assert ("these were not, so the trace has no draft rows" in said) == deterministic
+    assert ("greedy and n-gram drafts" in said) != deterministic
 
 
 def test_nothing_is_written_unless_it_is_asked_for(server, tmp_path, monkeypatch):

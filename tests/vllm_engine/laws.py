@@ -48,15 +48,18 @@ def target_row(prefix, temperature=1.0, top_k=0, top_p=1.0):
     return scores.softmax(-1)
 
 
-def draft_row(prefix, temperature=1.0, certain=False, **_):
+def draft_row(prefix, temperature=1.0, deterministic=False, **_):
     """Return what the drafter draws from: its temperature is all it follows."""
     row = (logits(prefix)[1] / temperature).softmax(-1)
-    return torch.nn.functional.one_hot(row.argmax(), len(row)).double() if certain else row
+    return torch.nn.functional.one_hot(row.argmax(), len(row)).double() if deterministic else row
 
 
-def chain_law(spec, certain=False, **sampling):
+def chain_law(spec, deterministic=False, **sampling):
     def law(prefix):
-        q, p = target_row(prefix, **sampling), draft_row(prefix, certain=certain, **sampling)
+        q, p = (
+            target_row(prefix, **sampling),
+            draft_row(prefix, deterministic=deterministic, **sampling),
+        )
         return ct.emitted_law(ct.policy(spec), q, p)
 
     return law

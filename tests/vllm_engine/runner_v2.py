@@ -3,9 +3,9 @@
 Triton interprets them, so that real code stands on both sides of ours: temperature, truncation,
 noise of drafted tokens and rejection. What needs a GPU to be made (its buffers) is replaced by
 plain tensors. JOB.json is a list. A job has ``policy``, ``verifier`` and ``margin`` of the
-server, ``heat``, ``method`` (``standard`` or ``block``), ``certain`` (the logits processor) or not
-(the hook), ``lengths`` of the requests in turn, ``requests``, ``seed``, and logits ``target`` and
-``draft``. An answer has what every request drafted and emitted.
+server, ``heat``, ``method`` (``standard`` or ``block``), ``deterministic`` (the logits processor)
+or not (the hook), ``lengths`` of the requests in turn, ``requests``, ``seed``, and logits
+``target`` and ``draft``. An answer has what every request drafted and emitted.
 """
 
 import json
@@ -54,12 +54,12 @@ class Batch:
         self.ends = torch.cat([self.rows.new_zeros(1), self.rows.cumsum(0)]).int()
         self.pos = FIRST - 1 + self.local.long()
 
-    def drafted(self, certain):
+    def drafted(self, deterministic):
         """Return (requests, K): the likeliest tokens, or those that the engine's noise draws."""
         from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
         count = len(self.slots)
-        if certain:
+        if deterministic:
             return self.draft.argmax(-1).expand(count, -1)
         every = [
             gumbel_sample(
@@ -84,7 +84,7 @@ def sampler_of(batch, job):
     states.top_k = buffer(torch.full((count,), batch.vocab, dtype=torch.int32))
     states.top_p, states.min_p = buffer(torch.ones(count)), buffer(torch.zeros(count))
     processors = []
-    if job["certain"]:
+    if job["deterministic"]:
         from cactus_theory.vllm.logits_processor import CactusLogitsProcessor
 
         nothing = dict.fromkeys(("all_token_ids", "prompt_len", "prefill_len", "total_len"))
@@ -114,7 +114,7 @@ def verified(batch, job):
     """Return the drafted and the emitted tokens."""
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler as module
 
-    drafted = batch.drafted(job["certain"])
+    drafted = batch.drafted(job["deterministic"])
     fed = torch.zeros(len(batch.local), dtype=torch.int32)
     later = batch.local > 0
     fed[later] = drafted[batch.of_row[later], batch.local[later].long() - 1].int()
@@ -125,7 +125,7 @@ def verified(batch, job):
     runner.fly_window_size, runner.fly_entropy_threshold, runner.fly_entropy_top_k = 0, 0.3, 3
     hook = None
     draft_logits = None
-    if not job["certain"]:
+    if not job["deterministic"]:
         from cactus_theory.vllm import model_runner_v2, settings
         from cactus_theory.vllm.admission import Admission
 

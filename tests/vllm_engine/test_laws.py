@@ -2,7 +2,7 @@
 
 Every engine's seed is fixed. All p-values of lawful runs together must stay above FAMILY, shared
 among TESTS of them (Bonferroni): a new version, or other kernels, draw other tokens and fail by
-chance with probability 1e-4. A run that must fail its comparison has p below CERTAIN.
+chance with probability 1e-4. A run that must fail its comparison has p below DETERMINISTIC.
 """
 
 import json
@@ -14,7 +14,7 @@ from tests.vllm_engine.jobs import engine, request, texts_of
 from tests.vllm_engine.laws import PROMPT, block_law, chain_law, p_values, target_law
 
 FAMILY, TESTS = 1e-4, 100
-CERTAIN = 1e-12
+DETERMINISTIC = 1e-12
 TIMES = 2000
 LOSSY = ("cactus:delta=1.0", "band:price=0.5", "typical", "mixture:alpha=0.5")
 BLOCKS = ("speculative", "band:price=0.5", "cactus:delta=1.0")
@@ -30,7 +30,7 @@ def assert_lawful(texts, law, places=(2, 3, 4)):
 
 
 def assert_other(texts, law, places=(2, 3, 4)):
-    assert min(p_values(texts, law, places)) < CERTAIN
+    assert min(p_values(texts, law, places)) < DETERMINISTIC
 
 
 @pytest.fixture(scope="module")
@@ -112,23 +112,23 @@ def test_blocks_emit_the_law_of_their_policy(blocks, number):
 
 
 @pytest.fixture(scope="module")
-def certain(run):
+def deterministic(run):
     requests = [request(PROMPT, TIMES, "speculative"), request(PROMPT, TIMES)]
     requests += [request(PROMPT, 20, seeds=7)]
     job = {"engine": engine("greedy"), "requests": requests}
     return texts_of(run(job, CACTUS_POLICY="band:price=0.5").answer, job)
 
 
-def test_certain_drafts_emit_the_law_of_their_policy(certain):
-    assert_lawful(certain[0], target_law())
-    assert_lawful(certain[1], chain_law("band:price=0.5", certain=True))
-    assert_other(certain[1], target_law())
+def test_deterministic_drafts_emit_the_law_of_their_policy(deterministic):
+    assert_lawful(deterministic[0], target_law())
+    assert_lawful(deterministic[1], chain_law("band:price=0.5", deterministic=True))
+    assert_other(deterministic[1], target_law())
 
 
-def test_a_seeded_request_emits_the_same_alone_and_in_a_batch(certain, run):
+def test_a_seeded_request_emits_the_same_alone_and_in_a_batch(deterministic, run):
     job = {"engine": engine("greedy"), "requests": [request(PROMPT, 20, seeds=7)], "alone": True}
     alone = texts_of(run(job, CACTUS_POLICY="band:price=0.5").answer, job)
-    assert alone == certain[2:]
+    assert alone == deterministic[2:]
     assert len({tuple(text) for text in alone[0]}) > 10
 
 

@@ -21,14 +21,14 @@ import cactus_theory as ct
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 HERE = Path(__file__).resolve().parent
-FAMILY, TESTS, CERTAIN = 1e-4, 20, 1e-6
+FAMILY, TESTS, DETERMINISTIC = 1e-4, 20, 1e-6
 REQUESTS = 450  # a request takes 25 ms, interpreted
 LENGTHS = (2, 1, 0)  # drafted tokens, by turns
 LEAST_EXPECTED = 8
 TARGET = ((0.1, 1.5, 1.0, -0.3, 0.0), (0.4, 0.2, -0.3, 0.9, 0.1), (0.0, 0.4, 0.1, 0.2, 0.3))
 DRAFT = ((1.0, 0.2, 0.5, 0.0, -1.0), (0.3, 0.8, 0.1, 0.0, 0.5))
 PLAIN = {
-    "margin": 0, "verifier": "chain", "heat": 0.7, "method": "standard", "certain": True,
+    "margin": 0, "verifier": "chain", "heat": 0.7, "method": "standard", "deterministic": True,
     "lengths": LENGTHS, "requests": REQUESTS, "target": TARGET, "draft": DRAFT,
 }  # fmt: skip
 CASES = {
@@ -36,8 +36,8 @@ CASES = {
     "block law, method block": {
         "policy": "band:price=0.5", "verifier": "block", "method": "block",
     },
-    "hook": {"policy": "band:price=0.5", "certain": False},
-    "hook, block": {"policy": "band:price=0.5", "certain": False, "verifier": "block"},
+    "hook": {"policy": "band:price=0.5", "deterministic": False},
+    "hook, block": {"policy": "band:price=0.5", "deterministic": False, "verifier": "block"},
     "margin": {"policy": "band:price=0.5", "heat": 0.0, "margin": 1.45, "requests": 6},
     "no margin": {"policy": "band:price=0.5", "heat": 0.0, "requests": 6},
 }  # fmt: skip
@@ -73,10 +73,10 @@ def law_of(name, length, policy=None):
     q, p = rows(name, length)
     paths = torch.tensor(list(itertools.product(range(5), repeat=length))).long()
     chance = p.gather(1, paths.T).prod(0)
-    if case["certain"]:
+    if case["deterministic"]:
         paths, chance = torch.tensor(DRAFT).argmax(-1)[None, :length], torch.ones(1)
     many = [row.expand(len(paths), -1, -1) for row in (q, p)]
-    draft = Draft(paths, [length] * len(paths), None if case["certain"] else many[1])
+    draft = Draft(paths, [length] * len(paths), None if case["deterministic"] else many[1])
     law, found = judge.law(Assignment((rule,)), many[0], draft), {}
     for path, share, stop, last in zip(paths.tolist(), chance, law.stop, law.last, strict=True):
         for count in range(length + 1):
@@ -120,7 +120,7 @@ def test_the_law_of_everything_a_request_emits(answers, name):
         assert all(1 <= len(tokens) <= length + 1 for tokens in own)
         assert p_value(own, law_of(name, length)) > FAMILY / TESTS
         if length:
-            assert p_value(own, law_of(name, length, "speculative")) < CERTAIN
+            assert p_value(own, law_of(name, length, "speculative")) < DETERMINISTIC
 
 
 def test_drafts_of_the_engine_have_the_law_that_the_hook_takes_them_for(answers):

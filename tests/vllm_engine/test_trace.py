@@ -32,10 +32,10 @@ def traced(run, folder, sample="probabilistic", verifier="chain", **environment)
     return sorted(traces, key=lambda own: -own.header.temperature), ended
 
 
-@pytest.fixture(scope="module", params=["sampled", "certain", "block"])
+@pytest.fixture(scope="module", params=["sampled", "deterministic", "block"])
 def found(request, run, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    sample = "greedy" if request.param == "certain" else "probabilistic"
+    sample = "greedy" if request.param == "deterministic" else "probabilistic"
     verifier = "block" if request.param == "block" else "chain"
     return request.param, verifier, *traced(run, folder, sample, verifier)
 
@@ -84,7 +84,7 @@ def test_rows_are_those_of_both_models_as_they_were_cut(found):
         for place in range(len(ids)):
             before = tuple(path[: place + 1])
             assert float((rows[place] - target_row(before, **heat)).abs().sum()) < CLOSE
-            if kind == "certain":
+            if kind == "deterministic":
                 assert cycle.draft_probs is None
             else:  # which vLLM does not cut
                 law = draft_row(before, **heat)

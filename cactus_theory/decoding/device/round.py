@@ -236,8 +236,8 @@ class Round:
             rows = self.draft(ids[-1][:, None], place, end, last=True)[:, 0]
             ids.append(self._drawn(rows, step))
             logits.append(rows)
-        certain = self.temperature == 0
-        return torch.stack(ids, 1), None if certain else torch.stack(logits, 1)
+        deterministic = self.temperature == 0
+        return torch.stack(ids, 1), None if deterministic else torch.stack(logits, 1)
 
     def _drawn(self, logits: Float[Tensor, "batch vocab"], step: int) -> Int[Tensor, "batch"]:
         if self.temperature == 0:

@@ -32,9 +32,9 @@ from cactus_theory.verify.draw import pick
 class Logits:
     """What a round knows before it verifies; all on the device.
 
-    ``target`` and ``draft`` are logits as the models gave them (none of a certain draft, as it is
-    at temperature 0); the first ``drafted`` tokens of a row count; ``accept`` and ``draw`` are the
-    verifier's coins, ``positions`` the tokens of each text before the drafted ones.
+    ``target`` and ``draft`` are logits as the models gave them (none of a deterministic draft, as
+    it is at temperature 0); the first ``drafted`` tokens of a row count; ``accept`` and ``draw``
+    are the verifier's coins, ``positions`` the tokens of each text before the drafted ones.
     """
 
     target: Float[Tensor, "batch K1 vocab"]

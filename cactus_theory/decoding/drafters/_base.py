@@ -48,7 +48,8 @@ class Setting:
     is how models run, see :func:`cactus_theory.decoding.generate`. With ``next_row`` the
     verifier also reads the draft's row after a row's last token. ``features`` are the hidden
     states that the drafter asked for, None where it is tried without a target at work. ``beside``
-    is how many tokens will be asked for beside each of a certain path (:meth:`Drafting.others`).
+    is how many tokens will be asked for beside each of a deterministic path
+    (:meth:`Drafting.others`).
     """
 
     target_model: Any
@@ -86,7 +87,7 @@ class Drafting(ABC):
         """Keep only these rows, in this order (no row moves to a later place)."""
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return for each token of each row's certain path up to ``most`` others for its place.
+        """Return up to ``most`` other tokens for each place of each row's deterministic path.
 
         The likeliest first, given the text and the path above alone, −1 for none; the token itself
         may stand among one more. By default none.
@@ -100,15 +101,15 @@ class Drafting(ABC):
 class SampledDrafting(Drafting):
     """Rows (B, K, V) of one round in memory that is taken once, and the tokens drawn from them.
 
-    Where it is ``certain`` the likeliest token is taken and there are no rows. With ``next_row``
-    the row after a row's last token is reported, too. ``likeliest`` holds by place the tokens
-    (B, m) among which one is certain, where others are asked for.
+    Where it is ``deterministic`` the likeliest token is taken and there are no rows. With
+    ``next_row`` the row after a row's last token is reported, too. ``likeliest`` holds by place the
+    tokens (B, m) among which one is deterministic, where others are asked for.
     """
 
     def __init__(self, setting: Setting, greedy: bool) -> None:
         self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
-        self.certain = greedy or self.warp.greedy
-        self.next_row = setting.next_row and not self.certain
+        self.deterministic = greedy or self.warp.greedy
+        self.next_row = setting.next_row and not self.deterministic
         self.width = setting.width + self.next_row
         self.probs: Tensor | None = None
         self.beside, self.likeliest = setting.beside, dict[int, Tensor]()
@@ -124,7 +125,7 @@ class SampledDrafting(Drafting):
 
         The logits are written over. Entries of rows that draft no more tokens are arbitrary.
         """
-        if self.certain:
+        if self.deterministic:
             scores = self.warp.scores(logits, self.texts, offset, draft_lengths)[:, 0]
             token = scores.argmax(-1)
             if self.beside:
@@ -155,7 +156,7 @@ class SampledDrafting(Drafting):
         return None if self.probs is None else self.probs[:, : drafted + self.next_row]
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return the likeliest tokens of the rows that certain ones are of."""
+        """Return the likeliest tokens of the rows that deterministic ones are of."""
         places = range(max(map(len, paths)))
         return torch.stack([self.likeliest[place] for place in places], 1).tolist()
 
@@ -205,11 +206,11 @@ def tree_of(
     device: torch.device,
     probs: Float[Tensor, "batch K vocab"] | None = None,
 ) -> Draft:
-    """Return the draft of each row's tokens: ids, parents, whether sampled, whether certain."""
+    """Return the draft of each row's tokens: ids, parents, sampled or not, deterministic or not."""
     width = max(map(len, rows))
     padded = [[*nodes, *[(0, -1, False, False)] * (width - len(nodes))] for nodes in rows]
-    ids, parents, sampled, certain = torch.tensor(padded, device=device).unbind(-1)
-    flags = sampled.bool(), certain.bool()
+    ids, parents, sampled, deterministic = torch.tensor(padded, device=device).unbind(-1)
+    flags = sampled.bool(), deterministic.bool()
     return Draft(ids, list(map(len, rows)), probs, parents, *flags)
 
 
@@ -230,7 +231,7 @@ def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"]
 
 
 def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
-    """Return a certain draft (no rows) of these tokens, written after the texts."""
+    """Return a deterministic draft (no rows) of these tokens, written after the texts."""
     counts = [len(ids) for ids in drafts]
     width = max(counts)
     if not width:

@@ -25,9 +25,9 @@ from cactus_theory.verify.draft import Draft
 class ModelDrafter(Drafter):
     """Draft with ``model``, token by token, under the target's temperature and processors.
 
-    ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then certain,
-    that is, verified as one-hot rows. ``stop`` ends a row's draft early where its tokens will
-    probably not all be accepted: below this expected share, a threshold in [0, 1].
+    ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then
+    deterministic, that is, verified as one-hot rows. ``stop`` ends a row's draft early where its
+    tokens will probably not all be accepted: below this expected share, a threshold in [0, 1].
 
     Examples
     --------
@@ -68,7 +68,7 @@ class ModelDrafting(SampledDrafting):
             slack=1,  # tokens of a pass that the text does not keep
             fast_forward=setting.fast_forward,
         )
-        self.stop = None if self.certain else stop
+        self.stop = None if self.deterministic else stop
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Sample (or take the likeliest of) one token per step and row."""

@@ -19,7 +19,7 @@ Table = dict[tuple[int, ...], dict[int, int]]
 class NGram(Drafter):
     """Repeat what followed the latest earlier occurrence of the last tokens (prompt lookup).
 
-    The longest match of ``longest`` down to ``shortest`` tokens wins. Certain of its tokens;
+    The longest match of ``longest`` down to ``shortest`` tokens wins. Deterministic of its tokens;
     drafts nothing where nothing matches. Costs no forward pass.
 
     Raises

@@ -38,7 +38,7 @@ TABLE_ENTRIES = 2**22
 class RecurrentDrafter(Drafter):
     """Draft with ``head``, one pass a token; nothing before the target has read the prompt.
 
-    ``greedy`` takes the likeliest token at every step; such drafts are certain.
+    ``greedy`` takes the likeliest token at every step; such drafts are deterministic.
 
     Raises
     ------

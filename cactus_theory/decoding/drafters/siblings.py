@@ -22,8 +22,8 @@ class Siblings(Drafter):
     goes on for one token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
     target has up to K (m + 1) + 1 tokens.
 
-    With ``certain`` they are declared, and the policy's row h knows of them (Theorem 21): best
-    for one token. But a caught token ends the round and a kept one does not, so that along
+    With ``deterministic`` they are declared, and the policy's row h knows of them (Theorem 21):
+    best for one token. But a caught token ends the round and a kept one does not, so that along
     paths the h of the path alone, the default, gives more tokens at the same KL.
 
     Raises
@@ -43,7 +43,7 @@ class Siblings(Drafter):
 
     drafter: Drafter
     m: int = 2
-    certain: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         whole_number("m", self.m, 0)
@@ -55,7 +55,7 @@ class Siblings(Drafter):
 
     def begin(self, setting: Setting) -> Drafting:
         """Return this drafter at work on one decode."""
-        return SiblingsDrafting(setting, self.drafter, self.m, self.certain)
+        return SiblingsDrafting(setting, self.drafter, self.m, self.deterministic)
 
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise where the drafter of the path does."""
@@ -73,8 +73,8 @@ class Siblings(Drafter):
 class SiblingsDrafting(Drafting):
     """A drafter of paths at work, which also says what else it would have drafted."""
 
-    def __init__(self, setting: Setting, drafter: Drafter, m: int, certain: bool) -> None:
-        self.texts, self.m, self.certain = setting.texts, m, certain
+    def __init__(self, setting: Setting, drafter: Drafter, m: int, deterministic: bool) -> None:
+        self.texts, self.m, self.deterministic = setting.texts, m, deterministic
         self.inner = drafter.begin(replace(setting, beside=m))
         self.paths: list[list[int]] = []
         self.before: list[int] = []
@@ -91,7 +91,7 @@ class SiblingsDrafting(Drafting):
             fixed = self.inner.others(self.paths, self.m)
         else:
             fixed = likeliest(trunk.probs, self.m)
-        draft = with_siblings(trunk, fixed, self.m, self.certain)
+        draft = with_siblings(trunk, fixed, self.m, self.deterministic)
         self.texts.propose_all(draft.token_ids)
         return draft
 
@@ -121,22 +121,22 @@ def likeliest(probs: Float[Tensor, "batch K vocab"], m: int) -> list[list[list[i
 
 
 def with_siblings(
-    trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, certain: bool = True
+    trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, deterministic: bool = True
 ) -> Draft:
     """Return paths with up to ``m`` of the fixed tokens of each place, of ids that are no −1.
 
     The first tokens of a row are its path, whose nodes have the rows of ``trunk``; a token of it
-    may be fixed, too, and is one node. ``certain`` declares what is fixed.
+    may be fixed, too, and is one node. ``deterministic`` declares what is fixed.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
         path = list(enumerate(ids[:count]))
-        nodes = [  # token, parent, sampled, certain
-            (token, place - 1, drawn, not drawn or (certain and token in beside[place]))
+        nodes = [  # token, parent, sampled, deterministic
+            (token, place - 1, drawn, not drawn or (deterministic and token in beside[place]))
             for place, token in path
         ]
         for place, token in path:
             others = [other for other in beside[place] if other not in (token, -1)]
-            nodes += [(other, place - 1, False, certain) for other in others[:m]]
+            nodes += [(other, place - 1, False, deterministic) for other in others[:m]]
         rows.append(nodes)
     return tree_of(rows, trunk.token_ids.device, trunk.probs)

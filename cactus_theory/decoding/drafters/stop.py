@@ -11,7 +11,7 @@ on tokens before it only, so verification stays as lossless as it was (THEORY.md
 Withdrawing d_j for its own value would not be: with q = (.5, .5) and p = (.8, .2), dropping what
 has p(d) < .3 emits (.6, .4).
 
-At least one token is drafted, at most K. Drafts that are certain of their tokens (greedy ones,
+At least one token is drafted, at most K. Deterministic drafts (greedy ones,
 n-grams, anything at temperature 0) say nothing by p(d) = 1 and are not stopped.
 """
 

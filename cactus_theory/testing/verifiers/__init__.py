@@ -54,7 +54,7 @@ def assert_verifier_properties(
     """Check a verifier on small trees; raise AssertionError if a property is broken.
 
     The joint law of (drafted path, accepted tokens, next token) is enumerated, on trees of 2 to
-    4 tokens, 1 to 3 deep, with zeros, certain, equal and nearly equal rows among them. The
+    4 tokens, 1 to 3 deep, with zeros, deterministic, equal and nearly equal rows among them. The
     message shows the first broken property of each policy on the smallest tree found. Returns
     how many trees were checked, over all policies.
 

@@ -101,8 +101,8 @@ def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
     return rows[0], rows[1]
 
 
-def _certain(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows of which the target's, the draft's or both are certain of a token."""
+def _one_hot(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return rows of which the target's, the draft's or both are one-hot."""
     rows = list(_smooth(count, vocab, source))
     which = torch.randint(0, 3, (count, 1), generator=source)
     for number, uncertain in enumerate((1, 0)):
@@ -142,7 +142,7 @@ def _fractions(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 def _heavy(count: int, vocab: int, source: torch.Generator) -> Pair:
     """Return rows that sum to 1 + 2^−52, as rounding may leave them."""
-    q, p = _certain(count, vocab, source)
+    q, p = _one_hot(count, vocab, source)
     return _raised(q), _raised(p)
 
 
@@ -156,7 +156,7 @@ KINDS: dict[str, Callable[[int, int, torch.Generator], Pair]] = {
     "smooth": _smooth,
     "fractions": _fractions,
     "zeros": _zeros,
-    "certain": _certain,
+    "one-hot": _one_hot,
     "equal": _equal,
     "nearly equal": _nearly_equal,
     "swapped": _swapped,

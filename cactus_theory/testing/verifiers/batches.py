@@ -1,4 +1,4 @@
-"""Properties of batches: a row is as if alone, a certain draft as one-hot rows, draws as stated."""
+"""Properties of batches: rows as if alone, deterministic drafts as one-hot rows, stated draws."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cactus_theory.testing.verifiers._enumeration import (
 from cactus_theory.verify import Assignment, Draft, Verdict
 from cactus_theory.verify._checks import verify_tensors
 
-# rows of a ragged batch, and trials of coins for each certain draft
+# rows of a ragged batch, and trials of coins for each deterministic draft
 BATCH, TRIALS = 6, 4
 # trees that are drawn for, chance that a correct verifier fails on one of them, and draws
 DRAWN, FALSE_ALARM, DRAWS = (1, 14, 18), 1e-6, 2000
@@ -122,11 +122,11 @@ def _with_generators(
     return verify_tensors(seen.verifier, seen.policy, q, p, ids, generators, None, False)
 
 
-@verifier_property(hint="a certain draft that is not treated as a one-hot row")
-def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
+@verifier_property(hint="a deterministic draft that is not treated as a one-hot row")
+def deterministic_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
     """A draft without rows has the verdicts and the law of one with one-hot rows.
 
-    Unless the policy looks ahead along certain drafts, which is another law.
+    Unless the policy looks ahead along deterministic drafts, which is another law.
     """
     if seen.policy.shortcuts.look_ahead is not None:
         return
@@ -139,19 +139,19 @@ def certain_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
     coins = torch.rand(len(ids), paths.coins + 1, generator=source, dtype=torch.float64)
     coins[::TRIALS] = 0.0
     accept, draw = coins[:, :-1], coins[:, -1]
-    certain, expected = (
+    deterministic, expected = (
         seen.verifier.verify(seen.assigned, q, draft, accept, draw).output_token_ids
         for draft in drafts
     )
-    about = "certain draft of this tree: token at place {0}"
-    yield Bounds(certain, expected, expected, about, 0.0, rows=tree)
+    about = "deterministic draft of this tree: token at place {0}"
+    yield Bounds(deterministic, expected, expected, about, 0.0, rows=tree)
     laws = [seen.verifier.law(seen.assigned, q, draft) for draft in drafts]
     for name in ("stop", "last", "alive", "emitted"):
-        certain, expected = (getattr(law, name) for law in laws)
-        if certain is None or expected is None:
+        deterministic, expected = (getattr(law, name) for law in laws)
+        if deterministic is None or expected is None:
             continue
-        about = f"certain draft of this tree: {name} of the law at {{0}}"
-        yield Bounds(certain, expected, expected, about, EXACT, rows=tree)
+        about = f"deterministic draft of this tree: {name} of the law at {{0}}"
+        yield Bounds(deterministic, expected, expected, about, EXACT, rows=tree)
 
 
 @verifier_property(hint="one policy for every token, or that of another place")

@@ -72,7 +72,7 @@ def test_replays_are_grouped_by_a_column(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["greedy", "ngram"])
-def test_certain_drafts_are_logged_without_rows(tmp_path: Path, drafter: str) -> None:
+def test_deterministic_drafts_are_logged_without_rows(tmp_path: Path, drafter: str) -> None:
     pytest.importorskip("transformers")
     assert main([*LOG, "--drafter", drafter, "--out", str(tmp_path / "t")]) == 0
     trace = Trace.open(tmp_path / "t")

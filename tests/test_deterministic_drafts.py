@@ -1,4 +1,4 @@
-"""Audits of drafts that are certain of their tokens: the emitted law is φ(n) e_n + (1 − φ) g."""
+"""Audits of deterministic drafts: the emitted law is φ(n) e_n + (1 − φ) g."""
 
 import numpy as np
 import pytest
