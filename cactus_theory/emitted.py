@@ -41,7 +41,7 @@ def emitted_law(
 
     Laws are float64: rows (..., V) in the input's kind, of rows in float64, float32, float16 or
     bfloat16 divided by their sums. O(V log V) a row for per-proposal policies, O(V) where the
-    recovery is shared, O(V²) for any other policy. A few rows at a time, on one thread: beyond rows
+    residual is shared, O(V²) for any other policy. A few rows at a time, on one thread: beyond rows
     and laws it takes at most 100 MB, whatever the batch.
 
     A deterministic draft (greedy, n-gram) has no rows: with ``draft_probs=None``

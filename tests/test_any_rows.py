@@ -90,7 +90,7 @@ def ask_policy(draw: random.Random) -> bool:
     *shape, vocab = q.shape
     every = torch.arange(vocab, device=q.device).expand(q.shape)
     n = torch.full(shape, draw.randrange(vocab), device=q.device)
-    methods = {"acceptance": (q, p, every), "recovery": (q, p, n), "emitted": (q, p)}
+    methods = {"acceptance": (q, p, every), "residual": (q, p, n), "emitted": (q, p)}
     path = draw.choice([None, Path(n.double() * 0 + 1)])
     # a row h has the precision of its rows
     wide = (rows.detach().double() for rows in (q, p))
@@ -99,8 +99,8 @@ def ask_policy(draw: random.Random) -> bool:
         methods["proposal"] = (q, p, every)
     name = draw.choice([*methods])
     given = methods[name]
-    if name == "recovery" and bool((rule.acceptance(q, p, n[..., None]) > SURE).any()):
-        return True  # of what is refused but by rounding there is no recovery
+    if name == "residual" and bool((rule.acceptance(q, p, n[..., None]) > SURE).any()):
+        return True  # of what is refused but by rounding there is no residual
     found = getattr(rule, name)(*given)
     places = product(*map(range, shape))
     alone = [getattr(rule, name)(*(one_of(part, at) for part in given)) for at in places]

@@ -14,11 +14,11 @@ HOT = torch.nn.functional.one_hot(IDS, 7).double()
 
 
 @pytest.mark.parametrize("spec", SPECS[::3])
-def test_the_law_is_what_acceptance_and_recovery_say(spec: str) -> None:
+def test_the_law_is_what_acceptance_and_residual_say(spec: str) -> None:
     rule = RULES[spec]
     law = ct.emitted_law(rule, Q, None, draft_token_ids=IDS)
     phi = rule.acceptance(Q, HOT, IDS[:, None])
-    expected = phi * HOT + (1 - phi) * rule.recovery(Q, HOT, IDS)
+    expected = phi * HOT + (1 - phi) * rule.residual(Q, HOT, IDS)
     torch.testing.assert_close(law, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(law, ct.emitted_law(rule, Q, HOT), rtol=0, atol=1e-12)
 

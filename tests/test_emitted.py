@@ -200,7 +200,7 @@ def by_definition(rule, q, p):
     law = (p * kept)[0]
     for tokens in lost.nonzero()[:, 0].split(100):
         rows = (row.expand(len(tokens), -1) for row in (q, p))
-        law = law + lost[tokens] @ rule.recovery(*rows, tokens)
+        law = law + lost[tokens] @ rule.residual(*rows, tokens)
     return law[None]
 
 

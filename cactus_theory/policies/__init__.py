@@ -19,7 +19,7 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     reshaped,
 )
 from cactus_theory.policies._policy import Policy
-from cactus_theory.policies._base_classes import Entrywise, FixedTarget, PerProposal, SharedRecovery
+from cactus_theory.policies._base_classes import Entrywise, FixedTarget, PerProposal, SharedResidual
 from cactus_theory.policies._decisions import Budget, Decision, Declaration, Residual
 from cactus_theory.policies._registry import list_policies, policy, register
 
@@ -32,7 +32,7 @@ __all__ = [
     "PerProposal",
     "Policy",
     "Residual",
-    "SharedRecovery",
+    "SharedResidual",
     "list_policies",
     "policy",
     "register",

@@ -26,8 +26,8 @@ from cactus_theory.policies._policy import (
 from cactus_theory.policies._shortcuts import KeepsLossless
 
 
-class SharedRecovery(Policy):
-    """The recovery law is the same whichever token was refused."""
+class SharedResidual(Policy):
+    """The residual law is the same whichever token was refused."""
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + (1 − A)·g, O(V) a row."""
@@ -35,7 +35,7 @@ class SharedRecovery(Policy):
         kept = p * self.keep(q, p)
         refused = (p - kept).clamp(min=0.0)  # g is asked for a token that can be refused
         lost = refused.sum(-1, keepdim=True)
-        return kept + lost * self.recovery(q, p, refused.argmax(-1))
+        return kept + lost * self.residual(q, p, refused.argmax(-1))
 
 
 class FixedTarget(Policy):
@@ -64,7 +64,7 @@ class FixedTarget(Policy):
         q, p = float64_rows(q, p)
         return keep_probability(self.target(q, p).gather(-1, n), p.gather(-1, n))
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (h − p)₊ normalised, q where nothing can be rejected."""
         q, p = float64_rows(q, p)
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
@@ -110,7 +110,7 @@ class Entrywise(Policy):
         q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
         return keep_probability(self.ceiling(q_n, p_n), p_n)
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
         q, p = float64_rows(q, p)
         q_n, p_n = (row.gather(-1, n[..., None])[..., 0] for row in (q, p))

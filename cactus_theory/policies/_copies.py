@@ -147,8 +147,8 @@ def _written(name: str, how: str) -> ValueError:
 # and shows how far it is
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
-    "where it does not depend on the refused token, recovery=f(q, p) of ct.rule, or "
-    "the base class SharedRecovery, is asked once a row"
+    "where it does not depend on the refused token, residual=f(q, p) of ct.rule, or "
+    "the base class SharedResidual, is asked once a row"
 )
 
 
@@ -156,7 +156,7 @@ class Forecast(Progress):
     """Follow an enumeration of ``refused`` tokens of rows of ``vocab``; warn if it is slow."""
 
     def __init__(self, spec: str, refused: int, vocab: int) -> None:
-        super().__init__("recovery", refused)
+        super().__init__("residual", refused)
         self.spec, self.vocab, self.start = spec, vocab, time.monotonic()
         self.slow: bool | None = None  # not known yet
 
@@ -172,7 +172,7 @@ class Forecast(Progress):
             self.slow = ahead > SLOW_SECONDS
             if self.slow:
                 warnings.warn(
-                    f"{self.spec}: the recovery is asked for each of {self.total:,} tokens that "
+                    f"{self.spec}: the residual is asked for each of {self.total:,} tokens that "
                     f"may be refused (V = {self.vocab:,}), about {_time(ahead)}; {FASTER}",
                     stacklevel=4,
                 )

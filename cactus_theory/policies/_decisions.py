@@ -105,7 +105,7 @@ class Residual:
     Attributes
     ----------
     scale : (N,) float64, or one number for all; None where the rows are given.
-    rows : (N, V), proportional to the recovery law; they need not sum to 1.
+    rows : (N, V), proportional to the residual law; they need not sum to 1.
     """
 
     scale: Float[Tensor, "rows"] | float | None = None
@@ -118,7 +118,7 @@ class Residual:
         n: Int[Tensor, "rows"],
         out: Tensor | None = None,
     ) -> Float[Tensor, "rows vocab"]:
-        """Return rows proportional to the recovery law, in the precision of q.
+        """Return rows proportional to the residual law, in the precision of q.
 
         ``p`` None stands for a deterministic draft of the token n. ``out`` is memory to write into.
         Where nothing is left (rounding reaches it, or nothing can be refused) the row is q.

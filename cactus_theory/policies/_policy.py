@@ -10,7 +10,7 @@ precisions, on any strides, of any batch shape (...), and may require gradients.
 and the emitted law are those of the rows as they are, computed and returned in float64, and part
 of no graph. A deterministic draft has a one-hot row.
 
-Nine methods say what a policy is, and may be overridden: ``acceptance``, ``recovery``, ``target``,
+Nine methods say what a policy is, and may be overridden: ``acceptance``, ``residual``, ``target``,
 ``proposal``, ``emitted``, ``decide`` and ``follow`` of any, ``ceiling`` and ``scale`` of an
 :class:`~cactus_theory.policies.Entrywise` one. What it ``declares`` is a claim, which only audits
 and property tests read; what a verifier may rely on are its base class and the object that its
@@ -79,7 +79,7 @@ class Policy(ABC):
     >>> lossless = ct.policy("speculative")
     >>> lossless.acceptance(q, p, torch.tensor([0, 1]))
     tensor([0.2500, 1.0000], dtype=torch.float64)
-    >>> lossless.recovery(q, p, torch.tensor(0))
+    >>> lossless.residual(q, p, torch.tensor(0))
     tensor([0., 1.], dtype=torch.float64)
     """
 
@@ -103,7 +103,7 @@ class Policy(ABC):
         """Return φ(n), the probability of keeping each drafted token, float64."""
 
     @abstractmethod
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows | None:
@@ -144,7 +144,7 @@ class Policy(ABC):
         kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
         if not kept.is_cuda and bool(kept.all()):
             return Decision(kept, None)
-        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
+        return Decision(kept, Residual(rows=self.residual(q, p, n)))
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return what the row h makes of nodes of a block and the tokens drafted there."""
@@ -164,4 +164,4 @@ class Policy(ABC):
     ) -> Float[Tensor, "m vocab"]:
         """Return g(·|n) of some tokens of one row."""
         shape = (len(n), len(q))
-        return self.recovery(q.expand(shape), p.expand(shape), n)
+        return self.residual(q.expand(shape), p.expand(shape), n)

@@ -24,7 +24,7 @@ TRUTHS = ("between", "at_least_speculative", "continuous", "optimal")
 def rule(
     function: Function | None = None,
     *,
-    recovery: Function | None = None,
+    residual: Function | None = None,
     proposal: Function | None = None,
     arrays: Literal["numpy", "torch"] | None = None,
     vectorised: bool = False,
@@ -36,18 +36,18 @@ def rule(
     """Make a policy of a function of three arguments (q, p, n), or of two (q, p).
 
     * ``f(q, p, n)`` returns the probability of keeping the drafted token n. A rejected token
-      is replaced by a draw from ``recovery(q, p, n)``, or from ``recovery(q, p)`` where n does
+      is replaced by a draw from ``residual(q, p, n)``, or from ``residual(q, p)`` where n does
       not matter (much faster at a large vocabulary); by default (q − p)₊ normalised.
     * ``f(q, p)`` returns the row h to emit instead of q. Keeping with min(1, h_n/p_n) and
       recovering from (h − p)₊ then follow.
 
     q and p are rows of V probabilities, n an integer. Keyword-only parameters with defaults
-    are knobs, for ``recovery`` and ``proposal`` too where they name them. The function is
+    are knobs, for ``residual`` and ``proposal`` too where they name them. The function is
     called once per row and token: fine for checking an idea, slow in a decode loop.
 
     Under ``@ct.rule(vectorised=True)`` it is called for many rows at once: q and p have shape
     (..., V) and n (...,), torch tensors unless ``arrays="numpy"``. It returns φ (...,), or h
-    (..., V) from (q, p); ``recovery`` and ``proposal`` return (..., V). Either way tokens with
+    (..., V) from (q, p); ``residual`` and ``proposal`` return (..., V). Either way tokens with
     p_n = 0 are left out. Each answer must depend on its own row only (this is tested)::
 
         @ct.rule(vectorised=True)
@@ -87,7 +87,7 @@ def rule(
     if function is None:
         return lambda f: rule(
             f,
-            recovery=recovery,
+            residual=residual,
             proposal=proposal,
             arrays=arrays,
             vectorised=vectorised,
@@ -102,11 +102,11 @@ def rule(
     if named is not None:
         check.one_of("knob", named, tuple(knobs))
     _check_declared(declared, named)
-    if count == 2 and recovery is not None:
-        raise TypeError("recovery: follows from the target row of f(q, p); got one of its own")
+    if count == 2 and residual is not None:
+        raise TypeError("residual: follows from the target row of f(q, p); got one of its own")
     source = Source(
         function,
-        recovery,
+        residual,
         proposal,
         kind_of_arrays,
         vectorised,
@@ -115,7 +115,7 @@ def rule(
         budget,
         declared,
     )
-    policy = _class(count, recovery)(source, tuple(knobs.items()))
+    policy = _class(count, residual)(source, tuple(knobs.items()))
     _check_budget(policy)
     return policy
 
@@ -136,13 +136,13 @@ def _read(function: Function) -> tuple[int, dict[str, Any]]:
     return len(positional), knobs
 
 
-def _class(count: int, recovery: Function | None) -> type[FunctionPolicy]:
-    """Return what is made of a function of so many arguments with this recovery."""
+def _class(count: int, residual: Function | None) -> type[FunctionPolicy]:
+    """Return what is made of a function of so many arguments with this residual."""
     if count == 2:
         return FunctionTarget
-    if recovery is None:
+    if residual is None:
         return SharedFunctionRule
-    kinds = [entry.kind for entry in inspect.signature(recovery).parameters.values()]
+    kinds = [entry.kind for entry in inspect.signature(residual).parameters.values()]
     row = [kind for kind in kinds if kind in POSITIONAL]
     shared = len(row) == 2 and inspect.Parameter.VAR_POSITIONAL not in kinds
     return SharedFunctionRule if shared else FunctionRule

@@ -16,7 +16,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.policies import _knobs
-from cactus_theory.policies._base_classes import FixedTarget, SharedRecovery
+from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
 from cactus_theory.policies._copies import lent
 from cactus_theory.policies._decisions import Budget, Declaration, Path
 from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
@@ -39,7 +39,7 @@ class Source:
     """The arguments of the decorator."""
 
     function: Function
-    recovery: Function | None
+    residual: Function | None
     proposal: Function | None
     arrays: str
     vectorised: bool
@@ -230,27 +230,27 @@ class FunctionRule(FunctionPolicy):
         phi[drafted] = self._answers(self.source.function, questions, ())
         return phi
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return what ``recovery`` returns where n can be rejected, q elsewhere."""
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return what ``residual`` returns where n can be rejected, q elsewhere."""
         q, drafts = ungraphed(q), ungraphed(p).to(q.dtype)
-        if self.source.recovery is None:
+        if self.source.residual is None:
             rows = q.double()
             return normalised_or((rows - drafts.double()).clamp(min=0.0), rows)
         phi = self.acceptance(q, drafts, n[..., None]).reshape(-1)
         out = _flat(q).double().clone()
         refused = (~(phi >= 1)).nonzero()[:, 0]
-        token = None if isinstance(self, SharedRecovery) else n.reshape(-1)[refused]
+        token = None if isinstance(self, SharedResidual) else n.reshape(-1)[refused]
         questions = Questions(_flat(q), _flat(drafts), refused, token)
-        out[refused] = self._answers(self.source.recovery, questions, q.shape[-1:])
+        out[refused] = self._answers(self.source.residual, questions, q.shape[-1:])
         return out.reshape(q.shape)
 
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Return what ``recovery`` returns for tokens that may be refused, the row read once."""
-        assert self.source.recovery is not None  # else it is shared
+        """Return what ``residual`` returns for tokens that may be refused, the row read once."""
+        assert self.source.residual is not None  # else it is shared
         questions = Questions(q[None], p[None], torch.zeros_like(n), n)
-        return self._answers(self.source.recovery, questions, q.shape)
+        return self._answers(self.source.residual, questions, q.shape)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
         """Return what ``proposal`` returns, None without one; q for tokens with p = 0."""
@@ -265,8 +265,8 @@ class FunctionRule(FunctionPolicy):
         return rows
 
 
-class SharedFunctionRule(SharedRecovery, FunctionRule):
-    """One whose recovery is the same whichever token was refused: the default, or f(q, p)."""
+class SharedFunctionRule(SharedResidual, FunctionRule):
+    """One whose residual is the same whichever token was refused: the default, or f(q, p)."""
 
 
 class FunctionTarget(FunctionPolicy, FixedTarget):

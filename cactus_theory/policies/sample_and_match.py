@@ -54,7 +54,7 @@ class SampleAndMatch(Policy):
         """Return φ, which reads q_n alone."""
         return self.keep_entries(ungraphed(q).gather(-1, n).double())
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return q without n, normalised; q where n is deterministic."""
         (q,) = float64_rows(q)
         return normalised_or(q.scatter(-1, n[..., None], 0.0), q)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.policies._base_classes import SharedRecovery
+from cactus_theory.policies._base_classes import SharedResidual
 from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._policy import Id, Ids, Rows, normalised_or, one_hot
 from cactus_theory.policies._registry import register
 
 
-class KeptSet(SharedRecovery):
+class KeptSet(SharedResidual):
     """Keep n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
 
     ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
@@ -31,7 +31,7 @@ class KeptSet(SharedRecovery):
         """Return 1 for the kept tokens, 0 for the others."""
         return self.chosen(ungraphed(q)).gather(-1, n).double()
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the one-hot row of the likeliest token, or q."""
         (q,) = float64_rows(q)
         return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
@@ -76,7 +76,7 @@ class TopK(AmongTop):
         super().__post_init__()
         check.one_of("recover", self.recover, ("target", "uniform", "draft"))
 
-    def recovery(self, q: Rows, p: Rows, n: Id) -> Rows:
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the weights of the kept tokens, normalised; q where they are 0 everywhere."""
         q, p = float64_rows(q, p)
         if self.recover == "target":

@@ -178,7 +178,7 @@ def batch_law(
 def _alive_and_emitted(
     policy: Policy, verifier: Verifier, q: Tensor, draft: Draft, metered: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no recovery for them."""
+    """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no residual for them."""
     if not isinstance(verifier, Chain):
         law = verifier.law(Assignment((policy,)), q, draft)
         if law.emitted is None and metered:

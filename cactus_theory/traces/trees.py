@@ -113,9 +113,9 @@ class TreeWalk:
             aim, value = (alive * h if self.whole else h), acceptance
             acceptance = float(keep_probability(aim[token], r[token]))
             law = (aim - r).clamp(min=0.0)
-            if not self.whole and not fixed:  # a proposal's recovery is that of its own token
+            if not self.whole and not fixed:  # a proposal's residual is that of its own token
                 acceptance = float(self.policy.acceptance(q, r, token[None])[0])
-                law = self.policy.recovery(q, r, token).double()
+                law = self.policy.residual(q, r, token).double()
             total = float(law.sum())
             if self.whole and alive < 1:
                 value = total / (total + (1 - alive))

@@ -31,7 +31,7 @@ from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick, pick_on
 class Chain(Verifier):
     """Token n at place i is kept iff its coin < φ(n), up to the first refusal.
 
-    After it one token comes from the policy's recovery law; if all were kept, from the target
+    After it one token comes from the policy's residual law; if all were kept, from the target
     row that follows them. Needs only φ and g of a policy.
 
     Examples
@@ -78,7 +78,7 @@ class Chain(Verifier):
             judged = on if assigned.choice is None else on & (assigned.choice == number)
             rows = q[:, :width][judged], p[judged], ids[judged]
             kept[judged] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
-            recovered[judged] = policy.recovery(*rows)
+            recovered[judged] = policy.residual(*rows)
             emitted[judged] = policy.emitted(*rows[:2])
         start = torch.ones_like(q[:, :1, 0])
         alive = torch.cat([start, kept.cumprod(-1)], -1)
@@ -106,7 +106,7 @@ def verify_chain(
     """Keep drafted tokens up to the first rejection, then emit one more token per row.
 
     Token n at position i is kept iff its coin < φ(n). After the first rejection the token
-    comes from the policy's recovery law; if all were kept, from the target row after them.
+    comes from the policy's residual law; if all were kept, from the target row after them.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def _recovered(
     accept: Tensor,
     at: tuple[Tensor, Tensor],
 ) -> Float[Tensor, "batch vocab"]:
-    """Return rows proportional to the recovery law at one place a row."""
+    """Return rows proportional to the residual law at one place a row."""
     q_rows, tokens = q[at], ids[at]
     p_rows = one_hot(tokens, q_rows) if p is None else p[at]
     residual = policy.decide(q_rows, p_rows, tokens, accept[at]).residual

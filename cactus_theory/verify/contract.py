@@ -12,7 +12,7 @@ What a verifier may rely on:
 * Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
   for each row of the batch.
 * Of a policy: φ, g and the emitted law; what its base class says (``Entrywise``, ``FixedTarget``,
-  ``SharedRecovery``) and what its ``shortcuts`` answer sooner, each with a property test of its
+  ``SharedResidual``) and what its ``shortcuts`` answer sooner, each with a property test of its
   own. What a policy ``declares`` is a claim, which no verifier reads.
 """
 

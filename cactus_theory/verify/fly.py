@@ -9,7 +9,7 @@ overridden, and n_i kept, iff
 4. i + W < K: so many tokens are there.
 
 The first refusal that is not overridden ends the round; its token comes from the policy's
-recovery law. So with R_0 = 1 and A_i = a_{i+1}…a_{i+W}
+residual law. So with R_0 = 1 and A_i = a_{i+1}…a_{i+W}
 
 .. math:: R_{i+1} \mathrel{+}= R_i a_i, \quad R_{i+W+1} \mathrel{+}= R_i (1−a_i) o_i A_i,
     \qquad \Pr(τ = i) = R_i (1−a_i)(1 − o_i A_i), \quad \Pr(τ = K) = R_K,

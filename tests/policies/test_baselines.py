@@ -21,7 +21,7 @@ def test_mentored_is_the_band_of_the_reverse_kl_to_the_last_bit(knob, kinds):
     for one, other in (
         (rule.target(q, p), band.target(q, p)),
         (rule.keep(q, p), band.keep(q, p)),
-        (rule.recovery(q, p, n), band.recovery(q, p, n)),
+        (rule.residual(q, p, n), band.residual(q, p, n)),
         (rule.decide(q, p, n, coin).kept, band.decide(q, p, n, coin).kept),
     ):
         assert torch.equal(one, other)
@@ -50,7 +50,7 @@ def test_sample_and_match_is_exact_and_accepts_the_overlap_of_two_samples(kinds)
 
 def test_sample_and_match_recovers_anything_but_the_drafted_token():
     rule, q = ct.policy("sample_and_match"), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    found = rule.recovery(q, q, torch.tensor(0))
+    found = rule.residual(q, q, torch.tensor(0))
     torch.testing.assert_close(found, torch.tensor([0.0, 0.6, 0.4], dtype=torch.float64))
     deterministic = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
-    assert torch.equal(rule.recovery(deterministic, q, torch.tensor(1)), deterministic)
+    assert torch.equal(rule.residual(deterministic, q, torch.tensor(1)), deterministic)

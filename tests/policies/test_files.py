@@ -98,7 +98,7 @@ def test_a_file_that_changed_is_read_again(folder: Path) -> None:
         ("mine.py:1x", ValueError, "must read file.py:name; got 'mine.py:1x'"),
         ("nowhere.py:x", OSError, "no such file; got 'nowhere.py'"),
         ("broken.py:x", ValueError, r"broken.py, line 2 \(1 / 0\): ZeroDivisionError: division"),
-        ("mine.py:Draft", TypeError, "mine.py:Draft is abstract; it lacks acceptance, recovery"),
+        ("mine.py:Draft", TypeError, "mine.py:Draft is abstract; it lacks acceptance, residual"),
         ("typo.py:x", ValueError, r"line 3 \(@ct.rule\(contnuous=False\)\): TypeError: .* did you"),
         ("torn.py:x", ValueError, "torn.py, line 1: SyntaxError"),
         ("mine.py:scaled:beta=1", ValueError, "mine.py:scaled takes the knobs alpha; got 'beta'"),

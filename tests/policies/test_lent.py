@@ -72,7 +72,7 @@ class Borrowed:
         q.numpy()[:] = p.numpy()
         return torch.ones(n.shape).double()
 
-    def recovery(self, q, p, n):
+    def residual(self, q, p, n):
         return q
 
 

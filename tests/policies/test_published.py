@@ -118,14 +118,14 @@ def test_typical_rounds_the_exact_rule_down(seed, epsilon):
 def test_top_k_by_hand():
     rule = ct.policy("top_k", k=2)
     check_same(rule.keep(Q, P), tensor(1, 1, 0, 0, 0))
-    check_same(rule.recovery(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
+    check_same(rule.residual(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
     check_same(ct.emitted_law(rule, Q, P), tensor(0.1 + 0.7 * 4 / 7, 0.2 + 0.7 * 3 / 7, 0, 0, 0))
     even = ct.policy("top_k", k=2, recover="uniform")
-    check_same(even.recovery(Q, P, torch.tensor(3)), tensor(0.5, 0.5, 0, 0, 0))
+    check_same(even.residual(Q, P, torch.tensor(3)), tensor(0.5, 0.5, 0, 0, 0))
     published = ct.policy("top_k", k=2, recover="draft")
     left = 1 - P[:2]
     expected = torch.cat([left / left.sum(), torch.zeros(3).double()])
-    check_same(published.recovery(Q, P, torch.tensor(3)), expected)
+    check_same(published.residual(Q, P, torch.tensor(3)), expected)
     ties = tensor(0.4, 0.2, 0.2, 0.2)
     check_same(rule.keep(ties, ties), torch.ones(4))
     check_same(ct.policy("top_k", k=99).keep(Q, P), tensor(1, 1, 1, 1, 0))

@@ -102,7 +102,7 @@ def test_deterministic_rows():
     deterministic, p = tensor(0.0, 1.0), tensor(0.5, 0.5)
     for rule in (ct.policy("cactus:delta=0.5"), ct.policy("cactus_exact:delta=0.5")):
         assert rule.acceptance(deterministic, p, torch.tensor([0, 1])).tolist() == [0.0, 1.0]
-        assert rule.recovery(deterministic, p, torch.tensor(0)).tolist() == [0.0, 1.0]
+        assert rule.residual(deterministic, p, torch.tensor(0)).tolist() == [0.0, 1.0]
 
 
 def test_the_max_divergence_proposal_is_capped_lenience():
@@ -120,8 +120,8 @@ def test_typical_threshold():
     at = tensor(0.25, 0.75)  # the threshold itself is refused
     assert ct.policy("typical:epsilon=0.25,alpha=100").keep(at, at).tolist() == [0.0, 1.0]
     ties = tensor(0.1, 0.4, 0.4, 0.1)
-    assert rule.recovery(ties, ties, torch.tensor(0)).tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert ct.policy("typical:recover=target").recovery(q, q, torch.tensor(0)).equal(q)
+    assert rule.residual(ties, ties, torch.tensor(0)).tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert ct.policy("typical:recover=target").residual(q, q, torch.tensor(0)).equal(q)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -18,7 +18,7 @@ from cactus_theory.policies import (
     FixedTarget,
     PerProposal,
     Policy,
-    SharedRecovery,
+    SharedResidual,
 )
 from cactus_theory.policies._decisions import Decision, Residual
 from cactus_theory.policies._policy import keep_probability, normalised_or
@@ -77,13 +77,13 @@ class Averaged(ct.policy("cactus_exact", delta=0.1).__class__):
 
 
 @ct.rule(budget="kl <= 0 emitted")
-def argmax_recovery(q, p, n):
+def argmax_residual(q, p, n):
     return min(1, q[n] / p[n])
 
 
-argmax_recovery = ct.rule(
-    argmax_recovery.source.function,
-    recovery=lambda q, p, n: np.eye(len(q))[q.argmax()],
+argmax_residual = ct.rule(
+    argmax_residual.source.function,
+    residual=lambda q, p, n: np.eye(len(q))[q.argmax()],
     budget="kl <= 0 emitted",
 )
 
@@ -94,7 +94,7 @@ def lossless(q, p, n):
 
 
 recovers_from_q = ct.rule(
-    lossless.source.function, recovery=lambda q, p, n: q, budget="kl <= 0 emitted"
+    lossless.source.function, residual=lambda q, p, n: q, budget="kl <= 0 emitted"
 )
 
 
@@ -127,25 +127,25 @@ def ignored_knob(q, p, n, *, delta=0.5):
     return min(1, 1.3 * q[n] / p[n])
 
 
-# recovery -----------------------------------------------------------------------------------
+# residual -----------------------------------------------------------------------------------
 
 
 unnormalised = ct.rule(
-    lossless.source.function, recovery=lambda q, p, n: above_zero(q - p), budget="kl <= 0 emitted"
+    lossless.source.function, residual=lambda q, p, n: above_zero(q - p), budget="kl <= 0 emitted"
 )
 normalised = ct.rule(
     lossless.source.function,
-    recovery=lambda q, p, n: spread(above_zero(q - p)),
+    residual=lambda q, p, n: spread(above_zero(q - p)),
     budget="kl <= 0 emitted",
 )
-draws_from_q = ct.rule(lenient, recovery=lambda q, p, n: q, direction=-1, **KNOB)
+draws_from_q = ct.rule(lenient, residual=lambda q, p, n: q, direction=-1, **KNOB)
 draws_from_the_other_residual = ct.rule(
-    lenient, recovery=lambda q, p, n: spread(above_zero(p - q)), direction=-1, **KNOB
+    lenient, residual=lambda q, p, n: spread(above_zero(p - q)), direction=-1, **KNOB
 )
-blind = ct.rule(lenient, recovery=lambda q, p, n: spread(above_zero(1 - p)))
+blind = ct.rule(lenient, residual=lambda q, p, n: spread(above_zero(1 - p)))
 one_token_short = ct.rule(
     lossless.source.function,
-    recovery=lambda q, p, n: np.append(spread(above_zero(q - p)[:-1]), 0.0) if len(q) > 1 else q,
+    residual=lambda q, p, n: np.append(spread(above_zero(q - p)[:-1]), 0.0) if len(q) > 1 else q,
 )
 
 
@@ -169,7 +169,7 @@ class ClippedTarget(Named, FixedTarget):
 
 
 class ResidualFromTheWrongRow(ClippedTarget):
-    def recovery(self, q, p, n):
+    def residual(self, q, p, n):
         q, p = q.double(), p.double()
         return normalised_or((q - p).clamp(min=0.0), q)
 
@@ -211,13 +211,13 @@ def smoothed(q, p, n):
 # batches ------------------------------------------------------------------------------------
 
 
-class LosslessRecovery(Named, SharedRecovery):
-    def recovery(self, q, p, n):
+class LosslessResidual(Named, SharedResidual):
+    def residual(self, q, p, n):
         q, p = q.double(), p.double()
         return normalised_or((q - p).clamp(min=0.0), q)
 
 
-class StaleDraftRow(LosslessRecovery):
+class StaleDraftRow(LosslessResidual):
     """Judges a token by the draft row of the row before it."""
 
     def acceptance(self, q, p, n):
@@ -324,7 +324,7 @@ def keeps_the_first_token(q, p, n):
 # what a verifier relies on ------------------------------------------------------------------
 
 
-class FalselyEntrywise(Named, SharedRecovery, Entrywise):
+class FalselyEntrywise(Named, SharedResidual, Entrywise):
     """Says that it reads q_n and p_n alone, and reads the largest entry of q."""
 
     shortcuts = KeepsLossless()
@@ -352,16 +352,16 @@ class FalselyGenerous(ReadsEntries):
 
 
 class FalselyShared(ReadsEntries):
-    """Says that it has one recovery law for all tokens, and leaves the refused token out of it."""
+    """Says that it has one residual law for all tokens, and leaves the refused token out of it."""
 
-    def recovery(self, q, p, n):
+    def residual(self, q, p, n):
         return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())
 
 
 # decisions ----------------------------------------------------------------------------------
 
 
-class InclusiveCoins(LosslessRecovery):
+class InclusiveCoins(LosslessResidual):
     """Keeps a token where its coin equals φ, too."""
 
     def acceptance(self, q, p, n):
@@ -369,7 +369,7 @@ class InclusiveCoins(LosslessRecovery):
 
     def decide(self, q, p, n, coin):
         kept = coin <= self.acceptance(q, p, n[:, None])[:, 0]
-        return Decision(kept, Residual(rows=self.recovery(q, p, n)))
+        return Decision(kept, Residual(rows=self.residual(q, p, n)))
 
 
 class InclusiveEntries(ByEntry):
@@ -389,28 +389,28 @@ EXACT = ct.policy("cactus_exact", delta=0.3)
 FAULTS = (
     Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
     Fault("per-proposal budget declared as emitted", "budget_holds", Averaged(0.1)),
-    Fault("argmax recovery declared lossless", "budget_holds", argmax_recovery, lossless),
+    Fault("argmax residual declared lossless", "budget_holds", argmax_residual, lossless),
     Fault(
-        "recovers from q instead of the residual",
-        "recovery_is_the_residual",
+        "draws from q instead of the residual",
+        "residual_is_what_the_row_leaves",
         recovers_from_q,
         lossless,
     ),
     Fault(
         "recovers from q at every value of a knob",
-        "recovery_is_the_residual",
+        "residual_is_what_the_row_leaves",
         draws_from_q,
         lenience,
     ),
     Fault(
         "recovers from (p − q)₊ instead of (q − p)₊",
-        "recovery_is_the_residual",
+        "residual_is_what_the_row_leaves",
         draws_from_the_other_residual,
         lenience,
     ),
     Fault(
         "recovers from (q − p)₊ where another row is emitted",
-        "recovery_is_the_residual",
+        "residual_is_what_the_row_leaves",
         ResidualFromTheWrongRow(),
         ClippedTarget(),
     ),
@@ -420,10 +420,10 @@ FAULTS = (
     ),
     Fault("proposal row gives less than is accepted", "budget_holds", unjustified),
     Fault("knob is ignored", "strict_point_is_lossless", ignored_knob),
-    Fault("residual is not normalised", "recovery_is_a_distribution", unnormalised, normalised),
-    Fault("recovery ignores q", "no_token_without_target_mass", blind, lenience),
+    Fault("residual is not normalised", "residual_is_a_distribution", unnormalised, normalised),
+    Fault("residual ignores q", "no_token_without_target_mass", blind, lenience),
     Fault(
-        "vocabulary off by one in the recovery",
+        "vocabulary off by one in the residual",
         "names_of_tokens_do_not_matter",
         one_token_short,
         lossless,
@@ -490,7 +490,7 @@ FAULTS = (
         ReadsEntries(),
     ),
     Fault(
-        "one recovery law stated, another one for every token",
+        "one residual law stated, another one for every token",
         "recovers_alike",
         FalselyShared(),
         ReadsEntries(),

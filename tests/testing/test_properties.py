@@ -110,11 +110,11 @@ def test_shrinking_ends_at_what_matters():
 def test_the_message_tells_the_whole_story():
     with pytest.raises(AssertionError) as caught:
         assert_policy_properties(
-            unnormalised, examples=100, properties=["recovery_is_a_distribution"]
+            unnormalised, examples=100, properties=["residual_is_a_distribution"]
         )
     said = str(caught.value)
-    assert "perhaps   the recovery row is not divided by its sum" in said
-    for part in ("recovery_is_a_distribution", "g(·|n) ≥ 0", "target q", "draft  p", "emitted"):
+    assert "perhaps   the residual row is not divided by its sum" in said
+    for part in ("residual_is_a_distribution", "g(·|n) ≥ 0", "target q", "draft  p", "emitted"):
         assert part in said
     assert "expected  1" in said and "found     0." in said and "margin    -0." in said
 

@@ -46,6 +46,6 @@ def test_it_obeys(spec):
         return
     assert not broken, "\n\n".join(message(spec, finding) for finding in report.findings)
     always = [verdict for verdict in report.laws if PROPERTIES[verdict.law].applies(RULES[spec])]
-    # a rule that refuses nothing on any example has no recovery to compare
+    # a rule that refuses nothing on any example has no residual to compare
     sometimes = {"nothing_accepts_more", "recovers_alike"}
     assert all(verdict.examples for verdict in always if verdict.law not in sometimes)

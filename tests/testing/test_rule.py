@@ -1,4 +1,4 @@
-"""A plain function becomes a policy: its knobs, its promises, its recovery."""
+"""A plain function becomes a policy: its knobs, its promises, its residual."""
 
 import math
 import re
@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base import terminal
-from cactus_theory.policies import FixedTarget, SharedRecovery, _copies, _policy, _user_function
+from cactus_theory.policies import FixedTarget, SharedResidual, _copies, _policy, _user_function
 from cactus_theory.testing import _policies, assert_policy_properties
 from cactus_theory.testing._policies import check_rule
 from tests.rows import pair
@@ -37,7 +37,7 @@ def test_a_function_of_three_equals_the_policy_it_describes():
     torch.testing.assert_close(plain.keep(q, p), known.keep(q, p), **CLOSE)
     torch.testing.assert_close(ct.emitted_law(plain, q, p), q, **CLOSE)
     n = torch.tensor([0, 1, 2, 3, 4, 0])
-    torch.testing.assert_close(plain.recovery(q, p, n), known.recovery(q, p, n), **CLOSE)
+    torch.testing.assert_close(plain.residual(q, p, n), known.residual(q, p, n), **CLOSE)
 
 
 def test_a_function_of_two_is_a_fixed_target():
@@ -49,22 +49,22 @@ def test_a_function_of_two_is_a_fixed_target():
     torch.testing.assert_close(report.acceptance, torch.minimum(p, (q + p) / 2).sum(-1), **CLOSE)
 
 
-def test_a_recovery_of_its_own_is_asked_where_a_token_can_be_rejected():
+def test_a_residual_of_its_own_is_asked_where_a_token_can_be_rejected():
     asked = []
 
-    def recovery(q, p, n):
+    def residual(q, p, n):
         asked.append((q.tolist(), n))
         return np.eye(len(q))[q.argmax()]
 
-    rule = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), recovery=recovery)
+    rule = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), residual=residual)
     q = torch.tensor([[0.2, 0.8], [0.2, 0.8]], dtype=torch.float64)
     p = torch.tensor([[0.5, 0.5], [0.1, 0.9]], dtype=torch.float64)
-    g = rule.recovery(q, p, torch.tensor([0, 0]))
+    g = rule.residual(q, p, torch.tensor([0, 0]))
     assert g.tolist() == [[0.0, 1.0], [0.2, 0.8]]  # nothing to reject in the second row
     assert asked == [([0.2, 0.8], 0)]
 
 
-def test_a_recovery_of_two_arguments_is_asked_once_a_row():
+def test_a_residual_of_two_arguments_is_asked_once_a_row():
     asked = []
 
     def row(q, p):
@@ -72,17 +72,17 @@ def test_a_recovery_of_two_arguments_is_asked_once_a_row():
         return np.sqrt(q) / np.sqrt(q).sum()
 
     q, p = pair(3, 50, seed=5)
-    shared = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), recovery=row)
-    single = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), recovery=lambda q, p, n: row(q, p))
+    shared = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), residual=row)
+    single = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), residual=lambda q, p, n: row(q, p))
     law = ct.emitted_law(shared, q, p)
     assert len(asked) == 3  # for each of the tokens that may be refused before
     torch.testing.assert_close(law, ct.emitted_law(single, q, p), **CLOSE)
     n = torch.tensor([0, 1, 2])
-    torch.testing.assert_close(shared.recovery(q, p, n), single.recovery(q, p, n), **CLOSE)
+    torch.testing.assert_close(shared.residual(q, p, n), single.residual(q, p, n), **CLOSE)
     # (q − p)₊, which is the default, is one of these: V = 20,000 in milliseconds
     q, p = torch.softmax(torch.randn(2, 1, 20_000, generator=SEED, dtype=torch.float64), -1)
     default = ct.rule(vectorised=True)(lambda q, p, n: torch.ones(n.shape) / 2)
-    assert isinstance(default, SharedRecovery)
+    assert isinstance(default, SharedResidual)
     assert ct.emitted_law(default, q, p).shape == (1, 20_000)
 
 
@@ -92,10 +92,10 @@ def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, ca
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(_policy, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
-    slow = ct.rule(lambda q, p, n: 0.5, recovery=lambda q, p, n: q)
+    slow = ct.rule(lambda q, p, n: 0.5, residual=lambda q, p, n: q)
     with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
         ct.emitted_law(slow, q, p)
-    assert capsys.readouterr().err.splitlines()[0].startswith("recovery 2/10 ")
+    assert capsys.readouterr().err.splitlines()[0].startswith("residual 2/10 ")
 
 
 def test_tokens_that_cannot_be_drafted_are_not_asked_for():
@@ -165,9 +165,9 @@ def knob_without_default(q, p, n, *, delta):
             "budget: must be a number; got 'x'",
         ),
         (
-            lambda: ct.rule(half.source.function, recovery=two_numbers),
+            lambda: ct.rule(half.source.function, residual=two_numbers),
             TypeError,
-            "recovery: follows from the target row",
+            "residual: follows from the target row",
         ),
         (
             lambda: ct.rule(two_numbers, contnuous=False),
@@ -175,9 +175,9 @@ def knob_without_default(q, p, n, *, delta):
             "got 'contnuous'; did you mean continuous?",
         ),
         (
-            lambda: ct.rule(two_numbers, recovry=two_numbers),
+            lambda: ct.rule(two_numbers, residul=two_numbers),
             TypeError,
-            "got 'recovry'; did you mean recovery?",
+            "got 'residul'; did you mean residual?",
         ),
         (lambda: ct.rule(two_numbers, continuous="no"), ValueError, "continuous: must be True or"),
         (lambda: ct.rule(two_numbers, support="q"), ValueError, "support: must be one of"),
@@ -222,14 +222,14 @@ def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
     q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
     torch.testing.assert_close(fast.keep(q, p), lenient.keep(q, p), **CLOSE)
     n = torch.tensor([[0, 1, 2], [4, 4, 0]])
-    torch.testing.assert_close(fast.recovery(q, p, n), lenient.recovery(q, p, n), **CLOSE)
+    torch.testing.assert_close(fast.residual(q, p, n), lenient.residual(q, p, n), **CLOSE)
     assert fast.proposal(q, p, n[..., None]).equal(q[..., None, :])
     one = fast.acceptance(q[0, 0], p[0, 0], n[0])
     torch.testing.assert_close(one, lenient.acceptance(q[0, 0], p[0, 0], n[0]), **CLOSE)
 
 
 @pytest.mark.parametrize("arrays", ["torch", "numpy"])
-def test_a_vectorised_target_and_recovery(arrays):
+def test_a_vectorised_target_and_residual(arrays):
     kind = torch.Tensor if arrays == "torch" else np.ndarray
 
     def mixed(q, p, *, share=0.5):
@@ -240,9 +240,9 @@ def test_a_vectorised_target_and_recovery(arrays):
     rule = ct.rule(mixed, vectorised=True, arrays=arrays)
     torch.testing.assert_close(ct.emitted_law(rule, q, p), (q + p) / 2, **CLOSE)
     assert ct.policy(rule, share=0.25).spec == "mixed:share=0.25"
-    from_target = ct.rule(kept_at_once, vectorised=True, recovery=lambda q, p, n: q)
+    from_target = ct.rule(kept_at_once, vectorised=True, residual=lambda q, p, n: q)
     n = torch.zeros(2, 3, dtype=torch.int64)
-    torch.testing.assert_close(from_target.recovery(q, p, n), q, **CLOSE)
+    torch.testing.assert_close(from_target.residual(q, p, n), q, **CLOSE)
 
 
 def test_a_vectorised_rule_has_every_property():

@@ -74,7 +74,7 @@ def test_a_replay_is_the_mean_of_all_walks(tmp_path, shape, children, spec, runs
     assert kept == pytest.approx(mean[1], abs=STORED)
 
 
-def test_the_recovery_of_a_proposal_is_that_of_its_own_token(tmp_path):
+def test_the_residual_of_a_proposal_is_that_of_its_own_token(tmp_path):
     """With three tokens it is the same for all; a sibling chosen after the draw tells of more."""
     generator = torch.Generator().manual_seed(3)
     q, p = torch.rand(2, 6, generator=generator, dtype=torch.float64).pow(2).unbind()
@@ -85,7 +85,7 @@ def test_the_recovery_of_a_proposal_is_that_of_its_own_token(tmp_path):
         ids = torch.tensor([token, (token + 1) % 6])
         texts.append([Cycle(0, 0, ids, q.expand(3, -1), p[None], parents, *flags)])
         kept = float(rule.acceptance(q, p, ids[:1]))
-        due.append(1 + kept + (1 - kept) * float(rule.recovery(q, p, ids[0])[ids[1]]))
+        due.append(1 + kept + (1 - kept) * float(rule.residual(q, p, ids[0])[ids[1]]))
     trace = save_trace(tmp_path / "t", texts, vocab_size=6, num_draft_tokens=1, nodes=2)
     assert replay(trace, rule, Tree("chain")).tokens == pytest.approx(due, abs=STORED)
 

@@ -194,7 +194,7 @@ def test_ten_rules_are_a_ceiling_and_a_scale(spec):
         refused = keep[:, token] < 1 - 1e-9
         left = (scale[:, token, None] * q - p).clamp(min=0)
         expected = left / left.sum(-1, keepdim=True).clamp(min=1e-300)
-        found = rule.recovery(q, p, torch.full((12,), token))
+        found = rule.residual(q, p, torch.full((12,), token))
         torch.testing.assert_close(found[refused], expected[refused], rtol=0, atol=1e-9)
 
 

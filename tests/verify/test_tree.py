@@ -183,7 +183,7 @@ class Walks:
             if self.runs == "chain" and number + 1 < len(steps) and not step.fixed:
                 rows = (torch.tensor(row)[None] for row in (step.q, step.r))
                 refused = torch.tensor([self.nodes[steps[number + 1].node][1]])
-                law = self.policy.recovery(*rows, refused)[0].numpy()  # that of this very token
+                law = self.policy.residual(*rows, refused)[0].numpy()  # that of this very token
             yield box, [(own.node, own.h) for own in steps[: number + 1]], law
 
 

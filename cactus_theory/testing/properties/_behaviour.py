@@ -74,8 +74,8 @@ class Behaviour(Seen):
     def recovered(self) -> Tensor:
         """Return g(·|n) for each of :attr:`pairs`, (N, V) float64."""
         row, token = self.pairs
-        answer = self.rule.recovery(self.q[row], self.p[row], token)
-        return shaped("recovery", answer, (len(row), self.q.shape[-1]))
+        answer = self.rule.residual(self.q[row], self.p[row], token)
+        return shaped("residual", answer, (len(row), self.q.shape[-1]))
 
     def recovered_at(self, row: Tensor, token: Tensor) -> Tensor:
         """Return g(·|token) of drafted tokens, (..., V) for row and token (...)."""
@@ -162,9 +162,9 @@ def of_token(token: Tensor, text: str) -> Callable[[tuple[int, ...]], str]:
     return lambda index: text.format(*index[1:], n=int(token[index[0]]))
 
 
-def recovery_entry(seen: Behaviour, more: str = "") -> Callable[[tuple[int, ...]], str]:
+def residual_entry(seen: Behaviour, more: str = "") -> Callable[[tuple[int, ...]], str]:
     """Return what names an entry of ``seen.recovered``."""
-    return of_token(seen.pairs[1], f"recovery probability of token {{0}} after token {{n}}{more}")
+    return of_token(seen.pairs[1], f"residual probability of token {{0}} after token {{n}}{more}")
 
 
 def shaped(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:

@@ -14,7 +14,7 @@ from cactus_theory.testing.properties._behaviour import (
     Behaviour,
     of_token,
     policy_property,
-    recovery_entry,
+    residual_entry,
 )
 from cactus_theory.verify import verify_chain
 
@@ -27,7 +27,7 @@ def answers(seen: Behaviour) -> Iterator[Bounds]:
     """Every call returns finite numbers of the right shape, in time."""
     most = FINITE
     yield Bounds(seen.phi, -most, most, "acceptance of token {0}", 0.0, seen.drafted)
-    yield Bounds(seen.recovered, -most, most, recovery_entry(seen), 0.0, rows=seen.pairs[0])
+    yield Bounds(seen.recovered, -most, most, residual_entry(seen), 0.0, rows=seen.pairs[0])
 
 
 @policy_property(hint="the min(1, ·) is missing, or a difference may be negative", widest=REAL)
@@ -36,17 +36,17 @@ def acceptance_is_a_probability(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.phi, 0, 1, "acceptance of token {0}", PROBABILITY, seen.drafted)
 
 
-@policy_property(hint="the recovery row is not divided by its sum, or its sum is 0", widest=REAL)
-def recovery_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
+@policy_property(hint="the residual row is not divided by its sum, or its sum is 0", widest=REAL)
+def residual_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
     """g(·|n) ≥ 0 and Σ g = 1 for every token n that can be drafted, rejected or not."""
     g, (row, token) = seen.recovered, seen.pairs
-    yield Bounds(g, 0, 1, recovery_entry(seen), PROBABILITY, rows=row)
-    about = of_token(token, "sum of the recovery row after token {n}")
+    yield Bounds(g, 0, 1, residual_entry(seen), PROBABILITY, rows=row)
+    about = of_token(token, "sum of the residual row after token {n}")
     yield Bounds(g.sum(-1), 1, 1, about, EXACT, rows=row)
 
 
 @policy_property(
-    hint="acceptance and recovery do not fit each other, or emitted() is not exact",
+    hint="acceptance and residual do not fit each other, or emitted() is not exact",
     widest=REAL,
 )
 def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import raised_alone
 from cactus_theory.optimum import optimal_acceptance
-from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedRecovery
+from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedResidual
 from cactus_theory.policies._shortcuts import KeepsLossless
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
@@ -19,7 +19,7 @@ from cactus_theory.testing.properties._behaviour import (
     knob_ladder,
     of_token,
     policy_property,
-    recovery_entry,
+    residual_entry,
     shaped,
 )
 from cactus_theory.verify import verify_chain
@@ -82,10 +82,10 @@ def _claims_a_row(rule: Policy) -> bool:
 
 @policy_property(
     _claims_a_row,
-    hint="the recovery is not the residual of the emitted row h: it must be (h − p)₊ over its sum, "
+    hint="the residual is not what the emitted row h leaves: it must be (h − p)₊ over its sum, "
     "not q, and not the residual of another row",
 )
-def recovery_is_the_residual(seen: Behaviour) -> Iterator[Bounds]:
+def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     """Where tokens are kept as for h, what replaces the others is (h − p)₊ over its sum.
 
     h is the target of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
@@ -103,7 +103,7 @@ def recovery_is_the_residual(seen: Behaviour) -> Iterator[Bounds]:
     as_for_row = (exact.kept - torch.minimum(row, seen.p)).abs() <= EXACT
     judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
     recovered, residual = exact.emitted - exact.kept, (row - seen.p).clamp(min=0.0)
-    about = f"mass of token {{0}} out of recoveries{where}, beside its residual (h − p)₊"
+    about = f"mass of token {{0}} after refusals{where}, beside its residual (h − p)₊"
     judged = judged[:, None].expand(row.shape)
     # what is kept may be off by as much as what is emitted
     yield Bounds(recovered, residual, residual, about, 2 * EXACT, judged)
@@ -203,7 +203,7 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
 
 @policy_property(
     lambda rule: rule.declares.support == "target",
-    hint="the recovery row ignores q, or something is added to q; declare support='free' if the "
+    hint="the residual row ignores q, or something is added to q; declare support='free' if the "
     "draft may emit what the target cannot",
     widest=REAL,
 )
@@ -214,7 +214,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
     row, n = seen.pairs
     refused = (seen.rejected[row, n] > 0)[:, None] & absent[row]
-    about = recovery_entry(seen, ", which has q = 0")
+    about = residual_entry(seen, ", which has q = 0")
     yield Bounds(seen.recovered, 0, 0, about, 0.0, refused, row)
     edges = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
     coin, draw = (c.repeat(len(n)) for c in torch.cartesian_prod(edges, edges).T)
@@ -283,11 +283,11 @@ def keeps_what_lossless_keeps(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: isinstance(rule, SharedRecovery | FixedTarget),
-    hint="g depends on the refused token: the class must not be SharedRecovery",
+    lambda rule: isinstance(rule, SharedResidual | FixedTarget),
+    hint="g depends on the refused token: the class must not be SharedResidual",
 )
 def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
-    """g(·|n) is the same for every token n that may be refused (is ``SharedRecovery``)."""
+    """g(·|n) is the same for every token n that may be refused (is ``SharedResidual``)."""
     row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
     if not len(row):
         return
@@ -296,7 +296,7 @@ def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
 
     def about(index: tuple[int, ...]) -> str:
         after, other = int(token[index[0]]), int(token[first[index[0]]])
-        return f"recovery probability of token {index[1]} after token {after}, as after {other}"
+        return f"residual probability of token {index[1]} after token {after}, as after {other}"
 
     yield Bounds(g, g[first], g[first], about, EXACT, rows=row)
 

@@ -38,7 +38,7 @@ def one_round(pair, rule, kl, text, width):
             spent.append(float(kl.value(rule.emitted(q, p), q)))
             share *= float(p[0, token])
             phi = float(rule.acceptance(q, p, torch.tensor([[token]])))
-            recovered = rule.recovery(q, p, torch.tensor([token]))[0].tolist()
+            recovered = rule.residual(q, p, torch.tensor([token]))[0].tolist()
             rest = later(pair, text, draft, place + 1)
             for x, chance in enumerate(recovered):
                 yield (*draft[:place], x), share * (1 - phi) * rest * chance, list(spent)
