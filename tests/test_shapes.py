@@ -3,7 +3,7 @@ import torch
 
 from cactus_theory.base import roots
 from cactus_theory.divergences.classical import KL
-from cactus_theory.policies._policy import keep_probability
+from cactus_theory.policies._policy import accept_probability
 from cactus_theory.verify.draw import pick
 
 pytest.importorskip("beartype", reason="shape annotations are checked with beartype")
@@ -27,5 +27,5 @@ def test_a_wrong_dtype_raises():
 
 
 def test_annotations_without_shapes_are_left_alone():
-    assert keep_probability(torch.ones(2), torch.ones(2)).tolist() == [1.0, 1.0]
+    assert accept_probability(torch.ones(2), torch.ones(2)).tolist() == [1.0, 1.0]
     assert KL().f(torch.ones(())).item() == 0.0

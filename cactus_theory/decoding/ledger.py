@@ -18,7 +18,7 @@ from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.policies._policy import keep_probability
+from cactus_theory.policies._policy import accept_probability
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
 from cactus_theory.verify.tree import Tree
@@ -247,7 +247,7 @@ class _Charges:
                 return 1.0  # the walk begins anew there
             assert self.draft.probs is not None
             drawn_from = check.normalised(self.draft.probs[0, node])
-        return float(keep_probability(alive * law[0, token], drawn_from[token]))
+        return float(accept_probability(alive * law[0, token], drawn_from[token]))
 
     def _verified(self, raised: Tensor | None) -> Verified:
         """Return a round in which every node was reached, with P = 1, as the meter sees it."""

@@ -27,7 +27,7 @@ SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = map(tl.constexpr, policies.KI
 # from γ = 1 to the root at δ = 1e-6: Newton halves the distance about ten times, then squares it
 EXACT_STEPS = tl.constexpr(20)
 # verdicts on a drafted token
-REFUSED, KEPT, OPEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+REFUSED, ACCEPTED, OPEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -86,8 +86,8 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
     number = (q_n == q_n) & (p_n == p_n)  # a device's minimum may drop a NaN
     kept = kept & number
     if KIND == BAND:
-        return tl.where(kept, KEPT, tl.where(opened, OPEN, REFUSED)), scale
-    return tl.where(kept, KEPT, REFUSED), scale
+        return tl.where(kept, ACCEPTED, tl.where(opened, OPEN, REFUSED)), scale
+    return tl.where(kept, ACCEPTED, REFUSED), scale
 
 
 @triton.jit
@@ -149,10 +149,10 @@ def band_judge(requests, decision, band, form: tl.constexpr):
     place = tl.arange(0, form.places)
     slot = b * form.width + place
     on = place < length
-    verdict = tl.load(decision.verdicts + slot, mask=on, other=KEPT)
+    verdict = tl.load(decision.verdicts + slot, mask=on, other=ACCEPTED)
     flag = tl.load(band.flags + slot, mask=on, other=0)
     excess = sum_of_parts(slot, (flag & READ) != 0, band.excess, form)
-    verdict = tl.where(verdict == OPEN, tl.where(excess < 0, KEPT, REFUSED), verdict)
+    verdict = tl.where(verdict == OPEN, tl.where(excess < 0, ACCEPTED, REFUSED), verdict)
     count = first_refusal(verdict, place, length)
     tl.store(decision.accepted + b, count)
     tl.store(band.flags + slot, tl.where(place == count, flag, 0), mask=on)

@@ -71,7 +71,7 @@ class Band(NamedTuple):
 class Decision(NamedTuple):
     """What is accepted, and the residual (s q − p)₊ of the row after it."""
 
-    verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, KEPT or OPEN
+    verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, ACCEPTED or OPEN
     accepted: Int32[Tensor, "B"]  # how many tokens are accepted
     scales: Float64[Tensor, "B"]  # s
 

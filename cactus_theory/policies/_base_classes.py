@@ -20,10 +20,10 @@ from cactus_theory.policies._policy import (
     Ids,
     Policy,
     Rows,
-    keep_probability,
+    accept_probability,
     normalised_or,
 )
-from cactus_theory.policies._shortcuts import KeepsLossless
+from cactus_theory.policies._shortcuts import AcceptsLossless
 
 
 class SharedResidual(Policy):
@@ -62,7 +62,7 @@ class FixedTarget(Policy):
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, h_n/p_n)."""
         q, p = float64_rows(q, p)
-        return keep_probability(self.target(q, p).gather(-1, n), p.gather(-1, n))
+        return accept_probability(self.target(q, p).gather(-1, n), p.gather(-1, n))
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (h − p)₊ normalised, q where nothing can be rejected."""
@@ -75,7 +75,7 @@ class FixedTarget(Policy):
             q, p = q.float(), p.float()
         target = self.target(q, p)
         h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
-        kept = coin < keep_probability(h_n, p_n)
+        kept = coin < accept_probability(h_n, p_n)
         if not kept.is_cuda and bool(kept.all()):
             return Decision(kept, None)
         left = (target - p).clamp_(min=0.0)
@@ -108,7 +108,7 @@ class Entrywise(Policy):
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, c/p_n): only the drafted entries are read."""
         q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
-        return keep_probability(self.ceiling(q_n, p_n), p_n)
+        return accept_probability(self.ceiling(q_n, p_n), p_n)
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
@@ -121,7 +121,7 @@ class Entrywise(Policy):
         """Return coin < c/p_n and the scale s."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         ceiling = self.ceiling(q_n, p_n)
-        kept = coin < keep_probability(ceiling, p_n)
+        kept = coin < accept_probability(ceiling, p_n)
         return Decision(kept, self.residual_entries(q_n, ceiling))
 
 
@@ -132,7 +132,7 @@ class Raised(Entrywise, FixedTarget):
     A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
     """
 
-    shortcuts = KeepsLossless()
+    shortcuts = AcceptsLossless()
 
     def residual_entries(self, q_n: FlatCoins, ceiling: FlatCoins) -> Residual:
         """Return s = 1."""
@@ -157,7 +157,7 @@ class Either(FixedTarget):
     and what p has beyond it goes to (q − p)₊. Under ``free``, as published, h is p itself.
     """
 
-    shortcuts = KeepsLossless()
+    shortcuts = AcceptsLossless()
     support: Support
 
     @abstractmethod
@@ -213,7 +213,7 @@ class PerProposal(Entrywise):
     tensor([0.5000], dtype=torch.float64)
     """
 
-    shortcuts = KeepsLossless()
+    shortcuts = AcceptsLossless()
     delta: float
 
     @abstractmethod

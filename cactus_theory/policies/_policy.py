@@ -47,7 +47,7 @@ ENUMERATION_ENTRIES = 2**22
 TIE = 1e-12
 
 
-def keep_probability(raised: Tensor, drafted: Tensor) -> Tensor:
+def accept_probability(raised: Tensor, drafted: Tensor) -> Tensor:
     """Return min(1, raised/drafted), 0 where nothing may be emitted, 1 where p = 0 < raised."""
     return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)  # 0/0 is 0, x/0 is 1
 

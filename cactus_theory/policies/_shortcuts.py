@@ -36,7 +36,7 @@ class Shortcuts:
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 
 
-class KeepsLossless(Shortcuts):
+class AcceptsLossless(Shortcuts):
     """What lossless sampling keeps is kept: φ(n) ≥ min(1, q_n/p_n)."""
 
     def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
@@ -44,7 +44,7 @@ class KeepsLossless(Shortcuts):
         return coin * p_n < q_n
 
 
-class ByRow(KeepsLossless):
+class ByRow(AcceptsLossless):
     """A row at a time is decided and followed on the host, solved as far as its coin asks."""
 
     def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:

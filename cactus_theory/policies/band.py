@@ -42,10 +42,10 @@ from cactus_theory.policies._policy import (
     FlatIds,
     Ids,
     Rows,
-    keep_probability,
+    accept_probability,
 )
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._shortcuts import ByRow, KeepsLossless, Shortcuts
+from cactus_theory.policies._shortcuts import AcceptsLossless, ByRow, Shortcuts
 
 # below this budget the divergence of float32 rows is mostly rounding error
 LEAST_BUDGET = 1e-6
@@ -57,7 +57,7 @@ LEAST = PRECISIONS[torch.float64].least
 TOGETHER = 2**18
 
 
-class BetweenRows(KeepsLossless):
+class BetweenRows(AcceptsLossless):
     """h lies between q and p, and nowhere above ``highest`` q."""
 
     def __init__(self, highest: float) -> None:
@@ -376,4 +376,4 @@ def _clipped(p: Tensor, lower: Tensor, upper: Tensor, q: Tensor) -> Tensor:
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:
     """Return min(1, b q_n/p_n), with b = 1 where q_n is no normal number."""
-    return keep_probability(_ceiling(upper, q_n), p_n)
+    return accept_probability(_ceiling(upper, q_n), p_n)

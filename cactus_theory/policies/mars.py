@@ -9,12 +9,12 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._policy import Rows, one_hot
 from cactus_theory.policies._registry import register
-from cactus_theory.policies.top_k import KeptSet
+from cactus_theory.policies.top_k import AcceptedSet
 
 
 @register("mars")
 @dataclass(frozen=True)
-class Mars(KeptSet):
+class Mars(AcceptedSet):
     r"""Keep the target's likeliest token, and the second one where :math:`z_2/z_1 > θ`.
 
     A ratio of raw logits is no function of the row: adding a constant to all logits changes it

@@ -16,12 +16,12 @@ from cactus_theory.policies._shortcuts import Shortcuts
 class ByEntry(Shortcuts):
     """φ is a function of q_n alone."""
 
-    def __init__(self, keep_entries: Callable[[Entries], Entries]) -> None:
-        self.keep_entries = keep_entries
+    def __init__(self, accept_entries: Callable[[Entries], Entries]) -> None:
+        self.accept_entries = accept_entries
 
     def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return coin < φ: the rest of the row is not needed."""
-        return coin < self.keep_entries(q_n)
+        return coin < self.accept_entries(q_n)
 
 
 @register("sample_and_match")
@@ -39,20 +39,20 @@ class SampleAndMatch(Policy):
     @property
     def shortcuts(self) -> Shortcuts:  # type: ignore[override]
         """Return φ by entries."""
-        return ByEntry(self.keep_entries)
+        return ByEntry(self.accept_entries)
 
     @property
     def declares(self) -> Declaration:
         """Return: lossless; accepts Σ p q, at most what speculative does."""
         return Declaration(budget=Budget("kl", 0.0, "emitted"), between=True)
 
-    def keep_entries(self, q_n: Entries) -> Entries:
+    def accept_entries(self, q_n: Entries) -> Entries:
         """Return φ from float64 entries of q: themselves."""
         return q_n
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return φ, which reads q_n alone."""
-        return self.keep_entries(ungraphed(q).gather(-1, n).double())
+        return self.accept_entries(ungraphed(q).gather(-1, n).double())
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return q without n, normalised; q where n is deterministic."""

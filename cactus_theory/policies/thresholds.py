@@ -8,7 +8,7 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.policies._decisions import Budget, Declaration
-from cactus_theory.policies._policy import Entries, Rows, keep_probability
+from cactus_theory.policies._policy import Entries, Rows, accept_probability
 from cactus_theory.policies._registry import register
 from cactus_theory.policies.sample_and_match import SampleAndMatch
 
@@ -50,16 +50,16 @@ class Thresholds(SampleAndMatch):
             continuous=self.single == 1 and self.acc > 0,
         )
 
-    def keep_entries(self, q_n: Entries) -> Entries:
+    def accept_entries(self, q_n: Entries) -> Entries:
         """Return φ from float64 entries of q."""
         sure = (q_n >= self.single) & (q_n > 0)
-        kept = keep_probability(q_n, torch.full_like(q_n, self.acc))
+        kept = accept_probability(q_n, torch.full_like(q_n, self.acc))
         return torch.where(sure, 1.0, kept)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + q·(what all others leave, each over its own 1 − q_n), O(V) a row."""
         q, p = float64_rows(q, p)
-        phi = self.keep_entries(q)
+        phi = self.accept_entries(q)
         left = p * (1 - phi) / (q.sum(-1, keepdim=True) - q)
         left = torch.where(phi < 1, left, 0.0)
         return p * phi + q * (left.sum(-1, keepdim=True) - left).clamp(min=0.0)

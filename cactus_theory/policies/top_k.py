@@ -15,7 +15,7 @@ from cactus_theory.policies._policy import Id, Ids, Rows, normalised_or, one_hot
 from cactus_theory.policies._registry import register
 
 
-class KeptSet(SharedResidual):
+class AcceptedSet(SharedResidual):
     """Keep n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
 
     ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
@@ -38,7 +38,7 @@ class KeptSet(SharedResidual):
 
 
 @dataclass(frozen=True)
-class AmongTop(KeptSet):
+class AmongTop(AcceptedSet):
     """Keep n iff q_n is at least the k-th largest entry of q and positive; ties are kept."""
 
     k: int

@@ -21,12 +21,12 @@ from cactus_theory.policies._policy import (
     FlatIds,
     Ids,
     Rows,
-    keep_probability,
+    accept_probability,
     one_hot,
 )
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import Shortcuts
-from cactus_theory.policies.top_k import KeptSet
+from cactus_theory.policies.top_k import AcceptedSet
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Above(Shortcuts):
 
 @register("typical")
 @dataclass(frozen=True)
-class Typical(KeptSet):
+class Typical(AcceptedSet):
     r"""Keep n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
@@ -118,7 +118,7 @@ class Typical(KeptSet):
         if self.form == "rounded":
             return super().acceptance(q, p, n)
         q, p = float64_rows(q, p)
-        kept = keep_probability(self.raised(q, n), p.gather(-1, n))
+        kept = accept_probability(self.raised(q, n), p.gather(-1, n))
         return torch.where(q.gather(-1, n) > 0, kept, 0.0)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:

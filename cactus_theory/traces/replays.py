@@ -29,7 +29,7 @@ from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._copies import copied
 from cactus_theory.policies._decisions import Path as Reached
-from cactus_theory.policies._policy import keep_probability, one_hot
+from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import ENTRIES, SavedRows, Source, mean_alive
 from cactus_theory.traces.trace import Batch, Trace
@@ -188,7 +188,7 @@ def _alive_and_emitted(
     p = one_hot(draft.token_ids, q) if draft.probs is None else draft.probs
     emitted = policy.emitted(rows, p)
     if isinstance(policy, FixedTarget):  # solved once
-        acceptance = keep_probability(emitted.gather(-1, ids), p.gather(-1, ids))
+        acceptance = accept_probability(emitted.gather(-1, ids), p.gather(-1, ids))
     else:
         acceptance = policy.acceptance(rows, p, ids)
     start = torch.ones_like(acceptance[:, :1, 0])

@@ -18,7 +18,7 @@ from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.policies._policy import keep_probability
+from cactus_theory.policies._policy import accept_probability
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify._tree_walk import Descent
@@ -111,7 +111,7 @@ class TreeWalk:
                 return run
             r, token = self.r[node], torch.tensor(self.ids[child])
             aim, value = (alive * h if self.whole else h), acceptance
-            acceptance = float(keep_probability(aim[token], r[token]))
+            acceptance = float(accept_probability(aim[token], r[token]))
             law = (aim - r).clamp(min=0.0)
             if not self.whole and not fixed:  # a proposal's residual is that of its own token
                 acceptance = float(self.policy.acceptance(q, r, token[None])[0])

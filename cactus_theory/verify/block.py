@@ -25,7 +25,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.policies._policy import keep_probability, normalised_or, one_hot
+from cactus_theory.policies._policy import accept_probability, normalised_or, one_hot
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._cpu import chains, workable
 from cactus_theory.verify._tree_walk import Blocks, entries_as_assigned, raised_entries
@@ -250,7 +250,7 @@ class Walk:
         residual = (mass - p).clamp(min=0.0)
         total = residual.sum(-1)
         value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
-        following = keep_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
+        following = accept_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
         law = torch.where((total <= 0)[:, None], q, residual)  # NaN stays NaN
         self.value[:, place] = torch.where(on[:, 0], value, 0.0)
         self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)

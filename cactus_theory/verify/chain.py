@@ -18,7 +18,7 @@ from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 from cactus_theory.optimum.band_of_row import ratio_in
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._decisions import Residual
-from cactus_theory.policies._policy import keep_probability, one_hot
+from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._cpu import Nodes, Place, Run, chains, entries_at, rows_at
@@ -181,7 +181,7 @@ def _kept(
         at = ids[..., None]
         q_n = q.gather(-1, at)[..., 0].double()
         p_n = torch.ones_like(q_n) if p is None else p.gather(-1, at)[..., 0].double()
-        return accept < keep_probability(policy.ceiling(q_n, p_n), p_n)
+        return accept < accept_probability(policy.ceiling(q_n, p_n), p_n)
     p = one_hot(ids, q) if p is None else p
     return accept < policy.acceptance(q, p, ids[..., None])[..., 0]
 
@@ -210,7 +210,7 @@ class Tokens(Nodes):
         """Find how many tokens of each run are accepted, and the token after them."""
         self.ids = torch.from_numpy(self.index[2])
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
-        at_once = [self._kept_at_once(number) for number in range(len(self.assigned.policies))]
+        at_once = [self._accepted_at_once(number) for number in range(len(self.assigned.policies))]
         kept, waiting = self.chosen(at_once).tolist(), self.runs
         refused: list[Place] = []
         for run in waiting:
@@ -222,7 +222,7 @@ class Tokens(Nodes):
                 flags = kept[run.number]
                 while place < run.count:
                     if not (
-                        self._keeps_beside(run, place) if place in deterministic else flags[place]
+                        self._accepts_beside(run, place) if place in deterministic else flags[place]
                     ):
                         break
                     place += 1
@@ -249,17 +249,17 @@ class Tokens(Nodes):
             own[: len(run.coins)] = run.coins
         return coins
 
-    def _kept_at_once(self, number: int) -> Bool[Tensor, "runs K"]:
+    def _accepted_at_once(self, number: int) -> Bool[Tensor, "runs K"]:
         """Return which sampled tokens a policy accepts without reading their rows."""
         policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
             self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
-            return self.coins < keep_probability(ceiling, self.p_n)
+            return self.coins < accept_probability(ceiling, self.p_n)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
         return policy.shortcuts.kept(self.q_n * shrink, self.p_n, self.coins)
 
-    def _keeps_beside(self, run: Run, place: int) -> bool:
+    def _accepts_beside(self, run: Run, place: int) -> bool:
         """Decide a token beside deterministic ones; draw what replaces it if it is refused."""
         at = [(run, place)]
         self.follow(at)

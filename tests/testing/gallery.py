@@ -21,8 +21,8 @@ from cactus_theory.policies import (
     SharedResidual,
 )
 from cactus_theory.policies._decisions import Decision, Residual
-from cactus_theory.policies._policy import keep_probability, normalised_or
-from cactus_theory.policies._shortcuts import KeepsLossless
+from cactus_theory.policies._policy import accept_probability, normalised_or
+from cactus_theory.policies._shortcuts import AcceptsLossless
 from cactus_theory.policies.sample_and_match import ByEntry
 from cactus_theory.policies.thresholds import Thresholds
 
@@ -223,7 +223,7 @@ class StaleDraftRow(LosslessResidual):
     def acceptance(self, q, p, n):
         rows = p.double()
         stale = rows.roll(1, 0) if rows.ndim > 1 else rows
-        return keep_probability(q.double().gather(-1, n), stale.gather(-1, n))
+        return accept_probability(q.double().gather(-1, n), stale.gather(-1, n))
 
 
 # other promises -----------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def keeps_the_first_token(q, p, n):
 class FalselyEntrywise(Named, SharedResidual, Entrywise):
     """Says that it reads q_n and p_n alone, and reads the largest entry of q."""
 
-    shortcuts = KeepsLossless()
+    shortcuts = AcceptsLossless()
 
     def ceiling(self, q_n, p_n):
         return q_n
@@ -365,7 +365,7 @@ class InclusiveCoins(LosslessResidual):
     """Keeps a token where its coin equals φ, too."""
 
     def acceptance(self, q, p, n):
-        return keep_probability(q.double().gather(-1, n), p.double().gather(-1, n))
+        return accept_probability(q.double().gather(-1, n), p.double().gather(-1, n))
 
     def decide(self, q, p, n, coin):
         kept = coin <= self.acceptance(q, p, n[:, None])[:, 0]
@@ -374,13 +374,13 @@ class InclusiveCoins(LosslessResidual):
 
 class InclusiveEntries(ByEntry):
     def kept(self, q_n, p_n, coin):
-        return coin <= self.keep_entries(q_n)
+        return coin <= self.accept_entries(q_n)
 
 
 class InclusiveThresholds(Thresholds):
     @property
     def shortcuts(self):
-        return InclusiveEntries(self.keep_entries)
+        return InclusiveEntries(self.accept_entries)
 
 
 PLAIN = ct.policy("speculative")
@@ -485,7 +485,7 @@ FAULTS = (
     ),
     Fault(
         "refuses what lossless sampling keeps, and states otherwise",
-        "keeps_what_lossless_keeps",
+        "accepts_what_lossless_accepts",
         FalselyGenerous(),
         ReadsEntries(),
     ),

@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_named(make, kind, message):
         make()
 
 
-def kept_at_once(q, p, n, *, delta=0.5):
+def accepted_at_once(q, p, n, *, delta=0.5):
     q_n, p_n = (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
     return (math.exp(delta) * q_n / p_n).clamp(max=1)
 
@@ -218,7 +218,7 @@ def kept_at_once(q, p, n, *, delta=0.5):
 @pytest.mark.parametrize("vocab", [5, 700])
 def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
     monkeypatch.setattr(_user_function, "ENTRIES", 2000)  # several calls, the last one shorter
-    fast = ct.rule(kept_at_once, vectorised=True, proposal=lambda q, p, n: q)
+    fast = ct.rule(accepted_at_once, vectorised=True, proposal=lambda q, p, n: q)
     q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
     torch.testing.assert_close(fast.keep(q, p), lenient.keep(q, p), **CLOSE)
     n = torch.tensor([[0, 1, 2], [4, 4, 0]])
@@ -240,14 +240,14 @@ def test_a_vectorised_target_and_residual(arrays):
     rule = ct.rule(mixed, vectorised=True, arrays=arrays)
     torch.testing.assert_close(ct.emitted_law(rule, q, p), (q + p) / 2, **CLOSE)
     assert ct.policy(rule, share=0.25).spec == "mixed:share=0.25"
-    from_target = ct.rule(kept_at_once, vectorised=True, residual=lambda q, p, n: q)
+    from_target = ct.rule(accepted_at_once, vectorised=True, residual=lambda q, p, n: q)
     n = torch.zeros(2, 3, dtype=torch.int64)
     torch.testing.assert_close(from_target.residual(q, p, n), q, **CLOSE)
 
 
 def test_a_vectorised_rule_has_every_property():
     declared = {"budget": "max_divergence <= delta per proposal", "direction": 1, "strict": 0.0}
-    assert_policy_properties(ct.rule(kept_at_once, vectorised=True, **declared), examples=60)
+    assert_policy_properties(ct.rule(accepted_at_once, vectorised=True, **declared), examples=60)
 
 
 def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
@@ -257,7 +257,7 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
     monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)
     rows = [tuple(row[None] for row in pair(4))]
     assert "vectorised=True" in check_rule(lenient, rows, properties=["answers"]).advice
-    fast = ct.rule(kept_at_once, vectorised=True)
+    fast = ct.rule(accepted_at_once, vectorised=True)
     assert "slow" not in check_rule(fast, rows).advice
     assert "slow" not in check_rule(fast, rows, properties=["answers"]).advice
 

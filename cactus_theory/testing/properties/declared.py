@@ -9,7 +9,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import raised_alone
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedResidual
-from cactus_theory.policies._shortcuts import KeepsLossless
+from cactus_theory.policies._shortcuts import AcceptsLossless
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -272,11 +272,11 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: isinstance(rule.shortcuts, KeepsLossless),
-    hint="some φ(n) is below min(1, q_n/p_n): its shortcuts must not be KeepsLossless",
+    lambda rule: isinstance(rule.shortcuts, AcceptsLossless),
+    hint="some φ(n) is below min(1, q_n/p_n): its shortcuts must not be AcceptsLossless",
     widest=REAL,
 )
-def keeps_what_lossless_keeps(seen: Behaviour) -> Iterator[Bounds]:
+def accepts_what_lossless_accepts(seen: Behaviour) -> Iterator[Bounds]:
     """φ(n) ≥ min(1, q_n/p_n): what lossless sampling keeps is kept (its shortcuts say so)."""
     least = (seen.q / seen.p).nan_to_num(nan=0.0).clamp(max=1.0)
     yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
