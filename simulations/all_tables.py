@@ -78,7 +78,7 @@ ENTRIES = (
           "--policies speculative cactus:delta=0.0003 cactus:delta=0.1 band:price=8 band:price=0.5 "
           f"{FEW}"),
     Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW),
-    Entry("settings_134m", "--inflate tiny --kl-per-token 0.05 --num-draft-tokens 2 4 "
+    Entry("settings_134m", "--inflate tiny --divergence-per-token 0.05 --num-draft-tokens 2 4 "
           "--policies band:price --cycles 40 --max-new-tokens 8",
           "--out {made}/run --choices {csv}"),
     Entry("throughput_134m=beside_plain", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
@@ -105,8 +105,8 @@ ENTRIES = (
     Entry("sequence_kl=sweep", "--length 4 --num-draft-tokens 2"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),
-    Entry("tune", "--kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
-          "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1"),
+    Entry("tune", "--divergence-per-token 0.05 --batch 1 --num-draft-tokens 2 4 "
+          "--policies band:price --cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1"),
     Entry("drafters", "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3",
           inputs=f"{PAIR}/draft {PAIR}/recurrent {{made}}/one-layer",
           before="train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 "

@@ -54,7 +54,7 @@ def tune_all(
     args: argparse.Namespace, journal: Journal, pair: Pair, ids: Sequence[Sequence[int]]
 ) -> None:
     """Tune for every level and batch size, unless all of it is in the journal."""
-    cases = [(batch, level) for level in args.kl_per_token for batch in args.batch]
+    cases = [(batch, level) for level in args.divergence_per_token for batch in args.batch]
     if all(key(*case) in journal.results for case in cases):
         return
     width, ends = max(args.num_draft_tokens), pair.target.generation_config.eos_token_id
@@ -69,8 +69,8 @@ def tune_all(
         settings.extend(() if settings else choices)
         return clock(args.batch[0])
 
-    with Progress("tuning, levels", len(args.kl_per_token)) as progress:
-        for level in args.kl_per_token:
+    with Progress("tuning, levels", len(args.divergence_per_token)) as progress:
+        for level in args.divergence_per_token:
             widths, policies = args.num_draft_tokens, args.policies
             first = tune(trace, costs, level, widths=widths, policies=policies)
             for batch in args.batch:
@@ -137,7 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
     add_inflate(parser)
-    add("--kl-per-token", type=float, nargs="+", default=[0.02, 0.05, 0.1], metavar="NATS")
+    add("--divergence-per-token", type=float, nargs="+", default=[0.02, 0.05, 0.1], metavar="NATS")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add_decode_arguments(parser, widths=[1, 2, 3, 4, 6, 8], repeats=20)
     add_end_arguments(parser)
@@ -181,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed; repeats may be added."""
-    names = ("batch", "num_draft_tokens", "kl_per_token", "policies", "cycles", "num_prompts")
+    names = "batch num_draft_tokens divergence_per_token policies cycles num_prompts".split()
     return settings_of(args, texts, *names, "device", *ENDS)
 
 
@@ -189,7 +189,7 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
     """Return every setting of the grid at every batch size, once."""
     configs = [Config(PLAIN, 0, batch) for batch in args.batch]
     for batch in args.batch:
-        for level in args.kl_per_token:
+        for level in args.divergence_per_token:
             lines = journal.results[key(batch, level)]["lines"]
             configs += [config(args, line, batch) for line in lines]
     return list(dict.fromkeys(configs))
@@ -201,7 +201,7 @@ SETTING = ("policy", "verifier", "num_draft_tokens")
 def settings(args: argparse.Namespace, results: Mapping[str, Any]) -> list[Row]:
     """Return the fastest lossless setting, and at every level that of every other family."""
     rows: dict[tuple[float, str], Row] = {}
-    for level in args.kl_per_token:
+    for level in args.divergence_per_token:
         for line in results[key(args.batch[0], level)]["lines"]:
             at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
             best = rows.setdefault(at, line)
@@ -242,7 +242,7 @@ def grid_rows(
     measured = {line: _measured(decodes, draws) for line, decodes in runs.items()}
     rows = []
     for batch in args.batch:
-        for level in args.kl_per_token:
+        for level in args.divergence_per_token:
             tuned = results[key(batch, level)]
             place = {"batch": batch, "level": level}
             plain = {

@@ -176,15 +176,15 @@ def _block_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
     add("--price", type=float, help="ν ≥ 0, tokens given up for a unit of divergence")
-    add("--kl-per-call", type=float, metavar="KAPPA", help="budget of a call, nats for kl")
-    add("--kl-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
+    add("--divergence-per-call", type=float, metavar="KAPPA", help="budget of a call, nats for kl")
+    add("--divergence-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
     add("--logits", action="store_true", help="the file holds logits")
     _add_output(parser)
 
 
 def _block(args: argparse.Namespace) -> Jobs:
     tree = PathTree.load(args.rows, logits=args.logits)
-    budgets = {"per_call": args.kl_per_call, "per_token": args.kl_per_token}
+    budgets = {"per_call": args.divergence_per_call, "per_token": args.divergence_per_token}
     yield partial(block.solve, tree, args.divergence, price=args.price, **budgets)
 
 
@@ -193,14 +193,14 @@ def _decode_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--num-draft-tokens", type=int, required=True, metavar="K", help="drafted a call")
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
-    add("--kl-per-token", type=float, required=True, metavar="KAPPA", help="budget, nats for kl")
+    add("--divergence-per-token", type=float, required=True, metavar="KAPPA", help="nats for kl")
     add("--logits", action="store_true", help="the files hold logits")
     _add_output(parser)
 
 
 def _decode(args: argparse.Namespace) -> Jobs:
     rows = [load_rows(path, logits=args.logits) for path in pair_of(args.target, args.draft)]
-    goal = {"divergence": args.divergence, "per_token": args.kl_per_token}
+    goal = {"divergence": args.divergence, "per_token": args.divergence_per_token}
     yield partial(decode.solve, *rows, args.num_draft_tokens, **goal)
 
 

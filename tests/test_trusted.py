@@ -310,7 +310,7 @@ def test_prompts_end_at_line_feeds_alone(tmp_path: Path, end: str, mark: bytes) 
 def test_prompts_that_are_no_text_are_one_line(tmp_path: Path, capsys, content: bytes) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
-    flags = ("--prompts", str(path), "--kl-per-token", "1", "--work", str(tmp_path))
+    flags = ("--prompts", str(path), "--divergence-per-token", "1", "--work", str(tmp_path))
     assert main(["tune", *MODELS, *flags]) == 2
     one_line(capsys, "--prompts: ", "prompts.jsonl")
 

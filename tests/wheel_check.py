@@ -39,7 +39,7 @@ draft_from_logits(torch.zeros(1, 3), temperature=1.0, seeds=place, positions=pla
 NEEDED = [
     ("llm", "transformers", [*COMMAND, *f"generate {MODELS} {CACTUS} --prompt x".split()], {}),
     ("llm", "transformers",
-     [*COMMAND, *f"tune {MODELS} --prompts FILE --kl-per-token 0.05".split()], {}),
+     [*COMMAND, *f"tune {MODELS} --prompts FILE --divergence-per-token 0.05".split()], {}),
     ("llm", "safetensors", [*COMMAND, *"solve q.safetensors p.npy --delta 0.1".split()], {}),
     ("testing", "hypothesis", [*COMMAND, "check", "my_rule.py:my_rule"], {}),
     ("figures", "matplotlib", [*COMMAND, *"solve rows.npz --delta 0.1 --plot a.png".split()], {}),

@@ -72,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
     add_inflate(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
-    add("--kl-per-token", type=float, required=True, metavar="NATS",
+    add("--divergence-per-token", type=float, required=True, metavar="NATS",
         help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
     add("--divergence", default="kl", help="what is metered (default kl)")
     add("--batch", type=int, nargs="+", default=[1], metavar="B",
@@ -131,7 +131,7 @@ def run(args: Namespace) -> int:
 def _check(args: Namespace) -> None:
     """Raise for what would fail after the long part."""
     args.cuts = given_cuts(args) or WHOLE
-    checked_level(args.kl_per_token)
+    checked_level(args.divergence_per_token)
     families(find_divergence(args.divergence), args.policies)
     whole_number("answers", args.answers, 0)
     if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
@@ -266,7 +266,8 @@ def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str
         floor = noise_floor(
             target, ids[:FLOOR_TEXTS], temperature=args.temperature, on_text=progress.update
         )
-    if args.divergence == "kl" and (warning := below_floor(args.kl_per_token, floor.kl_per_token)):
+    level = args.divergence_per_token
+    if args.divergence == "kl" and (warning := below_floor(level, floor.kl_per_token)):
         print(f"tune: {warning}", file=sys.stderr)
     return {"noise_floor": vars(floor)}
 
@@ -281,7 +282,7 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
         return tune(
             source,
             costs,
-            args.kl_per_token,
+            args.divergence_per_token,
             divergence=args.divergence,
             widths=args.num_draft_tokens,
             policies=args.policies,

@@ -142,7 +142,7 @@ def _followers(spec: str) -> list[str]:
 
 def checked_level(level: float) -> float:
     """Return a divergence per token; ValueError unless it is a finite number above 0."""
-    return check.finite("kl-per-token", level, 0, open_low=True)
+    return check.finite("divergence-per-token", level, 0, open_low=True)
 
 
 # what the meter may miss the level by, relative: a tenth of the standard error over 20 texts

@@ -70,7 +70,14 @@ class Desk:
         models = ("--target", "nowhere", "--draft", "nowhere")
         generate = ("generate", "--prompt", "x", "--json")
         trace = ("replay", str(self.folder / "trace"), "--policy", "speculative", "--json")
-        tune = ("tune", "--kl-per-token", "0.1", "--work", str(self.folder / "work"), "--json")
+        tune = (
+            "tune",
+            "--divergence-per-token",
+            "0.1",
+            "--work",
+            str(self.folder / "work"),
+            "--json",
+        )
         command, arguments = {
             "prompts": (main, (*tune, *models, "--prompts", path)),
             "tuned": (main, (*generate, *models, "--tuned", path)),

@@ -51,7 +51,7 @@ TUNE = (
     TRACE,
     "--cost-ratio",
     "0.1",
-    "--kl-per-token",
+    "--divergence-per-token",
     "0.05",
     "--num-draft-tokens",
     "1",
@@ -95,7 +95,7 @@ COMMANDS = {
     "sequence": (solvers, "sequence", *ROWS, "--delta", "0.1", "--divergence", "{}"),
     "decode": (
         *(solvers, "decode", "v.npy", "v.npy", "--num-draft-tokens", "1"),
-        *("--kl-per-token", "0.1", "--divergence", "{}"),
+        *("--divergence-per-token", "0.1", "--divergence", "{}"),
     ),
 }
 

@@ -31,7 +31,7 @@ def test_a_generator_is_one_of_torchs(tiny, generator):
 def test_threads_are_bounded(capsys, monkeypatch, command, count):
     """Millions of them would end the process without a word."""
     monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail(f"{count} threads"))
-    known = {"tune": "--trace t --cost-ratio 1 --kl-per-token 1", "expect": "--trace t"}
+    known = {"tune": "--trace t --cost-ratio 1 --divergence-per-token 1", "expect": "--trace t"}
     pair = "--target t --draft d --prompt x --policy speculative"
     assert main([command, *known.get(command, pair).split(), "--threads", count]) == 2
     assert "threads: must be " in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_ctrl_c_is_one_line_that_says_what_is_kept(name: str, capsys, monkeypatc
         ("check x.py:f", NOTHING_KEPT),
         ("generate --target a --draft b --prompt x", NOTHING_KEPT),
         ("solve a.npy b.npy --delta 1", NOTHING_KEPT),
-        ("tune --kl-per-token 1", "are kept in --work: the same command"),
+        ("tune --divergence-per-token 1", "are kept in --work: the same command"),
     ],
 )
 def test_ctrl_c_in_the_library_s_commands(words: str, kept: str, capsys, monkeypatch) -> None:

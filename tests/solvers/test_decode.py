@@ -202,7 +202,15 @@ def test_the_commands(tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("target.npy", "draft.npy")]
     for file, rows in zip(files, (pair.target, pair.draft), strict=True):
         np.save(file, rows.numpy())
-    words = ["decode", *files, "--num-draft-tokens", "2", "--kl-per-token", "0.02", "--json"]
+    words = [
+        "decode",
+        *files,
+        "--num-draft-tokens",
+        "2",
+        "--divergence-per-token",
+        "0.02",
+        "--json",
+    ]
     assert main(words) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["tokens"] == pytest.approx(most(pair, 2, 0.02).tokens, abs=PROOF)

@@ -23,7 +23,7 @@ from tests.amounts import THOROUGH, some, thorough
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
-TUNE = ("tune", "--kl-per-token", "0.05", "--policies", "band:price", "--num-draft-tokens")
+TUNE = ("tune", "--divergence-per-token", "0.05", "--policies", "band:price", "--num-draft-tokens")
 
 
 def run_json(capsys, *arguments: str) -> dict:
@@ -201,26 +201,51 @@ def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> 
     assert "it will meter 0.0499" in sentence
 
 
-CHEAP = ("tune", "--kl-per-token", "0.05", "--policies", "mixture:alpha", "--num-draft-tokens")
+CHEAP = (
+    "tune",
+    "--divergence-per-token",
+    "0.05",
+    "--policies",
+    "mixture:alpha",
+    "--num-draft-tokens",
+)
 ALONE = ("--trace", "no", "--cost-ratio")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--kl-per-token", "0", *ALONE, "1"), "kl-per-token: must lie in (0"),
-        (("--kl-per-token", "1", *ALONE, "1", "--batch", "0"), "--batch: must be at least 1"),
-        (("--kl-per-token", "1", *ALONE, "1", "--batch", "8", "8"), "each size once; got 8 8"),
-        (("--kl-per-token", "1", *ALONE, "1", "--batch", "1", "8"), "--batch: must be one with"),
-        (("--kl-per-token", "1", *ALONE, "1", "--out", "x.txt"), "--out: must end in .json"),
-        (("--kl-per-token", "1", "--cost-ratio", "1"), "--trace: must be given without models"),
-        (("--kl-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),
+        (("--divergence-per-token", "0", *ALONE, "1"), "divergence-per-token: must lie in (0"),
         (
-            ("--kl-per-token", "1", "--trace", "no"),
+            ("--divergence-per-token", "1", *ALONE, "1", "--batch", "0"),
+            "--batch: must be at least 1",
+        ),
+        (
+            ("--divergence-per-token", "1", *ALONE, "1", "--batch", "8", "8"),
+            "each size once; got 8 8",
+        ),
+        (
+            ("--divergence-per-token", "1", *ALONE, "1", "--batch", "1", "8"),
+            "--batch: must be one with",
+        ),
+        (
+            ("--divergence-per-token", "1", *ALONE, "1", "--out", "x.txt"),
+            "--out: must end in .json",
+        ),
+        (
+            ("--divergence-per-token", "1", "--cost-ratio", "1"),
+            "--trace: must be given without models",
+        ),
+        (("--divergence-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),
+        (
+            ("--divergence-per-token", "1", "--trace", "no"),
             "--target, --cost-ratio, --costs: exactly one must be given; got none",
         ),
-        (("--kl-per-token", "1", *MODELS), "--prompts: must be given with --target"),
-        (("--kl-per-token", "1", *MODELS, "--prompts", "no"), "--prompts: must be a readable"),
+        (("--divergence-per-token", "1", *MODELS), "--prompts: must be given with --target"),
+        (
+            ("--divergence-per-token", "1", *MODELS, "--prompts", "no"),
+            "--prompts: must be a readable",
+        ),
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) -> None:

@@ -178,8 +178,8 @@ def test_parts_of_a_replay_are_replays_of_parts(trace) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"level": 0.0}, r"kl-per-token: must lie in \(0"),
-        ({"level": float("inf")}, "kl-per-token: must be finite"),
+        ({"level": 0.0}, r"divergence-per-token: must lie in \(0"),
+        ({"level": float("inf")}, "divergence-per-token: must be finite"),
         ({"level": 0.1, "divergence": "kll"}, "'kll'"),
         ({"level": 0.1, "widths": [5]}, "num-draft-tokens: must be at most the 4 logged; got 5"),
         ({"level": 0.1, "widths": [0]}, "num-draft-tokens: must be an integer of at least 1"),

@@ -14,8 +14,8 @@ from simulations.common.results import read_csv
 from tests.amounts import thorough
 
 SMALL = (
-    "tune-check --policies mixture:alpha --kl-per-token 0.05 --batch 1 --num-draft-tokens 1 2 "
-    "--cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1 --threads 1"
+    "tune-check --policies mixture:alpha --divergence-per-token 0.05 --batch 1 "
+    "--num-draft-tokens 1 2 --cycles 4 --max-new-tokens 5 --num-prompts 2 --repeats 1 --threads 1"
 ).split()
 
 
@@ -32,7 +32,9 @@ def test_the_grid_is_measured_and_resumed(tmp_path: Path, monkeypatch, capsys) -
     asked = [*SMALL, "--out", str(out)]
     assert main(asked) == 0
     rows, notes = read_csv(out / "tune.csv")
-    assert notes["command"].startswith("python -m simulations tune-check --kl-per-token 0.05")
+    assert notes["command"].startswith(
+        "python -m simulations tune-check --divergence-per-token 0.05"
+    )
     named = {(own["family"], own["verifier"], own["num_draft_tokens"]) for own in rows}
     assert named == {("plain", "", "0")} | {
         (*family, width)
@@ -103,7 +105,7 @@ def test_settings_are_the_fastest_of_each_family_at_every_level() -> None:
         tune_check.key(1, 0.1): {"lines": [*lossless, line("band:price", "chain", 4, 10.0),
                                            line("band:price", "block", 6, 11.0)]},
     }  # fmt: skip
-    args = argparse.Namespace(batch=[1], kl_per_token=[0.05, 0.1])
+    args = argparse.Namespace(batch=[1], divergence_per_token=[0.05, 0.1])
     assert [tuple(row.values()) for row in tune_check.settings(args, results)] == [
         (0.0, "speculative", "speculative=2", "chain", 2),
         (0.05, "band:price", "band:price=4", "chain", 4),
