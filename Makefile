@@ -131,7 +131,7 @@ endif
 
 gpu-check: $(if $(GPU_PYTHON),,$(TESTED))  ## check a GPU by its tests, then time it (gpu_check/); ARGS=verify or decode
 	@! $(or $(GPU_PYTHON),$(BIN)/python) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
-	  $(or $(GPU_PYTHON),$(BIN)/python) -m simulations kernels --out gpu_check/gpu_kernels.csv
+	  $(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check kernels
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu tests/kernels tests/decoding/device tests/simulations/gpu_check
 	@$(or $(GPU_PYTHON),$(BIN)/python) -m simulations gpu-check $(ARGS)
 

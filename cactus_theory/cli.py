@@ -10,6 +10,7 @@ import sys
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
+from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 from cactus_theory.commands import COMMANDS, tune
 
@@ -39,13 +40,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cactus-theory", description=(ct.__doc__ or "").partition("\n")[0]
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        command = importlib.import_module(f"cactus_theory.commands.{name}")
-        subparser = commands.add_parser(name, help=summary)
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+    add_commands(parser, COMMANDS, _declare, "COMMAND")
     return parser
+
+
+def _declare(name: str, parser: argparse.ArgumentParser) -> None:
+    command = importlib.import_module(f"cactus_theory.commands.{name}")
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
 
 
 if __name__ == "__main__":

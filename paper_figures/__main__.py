@@ -39,7 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m paper_figures", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m paper_figures",
+        description=__doc__,
+        epilog="example:\n  python -m paper_figures overspend --out build/example",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}")
     parser.add_argument("--width", choices=("page", "column"), default="page", help="in a paper")
     parser.add_argument("--out", type=Path, default=HERE, help="where the pictures go")

@@ -1,4 +1,4 @@
-"""Run one simulation: ``python -m simulations NAME …``."""
+"""Run one simulation: ``python -m simulations COMMAND …``."""
 
 import argparse
 import importlib
@@ -6,29 +6,54 @@ import os
 import sys
 
 from cactus_theory.base.arguments import refuse_empty
+from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 
-# name: module, and what it does in a line
-COMMANDS = {
-    "train-pair": ("train_pair.command", "train and ship the target/draft pair"),
-    "demo": ("demo", "the main job: log, solve, audit, decode, tabulate, draw"),
-    "throughput": ("throughput.command", "policies and baselines end to end; resumes"),
-    "trace": ("trace", "log all rows of a pair along real texts; resumes"),
-    "replay": ("replay", "policies and verifiers on a trace, without its models"),
-    "tune-check": ("tune_check", "the tuner's choice against its whole grid, measured"),
-    "table": ("figures.command", "one table of a figure or a page (CSV); some resume"),
-    "sweep": ("sweep.command", "a grid on one machine or a cluster; resumes after any kill"),
-    "rules": ("rules", "what engines' lossy rules cost, what the bands do for that (CSV)"),
-    "answers": ("answers", "lengths of Markov texts under lossy policies, exactly (CSV)"),
-    "block-gap": ("block_gap", "policies against the best verification of a path, exactly"),
-    "bench": ("bench", "time the closed forms against named alternatives"),
-    "all": ("all_tables", "every committed CSV again; --quick takes minutes"),
-    "kernels": ("gpu_check.kernels", "compile every kernel for a GPU that need not be here (CSV)"),
-    "gpu-check": ("gpu_check.command", "time a CUDA machine: a verification, decodes (CSV)"),
-}
+# group: name: what it does in a line, flags of a small run, and its module
+GROUPS = {
+    "Decode": {
+        "demo": ("the main job: log, solve, audit, decode, tabulate, draw",
+                 "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
+                 "--num-draft-tokens 3 --repeats 1 --out build/example/demo", "demo"),
+        "throughput": ("policies and baselines end to end; resumes",
+                       "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
+                       "--batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
+                       "--out build/example/throughput", "throughput.command"),
+    },
+    "Measure": {
+        "trace": ("log all rows of a pair along real texts; resumes",
+                  "--num-draft-tokens 4 --max-new-tokens 16 --cycles 20 "
+                  "--out build/example/trace", "trace"),
+        "replay": ("policies and verifiers on a trace, without its models",
+                   "simulations/data/trace --policy band:price=1 --verifier chain block", "replay"),
+        "tune-check": ("the tuner's choice against its whole grid, measured",
+                       "--kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
+                       "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1 "
+                       "--out build/example/tune-check", "tune_check"),
+    },
+    "Reproduce": {
+        "all": ("every committed CSV again; --quick takes minutes",
+                "--quick --only overspend --out build/example/all", "all_tables"),
+        "table": ("one table of a figure or a page (CSV); some resume",
+                  "overspend --points 21 --out build/example/overspend.csv", "figures.command"),
+        "sweep": ("a grid on one machine or a cluster; resumes after any kill",
+                  "--policies speculative band:price --knobs 0.5 1 --num-draft-tokens 2 "
+                  "--out build/example/sweep", "sweep.command"),
+        "bench": ("time the closed forms against named alternatives",
+                  "verify --repeats 1 --out build/example/bench.csv", "bench"),
+        "train-pair": ("train and ship the target/draft pair",
+                       "--drafter recurrent --distil-steps 2 --overlap-steps 2 --pool-chunks 1 "
+                       "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32 "
+                       "--work-dir build/example/head --out build/example/head/shipped",
+                       "train_pair.command"),
+        "gpu-check": ("compile the kernels, time a CUDA machine (CSV)",
+                      "--device cpu --out build/example/gpu_check", "gpu_check.command"),
+    },
+}  # fmt: skip
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 # commands with threads of their own; the others have one, but for --threads and --inflate
-OWN_THREADS = ("train-pair", "kernels", "gpu-check")
+OWN_THREADS = ("train-pair", "gpu-check")
 
 # what a command that was stopped by Ctrl-C has kept
 RESUMED = (
@@ -46,15 +71,9 @@ MADE_AGAIN = {
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="NAME")
+    add_commands(parser, GROUPS, _declare, "COMMAND")
     chosen = arguments[0] if arguments else ""
     try:
-        for name, (module, summary) in COMMANDS.items():
-            command = commands.add_parser(name, help=summary, description=summary)
-            if chosen == name:  # import one simulation only: each has its own needs
-                loaded = importlib.import_module(f"simulations.{module}")
-                loaded.add_arguments(command)
-                command.set_defaults(run=loaded.run, declare=loaded.add_arguments)
         args = parser.parse_args(arguments)
         refuse_empty(arguments)
         if chosen not in OWN_THREADS:
@@ -72,6 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
         print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)
         return 2
+
+
+def _declare(name: str, parser: argparse.ArgumentParser) -> None:
+    loaded = importlib.import_module(f"simulations.{COMMANDS[name][-1]}")
+    parser.description = loaded.__doc__
+    loaded.add_arguments(parser)
+    parser.set_defaults(run=loaded.run, declare=loaded.add_arguments)
 
 
 def _set_threads(count: int) -> None:

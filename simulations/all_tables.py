@@ -125,7 +125,6 @@ ENTRIES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add("--quick", action="store_true", help="small settings: minutes, not hours")
     add("--only", nargs="+", metavar="NAME", help="tables, by name without .csv")

@@ -38,7 +38,6 @@ Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add("--vocab", type=int, default=6, metavar="V")
     add("--num-draft-tokens", type=int, default=3, metavar="K")

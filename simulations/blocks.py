@@ -86,7 +86,6 @@ Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
     add("--num-draft-tokens", type=int, nargs="+", default=[4, 8, 16], metavar="K")

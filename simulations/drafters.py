@@ -52,7 +52,6 @@ HEADS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     shipped = [*(PAIR / name for name in ("draft", "recurrent")), Path(NGRAM)]
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]

@@ -26,7 +26,6 @@ from .common.results import columns, publish
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
     add("draft_rows", type=Path, nargs="?", metavar="DRAFT", help="draft rows, with target rows")

@@ -110,7 +110,6 @@ AT_ZERO = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
     add("--num-draft-tokens", type=int, nargs="+", default=[5, 8], metavar="K")

@@ -26,7 +26,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
     add("--drafter", choices=tuple(DRAFTERS), default="sampled", help="how the tokens are drafted")

@@ -133,7 +133,6 @@ COLUMNS = ("seconds", "tokens", "row_calls", "kl", "raised", "lengths", "ended")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
     add_inflate(parser)

@@ -18,6 +18,7 @@ import numpy as np
 
 from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.files import write_whole
+from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import plain_json
 from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line
@@ -106,9 +107,8 @@ class _OneLineParser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(prog=COMMAND, description=__doc__)
-    commands = parser.add_subparsers(dest="program", required=True, metavar="PROGRAM")
-    for name, command in COMMANDS.items():
-        command.arguments(commands.add_parser(name, help=command.about, description=command.about))
+    groups = {"Solve": COMMANDS}
+    add_commands(parser, groups, lambda name, own: COMMANDS[name].arguments(own), "PROGRAM")
     return parser
 
 

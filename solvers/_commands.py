@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cactus_theory.base.arguments import as_tensor, check_pair
-from cactus_theory.base.rows import load_rows, pair_of
+from cactus_theory.base.rows import load_rows, pair_in, pair_of
 
 from . import block, decode, optimal, per_proposal, sequence
 from .design import Design, DesignedRow
@@ -24,27 +24,17 @@ class Command(NamedTuple):
     """A program on the command line: its help, its arguments, and a job for each row."""
 
     about: str
+    example: str
     arguments: Callable[[Parser], None]
     solve: Callable[[argparse.Namespace], Jobs]
 
 
-def _rows(parser: Parser, each: str = "", draft: bool = True) -> None:
-    formats = each or ": .npy .npz .safetensors .csv .json"
-    parser.add_argument("target", help=f"rows of the target{formats}")
-    if draft:
-        parser.add_argument(
-            "draft",
-            nargs="?",
-            help="rows of the draft, as many; a .npz of target and draft has both",
-        )
+def _rows(parser: Parser, each: str = ": .npy .npz .safetensors .csv .json") -> None:
+    parser.add_argument("target", help=f"rows of the target{each}")
+    parser.add_argument(
+        "draft", nargs="?", help="rows of the draft, as many; a .npz of target and draft has both"
+    )
     parser.add_argument("--normalise", action="store_true", help="divide rows by their sums")
-
-
-def _common(parser: Parser) -> None:
-    parser.add_argument("--divergence", default="kl", help="kl, alpha:a=0.5, renyi:a=2, …")
-    parser.add_argument("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
-    parser.add_argument("--logits", action="store_true", help="the files hold logits")
-    _add_output(parser)
 
 
 def _add_output(parser: Parser) -> None:
@@ -57,23 +47,19 @@ def _add_output(parser: Parser) -> None:
     )
 
 
-def _per_proposal_arguments(parser: Parser) -> None:
-    _rows(parser, draft=False)
-    parser.add_argument("--token", type=int, required=True, help="drafted token, from 0")
-    _common(parser)
-
-
 def _optimal_arguments(parser: Parser) -> None:
     _rows(parser)
-    parser.add_argument("--support", choices=optimal.SUPPORTS, default="target")
-    _common(parser)
-
-
-def _per_proposal(args: argparse.Namespace) -> Jobs:
-    rows = load_rows(args.target, logits=args.logits, normalise=args.normalise)
-    for target in rows.reshape(-1, rows.shape[-1]):
-        budget = {"divergence": args.divergence, "delta": args.delta}
-        yield partial(per_proposal.solve, target, args.token, **budget)
+    add = parser.add_argument
+    add("--divergence", default="kl", help="kl, alpha:a=0.5, renyi:a=2, …")
+    add("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--support", choices=optimal.SUPPORTS, default="target")
+    kind.add_argument("--pooled", action="store_true", help="one budget for the sum over all rows")
+    kind.add_argument("--token", type=int, metavar="N",
+        help="raise this token, from 0, as far as the budget allows, without draft rows (the "
+        "Cactus program)")  # fmt: skip
+    add("--logits", action="store_true", help="the files hold logits")
+    _add_output(parser)
 
 
 def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +79,19 @@ def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _optimal(args: argparse.Namespace) -> Jobs:
-    for q, p in zip(*_pairs(args), strict=True):
-        budget = {"delta": args.delta, "support": args.support}
-        yield partial(optimal.solve, q, p, args.divergence, **budget)
+    budget = {"divergence": args.divergence, "delta": args.delta}
+    if args.token is not None:
+        if args.draft is not None:
+            raise ValueError(f"draft: must not be given with --token; got {args.draft}")
+        path = (pair_in(args.target) or (args.target,))[0]
+        rows = load_rows(path, logits=args.logits, normalise=args.normalise)
+        for target in rows.reshape(-1, rows.shape[-1]):
+            yield partial(per_proposal.solve, target, args.token, **budget)
+    elif args.pooled:
+        yield partial(sequence.solve, *_pairs(args), **budget)
+    else:
+        for q, p in zip(*_pairs(args), strict=True):
+            yield partial(optimal.solve, q, p, support=args.support, **budget)
 
 
 def _design_arguments(parser: Parser) -> None:
@@ -160,15 +156,6 @@ def _numbers(flag: str, text: str) -> list[int]:
         raise ValueError(f"{flag}: must be numbers of tokens, as in 3,5; got {text!r}") from None
 
 
-def _sequence_arguments(parser: Parser) -> None:
-    _rows(parser, ", one a position")
-    _common(parser)
-
-
-def _sequence(args: argparse.Namespace) -> Jobs:
-    yield partial(sequence.solve, *_pairs(args), args.divergence, delta=args.delta)
-
-
 def _block_arguments(parser: Parser) -> None:
     parser.add_argument(
         "rows", help="a .npz with target and draft, (nodes, V) each: a row a prefix, breadth first"
@@ -205,25 +192,27 @@ def _decode(args: argparse.Namespace) -> Jobs:
 
 
 COMMANDS = {
-    "per-proposal": Command(
-        "raise one drafted token as far as a budget allows (the Cactus program)",
-        _per_proposal_arguments,
-        _per_proposal,
-    ),
     "optimal": Command(
-        "maximise acceptance under a budget on what is emitted", _optimal_arguments, _optimal
+        "maximise acceptance under a budget: a row, all rows, one token",
+        "simulations/data/rows.npz --delta 0.1",
+        _optimal_arguments,
+        _optimal,
     ),
     "design": Command(
-        "maximise acceptance under constraints of your own", _design_arguments, _design
+        "maximise acceptance under constraints of your own",
+        "simulations/data/rows.npz --protect 0 --cap 2",
+        _design_arguments,
+        _design,
     ),
-    "sequence": Command("split one budget over many positions", _sequence_arguments, _sequence),
     "block": Command(
-        "verify one drafted path as well as any verifier can, at a price or within a budget",
+        "verify one drafted path as well as any verifier can",
+        "simulations/data/rows.npz --kl-per-token 0.1",
         _block_arguments,
         _block,
     ),
     "decode": Command(
-        "verify a long text in as few calls as any verifier can, of two Markov models",
+        "verify a text of Markov models in as few calls as any verifier can",
+        "simulations/data/markov.npz --num-draft-tokens 2 --kl-per-token 0.1",
         _decode_arguments,
         _decode,
     ),

@@ -3,13 +3,26 @@
 Beside them is what several share: flags, and pictures.
 """
 
-# name: what it does in a line
+# group: name: what it does in a line, and flags of an example in a checkout
 COMMANDS = {
-    "solve": "the best acceptance under a divergence budget",
-    "audit": "what a policy emits, costs and declares",
-    "check": "look for rows on which a policy is wrong",
-    "generate": "decode a prompt with a draft model",
-    "expect": "what acceptance is healthy, at each position",
-    "tune": "the fastest policy, knob, verifier and K",
-    "promise": "what a cap on KL says about an answer",
-}
+    "Solve": {
+        "solve": ("the best acceptance under a divergence budget",
+                  "simulations/data/rows.npz --delta 0.1"),
+        "audit": ("what a policy emits, costs and declares",
+                  "simulations/data/rows.npz --policy cactus:delta=0.1 --policy band:price=1"),
+        "check": ("look for rows on which a policy is wrong",
+                  "simulations/data/my_rule.py:my_rule --examples 200"),
+    },
+    "Decode": {
+        "generate": ("decode a prompt with a draft model",
+                     "--target simulations/pair/target --draft simulations/pair/draft "
+                     '--policy band:price=1 --prompt "def f(x):" --max-new-tokens 32'),
+    },
+    "Measure": {
+        "tune": ("the fastest policy, knob, verifier and K",
+                 "--trace simulations/data/trace --cost-ratio 0.1 --kl-per-token 0.05"),
+        "expect": ("what acceptance is healthy, at each position",
+                   "--trace simulations/data/trace --observed 0.68,0.49,0.33,0.24 --rounds 500"),
+        "promise": ("what a cap on KL says about an answer", "--cap 0.1 --rate 0.9"),
+    },
+}  # fmt: skip

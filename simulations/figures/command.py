@@ -1,29 +1,52 @@
-"""One table of a figure or a page, exactly: ``python -m simulations table NAME …``."""
+"""One table of a figure or a page: ``python -m simulations table TABLE …``."""
 
 import argparse
+import importlib
 
-from .. import blocks, drafters, ledger
-from . import constant_price, frontier, overspend, page_tables
+from cactus_theory.base.help_pages import add_commands
 
-# name: module, and what the table shows in a line
+# name: what the table shows in a line, flags of a small run, and its module
 TABLES = {
-    "frontier": (frontier, "acceptance against emitted KL on real rows"),
-    "constant-price": (constant_price, "constant price against constant δ, decoded"),
-    "overspend": (overspend, "how far the published rule exceeds its budget"),
-    "blocks": (blocks, "token-wise against block verification on a trace"),
-    "drafters": (drafters, "drafters of one target, per second and per call; resumes"),
-    "ledger": (ledger, "a hard cap on every answer against the same mean; resumes"),
-    "measured": (page_tables, "the tables of the pages, from the committed CSV"),
-}
+    "frontier": ("acceptance against emitted KL on real rows",
+                 "--tokens-each 2 --out build/example/acceptance_kl.csv", "figures.frontier"),
+    "constant-price": ("constant price against constant δ, decoded",
+                       "--decodes 1 --max-new-tokens 8 --out build/example/constant_price.csv",
+                       "figures.constant_price"),
+    "overspend": ("how far the published rule exceeds its budget",
+                  "--points 21 --out build/example/overspend.csv", "figures.overspend"),
+    "blocks": ("token-wise against block verification on a trace",
+               "simulations/data/trace --num-draft-tokens 2 --levels 0.06 "
+               "--out build/example/blocks", "blocks"),
+    "block-gap": ("policies against the best verification of a path, exactly",
+                  "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 "
+                  "--out build/example/block_gap.csv", "block_gap"),
+    "drafters": ("drafters of one target, per second and per call; resumes",
+                 "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3 --temperature 1 "
+                 "--out build/example/drafters", "drafters"),
+    "ledger": ("a hard cap on every answer against the same mean; resumes",
+               "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 "
+               "--work build/example/ledger --out build/example/ledger", "ledger"),
+    "rules": ("what engines' lossy rules cost, what the bands do for that",
+              "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2 "
+              "--work build/example/rules --out build/example/rules.csv", "rules"),
+    "answers": ("lengths of Markov texts under lossy policies, exactly",
+                "--vocab 3 --num-draft-tokens 1 --models 2 --level 0.05 "
+                "--out build/example/answers.csv", "answers"),
+    "measured": ("the tables of the pages, from the committed CSV",
+                 "--root .", "figures.page_tables"),
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the tables, each with flags of its own."""
-    tables = parser.add_subparsers(dest="table", required=True, metavar="NAME")
-    for name, (module, summary) in TABLES.items():
-        table = tables.add_parser(name, help=summary, description=module.__doc__)
-        module.add_arguments(table)
-        table.set_defaults(make=module.run, declare=module.add_arguments)
+    add_commands(parser, {"Tables": TABLES}, _declare, "TABLE")
+
+
+def _declare(name: str, parser: argparse.ArgumentParser) -> None:
+    module = importlib.import_module(f"simulations.{TABLES[name][-1]}")
+    parser.description = module.__doc__
+    module.add_arguments(parser)
+    parser.set_defaults(make=module.run, declare=module.add_arguments)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,5 +1,7 @@
 """Time a CUDA machine: one verification, and whole decodes in the device's loop.
 
+``kernels`` is done if it is named: it compiles the kernels for a Hopper GPU that need not be here.
+
 The tables go by the names that the figure knows: copied into ``paper_figures/data``, they are what
 ``make figures`` draws. Whether the machine is right is for
 ``pytest -m gpu`` to say. ``--device cpu`` rehearses all of it at the smallest sizes.
@@ -36,6 +38,7 @@ from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_l
 from ..common.grid import PLAIN, Config, configs, followers, label
 from ..common.inputs import PAIR, PROMPTS, code_digest, load_prompts
 from ..common.results import package_version, publish
+from . import kernels
 
 Row = dict[str, Any]
 Work = Callable[[], Any]
@@ -48,24 +51,28 @@ DRIVER = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without")
+    add("parts", nargs="*", metavar="PART",
+        help=f"of {', '.join(PARTS)}, timed (all without), and {COMPILED}")  # fmt: skip
     add("--device", default="cuda", help="cuda (default), or cpu for a rehearsal at tiny sizes")
     add("--out", type=Path, default=Path("gpu_check"))
     add("--seed", type=int, default=0)
+    kernels.add_arguments(parser.add_argument_group(COMPILED))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time the parts and write the tables; return 1 if something failed."""
+    """Make the tables of the parts; return 1 if something failed."""
     for name in args.parts:
-        if name not in PARTS:
-            raise ValueError(f"PART: must be among {', '.join(PARTS)}; got {name!r}")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        if name not in (*PARTS, COMPILED):
+            known = ", ".join((*PARTS, COMPILED))
+            raise ValueError(f"PART: must be among {known}; got {name!r}")
+    failed = COMPILED in args.parts and kernels.compile_kernels(args)
+    parts = [name for name in args.parts or PARTS if name != COMPILED]
+    if parts and args.device.startswith("cuda") and not torch.cuda.is_available():
         print("gpu-check: no GPU here, nothing was timed (--device cpu rehearses it)")
-        return 0
+        return int(failed)
     device = torch.device(args.device)
     bench = Bench(device, args.seed)
-    failed = False
-    for name in args.parts or PARTS:
+    for name in parts:
         rows: list[Row] = []
         for what, job in PARTS[name](bench):
             try:
@@ -77,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         if rows:
             publish(args, rows, args.out / f"gpu_{name}.csv", **facts(bench))
     print(f"written to {args.out}/: a CSV a part")
-    return 1 if failed else 0
+    return int(failed)
 
 
 @dataclass(frozen=True)
@@ -394,3 +401,4 @@ def _decode(bench: Bench, target: str, line: Config) -> Row:
 
 
 PARTS = {"verify": verifications, "decode": decodes}
+COMPILED = "kernels"

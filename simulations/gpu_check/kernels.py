@@ -28,9 +28,7 @@ from cactus_theory.kernels import draft_from_logits, has_kernel, logits
 from cactus_theory.kernels.buffers import Form
 
 from ..common.grid import followers
-from ..common.inputs import DATA
 from ..common.results import publish
-from . import command
 
 Row = dict[str, Any]
 TABLE = "gpu_kernels"
@@ -139,9 +137,11 @@ def agreement_steps() -> Iterator[StepShape]:
 
 def verify_steps() -> Iterator[StepShape]:
     """Yield what the timings of a verification launch."""
-    for batch, width, vocab in command.SHAPES:
-        for spec in command.POLICIES:
-            for verifier in followers(spec, command.VERIFIERS):
+    from .command import POLICIES, SHAPES, VERIFIERS  # it imports this module
+
+    for batch, width, vocab in SHAPES:
+        for spec in POLICIES:
+            for verifier in followers(spec, VERIFIERS):
                 if has_kernel(ct.policy(spec), verifier):
                     yield StepShape(spec, verifier, batch, width, vocab, torch.bfloat16)
 
@@ -274,16 +274,15 @@ def compile_all(variants: Sequence[Variant], jobs: int) -> Iterator[Row]:
         yield from pool.imap_unordered(compiled, variants)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse._ArgumentGroup) -> None:
     add = parser.add_argument
     add("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), help="whose kernels")
     add("--few", action="store_true", help="one variant of one kernel")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    add("--out", type=Path, default=DATA / f"{TABLE}.csv")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Compile and write the table; return 1 if a kernel spills registers."""
+def compile_kernels(args: argparse.Namespace) -> bool:
+    """Compile and write the table; return whether a kernel spills registers."""
     check.optional_module("triton", "kernels")
     import triton
 
@@ -291,8 +290,9 @@ def run(args: argparse.Namespace) -> int:
     if args.few:
         todo = [variant for variant in todo if variant.name == FEW][:1]
     rows = sorted(compile_all(todo, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
-    publish(args, rows, triton=triton.__version__, target=f"sm_{COMPUTE_CAPABILITY}")
+    path = args.out / f"{TABLE}.csv"
+    publish(args, rows, path, triton=triton.__version__, target=f"sm_{COMPUTE_CAPABILITY}")
     worst = max(row["registers"] for row in rows)
     spilled = sum(row["stack_bytes"] > 0 or row["spills"] > 0 for row in rows)
-    print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {args.out}")
-    return 1 if spilled else 0
+    print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {path}")
+    return spilled > 0

@@ -40,8 +40,6 @@ POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "band:price=1,per
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--kind", choices=tuple(KINDS), default="replay")
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")

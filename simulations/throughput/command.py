@@ -73,7 +73,6 @@ POLICIES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = __doc__
     add = parser.add_argument
     add_pair_arguments(parser)
     add_inflate(parser)

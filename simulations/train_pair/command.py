@@ -69,7 +69,6 @@ TARGET_RATE, OVERLAP_RATE = 2e-3, 1.5e-3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; the defaults made the shipped pair."""
-    parser.description = __doc__
     add = parser.add_argument
     add("--work-dir", type=Path, default=Path("build/train-pair"), help="checkpoints and samples")
     add("--out", type=Path, default=None, help="where it goes (the shipped pair; DRAFTER in it)")

@@ -86,13 +86,13 @@ COMMANDS = {
         *(main, "generate", *DECODE, "--max-new-tokens", "4", "--seed", "1", "--policy", KNOB),
     ),
     "replay": (simulations, "replay", TRACE, "--policy", KNOB, "--divergence", "{}"),
-    "per-proposal": (
-        *(solvers, "per-proposal", "q.npy", "--token", "1", "--delta", "0.1"),
+    "a token": (
+        *(solvers, "optimal", "q.npy", "--token", "1", "--delta", "0.1"),
         *("--divergence", "{}"),
     ),
     "optimal": (solvers, "optimal", *ROWS, "--delta", "0.1", "--divergence", "{}"),
     "design": (solvers, "design", *ROWS, "--budget", "{}=0.1"),
-    "sequence": (solvers, "sequence", *ROWS, "--delta", "0.1", "--divergence", "{}"),
+    "all rows": (solvers, "optimal", *ROWS, "--pooled", "--delta", "0.1", "--divergence", "{}"),
     "decode": (
         *(solvers, "decode", "v.npy", "v.npy", "--num-draft-tokens", "1"),
         *("--divergence-per-token", "0.1", "--divergence", "{}"),

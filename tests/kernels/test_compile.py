@@ -27,12 +27,16 @@ def compile_to(out, *flags, path=None):
     environment.pop("TRITON_INTERPRET", None)
     # Triton 3.7 builds a syntax tree as Python 3.13 says it should not
     warnings = ["-W", "error", "-W", "ignore:AnnAssign:DeprecationWarning"]
-    command = [sys.executable, *warnings, "-m", "simulations", "kernels", "--out", str(out)]
+    command = [sys.executable, *warnings, "-m", "simulations", "gpu-check", "kernels"]
     done = subprocess.run(
-        [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True
+        [*command, "--out", str(out), *flags],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    return read_csv(out)
+    return read_csv(out / f"{TABLE}.csv")
 
 
 def assert_sound(rows):
@@ -52,7 +56,7 @@ def test_the_committed_table_has_every_kernel_and_no_spill():
 
 def test_a_kernel_compiles_without_a_gpu(tmp_path):
     pytest.importorskip("triton")
-    rows, _ = compile_to(tmp_path / "few.csv", "--steps", "engines", "--few", "--jobs", "1")
+    rows, _ = compile_to(tmp_path, "--steps", "engines", "--few", "--jobs", "1")
     assert [row["kernel"] for row in rows] == [FEW]
     assert_sound(rows)
 
@@ -62,7 +66,7 @@ def test_a_spill_fails_the_command(tmp_path, monkeypatch):
     row = {"kernel": "a", "variant": "x", "registers": 9, "stack_bytes": 8, "spills": 2}
     monkeypatch.setattr(kernels, "variants", lambda steps: [])
     monkeypatch.setattr(kernels, "compile_all", lambda variants, jobs: [row])
-    assert triton and main(["kernels", "--out", str(tmp_path / "t.csv")]) == 1
+    assert triton and main(["gpu-check", "kernels", "--out", str(tmp_path)]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -84,5 +88,5 @@ def older(tmp_path_factory):
 def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
     committed, committed_by = read_csv(DATA / f"{TABLE}.csv")
     flags = committed_by["command"].partition(" kernels")[2].split()
-    rows, provenance = compile_to(tmp_path / "all.csv", *flags, path=older)
+    rows, provenance = compile_to(tmp_path, *flags, path=older)
     assert provenance["triton"] == OLDER and rows == committed

@@ -30,7 +30,7 @@ def test_every_committed_table_has_one_entry() -> None:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.tables)
 def test_its_commands_can_be_read_and_spare_what_is_committed(entry: Entry, quick: bool) -> None:
     for words in entry.commands(quick, Path("made"), Path("shared")):
-        module = importlib.import_module(f"simulations.{COMMANDS[words[0]][0]}")
+        module = importlib.import_module(f"simulations.{COMMANDS[words[0]][-1]}")
         parser = argparse.ArgumentParser()
         module.add_arguments(parser)
         given = parser.parse_args(words[1:])

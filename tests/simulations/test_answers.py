@@ -63,7 +63,7 @@ def test_the_command_writes_a_row_a_model_policy_and_level(tmp_path, capsys) -> 
     out = tmp_path / "lengths.csv"
     small = "--vocab 3 --num-draft-tokens 1 --models 2 --level 0.01 --policies band:price"
     small += " band:price,head=0.2"
-    assert main(["answers", *small.split(), "--out", str(out)]) == 0
+    assert main(["table", "answers", *small.split(), "--out", str(out)]) == 0
     rows, _ = read_csv(out)
     assert [row["model"] for row in rows] == ["0", "0", "1", "1"]
     band, head = rows[:2]
@@ -72,4 +72,4 @@ def test_the_command_writes_a_row_a_model_policy_and_level(tmp_path, capsys) -> 
     assert raised[0] >= raised[1] and raised[1] < 1e-9
     assert all(float(row["kl_per_token"]) == pytest.approx(0.01, rel=TOLERANCE) for row in rows)
     assert capsys.readouterr().out == f"written to {out}\n"
-    assert main(["answers", "--models", "1", "--out", str(out)]) == 2
+    assert main(["table", "answers", "--models", "1", "--out", str(out)]) == 2

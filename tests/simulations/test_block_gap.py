@@ -89,17 +89,21 @@ def test_the_optimum_is_not_shown_beside_a_policy_that_emits_excluded_tokens(
     assert value_of(kept, "chain", ZEROS).excluded == 0
     monkeypatch.setattr(block_gap, "random_tree", lambda *_, **__: ZEROS)
     flags = ["--out", str(tmp_path / "x.csv"), "--seed", "1"]
-    assert main(["block-gap", *flags, "--policy", leaking.spec, "--verifier", "chain"]) == 0
+    assert (
+        main(["table", "block-gap", *flags, "--policy", leaking.spec, "--verifier", "chain"]) == 0
+    )
     assert "–" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_command_writes_a_table(tmp_path: Path, capsys) -> None:
     flags = ["--vocab", "2", "--num-draft-tokens", "2", "--seed", "3"]
     flags += ["--out", str(tmp_path / "x.csv")]
-    assert main(["block-gap", *flags, "--policy", "speculative", "--verifier", "block"]) == 0
+    assert (
+        main(["table", "block-gap", *flags, "--policy", "speculative", "--verifier", "block"]) == 0
+    )
     (row,), _ = read_csv(tmp_path / "x.csv")
     assert row["tree"] == "seed 3" and float(row["gap_percent"]) == pytest.approx(0, abs=1e-9)
-    assert main(["block-gap", *flags, "--policy", "typical", "--verifier", "block"]) == 2
+    assert main(["table", "block-gap", *flags, "--policy", "typical", "--verifier", "block"]) == 2
     assert "--verifier: one must be able to follow typical" in capsys.readouterr().err
 
 

@@ -42,7 +42,7 @@ def test_ctrl_c_is_one_line_that_says_what_is_kept(name: str, capsys, monkeypatc
     said = capsys.readouterr().err
     assert said.startswith(f"python -m simulations {name}: interrupted; ")
     assert said.count("\n") == 1 and said.isascii()
-    summary = commands.COMMANDS[name][1]
+    summary = commands.COMMANDS[name][0]
     if "resumes" in summary or name in commands.RESUMED:
         assert "the same command goes on from there" in said
     elif name not in commands.MADE_AGAIN:

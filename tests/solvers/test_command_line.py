@@ -45,7 +45,7 @@ def test_the_optimal_program_as_json(files, capsys):
 
 def test_the_per_proposal_program_as_text(files, capsys):
     arguments = ("--token", 1, "--delta", 0.4224, "--divergence", "pearson_chi2")
-    code, out, error = run(capsys, "per-proposal", files["target"], *arguments)
+    code, out, error = run(capsys, "optimal", files["target"], *arguments)
     assert (code, error) == (0, "")
     printed = dict(line.split(maxsplit=1) for line in out.splitlines())
     expected = per_proposal.solve(Q, 1, divergence="pearson_chi2", delta=0.4224)
@@ -82,13 +82,13 @@ def test_a_design_as_json(files, capsys):
 
 
 def test_one_budget_over_a_batch(files, capsys):
-    arguments = (files["target"], files["batch"], "--delta", 0.1, "--json")
-    _, out, _ = run(capsys, "sequence", *arguments)
+    arguments = (files["target"], files["batch"], "--delta", 0.1, "--pooled", "--json")
+    _, out, _ = run(capsys, "optimal", *arguments)
     (row,) = json.loads(out)["rows"]
     expected = sequence.solve(np.stack([Q, Q]), np.stack([P, Q]), delta=0.1)
     assert row["total_acceptance"] == pytest.approx(expected.total_acceptance)
     assert len(row["acceptance"]) == 2
-    _, out, _ = run(capsys, "sequence", *arguments[:-1])
+    _, out, _ = run(capsys, "optimal", *arguments[:-1])
     assert "total_acceptance" in out and "row 0" not in out
 
 
@@ -120,7 +120,7 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
     path = tmp_path / "logits.json"
     path.write_text(json.dumps(np.log(Q).tolist()))
     arguments = ("--token", 1, "--delta", 0, "--logits", "--json")
-    _, out, _ = run(capsys, "per-proposal", path, *arguments)
+    _, out, _ = run(capsys, "optimal", path, *arguments)
     (row,) = json.loads(out)["rows"]
     assert row["raised"] == pytest.approx(0.35)
     assert row["price"] == "inf"
@@ -132,12 +132,16 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
         ("optimal", ["target", "absent"], ["--delta", 0.1], "absent.npy: must be a readable file"),
         ("optimal", ["target", "short"], ["--delta", 0.1], "short.npy: vocabulary must equal"),
         ("optimal", ["batch", "three"], ["--delta", 1], "three.npy: shape must broadcast"),
-        ("per-proposal", ["target"], ["--delta", 0.1, "--token", 7], "token: must lie in [0, 2]"),
+        ("optimal", ["target"], ["--delta", 0.1, "--token", 7], "token: must lie in [0, 2]"),
+        ("optimal", ["target", "draft"], ["--delta", 1, "--token", 0], "draft: must not be given"),
         ("design", ["target", "draft"], ["--protect", "1,x"], "--protect: must be numbers"),
         ("design", ["target", "draft"], ["--floor", "x=1"], "--floor: must read NAME=NUMBER"),
         ("design", ["target", "draft"], ["--budget", "1"], "--budget: must name something"),
         ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row keeps all of"),
-        ("sequence", ["target", "draft"], ["--delta", 1, "--divergence", "renyi:a=2"], "summed"),
+        (
+            *("optimal", ["target", "draft"]),
+            *(["--pooled", "--delta", 1, "--divergence", "renyi:a=2"], "summed"),
+        ),
         ("block", ["absent"], ["--price", 1], "absent.npy::target: only .npz"),
     ],
 )
@@ -161,7 +165,8 @@ def test_errors_are_one_line_and_exit_code_2(
         (["guess"], "invalid choice: 'guess'"),
         (["optimal", "q.npy", "p.npy"], "--delta"),
         (["optimal", "q.npy", "p.npy", "--delta", "x"], "invalid float value"),
-        (["per-proposal", "q.npy", "--delta", "1"], "--token"),
+        (["optimal", "q.npy", "--delta", "1", "--token", "1", "--pooled"], "not allowed with"),
+        (["optimal", "q.npy", "--delta", "1", "--pooled", "--support", "free"], "not allowed"),
     ],
 )
 def test_usage_errors_are_one_line_too(capsys, arguments, message):

@@ -25,7 +25,7 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
 
 def test_an_unknown_part_is_one_line(capsys, tmp_path):
     assert main([*REHEARSAL, "devise", "--out", str(tmp_path / "out")]) == 2
-    assert "PART: must be among verify, decode; got 'devise'" in capsys.readouterr().err
+    assert "PART: must be among verify, decode, kernels; got 'devise'" in capsys.readouterr().err
 
 
 def test_jobs_that_fail_are_named(tmp_path, monkeypatch, capsys):

@@ -102,7 +102,7 @@ def test_greedy_rules_keep_exact_matches_and_count_changes():
 def test_the_command_prices_every_rule(tmp_path, capsys):
     out = tmp_path / "rules.csv"
     small = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
-    words = ["rules", *small.split(), "--work", str(tmp_path / "w"), "--out", str(out)]
+    words = ["table", "rules", *small.split(), "--work", str(tmp_path / "w"), "--out", str(out)]
     assert main(words) == 0
     rows, notes = read_csv(out)
     assert len(rows) == 2 * len(SAMPLED) + len(AT_ZERO) and "estimated" in notes["nats"]
@@ -116,7 +116,7 @@ def test_the_command_prices_every_rule(tmp_path, capsys):
             assert float(row["kl_per_token"]) >= -1e-9
     shown = capsys.readouterr().out
     assert "temperature 0, greedy drafts" in shown and "vLLM FLy" in shown
-    assert main(["rules", "--cycles", "0"]) == 2
+    assert main(["table", "rules", "--cycles", "0"]) == 2
     trace = Trace.open(tmp_path / "w" / "sampled")
     assert trace.num_draft_tokens == 3
     assert "synthetic" not in " ".join(rule.policy for rule in SAMPLED)

@@ -1,0 +1,67 @@
+"""``--help`` of programs with commands: in groups by what one wants, an example on every page."""
+
+import argparse
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Parser = argparse.ArgumentParser
+# group → command → a line about it, the flags of its example, and what else its program knows
+Groups = Mapping[str, Mapping[str, tuple[Any, ...]]]
+EXAMPLE_WIDTH = 74  # columns, of 80
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps text paragraph by paragraph, and leaves one with indented lines as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(
+            part if "\n " in part else textwrap.fill(part, width, break_on_hyphens=False)
+            for part in parts
+        )
+
+
+class _Commands(argparse._SubParsersAction):
+    """Declares the flags of the chosen command only: others may need packages that are absent."""
+
+    declare: Callable[[str, Parser], None]
+
+    def __call__(self, parser: Parser, namespace: Any, values: Any, option: Any = None) -> None:
+        if values[0] in self.choices:
+            self.declare(values[0], self.choices[values[0]])
+        super().__call__(parser, namespace, values, option)
+
+
+def add_commands(
+    parser: Parser, groups: Groups, declare: Callable[[str, Parser], None], metavar: str
+) -> None:
+    """Add the commands; the name of the chosen one is in ``args``, under ``metavar`` in lower case.
+
+    ``declare`` is given that name and its parser, and adds the flags.
+    """
+    commands = parser.add_subparsers(
+        dest=metavar.lower(), metavar=metavar, required=True, action=_Commands,
+        help=f"flags and an example: %(prog)s {metavar} --help",
+    )  # fmt: skip
+    commands.declare = declare
+    width = max(len(name) for group in groups.values() for name in group)
+    listing = []
+    for group, entries in groups.items():
+        lines = [f"  {name:<{width}}  {entry[0]}" for name, entry in entries.items()]
+        listing.append("\n".join([f"{group}:", *lines]))
+        for name, (about, flags, *_) in entries.items():
+            command = commands.add_parser(name, description=about, formatter_class=Help)
+            command.epilog = f"example:\n  {_in_lines(f'{command.prog} {flags}')}"
+            parser.epilog = parser.epilog or command.epilog
+    parser.description = "\n\n".join([parser.description or "", *listing])
+    parser.formatter_class = Help
+
+
+def _in_lines(command: str) -> str:
+    """Return a command as a shell takes it, broken before flags where it is long."""
+    whole = re.sub(" (?!--)", "\xa0", command)
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    lines = textwrap.wrap(whole, EXAMPLE_WIDTH, **options)
+    return " \\\n    ".join(lines).replace("\xa0", " ")
