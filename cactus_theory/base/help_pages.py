@@ -16,10 +16,9 @@ class Help(argparse.HelpFormatter):
     """Wraps text paragraph by paragraph, and leaves one with indented lines as it is."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.strip().split("\n\n")
         return "\n\n".join(
             part if "\n " in part else textwrap.fill(part, width, break_on_hyphens=False)
-            for part in parts
+            for part in text.strip().split("\n\n")
         )
 
 
@@ -46,22 +45,20 @@ def add_commands(
         help=f"flags and an example: %(prog)s {metavar} --help",
     )  # fmt: skip
     commands.declare = declare
-    width = max(len(name) for group in groups.values() for name in group)
-    listing = []
+    parts = [parser.description or ""]
+    width = max(len(name) for entries in groups.values() for name in entries)
     for group, entries in groups.items():
-        lines = [f"  {name:<{width}}  {entry[0]}" for name, entry in entries.items()]
-        listing.append("\n".join([f"{group}:", *lines]))
+        parts.append(f"{group}:")
         for name, (about, flags, *_) in entries.items():
+            parts[-1] += f"\n  {name:<{width}}  {about}"
             command = commands.add_parser(name, description=about, formatter_class=Help)
             command.epilog = f"example:\n  {_in_lines(f'{command.prog} {flags}')}"
             parser.epilog = parser.epilog or command.epilog
-    parser.description = "\n\n".join([parser.description or "", *listing])
-    parser.formatter_class = Help
+    parser.description, parser.formatter_class = "\n\n".join(parts), Help
 
 
 def _in_lines(command: str) -> str:
     """Return a command as a shell takes it, broken before flags where it is long."""
     whole = re.sub(" (?!--)", "\xa0", command)
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    lines = textwrap.wrap(whole, EXAMPLE_WIDTH, **options)
+    lines = textwrap.wrap(whole, EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
     return " \\\n    ".join(lines).replace("\xa0", " ")

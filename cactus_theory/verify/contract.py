@@ -31,7 +31,7 @@ from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 NO_ROW = (
     "verifier: {0} looks ahead, so what it emits at a row depends on rows of tokens that were not "
-    "drafted, and cannot be metered; `python -m simulations rules` says what it costs"
+    "drafted, and cannot be metered; `python -m simulations table rules` says what it costs"
 )
 
 
