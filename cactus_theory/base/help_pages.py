@@ -40,7 +40,7 @@ def add_commands(
 
     ``declare`` is given that name and its parser, and adds the flags.
     """
-    commands = parser.add_subparsers(
+    commands: Any = parser.add_subparsers(
         dest=metavar.lower(), metavar=metavar, required=True, action=_Commands,
         help=f"flags and an example: %(prog)s {metavar} --help",
     )  # fmt: skip
