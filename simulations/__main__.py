@@ -27,9 +27,9 @@ GROUPS = {
         "replay": ("policies and verifiers on a trace, without its models",
                    "simulations/data/trace --policy band:price=1 --verifier chain block", "replay"),
         "tune-check": ("the tuner's choice against its whole grid, measured",
-                       "--kl-per-token 0.05 --batch 1 --num-draft-tokens 2 4 --policies band:price "
-                       "--cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1 "
-                       "--out build/example/tune-check", "tune_check"),
+                       "--divergence-per-token 0.05 --batch 1 --num-draft-tokens 2 4 "
+                       "--policies band:price --cycles 60 --max-new-tokens 16 --num-prompts 2 "
+                       "--repeats 1 --out build/example/tune-check", "tune_check"),
     },
     "Reproduce": {
         "all": ("every committed CSV again; --quick takes minutes",

@@ -206,13 +206,13 @@ COMMANDS = {
     ),
     "block": Command(
         "verify one drafted path as well as any verifier can",
-        "simulations/data/rows.npz --kl-per-token 0.1",
+        "simulations/data/rows.npz --divergence-per-token 0.1",
         _block_arguments,
         _block,
     ),
     "decode": Command(
         "verify a text of Markov models in as few calls as any verifier can",
-        "simulations/data/markov.npz --num-draft-tokens 2 --kl-per-token 0.1",
+        "simulations/data/markov.npz --num-draft-tokens 2 --divergence-per-token 0.1",
         _decode_arguments,
         _decode,
     ),

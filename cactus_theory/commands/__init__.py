@@ -20,7 +20,7 @@ COMMANDS = {
     },
     "Measure": {
         "tune": ("the fastest policy, knob, verifier and K",
-                 "--trace simulations/data/trace --cost-ratio 0.1 --kl-per-token 0.05"),
+                 "--trace simulations/data/trace --cost-ratio 0.1 --divergence-per-token 0.05"),
         "expect": ("what acceptance is healthy, at each position",
                    "--trace simulations/data/trace --observed 0.68,0.49,0.33,0.24 --rounds 500"),
         "promise": ("what a cap on KL says about an answer", "--cap 0.1 --rate 0.9"),
