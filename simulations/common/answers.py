@@ -1,10 +1,12 @@
 """Whole answers beside lossless ones: how long they are, how fast one is, what they score.
 
 Lossless answers are those of all lossless lines of a batch size, whose law is one. Ratios and
-differences are paired by prompt, ``_se`` is the jackknife's over prompts. An answer that the limit
+differences are paired by prompt, ``_se`` is the jackknife's over prompts, which are a sample of
+others; ``length_ratio_se_given_prompts`` is that of the answers to these. An answer that the limit
 cuts off counts as long as the limit, so a length ratio is then nearer to 1 than to the end.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -23,8 +25,9 @@ from .statistics import Draws, resamples, spread
 LOSSLESS = (*BASELINES, "speculative")
 COLUMNS = (
     "method knob verifier num_draft_tokens batch answers mean_length mean_length_se cut "
-    "length_ratio length_ratio_se calls_per_answer seconds_per_answer seconds_per_answer_low "
-    "seconds_per_answer_high speed_ratio answer_speed_ratio emitted_kl_per_token "
+    "length_ratio length_ratio_se length_ratio_se_given_prompts calls_per_answer "
+    "seconds_per_answer seconds_per_answer_low seconds_per_answer_high "
+    "speed_ratio answer_speed_ratio emitted_kl_per_token "
     "emitted_kl_per_answer raised_off_head_per_1000 score score_se score_difference "
     "score_difference_se allowed_low allowed_high"
 ).split()
@@ -92,6 +95,13 @@ def _mean(records: Sequence[Record], column: str, prompts: int) -> Estimate:
     return ratio_of_sums(passes.sum(0), np.full(prompts, float(len(passes))), "prompts")
 
 
+def _relative_error(records: Sequence[Record], column: str, prompts: int) -> float:
+    """Return the standard error of the mean over answers to these prompts, over that mean."""
+    values = np.array([record[column] for record in records], dtype=np.float64)
+    passes = values.reshape(-1, prompts)
+    return float(np.sqrt(passes.var(0, ddof=1).sum() / len(passes)) / passes.mean(0).sum())
+
+
 def _lengths(own: Runs, lossless: Sequence[Runs] | None, prompts: int) -> Row:
     length = _mean(own.all, "lengths", prompts)
     cut = 1 - _mean(own.all, "ended", prompts).value
@@ -100,8 +110,12 @@ def _lengths(own: Runs, lossless: Sequence[Runs] | None, prompts: int) -> Row:
     if "row_calls" in own.all[0]:
         row["calls_per_answer"] = total(own.all, "row_calls") / row["answers"]
     if lossless and cut < 1:
-        ratio = length / _mean([one for its in lossless for one in its.all], "lengths", prompts)
+        base = [record for its in lossless for record in its.all]
+        ratio = length / _mean(base, "lengths", prompts)
         row |= valued("length_ratio", ratio)
+        if row["answers"] > prompts:
+            errors = [_relative_error(records, "lengths", prompts) for records in (own.all, base)]
+            row["length_ratio_se_given_prompts"] = ratio.value * math.hypot(*errors)
     return row
 
 

@@ -204,7 +204,8 @@ def answers(data: Path) -> str:
     usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")
     lengths = [
         (*_answered(row), _number(row["mean_length"], 1), _within(row, "length_ratio"),
-         _share(row["cut"]), _number(row["calls_per_answer"], 1))
+         _error(row["length_ratio_se_given_prompts"]), _share(row["cut"]),
+         _number(row["calls_per_answer"], 1))
         for row in stories
     ]  # fmt: skip
     scores = [
@@ -212,7 +213,8 @@ def answers(data: Path) -> str:
          " to ".join(filter(None, (_share(row[f"allowed_{end}"]) for end in ("low", "high")))))
         for row in python
     ]  # fmt: skip
-    head = (*usual, "tokens an answer", "× lossless (95 %)", "cut off", "calls an answer")
+    head = (*usual, "tokens an answer", "× lossless (95 %)", "to these prompts", "cut off",
+            "calls an answer")  # fmt: skip
     title = "Lengths of whole answers, stories pair"
     first = _table(title, notes, head, lengths, medians=False)
     head = (*usual, "that parse", "less lossless (95 %)", "allowed by the nats")
@@ -226,8 +228,12 @@ def _answered(row: Row) -> Sequence[str]:
 
 
 def _within(row: Row, column: str) -> str:
-    error = row[f"{column}_se"]
-    return f"{_number(row[column], 3)} ± {WIDE * float(error):.3f}" if error else ""
+    error = _error(row[f"{column}_se"])
+    return f"{_number(row[column], 3)} {error}" if error else ""
+
+
+def _error(error: str) -> str:
+    return f"± {WIDE * float(error):.3f}" if error else ""
 
 
 def _throughput_line(row: Row) -> Sequence[str]:

@@ -44,6 +44,10 @@ def test_ratios_are_those_of_sums_over_all_repeats_with_errors_by_prompt() -> No
     assert band["length_ratio"] == pytest.approx(2) and band["length_ratio_se"] < 1e-12
     lengths = np.array([20 * (prompt + 1) + 3 for prompt in range(PROMPTS)])
     assert band["mean_length_se"] == pytest.approx(lengths.std(ddof=1) / PROMPTS**0.5)
+    # answers to a prompt differ by 0 to 3 tokens, the band's by twice that
+    passes, others = np.arange(REPEATS + 1), np.tile(np.arange(REPEATS + 1), 2)
+    errors = (own.std(ddof=1) / (PROMPTS * len(own)) ** 0.5 / 36.5 for own in (passes, others))
+    assert band["length_ratio_se_given_prompts"] == pytest.approx(2 * np.hypot(*errors))
     assert lossless["length_ratio"] is None and band["cut"] == 0
 
 
