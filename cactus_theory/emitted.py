@@ -212,7 +212,7 @@ def _measured(
 ) -> list[Tensor | None]:
     """Return acceptance, raised mass, what is spent and over it, the optima, every divergence."""
     law = rule.emitted(q, p)
-    accepted = (p * rule.keep(q, p)).sum(-1)
+    accepted = (p * rule.acceptance_row(q, p)).sum(-1)
     kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
@@ -239,18 +239,18 @@ def _spent(
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
     """Return D(h⁽ⁿ⁾‖q) of every token n of float64 rows, (..., V).
 
-    Without proposals it is the least D of a row that keeps n so often. A proposal is charged ∞ if
-    it is no distribution, or gives n less than is kept.
+    Without proposals it is the least D of a row that accepts n so often. A proposal is charged ∞ if
+    it is no distribution, or gives n less than is accepted.
     """
     if isinstance(policy, PerProposal):  # q is scaled off n, so that it is that of two points
         return raised_alone(kind, policy.gamma(q), q)
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-    kept = p * policy.keep(q, p)
+    accepted = p * policy.acceptance_row(q, p)
     rows = policy.proposal(q, p, tokens)
     if rows is None:
-        return raised_alone(kind, torch.maximum(kept, q), q)
+        return raised_alone(kind, torch.maximum(accepted, q), q)
     h_n = rows.gather(-1, tokens[..., None])[..., 0]
-    sound = ((rows.sum(-1) - 1).abs() <= SUM) & (h_n >= kept - SUM)
+    sound = ((rows.sum(-1) - 1).abs() <= SUM) & (h_n >= accepted - SUM)
     costs = kind.value(rows, q[..., None, :].expand_as(rows))
     return torch.where(sound, costs, torch.inf)
 

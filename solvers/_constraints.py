@@ -46,7 +46,7 @@ class Quantities:
 
     @property
     def accepted(self) -> Any:
-        """Return min(p, h) of each token, concave: what is drafted and kept."""
+        """Return min(p, h) of each token, concave: what is drafted and accepted."""
         return cvxpy().minimum(self.p, self.h)
 
     @property

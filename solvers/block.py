@@ -239,15 +239,15 @@ class Flow:
     def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:
         cp, children, begun = cvxpy(), layout.children, rounds[layout.start]
         self.layout, self.scale = layout, scale
-        self.w, self.kept = (cp.Variable(len(x), nonneg=True) for x in (scale, children))
-        self.alive = layout.alive_at @ self.kept + times((layout.node == 0) * 1.0, begun)
-        emission = times(layout.p[children] / scale[children], self.kept) <= self.w[children]
+        self.w, self.accepted = (cp.Variable(len(x), nonneg=True) for x in (scale, children))
+        self.alive = layout.alive_at @ self.accepted + times((layout.node == 0) * 1.0, begun)
+        emission = times(layout.p[children] / scale[children], self.accepted) <= self.w[children]
         node = layout.start * layout.target.shape[1] + layout.node
         _, first, node = np.unique(node, return_index=True, return_inverse=True)
         sums = counted(node, np.arange(len(node)), (len(first), len(node)))
         whole = sums @ times(scale, self.w) == self.alive[first]
-        self.limits = [emission, self.kept <= begun[children], whole]
-        self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.kept
+        self.limits = [emission, self.accepted <= begun[children], whole]
+        self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.accepted
 
     def spent(self, f: FDivergence) -> tuple[Any, list[Any]]:
         """Return the metered divergence, and the constraints that its form needs."""

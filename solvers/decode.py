@@ -261,8 +261,8 @@ class Program(Attempted[Answer]):
         whole = prefix >= layout.target.shape[1]
         bonus = self._bonus[self.states[layout.start[children], prefix]].T * whole
         emitted = times(layout.weight * flow.scale, flow.w)
-        kept = times((layout.weight * layout.p)[children], flow.kept)
-        return ends @ emitted + (bonus - ends[:, children].toarray()) @ kept
+        accepted = times((layout.weight * layout.p)[children], flow.accepted)
+        return ends @ emitted + (bonus - ends[:, children].toarray()) @ accepted
 
     def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
         """Return (S,) how often a round towards ``rows`` ends in each state, exactly."""

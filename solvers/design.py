@@ -11,7 +11,7 @@ r"""Design a row under constraints of your own, on top of the optimal program.
 
 Any number of divergences, protected tokens, floors, caps on the ratio h/q, expectations,
 and cvxpy constraints over named quantities. No answer is returned without a proof: the row
-must keep every constraint within 1e-7 and meet a bound from the solver's own multipliers.
+must meet every constraint within 1e-7, and a bound from the solver's own multipliers.
 With one smooth budget and none of cvxpy's constraints, a row of more than 5,000 tokens is
 solved from its dual in a moment; a conic solver follows where that fails.
 """
@@ -54,11 +54,11 @@ Tokens = int | Iterable[int]
 
 
 class Infeasible(ValueError):
-    """No row keeps all constraints; ``constraints`` names a smallest set of them in conflict."""
+    """No row meets all constraints; ``constraints`` names a smallest set of them in conflict."""
 
     def __init__(self, constraints: Sequence[str]) -> None:
         self.constraints = tuple(constraints)
-        super().__init__(f"constraints: no row keeps all of: {'; '.join(self.constraints)}")
+        super().__init__(f"constraints: no row meets all of: {'; '.join(self.constraints)}")
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Design:
         Raises
         ------
         Infeasible
-            A ValueError: no row keeps all constraints; ``constraints`` names a set of them in
+            A ValueError: no row meets all constraints; ``constraints`` names a set of them in
             conflict, none of which can be left out.
         SolverGaveUp, ModuleNotFoundError
             No answer passed its own check (a RuntimeError); cvxpy is missing.
@@ -283,9 +283,9 @@ class Program(Attempted[Attempt]):
     p: np.ndarray
     constraints: Sequence[Constraint]
     refused: int = 0  # attempts that found no row at all
-    earlier: float = math.nan  # the value of the last row that kept its constraints
+    earlier: float = math.nan  # the value of the last row that met its constraints
 
-    promise = f"the row must keep every constraint within {FEASIBILITY:g} and meet its bound"
+    promise = f"the row must meet every constraint within {FEASIBILITY:g}, and its bound"
 
     @property
     def linear(self) -> bool:
@@ -356,15 +356,15 @@ class Program(Attempted[Attempt]):
 
     def conflict(self) -> list[str]:
         """Return a smallest set in conflict, by leaving out every constraint that can be."""
-        kept = list(self.constraints)
+        left = list(self.constraints)
         for each in self.constraints:
-            fewer = [other for other in kept if other is not each]
+            fewer = [other for other in left if other is not each]
             if fewer and Program(self.q, self.p, fewer)._impossible():
-                kept = fewer
-        return [each.name for each in kept]
+                left = fewer
+        return [each.name for each in left]
 
     def _impossible(self) -> bool:
-        """Return whether the solver finds no row that keeps all constraints."""
+        """Return whether the solver finds no row that meets all constraints."""
         solver = _attempts.solvers_of(self.linear)[0]
         return "infeasible" in self.attempt(self.guess, solver).status
 
@@ -411,7 +411,7 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
 
 
 def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
-    """Return h = q, the only row within a budget of 0, if it keeps the other constraints."""
+    """Return h = q, the only row within a budget of 0, if it meets the other constraints."""
     q = program.q[program.q > 0]
     quantities, built = program.build(q)
     answer = Attempt(quantities, built, None, "exact", q, "identity", proof="only row")

@@ -125,12 +125,12 @@ def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
         mass, drafted = alive[-1][:, None] * target[level], tree.draft[level]
         ratio = np.divide(mass, drafted, out=np.zeros_like(mass), where=drafted > 0)
         alive.append(np.minimum(ratio, 1.0).ravel())
-    kept = np.concatenate(alive)
-    reached = kept * tree.drafted
+    accepted = np.concatenate(alive)
+    reached = accepted * tree.drafted
     on = reached[: len(target)] > 0
     rows = torch.from_numpy(target[on]), torch.from_numpy(tree.target[on])
     spent = float(reached[: len(target)][on] @ kind.value(*rows).numpy())
-    return Followed(kept, reached, float(reached.sum()), spent)
+    return Followed(accepted, reached, float(reached.sum()), spent)
 
 
 def random_tree(

@@ -92,12 +92,12 @@ def solve(
         scale = np.clip(p[inside], q[inside], raised_ceiling(q[inside], kind, delta))
         answer = joint.solve(scale)
         target[inside] = answer.h
-    kept = np.minimum(target, p).sum(-1)
+    common = np.minimum(target, p).sum(-1)
     spent = [_attempts.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
-    total = float(kept.sum())
+    total = float(common.sum())
     return SequenceProgram(
         target=target,
-        acceptance=kept,
+        acceptance=common,
         divergence=np.array(spent),
         total_acceptance=total,
         total_divergence=float(np.sum(spent)),

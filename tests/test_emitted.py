@@ -31,7 +31,7 @@ def tensor(*values):
 
 
 def accepted(rule, q, p):
-    return (p * rule.keep(q, p)).sum(-1)
+    return (p * rule.acceptance_row(q, p)).sum(-1)
 
 
 @pytest.mark.parametrize("spec", ["cactus:delta=0.01", "cactus_exact:delta=0.01", "cactus:delta=0"])
@@ -195,9 +195,9 @@ def long_pair(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def by_definition(rule, q, p):
     """Return Σ_n p_n φ(n) e_n + p_n (1 − φ(n)) g(·|n) of one row, a hundred tokens at a time."""
-    kept = rule.keep(q, p)
-    lost = (p * (1 - kept))[0]
-    law = (p * kept)[0]
+    accepted = rule.acceptance_row(q, p)
+    lost = (p * (1 - accepted))[0]
+    law = (p * accepted)[0]
     for tokens in lost.nonzero()[:, 0].split(100):
         rows = (row.expand(len(tokens), -1) for row in (q, p))
         law = law + lost[tokens] @ rule.residual(*rows, tokens)

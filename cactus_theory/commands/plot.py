@@ -163,8 +163,8 @@ def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[
     """Return the divergence that a policy spends on the row, and its acceptance."""
     law = torch.from_numpy(np.asarray(ct.emitted_law(policy, q, p)))
     spent = ct.divergence(divergence).value(law, torch.from_numpy(q)).item()
-    keep = policy.keep(torch.from_numpy(q), torch.from_numpy(p)).numpy()
-    return spent, float((p * keep).sum())
+    phi = policy.acceptance_row(torch.from_numpy(q), torch.from_numpy(p)).numpy()
+    return spent, float((p * phi).sum())
 
 
 # whatever the policies are; the optimum has the blue

@@ -207,10 +207,12 @@ class Meter:
         # a policy that is lossless for what it emits accepts Σ min(p, out)
         exact = isinstance(policy, FixedTarget | PerProposal)
         offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
-        out = passing(p) if exact else None
-        kept = torch.minimum(offered, emitted, out=out) if exact else p * policy.keep(q, p)
-        self.expected = self.expected + kept.sum()
-        del kept, out
+        if exact:
+            accepted = torch.minimum(offered, emitted, out=passing(p))
+        else:
+            accepted = p * policy.acceptance_row(q, p)
+        self.expected = self.expected + accepted.sum()
+        del accepted
         if emitted is q:  # seen, not claimed: the policy returned the target's own row
             return
         spent = self.divergence.value(emitted, q).clamp(min=0.0)

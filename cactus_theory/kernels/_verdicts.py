@@ -53,27 +53,27 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
     """Return the verdicts on tokens, and the scale s of what replaces each if it is refused.
 
     DETERMINISTIC_ROW: whether p is one-hot. Under the band OPEN where the row must be read, REFUSED
-    where no band keeps the token.
+    where no band accepts the token.
     """
     threshold = coin * p_n
     scale = tl.full(q_n.shape, 1.0, tl.float64)
     if KIND == SCALED:
-        kept = threshold < q_n * knob
+        accepted = threshold < q_n * knob
     elif KIND == POWER:
         power = tl.exp(knob * tl.log(tl.where(q_n > 0, q_n, 1.0)))
-        kept = threshold < tl.where(q_n > 0, power, 0.0)
+        accepted = threshold < tl.where(q_n > 0, power, 0.0)
     elif KIND == MIXED:
-        kept = (q_n > 0) & (threshold < knob * p_n + (1 - knob) * q_n)
+        accepted = (q_n > 0) & (threshold < knob * p_n + (1 - knob) * q_n)
     elif KIND == CACTUS:
         q = tl.minimum(q_n, 1.0)
         gamma = tl.minimum(q + tl.sqrt(2 * knob * q * (1 - q)), 1.0)
-        kept = threshold < gamma
+        accepted = threshold < gamma
         scale = tl.where(gamma > q, (1 - gamma) / tl.maximum(1 - q, 1e-37), 1.0)
     elif KIND == CACTUS_EXACT:
         inner = (q_n > 0) & (q_n < 1) & (threshold > q_n)
         x = tl.where(inner, threshold, 0.75)
         within = inner & (two_points(x, tl.where(inner, q_n, 0.5)) < knob)
-        kept = (threshold < q_n) | within
+        accepted = (threshold < q_n) | within
         gamma = exact_ceiling(q_n, threshold, knob)
         scale = tl.where(gamma > q_n, (1 - gamma) / tl.maximum(1 - q_n, 1e-37), 1.0)
     else:
@@ -81,13 +81,13 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
         raised = q_n / (knob * (1 - q_n) + q_n)  # h_n if p is one-hot at n
         deterministic = tl.where(DETERMINISTIC_ROW, coin < raised, False)
         beyond = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
-        kept = lossless | deterministic
+        accepted = lossless | deterministic
         opened = beyond & (DETERMINISTIC_ROW == 0)
     number = (q_n == q_n) & (p_n == p_n)  # a device's minimum may drop a NaN
-    kept = kept & number
+    accepted = accepted & number
     if KIND == BAND:
-        return tl.where(kept, ACCEPTED, tl.where(opened, OPEN, REFUSED)), scale
-    return tl.where(kept, ACCEPTED, REFUSED), scale
+        return tl.where(accepted, ACCEPTED, tl.where(opened, OPEN, REFUSED)), scale
+    return tl.where(accepted, ACCEPTED, REFUSED), scale
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def judge(
     """Write how many tokens each request accepts, and the scale of its residual.
 
     Grid: (B,). ``band``: where what is open is marked to be read instead, and the row of the first
-    token that no band keeps, which will be refused if it is reached; None if nothing can be open.
+    token that no band accepts, which will be refused if it is reached; None if nothing can be open.
     """
     b = tl.program_id(0)
     place = tl.arange(0, form.places)
@@ -140,7 +140,7 @@ def judge(
 
 @triton.jit
 def band_judge(requests, decision, band, form: tl.constexpr):
-    """Decide what was open: kept iff E < 0 at the token's own ratio. Grid: (B,).
+    """Decide what was open: accepted iff E < 0 at the token's own ratio. Grid: (B,).
 
     Of a request's rows only that of the first refused token stays marked.
     """
@@ -215,10 +215,10 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
             block.closed + slot, tl.where(deterministic, ratio_alive * (1 - h_n), -1.0), mask=on
         )
         divisor = tl.where(p_n > 0, p_n, 1.0)
-        kept = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
-        number = (q_n == q_n) & (p_n == p_n) & (kept == kept)
-        kept = tl.where(number & (ratio_alive > 0), kept, 0.0)
-        ratio_alive = tl.where(on, tl.minimum(1.0, kept), ratio_alive)
+        accepted = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
+        number = (q_n == q_n) & (p_n == p_n) & (accepted == accepted)
+        accepted = tl.where(number & (ratio_alive > 0), accepted, 0.0)
+        ratio_alive = tl.where(on, tl.minimum(1.0, accepted), ratio_alive)
         last = tl.where(on & (ratio_alive == 1.0), place + 1, last)
     tl.store(block.ends + b, ratio_alive)
     tl.store(block.sure + b, last)

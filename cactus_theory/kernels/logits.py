@@ -66,7 +66,7 @@ def verify_logits(
     workspace: Workspace | None = None,
     out: LogitsVerdict | None = None,
 ) -> LogitsVerdict:
-    r"""Keep drafted tokens and draw one more per request, from raw logits.
+    r"""Accept drafted tokens and draw one more per request, from raw logits.
 
     The law is that of :func:`cactus_theory.verify_chain` (``verify_block``) on softmax(l/T).
     The random numbers are functions of a request's seed and position (see
@@ -78,8 +78,8 @@ def verify_logits(
     CUDA graph (run each shape once before; with ``workspace`` and ``out`` nothing is allocated).
     Probabilities are float32, those of drafted tokens float64. Every row is read once, then the
     row of the recovered or bonus token again. The band at a price also reads each row whose
-    token lossless sampling refuses and the band may keep, all at once, up to the first token
-    that no band keeps; and the refused row 2 to 4 times to solve it. A block reads the rows
+    token lossless sampling refuses and the band may accept, all at once, up to the first token
+    that no band accepts; and the refused row 2 to 4 times to solve it. A block reads the rows
     after the last deterministic node again, and on the band solves those of its path.
 
     All else takes softmax and the torch path in float64: the same law, but other tokens after a
@@ -106,7 +106,7 @@ def verify_logits(
     Notes
     -----
     A target row that is no distribution (a NaN or +inf among its logits, or nothing but −inf)
-    keeps no token, and −1 stands where the next one would: a step never emits an id outside the
+    accepts no token, and −1 stands where the next one would: a step never emits an id outside the
     vocabulary. Values are not looked at on the host, so whoever reads the ids raises on a −1 at
     ``num_accepted``.
 

@@ -1,6 +1,6 @@
 r"""The band of one row, for decisions: in numpy, whose calls cost less than the arithmetic.
 
-A token n with coin u is kept iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
+A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
 upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
 (aq − p)₊ (THEORY.md, Theorem 15).
 

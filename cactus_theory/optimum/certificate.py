@@ -220,9 +220,9 @@ class Geometry:
         if self.inside is not None:
             u[~self.inside] = 1.0  # there q u and q f(u) then cost nothing, or nearly nothing
         torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
-        kept = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
+        accepted = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
         costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
-        return price * generated + level + kept - costs
+        return price * generated + level + accepted - costs
 
 
 def _sum_of(one: Rows, other: Rows) -> PerRow:

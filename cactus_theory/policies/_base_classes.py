@@ -32,10 +32,10 @@ class SharedResidual(Policy):
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + (1 − A)·g, O(V) a row."""
         q, p = float64_rows(q, p)
-        kept = p * self.keep(q, p)
-        refused = (p - kept).clamp(min=0.0)  # g is asked for a token that can be refused
+        accepted = p * self.acceptance_row(q, p)
+        refused = (p - accepted).clamp(min=0.0)  # g is asked for a token that can be refused
         lost = refused.sum(-1, keepdim=True)
-        return kept + lost * self.residual(q, p, refused.argmax(-1))
+        return accepted + lost * self.residual(q, p, refused.argmax(-1))
 
 
 class FixedTarget(Policy):
@@ -75,11 +75,12 @@ class FixedTarget(Policy):
             q, p = q.float(), p.float()
         target = self.target(q, p)
         h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
-        kept = coin < accept_probability(h_n, p_n)
-        if not kept.is_cuda and bool(kept.all()):
-            return Decision(kept, None)
+        accepted = coin < accept_probability(h_n, p_n)
+        if not accepted.is_cuda and bool(accepted.all()):
+            return Decision(accepted, None)
         left = (target - p).clamp_(min=0.0)
-        return Decision(kept, Residual(rows=torch.where(left.sum(-1, keepdim=True) <= 0, q, left)))
+        rows = torch.where(left.sum(-1, keepdim=True) <= 0, q, left)
+        return Decision(accepted, Residual(rows=rows))
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return h itself."""
@@ -88,7 +89,7 @@ class FixedTarget(Policy):
 
 
 class Entrywise(Policy):
-    """Keep n with min(1, c(q_n, p_n)/p_n), recover from (s·q − p)₊ normalised, s of q_n and c.
+    """Accept n with min(1, c(q_n, p_n)/p_n); the residual is (s·q − p)₊ over its sum, s of q_n, c.
 
     A verifier needs one pass over a row, only after a refusal (THEORY.md, Theorem 16).
     """
@@ -121,12 +122,12 @@ class Entrywise(Policy):
         """Return coin < c/p_n and the scale s."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         ceiling = self.ceiling(q_n, p_n)
-        kept = coin < accept_probability(ceiling, p_n)
-        return Decision(kept, self.residual_entries(q_n, ceiling))
+        accepted = coin < accept_probability(ceiling, p_n)
+        return Decision(accepted, self.residual_entries(q_n, ceiling))
 
 
 class Raised(Entrywise, FixedTarget):
-    r"""Entrywise with c ≥ q_n and s = 1: keep more than lossless sampling, recover as it does.
+    r"""Entrywise with c ≥ q_n and s = 1: accept more than lossless sampling, with its residual.
 
     The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and
     A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
@@ -141,13 +142,13 @@ class Raised(Entrywise, FixedTarget):
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law."""
         q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
-        kept = torch.minimum(p, self.ceiling(q, p), out=passing(p))
-        lost = torch.sub(p, kept, out=passing(p)).sum(-1, keepdim=True)
+        accepted = torch.minimum(p, self.ceiling(q, p), out=passing(p))
+        lost = torch.sub(p, accepted, out=passing(p)).sum(-1, keepdim=True)
         left = torch.sub(q, p, out=law_like(p)).clamp_(min=0.0)
         total = left.sum(-1, keepdim=True)
         if left.is_cuda or not bool((total > 0).all()):
-            return normalised_or(left, q).mul_(lost).add_(kept)
-        return left.mul_(lost / total).add_(kept)
+            return normalised_or(left, q).mul_(lost).add_(accepted)
+        return left.mul_(lost / total).add_(accepted)
 
 
 class Either(FixedTarget):
@@ -174,13 +175,13 @@ class Either(FixedTarget):
         return torch.where(self.takes_draft(q, p)[..., None], drafted, q)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return kept where h is p, else what lossless sampling decides, with s = 1."""
+        """Return accepted where h is p, else what lossless sampling decides, with s = 1."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         taken = self.takes_draft(q, p)
         if self.support == "target":
             taken &= q_n > 0
-        kept = (coin * p_n < q_n) | taken
-        return Decision(kept, Residual(scale=UNSCALED))
+        accepted = (coin * p_n < q_n) | taken
+        return Decision(accepted, Residual(scale=UNSCALED))
 
 
 Refused = Float[Tensor, "rows refused"]

@@ -154,12 +154,12 @@ class Decision:
 
     Attributes
     ----------
-    kept : (N,) whether the token is kept.
+    accepted : (N,) whether the token is accepted.
     residual : for every token that was refused (ignored for the others); None if the policy
-        knows that all were kept.
+        knows that all were accepted.
     """
 
-    kept: Bool[Tensor, "rows"]
+    accepted: Bool[Tensor, "rows"]
     residual: Residual | None
 
 

@@ -1,6 +1,6 @@
 r"""A policy is a pair (φ, g).
 
-Draft n ~ p and keep it with probability φ(n); otherwise emit one token from g(·|n).
+Draft n ~ p and accept it with probability φ(n); otherwise emit one token from g(·|n).
 The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
 :math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
 target and p of the draft. Methods do not validate their rows (the public functions do).
@@ -68,7 +68,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 
 
 class Policy(ABC):
-    """When to keep a drafted token, and what replaces it; subclasses are frozen dataclasses.
+    """When to accept a drafted token, and what replaces it; subclasses are frozen dataclasses.
 
     φ, g, proposals and the emitted law are float64 whatever the precision of the rows. A class of
     your own gets copies of the rows: one that changes them raises ValueError.
@@ -122,7 +122,7 @@ class Policy(ABC):
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token, float64, by enumerating drafted tokens: O(V²)."""
         q, p = float64_rows(q, p)
-        phi = self.keep(q, p)
+        phi = self.acceptance_row(q, p)
         rejected = p * (1 - phi)
         vocab = q.shape[-1]
         rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
@@ -136,15 +136,15 @@ class Policy(ABC):
         return out.reshape(q.shape)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return whether each drafted token is kept, and what replaces it if not.
+        """Return whether each drafted token is accepted, and what replaces it if not.
 
-        A token is kept iff its coin < φ. Override this where the decision can be made without
+        A token is accepted iff its coin < φ. Override this where the decision can be made without
         φ, or for less; it must be the same up to rounding.
         """
-        kept = coin < self.acceptance(q, p, n[:, None])[:, 0]
-        if not kept.is_cuda and bool(kept.all()):
-            return Decision(kept, None)
-        return Decision(kept, Residual(rows=self.residual(q, p, n)))
+        accepted = coin < self.acceptance(q, p, n[:, None])[:, 0]
+        if not accepted.is_cuda and bool(accepted.all()):
+            return Decision(accepted, None)
+        return Decision(accepted, Residual(rows=self.residual(q, p, n)))
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return what the row h makes of nodes of a block and the tokens drafted there."""
@@ -154,7 +154,7 @@ class Policy(ABC):
         ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
         return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
 
-    def keep(self, q: Rows, p: Rows) -> Rows:
+    def acceptance_row(self, q: Rows, p: Rows) -> Rows:
         """Return φ of every token, (..., V)."""
         q, p = float64_rows(q, p)
         return self.acceptance(q, p, torch.arange(q.shape[-1], device=q.device).expand(q.shape))

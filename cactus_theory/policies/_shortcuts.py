@@ -27,8 +27,8 @@ class Shortcuts:
     # the best law of blocks whose drafts are deterministic, where h is that
     look_ahead: LookAhead | None = None
 
-    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return which tokens are kept whatever the rest of their rows holds."""
+    def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+        """Return which tokens are accepted whatever the rest of their rows holds."""
         return torch.zeros_like(q_n, dtype=torch.bool)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
@@ -37,9 +37,9 @@ class Shortcuts:
 
 
 class AcceptsLossless(Shortcuts):
-    """What lossless sampling keeps is kept: φ(n) ≥ min(1, q_n/p_n)."""
+    """What lossless sampling accepts is accepted: φ(n) ≥ min(1, q_n/p_n)."""
 
-    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+    def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return coin < q_n/p_n."""
         return coin * p_n < q_n
 
@@ -48,9 +48,9 @@ class ByRow(AcceptsLossless):
     """A row at a time is decided and followed on the host, solved as far as its coin asks."""
 
     def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
-        """Return whether a token with coin·p_n/q_n = ``ratio`` is kept; if not, s of its residual.
+        """Return whether a token of coin·p_n/q_n = ``ratio`` is accepted; if not, its residual's s.
 
-        The scale of a token that is kept is arbitrary.
+        The scale of a token that is accepted is arbitrary.
         """
         raise NotImplementedError
 

@@ -132,7 +132,7 @@ class Band(FixedTarget):
 
     By ``delta`` every row may spend that much divergence; by ``price``, in tokens per unit of
     divergence, every row spends until one more unit buys less than that much acceptance, which
-    is the best way to share a budget among rows. Keep n with min(1, b q_n/p_n). Source:
+    is the best way to share a budget among rows. Accept n with min(1, b q_n/p_n). Source:
     THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
@@ -257,16 +257,16 @@ class Band(FixedTarget):
             upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n >= LEAST, coin * p_n / q_n, math.inf)
-        if self.head:  # off it no more is kept than lossless sampling keeps
+        if self.head:  # off the head a token is accepted only where lossless sampling accepts it
             off = self._off_head(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
             ratio = torch.where(ratio < off, ratio, math.inf)
         ratio = ratio.tolist()
         rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
         by_row = self.shortcuts
         decide = by_row.decide if isinstance(by_row, ByRow) else self._decide
-        kept, lower = zip(*(decide(*row) for row in rows), strict=True)
+        accepted, lower = zip(*(decide(*row) for row in rows), strict=True)
         return Decision(
-            torch.tensor(kept), Residual(scale=torch.tensor(lower, dtype=torch.float64))
+            torch.tensor(accepted), Residual(scale=torch.tensor(lower, dtype=torch.float64))
         )
 
     def _along(self, path: Path, q: Rows, p: Rows, band: PricedBand) -> Rows:

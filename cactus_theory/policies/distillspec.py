@@ -15,7 +15,7 @@ FORMS = ("lin", "sq", "exp")
 @register("distillspec")
 @dataclass(frozen=True)
 class DistillSpec(Raised):
-    r"""Keep n with min(1, r(q_n)/p_n): r(q) = q/ε (lin), q/ε² (sq) or :math:`q^ε` (exp).
+    r"""Accept n with min(1, r(q_n)/p_n): r(q) = q/ε (lin), q/ε² (sq) or :math:`q^ε` (exp).
 
     ``lin`` is lenience ε and ``sq`` lenience ε²: both bound the emitted max-divergence. With
     ``exp`` a rare token may be raised without bound. Source: Zhou et al. 2024 (DistillSpec,

@@ -13,7 +13,7 @@ from cactus_theory.policies._registry import register
 @register("lenience")
 @dataclass(frozen=True)
 class Lenience(Raised):
-    r"""Keep n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
+    r"""Accept n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
 
     No token is emitted with more than :math:`q_n/ℓ`, and no policy with that guarantee accepts
     more: A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.

@@ -15,7 +15,7 @@ from cactus_theory.policies.top_k import AcceptedSet
 @register("mars")
 @dataclass(frozen=True)
 class Mars(AcceptedSet):
-    r"""Keep the target's likeliest token, and the second one where :math:`z_2/z_1 > θ`.
+    r"""Accept the target's likeliest token, and the second one where :math:`z_2/z_1 > θ`.
 
     A ratio of raw logits is no function of the row: adding a constant to all logits changes it
     and leaves q. For z_1 > 0 it says :math:`\ln q_1 − \ln q_2 < (1 − θ) z_1`, a margin in nats

@@ -15,17 +15,17 @@ from cactus_theory.policies.top_k import AmongTop
 @register("relaxed")
 @dataclass(frozen=True)
 class Relaxed(AmongTop):
-    r"""Keep n iff it is among the k largest of q and :math:`q_n ≥ \max q − δ`, positive, too.
+    r"""Accept n iff it is among the k largest of q and :math:`q_n ≥ \max q − δ`, positive, too.
 
     After a refusal a draw from q, or the likeliest token (smallest index on ties). Bounds no
     divergence, is not between p and q, and may accept less than lossless sampling. At k = 1 it
-    keeps the likeliest token alone: lossless where the target is greedy, and nowhere else.
-    Tokens that tie for the k-th place are all kept; an engine keeps k.
+    accepts the likeliest token alone: lossless where the target is greedy, and nowhere else.
+    Tokens that tie for the k-th place are all accepted; an engine accepts k.
 
     Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``.
     TensorRT-LLM: k=1, delta=0, in its example 10, .01; Modular MAX: 10, .6; ATOM: 10, .6 where
     it is switched on, 8, .5 before. TensorRT-LLM and ATOM emit the likeliest token after a
-    refusal (``recover=argmax``). They also keep tokens of probability 0 if δ admits them; this
+    refusal (``recover=argmax``). They also accept tokens of probability 0 if δ admits them; this
     policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
     ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
     """
@@ -46,7 +46,7 @@ class Relaxed(AmongTop):
         return super().declares
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
-        """Return which tokens are kept."""
+        """Return which tokens are accepted."""
         rows = q.double()
         least = rows.amax(-1, keepdim=True) * (1 - TIE) - self.delta
         return super().chosen(q) & (rows >= least)

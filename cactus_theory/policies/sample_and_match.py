@@ -1,4 +1,4 @@
-"""Sample from the target and keep the drafted token if it is the same: the exact baseline."""
+"""Sample from the target and accept the drafted token if it is the same: the exact baseline."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ByEntry(Shortcuts):
     def __init__(self, accept_entries: Callable[[Entries], Entries]) -> None:
         self.accept_entries = accept_entries
 
-    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+    def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return coin < φ: the rest of the row is not needed."""
         return coin < self.accept_entries(q_n)
 
@@ -27,7 +27,7 @@ class ByEntry(Shortcuts):
 @register("sample_and_match")
 @dataclass(frozen=True)
 class SampleAndMatch(Policy):
-    r"""Draw x from q by itself and emit it; the drafted token is kept iff it is x.
+    r"""Draw x from q by itself and emit it; the drafted token is accepted iff it is x.
 
     .. math:: φ(n) = q_n, \qquad g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 

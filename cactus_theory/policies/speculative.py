@@ -27,7 +27,7 @@ class Lossless(ByRow):
 @register("speculative")
 @dataclass(frozen=True)
 class Speculative(Raised):
-    """Keep n with min(1, q_n/p_n): the emitted law is q, exactly.
+    """Accept n with min(1, q_n/p_n): the emitted law is q, exactly.
 
     Source: Leviathan et al. 2023; Chen et al. 2023.
     """

@@ -16,7 +16,7 @@ from cactus_theory.policies.sample_and_match import SampleAndMatch
 @register("thresholds")
 @dataclass(frozen=True)
 class Thresholds(SampleAndMatch):
-    r"""Keep n with probability :math:`\min(1, q_n/a)`, and surely from :math:`q_n ≥ s` on.
+    r"""Accept n with probability :math:`\min(1, q_n/a)`, and surely from :math:`q_n ≥ s` on.
 
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 
@@ -53,8 +53,8 @@ class Thresholds(SampleAndMatch):
     def accept_entries(self, q_n: Entries) -> Entries:
         """Return φ from float64 entries of q."""
         sure = (q_n >= self.single) & (q_n > 0)
-        kept = accept_probability(q_n, torch.full_like(q_n, self.acc))
-        return torch.where(sure, 1.0, kept)
+        accepted = accept_probability(q_n, torch.full_like(q_n, self.acc))
+        return torch.where(sure, 1.0, accepted)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + q·(what all others leave, each over its own 1 − q_n), O(V) a row."""

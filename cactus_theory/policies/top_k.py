@@ -1,4 +1,4 @@
-"""Keep a set of tokens that the target's row decides: its k likeliest ones."""
+"""Accept a set of tokens that the target's row decides: its k likeliest ones."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from cactus_theory.policies._registry import register
 
 
 class AcceptedSet(SharedResidual):
-    """Keep n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
+    """Accept n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
 
     ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
     """
@@ -25,10 +25,10 @@ class AcceptedSet(SharedResidual):
 
     @abstractmethod
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
-        """Return which tokens are kept."""
+        """Return which tokens are accepted."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return 1 for the kept tokens, 0 for the others."""
+        """Return 1 for the accepted tokens, 0 for the others."""
         return self.chosen(ungraphed(q)).gather(-1, n).double()
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
@@ -39,7 +39,7 @@ class AcceptedSet(SharedResidual):
 
 @dataclass(frozen=True)
 class AmongTop(AcceptedSet):
-    """Keep n iff q_n is at least the k-th largest entry of q and positive; ties are kept."""
+    """Accept n iff q_n is at least the k-th largest entry of q and positive; ties are accepted."""
 
     k: int
     knob = "k"
@@ -53,7 +53,7 @@ class AmongTop(AcceptedSet):
         return Declaration(direction=1, continuous=False)
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
-        """Return which tokens are kept."""
+        """Return which tokens are accepted."""
         least = q.topk(min(self.k, q.shape[-1]), -1).values[..., -1:]
         return (q >= least) & (q > 0)
 
@@ -61,11 +61,11 @@ class AmongTop(AcceptedSet):
 @register("top_k")
 @dataclass(frozen=True)
 class TopK(AmongTop):
-    r"""Keep n iff it is among the target's k likeliest tokens (ties kept, q_n > 0).
+    r"""Accept n iff it is among the target's k likeliest tokens (ties accepted, q_n > 0).
 
     Recovers on that set: from q renormalised (``target``), evenly however unlikely its members
     (``uniform``), or :math:`∝ 1 − p_v` (``draft``), as the published code does. (That code also
-    keeps tokens with q = 0 where k exceeds the support; this policy does not.) Bounds no
+    accepts tokens with q = 0 where k exceeds the support; this policy does not.) Bounds no
     divergence, is not between p and q, and may accept less than lossless sampling. Source: the
     top-k baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
     """
@@ -77,7 +77,7 @@ class TopK(AmongTop):
         check.one_of("recover", self.recover, ("target", "uniform", "draft"))
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the weights of the kept tokens, normalised; q where they are 0 everywhere."""
+        """Return the weights of the accepted tokens, normalised; q where they are 0 everywhere."""
         q, p = float64_rows(q, p)
         if self.recover == "target":
             weights = q

@@ -31,11 +31,11 @@ from cactus_theory.policies.top_k import AcceptedSet
 
 @dataclass(frozen=True)
 class Above(Shortcuts):
-    """Tokens above a threshold are kept."""
+    """Tokens above a threshold are accepted."""
 
     threshold: float
 
-    def kept(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
+    def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return q_n > threshold."""
         return q_n > self.threshold
 
@@ -43,7 +43,7 @@ class Above(Shortcuts):
 @register("typical")
 @dataclass(frozen=True)
 class Typical(AcceptedSet):
-    r"""Keep n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
+    r"""Accept n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
     no divergence, is not between p and q, and may accept less than lossless sampling.
@@ -57,7 +57,7 @@ class Typical(AcceptedSet):
 
     The solution puts 1 on n where −ln q_n ≤ c, else (c−m)/(−ln q_n − m), with the rest on the
     likeliest token (smallest index on ties), m = −ln max q. Whatever is refused is replaced by
-    that token. Where not even the likeliest token is within c, only that token is kept.
+    that token. Where not even the likeliest token is within c, only that token is accepted.
     """
 
     epsilon: float = 0.09
@@ -118,22 +118,22 @@ class Typical(AcceptedSet):
         if self.form == "rounded":
             return super().acceptance(q, p, n)
         q, p = float64_rows(q, p)
-        kept = accept_probability(self.raised(q, n), p.gather(-1, n))
-        return torch.where(q.gather(-1, n) > 0, kept, 0.0)
+        accepted = accept_probability(self.raised(q, n), p.gather(-1, n))
+        return torch.where(q.gather(-1, n) > 0, accepted, 0.0)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
         if self.form == "exact":
             return super().decide(q, p, n, coin)
         q_n = q.gather(-1, n[:, None])[:, 0].double()
-        kept = self.shortcuts.kept(q_n, q_n, coin)
-        if q.is_cuda or not bool(kept.all()):
+        accepted = self.shortcuts.accepted(q_n, q_n, coin)
+        if q.is_cuda or not bool(accepted.all()):
             alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-            kept = kept | (q_n > alpha * (-_entropy(q)).exp() * (1 + TIE))
-        if not kept.is_cuda and bool(kept.all()):
-            return Decision(kept, None)
+            accepted = accepted | (q_n > alpha * (-_entropy(q)).exp() * (1 + TIE))
+        if not accepted.is_cuda and bool(accepted.all()):
+            return Decision(accepted, None)
         rows = one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
-        return Decision(kept, Residual(rows=rows))
+        return Decision(accepted, Residual(rows=rows))
 
 
 def _entropy(q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:

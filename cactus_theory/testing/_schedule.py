@@ -39,9 +39,9 @@ class _Round:
     def verified(self, policies: Sequence[Policy]) -> VerifiedRows:
         """Return the rows up to and including the first refusal, judged by these policies."""
         count = min(self.accepted + 1, len(self.drafted))
-        kept = torch.arange(count) < self.accepted
+        accepted = torch.arange(count) < self.accepted
         rows = self.target_probs[:count].double(), self.draft_probs[:count].double()
-        return VerifiedRows(*rows, self.drafted[:count], kept, tuple(policies[:count]))
+        return VerifiedRows(*rows, self.drafted[:count], accepted, tuple(policies[:count]))
 
 
 def assert_schedule_properties(

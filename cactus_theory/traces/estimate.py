@@ -124,7 +124,8 @@ class Replay:
     cycles, tokens, accepted : (T,) sums over each text's cycles of 1, of the expected tokens
         of a call, and of the drafted ones among them.
     spent : divergence → (T,), the expected metered divergence (nats for KL).
-    reached, kept : (K, T), how often place i of a draft is expected to be decided, and kept.
+    reached, accepted_at : (K, T), how often place i of a draft is expected to be decided, and
+        accepted.
 
     Examples
     --------
@@ -145,7 +146,7 @@ class Replay:
     accepted: PerText
     spent: dict[str, PerText]
     reached: Float[np.ndarray, "K texts"]
-    kept: Float[np.ndarray, "K texts"]
+    accepted_at: Float[np.ndarray, "K texts"]
 
     @property
     def name(self) -> str:
@@ -164,9 +165,9 @@ class Replay:
 
     @cached_property
     def acceptance_by_position(self) -> tuple[Estimate, ...]:
-        """Return, for each place in a draft, the share of tokens kept among those reached."""
-        pairs = zip(self.kept, self.reached, strict=True)
-        return tuple(ratio_of_sums(kept, reached, self.source) for kept, reached in pairs)
+        """Return, for each place in a draft, the share of tokens accepted among those reached."""
+        pairs = zip(self.accepted_at, self.reached, strict=True)
+        return tuple(ratio_of_sums(accepted, reached, self.source) for accepted, reached in pairs)
 
     def part(self, texts: Sequence[int]) -> "Replay":
         """Return what it does on some of the texts; parts of the same texts can be paired."""

@@ -41,7 +41,7 @@ class Expectation:
     ----------
     replay : sums by text.
     squares : (3, K) sums over rounds of the squares of how probably a position is reached, of
-        that times how probably it is kept, and of the latter's squares.
+        that times how probably it is accepted, and of the latter's squares.
     alone : (K, T) sums of φ over all rounds, reached or not.
     strata : (T,) the prompt of each text, if each prompt has at least two: errors are then of
         these prompts. All 0 otherwise: errors are of prompts like these.
@@ -88,7 +88,7 @@ class Expectation:
     def accepted(self) -> tuple[Estimate, ...]:
         """Return for each position the share of all rounds that reach and accept it."""
         sums = self.replay
-        return tuple(ratio_of_sums(kept, sums.cycles, sums.source) for kept in sums.kept)
+        return tuple(ratio_of_sums(own, sums.cycles, sums.source) for own in sums.accepted_at)
 
     @property
     def if_reached(self) -> tuple[Estimate, ...]:
@@ -104,7 +104,7 @@ class Expectation:
     def product_of_means(self) -> Estimate:
         """Return 1 + Σ Π of mean acceptances of all rows, which is not what a round yields."""
         sums = self.replay
-        means = [ratio_of_sums(kept, sums.cycles, sums.source) for kept in self.alone]
+        means = [ratio_of_sums(accepted, sums.cycles, sums.source) for accepted in self.alone]
         return combined(lambda *parts: 1 + np.cumprod(parts, 0).sum(0), *means)
 
     def scatter(self, place: int) -> float:
@@ -114,10 +114,10 @@ class Expectation:
         coins within a round, and texts that differ.
         """
         rate = self.if_reached[place].value
-        reached, kept = self.replay.reached[place], self.replay.kept[place]
-        among = _within(kept - rate * reached, self.strata)
+        reached, accepted = self.replay.reached[place], self.replay.accepted_at[place]
+        among = _within(accepted - rate * reached, self.strata)
         reached_squares, products, kept_squares = self.squares[:, place]
-        coins = kept.sum() * (1 - 2 * rate) + rate**2 * reached.sum()
+        coins = accepted.sum() * (1 - 2 * rate) + rate**2 * reached.sum()
         coins -= kept_squares - 2 * rate * products + rate**2 * reached_squares
         return float((among + coins) / max(reached.sum(), 1e-300))
 
@@ -183,8 +183,8 @@ def expect(
             batch, alive, going = _rows(batch, drafts), alive[drafts], going[drafts]
         sums.add(batch.text, alive, going, {})
         reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
-        kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
-        products = torch.stack([reached**2, reached * kept, kept**2]).sum(1)
+        accepted = torch.where(going[:, :-1], alive[:, 1:], 0.0)
+        products = torch.stack([reached**2, reached * accepted, accepted**2]).sum(1)
         squares[:, : products.shape[1]] += products.numpy()
         if batch.draft_token_ids.shape[1]:
             for place, acceptance in enumerate(_acceptance(batch, policy).T):

@@ -355,7 +355,7 @@ FAULTS = (
         *("vllm-project/vllm-ascend#7807", "block"),
         replacement=Chain(),
     ),
-    Fault(  # as if of one law: a token is kept wherever its coin could be 0
+    Fault(  # as if of one law: a token is accepted wherever its coin could be 0
         "coin-zero",
         "every acceptance coin is 0, and whatever is possible is accepted",
         *("vllm-project/vllm-ascend#13730", "", lambda rows: replace(rows, p=rows.q[:, :-1])),

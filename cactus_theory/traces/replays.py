@@ -268,7 +268,7 @@ class TextSums:
         self.width = width
         self.cycles, self.tokens, self.accepted = (np.zeros(texts) for _ in range(3))
         self.spent = {spec: np.zeros(texts) for spec in specs}
-        self.reached, self.kept = (np.zeros((width, texts)) for _ in range(2))
+        self.reached, self.accepted_at = (np.zeros((width, texts)) for _ in range(2))
 
     def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
         """Add a batch, of longer drafts their first K tokens: see :func:`batch_law`."""
@@ -276,19 +276,19 @@ class TextSums:
         alive, going = alive[:, : self.width + 1], going[:, : self.width + 1]
         spent = {spec: values[:, : self.width] for spec, values in spent.items()}
         reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
-        kept = torch.where(going[:, :-1], alive[:, 1:], 0.0)
+        accepted = torch.where(going[:, :-1], alive[:, 1:], 0.0)
         after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives
         np.add.at(self.cycles, where, 1.0)
         np.add.at(self.tokens, where, after.sum(-1).numpy())
-        np.add.at(self.accepted, where, kept.sum(-1).numpy())
+        np.add.at(self.accepted, where, accepted.sum(-1).numpy())
         for spec, values in spent.items():
             charged = torch.where(reached > 0, reached * values, 0.0).sum(-1)
             np.add.at(self.spent[spec], where, charged.numpy())
-        for place in range(kept.shape[1]):
+        for place in range(accepted.shape[1]):
             np.add.at(self.reached[place], where, reached[:, place].numpy())
-            np.add.at(self.kept[place], where, kept[:, place].numpy())
+            np.add.at(self.accepted_at[place], where, accepted[:, place].numpy())
 
     def result(self, policy: str, verifier: str, source: str) -> Replay:
         """Return the sums with their names."""
-        by_text = self.cycles, self.tokens, self.accepted, self.spent, self.reached, self.kept
-        return Replay(policy, verifier, self.width, source, *by_text)
+        sums = self.cycles, self.tokens, self.accepted, self.spent, self.reached, self.accepted_at
+        return Replay(policy, verifier, self.width, source, *sums)

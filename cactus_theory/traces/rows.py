@@ -97,7 +97,7 @@ def mean_alive(
     start = Place(torch.ones(len(q), dtype=torch.float64))
     emitted = verifier.emitted(policy, q, p, start)
     if isinstance(verifier, Chain):
-        return (p * policy.keep(q, p)).sum(-1), emitted
+        return (p * policy.acceptance_row(q, p)).sum(-1), emitted
     if isinstance(verifier, Block):
         return torch.minimum(p, emitted).sum(-1), emitted
     acceptance = [_enumerated(verifier, policy, *rows) for rows in zip(q, p, strict=True)]

@@ -96,7 +96,7 @@ class TreeWalk:
     def _count(self, node: int, mass: float) -> None:
         """Count a drafted token, and the one that follows it unless the text ends."""
         self.sums.accepted[self.text] += mass
-        self.sums.kept[self.depth[node] - 1, self.text] += mass
+        self.sums.accepted_at[self.depth[node] - 1, self.text] += mass
         self.sums.tokens[self.text] += mass * (self.ids[node - 1] not in self.ends)
 
     def _run(self, node: int) -> list[Place]:

@@ -1,8 +1,8 @@
 """Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
 
 On a CPU, where reading flags on the host is free, whole rows are read only where a decision needs
-them. A token is kept without reading its rows if its policy decides from the drafted entries, or
-if lossless sampling keeps it and the policy keeps whatever lossless sampling keeps. Among the
+them. A token is accepted without reading its rows if its policy decides from the drafted entries,
+or if lossless sampling accepts it and the policy accepts whatever lossless sampling does. Among the
 others, the policy is called for the first undecided token of each row only.
 """
 
@@ -29,9 +29,9 @@ from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick, pick_on
 
 @register_verifier("chain")
 class Chain(Verifier):
-    """Token n at place i is kept iff its coin < φ(n), up to the first refusal.
+    """Token n at place i is accepted iff its coin < φ(n), up to the first refusal.
 
-    After it one token comes from the policy's residual law; if all were kept, from the target
+    After it one token comes from the policy's residual law; if all were accepted, from the target
     row that follows them. Needs only φ and g of a policy.
 
     Examples
@@ -72,25 +72,25 @@ class Chain(Verifier):
         p = one_hot(ids, q) if draft.probs is None else draft.probs.double()
         counts = torch.as_tensor(draft.counts, device=ids.device)[:, None]
         on = torch.arange(width, device=ids.device) < counts
-        kept = q.new_zeros(ids.shape)
+        accepted = q.new_zeros(ids.shape)
         recovered, emitted = torch.zeros_like(q[:, :width]), torch.zeros_like(q[:, :width])
         for number, policy in enumerate(assigned.policies):
             judged = on if assigned.choice is None else on & (assigned.choice == number)
             rows = q[:, :width][judged], p[judged], ids[judged]
-            kept[judged] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
+            accepted[judged] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
             recovered[judged] = policy.residual(*rows)
             emitted[judged] = policy.emitted(*rows[:2])
         start = torch.ones_like(q[:, :1, 0])
-        alive = torch.cat([start, kept.cumprod(-1)], -1)
+        alive = torch.cat([start, accepted.cumprod(-1)], -1)
         refused = torch.where(
-            on, 1 - kept, (torch.arange(width, device=ids.device) == counts) * 1.0
+            on, 1 - accepted, (torch.arange(width, device=ids.device) == counts) * 1.0
         )
         full = (counts == width).double()
         stop = alive * torch.cat([refused, full], -1)
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
         last[batch, counts[:, 0]] = q[batch, counts[:, 0]]
-        return VerdictLaw(stop, last, alive, emitted, kept)
+        return VerdictLaw(stop, last, alive, emitted, accepted)
 
 
 def verify_chain(
@@ -103,10 +103,10 @@ def verify_chain(
     coins: Coins | None = None,
     validate: bool = True,
 ) -> Verdict:
-    """Keep drafted tokens up to the first rejection, then emit one more token per row.
+    """Accept drafted tokens up to the first rejection, then emit one more token per row.
 
-    Token n at position i is kept iff its coin < φ(n). After the first rejection the token
-    comes from the policy's residual law; if all were kept, from the target row after them.
+    Token n at position i is accepted iff its coin < φ(n). After the first rejection the token
+    comes from the policy's residual law; if all were accepted, from the target row after them.
 
     Parameters
     ----------
@@ -153,8 +153,8 @@ def chain_on_device(
     ids, p, choice = draft.token_ids, draft.probs, assigned.choice
     width = ids.shape[1]
     lengths = torch.as_tensor(draft.counts, device=ids.device)
-    kept = [_kept(policy, q[:, :width], p, ids, accept) for policy in assigned.policies]
-    flags = kept[0] if choice is None else torch.stack(kept).gather(0, choice[None])[0]
+    passed = [_passed(policy, q[:, :width], p, ids, accept) for policy in assigned.policies]
+    flags = passed[0] if choice is None else torch.stack(passed).gather(0, choice[None])[0]
     lawful = _lawful(q[:, :width], p, ids)
     flags = flags & lawful & (torch.arange(width, device=ids.device) < lengths[:, None])
     accepted = flags.long().cumprod(-1).sum(-1)
@@ -174,7 +174,7 @@ def _lawful(q: Tensor, p: Tensor | None, ids: Tensor) -> Bool[Tensor, "batch K"]
     return ~entries[..., 0].isnan()
 
 
-def _kept(
+def _passed(
     policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, accept: Tensor
 ) -> Bool[Tensor, "batch K"]:
     if isinstance(policy, Entrywise):
@@ -198,20 +198,20 @@ def _recovered(
     q_rows, tokens = q[at], ids[at]
     p_rows = one_hot(tokens, q_rows) if p is None else p[at]
     residual = policy.decide(q_rows, p_rows, tokens, accept[at]).residual
-    if residual is None:  # all were kept: the result is not used
+    if residual is None:  # all were accepted: the result is not used
         return q_rows
     return residual.law(q_rows, None if p is None else p_rows, tokens).to(q.dtype)
 
 
 class Tokens(Nodes):
-    """Runs whose tokens are kept one by one, up to each run's first refusal."""
+    """Runs whose tokens are accepted one by one, up to each run's first refusal."""
 
     def judge(self) -> None:
         """Find how many tokens of each run are accepted, and the token after them."""
         self.ids = torch.from_numpy(self.index[2])
         self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
         at_once = [self._accepted_at_once(number) for number in range(len(self.assigned.policies))]
-        kept, waiting = self.chosen(at_once).tolist(), self.runs
+        accepted, waiting = self.chosen(at_once).tolist(), self.runs
         refused: list[Place] = []
         for run in waiting:
             run.alive = [1.0] * (run.count + 1)
@@ -219,7 +219,7 @@ class Tokens(Nodes):
             undecided = []
             for run in waiting:
                 place, deterministic = run.accepted, run.deterministic
-                flags = kept[run.number]
+                flags = accepted[run.number]
                 while place < run.count:
                     if not (
                         self._accepts_beside(run, place) if place in deterministic else flags[place]
@@ -257,7 +257,7 @@ class Tokens(Nodes):
             return self.coins < accept_probability(ceiling, self.p_n)
         # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
         shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return policy.shortcuts.kept(self.q_n * shrink, self.p_n, self.coins)
+        return policy.shortcuts.accepted(self.q_n * shrink, self.p_n, self.coins)
 
     def _accepts_beside(self, run: Run, place: int) -> bool:
         """Decide a token beside deterministic ones; draw what replaces it if it is refused."""
@@ -276,34 +276,34 @@ class Tokens(Nodes):
             policy = self.assigned.policies[number]
             by_row = policy.shortcuts
             if isinstance(by_row, ByRow) and self.rows is not None:
-                going_on += [place[0] for place in own if self._keeps(by_row, *place)]
+                going_on += [place[0] for place in own if self._accepts(by_row, *place)]
             else:
                 for places in self.chunks(own):
                     going_on += self._decide_chunk(policy, places)
         return going_on
 
-    def _keeps(self, by_row: ByRow, run: Run, place: int) -> bool:
-        """Return whether the token at a place is kept; if not, draw the one that replaces it."""
+    def _accepts(self, by_row: ByRow, run: Run, place: int) -> bool:
+        """Return whether the token at a place is accepted; if not, draw what replaces it."""
         assert self.rows is not None
         q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
         coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
-        kept, scale = by_row.decide(q, p, ratio_in(coin * p_n, q_n))
-        if kept:
+        accepted, scale = by_row.decide(q, p, ratio_in(coin * p_n, q_n))
+        if accepted:
             run.accepted += 1
         else:
             self._replace_row(scale, run, place)
-        return kept
+        return accepted
 
     def _decide_chunk(self, policy: Policy, places: Sequence[Place]) -> list[Run]:
         at, entries = rows_at(places), entries_at(places)
         q, ids = self.q[at], self.ids[entries]
         p = one_hot(ids, q) if self.p is None else self.p[at]
         decision = policy.decide(q, p, ids, self.coins[entries])
-        kept = decision.kept.tolist()
-        going_on = [run for (run, _), stays in zip(places, kept, strict=True) if stays]
+        accepted = decision.accepted.tolist()
+        going_on = [run for (run, _), stays in zip(places, accepted, strict=True) if stays]
         for run in going_on:
             run.accepted += 1
-        stopped = [entry for entry, stays in enumerate(kept) if not stays]
+        stopped = [entry for entry, stays in enumerate(accepted) if not stays]
         if stopped and decision.residual is not None:
             every = len(stopped) == len(places)
             residual = decision.residual if every else decision.residual.at(torch.tensor(stopped))

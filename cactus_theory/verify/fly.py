@@ -1,10 +1,10 @@
 r"""Verify a chain as FLy does: a refusal is deferred where the target is unsure, if all goes well.
 
-Let a_j = φ(n_j) be the chance that the policy keeps drafted token j. A refusal at place i is
-overridden, and n_i kept, iff
+Let a_j = φ(n_j) be the chance that the policy accepts drafted token j. A refusal at place i is
+overridden, and n_i accepted, iff
 
 1. :math:`−Σ q \ln q ≥ θ` over the k largest of q_i (not renormalised),
-2. the policy keeps all of the next W drafted tokens,
+2. the policy accepts all of the next W drafted tokens,
 3. q_i(n_i) > 0, and
 4. i + W < K: so many tokens are there.
 
@@ -15,7 +15,7 @@ residual law. So with R_0 = 1 and A_i = a_{i+1}…a_{i+W}
     \qquad \Pr(τ = i) = R_i (1−a_i)(1 − o_i A_i), \quad \Pr(τ = K) = R_K,
 
 o_i = 1 where 1, 3 and 4 hold. Lossy whatever the policy: the law at i depends on rows after
-tokens that were not drafted, and after an override the next W tokens are those that were kept,
+tokens that were not drafted, and after an override the next W tokens are those that were accepted,
 which is not the target's law either. Source: FLy, arXiv 2511.22972; vLLM's documentation
 (``rejection_sample_method="fly"``) and ``vllm/v1/spec_decode/fly.py``.
 """
@@ -101,9 +101,9 @@ class Fly(Verifier):
     ) -> Verdict:
         """Return what is emitted; every row is read."""
         chain_law, chances, window, overridable = self._conditions(assigned, target_probs, draft)
-        kept, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
+        passed, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
         on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]
-        stays = on & (kept | (overridable & (_ahead(kept.double(), window) > 0)))
+        stays = on & (passed | (overridable & (_ahead(passed.double(), window) > 0)))
         accepted = stays.long().cumprod(-1).sum(-1)
         batch = torch.arange(len(accepted), device=place.device)
         last = pick(chain_law.last[batch, accepted], draw)
@@ -129,16 +129,16 @@ class Fly(Verifier):
         stop = torch.zeros_like(chain_law.stop)
         reached = stop.new_zeros(len(stop), stop.shape[1] + int(window.max()) + 1)
         reached[:, 0] = 1.0
-        for place, kept in enumerate(chances.T):
-            on, refused = place < counts, reached[:, place] * (1 - kept)
-            reached[:, place + 1] += torch.where(on, reached[:, place] * kept, 0.0)
+        for place, accepted in enumerate(chances.T):
+            on, refused = place < counts, reached[:, place] * (1 - accepted)
+            reached[:, place + 1] += torch.where(on, reached[:, place] * accepted, 0.0)
             reached[rows, place + window + 1] += torch.where(on, refused * ahead[:, place], 0.0)
             stop[:, place] = torch.where(on, refused * (1 - ahead[:, place]), 0.0)
         stop[rows, counts] = reached[rows, counts]
         alive, emitted = stop.flip(-1).cumsum(-1).flip(-1), None
         if draft.probs is None:
-            kept = alive[:, 1:, None] * one_hot(draft.token_ids, chain_law.last)
-            emitted = kept + stop[:, :-1, None] * chain_law.last[:, :-1]
+            accepted = alive[:, 1:, None] * one_hot(draft.token_ids, chain_law.last)
+            emitted = accepted + stop[:, :-1, None] * chain_law.last[:, :-1]
             emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where nothing gets
         return replace(chain_law, stop=stop, alive=alive, emitted=emitted)
 
@@ -169,12 +169,12 @@ class Fly(Verifier):
 
 
 def _ahead(
-    kept: Float[Tensor, "batch K"], window: Int[Tensor, "batch"]
+    accepted: Float[Tensor, "batch K"], window: Int[Tensor, "batch"]
 ) -> Float[Tensor, "batch K"]:
     """Return the product of the next W values after each place; 0 where there are fewer: 4."""
-    width = kept.shape[1]
-    place = torch.arange(width, device=kept.device)
+    width = accepted.shape[1]
+    place = torch.arange(width, device=accepted.device)
     after = place - place[:, None]  # how far column j is after row i
     inside = (after > 0) & (after <= window[:, None, None])
-    values = torch.where(inside, kept[:, None].nan_to_num(nan=0.0), 1.0)
+    values = torch.where(inside, accepted[:, None].nan_to_num(nan=0.0), 1.0)
     return values.prod(-1) * (place + window[:, None] < width)

@@ -91,7 +91,7 @@ def table(q: Rows, p: Rows, best: "Envelope") -> list[Row]:
 
 def spending(policy: Policy, q: Rows, p: Rows) -> Row:
     """Return acceptance, KL(out‖q) in nats, and the share of proposals over their budget."""
-    acceptance = (p * policy.keep(q, p)).sum(-1)
+    acceptance = (p * policy.acceptance_row(q, p)).sum(-1)
     kl = ct.divergence("kl").value(ct.emitted_law(policy, q, p), q)
     return {
         "mean_acceptance": acceptance.mean().item(),

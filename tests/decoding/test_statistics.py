@@ -105,7 +105,7 @@ def test_the_meter_equals_a_recomputation(tiny, spec, kind):
     assert meter.emitted_divergence_per_row == pytest.approx(float(spent.mean()), abs=1e-12)
     assert meter.emitted_divergence_per_token == pytest.approx(float(spent.sum()) / 40, abs=1e-12)
     assert meter.largest_row_divergence == pytest.approx(float(spent.max()), abs=1e-12)
-    kept = rows.draft_probs * rule.keep(rows.target_probs, rows.draft_probs)
+    kept = rows.draft_probs * rule.acceptance_row(rows.target_probs, rows.draft_probs)
     assert meter.expected_accepted == pytest.approx(float(kept.sum()), abs=1e-12)
     law = emitted_law(rule, rows.target_probs, rows.draft_probs)
     assert meter.raised_off_head == pytest.approx(

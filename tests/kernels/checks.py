@@ -266,7 +266,7 @@ def shared_rows() -> tuple[Tensor, Tensor]:
 
 
 def shared_acceptance(q: Tensor, p: Tensor, seeds: Tensor) -> Tensor:
-    """Return the share of drafted tokens kept by coins of the draft's own counters."""
+    """Return the share of drafted tokens accepted by coins of the draft's own counters."""
     q, p, zero = q.to(seeds.device), p.to(seeds.device), torch.zeros_like(seeds)
     drafted = (random_numbers.noise(seeds, zero + 11, zero, random_numbers.DRAFT, 16) / p).argmin(
         -1

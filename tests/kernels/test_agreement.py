@@ -119,25 +119,25 @@ def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     assert verdict.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["bonus", "recovered"])
+@pytest.mark.parametrize("accepted", [True, False], ids=["bonus", "recovered"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "deterministic"])
-def test_a_row_is_raced_over_in_turns(kept, deterministic, device):
+def test_a_row_is_raced_over_in_turns(accepted, deterministic, device):
     """Parts of four turns: the largest logit so far changes between them, and units with it."""
     rule, vocab, batch = ct.policy("speculative"), 2300, amount(6, 40)
     generator = torch.Generator(device=device).manual_seed(11)
     target = 4 * torch.randn(batch, 2, vocab, generator=generator, device=device)
-    draft = target[:, :1].clone() if kept else target[:, :1].flip(-1).contiguous()
-    ids = (target if kept or deterministic else draft)[:, 0].argmax(-1, keepdim=True)
+    draft = target[:, :1].clone() if accepted else target[:, :1].flip(-1).contiguous()
+    ids = (target if accepted or deterministic else draft)[:, 0].argmax(-1, keepdim=True)
     if deterministic:  # q_n is 1, or 1/2 below the coin: the token may not be drawn again
         rest = target[:, 0].scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-        target[:, 0].scatter_(-1, ids, rest + 60 if kept else rest)
+        target[:, 0].scatter_(-1, ids, rest + 60 if accepted else rest)
     numbers = torch.arange(50 * batch, device=device)
     coins = random_numbers.coins(numbers, numbers, 0 * numbers[:, None], random_numbers.ACCEPT)
     numbers = (coins[:, 0] > 0.6).nonzero()[:batch, 0]
     given = None if deterministic else draft
     verdict = verify_logits(rule, target, given, ids, seeds=numbers, positions=numbers)
     counted = compare(rule, "chain", rows_of(target, given, ids), numbers, numbers, verdict)
-    assert verdict.num_accepted.tolist() == [int(kept)] * batch
+    assert verdict.num_accepted.tolist() == [int(accepted)] * batch
     assert not counted["mismatches"] and not counted["excluded"]
 
 

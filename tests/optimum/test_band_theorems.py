@@ -172,7 +172,7 @@ def test_the_excess_rises_and_its_sign_is_the_decision(spec, price):
     values = excess(ladder.expand(200, 30))
     assert (values.diff(dim=0) >= -EXACT).all()
     rule = ct.policy("band", price=price, divergence=spec)
-    keep = rule.keep(q, p)
+    keep = rule.acceptance_row(q, p)
     coins = torch.rand(30, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ratio = torch.where(inside, coins * p / torch.where(inside, q, 1.0), math.inf)
     for token in range(6):

@@ -35,18 +35,18 @@ def rows(count, vocab, dtype, seed=0, spread=2.0, noise=1.0, zeros=False):
     return q.softmax(-1).to(dtype), p.softmax(-1).to(dtype)
 
 
-def thresholds(q, p, kept):
+def thresholds(q, p, accepted):
     """Return, for every token, the coin at which a decision turns, by bisection."""
     low, high = torch.zeros(q.shape, dtype=torch.float64), torch.ones(q.shape, dtype=torch.float64)
     for _ in range(STEPS):
         middle = (low + high) / 2
-        below = kept(middle)
+        below = accepted(middle)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return low
 
 
 def solved(row):
-    """Return whether a token that is never kept is, and the edges a and b."""
+    """Return whether a token that is never accepted is, and the edges a and b."""
     return row.passes(math.inf), row.scale, row.upper
 
 
@@ -69,7 +69,7 @@ def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
     rule = ct.policy("band", price=price, divergence=divergence)
     tokens = torch.arange(9)
     wide = q.expand(9, 9), p.expand(9, 9)
-    turn = thresholds(q[0], p[0], lambda coin: rule.decide(*wide, tokens, coin).kept)
+    turn = thresholds(q[0], p[0], lambda coin: rule.decide(*wide, tokens, coin).accepted)
     phi = rule.acceptance(q, p, tokens[None])[0]
     drafted = p[0] > 0
     assert (turn - phi).abs()[drafted].max() < 1e-12
@@ -85,7 +85,9 @@ def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, diverg
         q, p = rows(1, 20, torch.float32, seed=seed, noise=2.0)
         tokens = torch.arange(20)
         wide = q.expand(20, 20).contiguous(), p.expand(20, 20).contiguous()
-        turn = thresholds(q[0], p[0], lambda coin, w=wide, t=tokens: rule.decide(*w, t, coin).kept)
+        turn = thresholds(
+            q[0], p[0], lambda coin, w=wide, t=tokens: rule.decide(*w, t, coin).accepted
+        )
         refused = rule.decide(*wide, tokens, torch.full((20,), 1 - 2.0**-53, dtype=torch.float64))
         exact_q, exact_p = (row.double() / row.double().sum() for row in (q[0], p[0]))
         law = exact_p * turn
@@ -122,23 +124,23 @@ def test_a_drafted_token_that_the_target_all_but_excludes(divergence, dtype, siz
         phi = rule.acceptance(*exact, token[:, None])[:, 0]
         assert torch.allclose(phi, law[:, 1] / exact[1][:, 1], rtol=0, atol=ROUNDING)
         for coin in (phi / 2, (1 + phi) / 2):
-            kept = (coin < phi) & (tiny >= PRECISIONS[torch.float64].least)
+            accepted = (coin < phi) & (tiny >= PRECISIONS[torch.float64].least)
             sure = (coin - phi).abs() > 0.01
             coins = coin[:, None], torch.full((2,), 0.3, dtype=torch.float64)
-            decided = rule.decide(q, p, token, coin).kept
+            decided = rule.decide(q, p, token, coin).accepted
             rows = torch.stack([q, q], 1), p[:, None], token[:, None]
             found = ct.verify_block(rule, *rows, coins=coins, validate=False)
-            assert (decided == kept)[sure].all()
-            assert (found.num_accepted.bool() == kept)[sure].all()
+            assert (decided == accepted)[sure].all()
+            assert (found.num_accepted.bool() == accepted)[sure].all()
 
 
 def law_of_edges(q, p, lower, upper):
     """Return the law that edges (rows, 1) emit, by hand."""
-    kept = (upper * q / p).clamp(max=1.0)
+    accepted = (upper * q / p).clamp(max=1.0)
     residual = (lower * q - p).clamp(min=0.0)
     whole = residual.sum(-1, keepdim=True)
     drawn = torch.where(whole > 0, residual / torch.where(whole > 0, whole, 1.0), 0.0)
-    return p * kept + (p * (1 - kept)).sum(-1, keepdim=True) * drawn
+    return p * accepted + (p * (1 - accepted)).sum(-1, keepdim=True) * drawn
 
 
 @pytest.mark.parametrize("delta", some(BUDGETS, 3))
@@ -148,8 +150,8 @@ def test_float32_edges_are_as_good_at_small_budgets(divergence, delta):
     q, p = rows(amount(4, 40), 20, torch.float32, noise=2.0)
     kind = ct.divergence(divergence)
     budget = float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
-    kept, *edges = zip(*map(solved, at_budget(q, p, kind.generator, budget)), strict=True)
-    assert not any(kept)
+    accepted, *edges = zip(*map(solved, at_budget(q, p, kind.generator, budget)), strict=True)
+    assert not any(accepted)
     exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
     lower, upper = (torch.tensor(edge, dtype=torch.float64) for edge in edges)
     law = law_of_edges(*exact, lower[:, None], upper[:, None])
@@ -168,8 +170,8 @@ def test_wide_float32_rows_that_miss_one_decide_as_their_normalised_selves(diver
         token = (exact[1] / exact[0]).argsort(-1)[:, -2000]
         phi = rule.acceptance(*exact, token[:, None])[:, 0]
         assert 0.1 < phi < 0.9
-        assert rule.decide(q, p, token, phi * (1 - 3e-6)).kept.all()
-        assert not rule.decide(q, p, token, phi * (1 + 3e-6)).kept.any()
+        assert rule.decide(q, p, token, phi * (1 - 3e-6)).accepted.all()
+        assert not rule.decide(q, p, token, phi * (1 + 3e-6)).accepted.any()
 
 
 def test_narrow_rows_are_decided_in_float32():
@@ -178,7 +180,7 @@ def test_narrow_rows_are_decided_in_float32():
     tokens, coin = torch.arange(8), torch.full((8,), 0.5, dtype=torch.float64)
     narrow = rule.decide(q, p, tokens, coin)
     wide = rule.decide(q.float(), p.float(), tokens, coin)
-    assert torch.equal(narrow.kept, wide.kept)
+    assert torch.equal(narrow.accepted, wide.accepted)
     assert torch.equal(narrow.residual.scale, wide.residual.scale)
     assert torch.bfloat16 not in PRECISIONS
 
@@ -208,7 +210,7 @@ def test_rows_whose_target_excludes_much_of_the_draft(divergence, price):
     assert (rule.emitted(q, p) - solved.target).abs().max() < 1e-12
     refused = torch.full((20,), 1 - 2.0**-53, dtype=torch.float64)
     decision = rule.decide(q, p, torch.zeros(20, dtype=torch.int64), refused)
-    assert not decision.kept.any()  # token 0 has no target mass
+    assert not decision.accepted.any()  # token 0 has no target mass
     law = decision.residual.law(q, p, torch.zeros(20, dtype=torch.int64))
     expected = (solved.target - p).clamp(min=0.0)
     recovered, expected = (row / row.sum(-1, keepdim=True) for row in (law, expected))

@@ -244,8 +244,8 @@ def test_a_gain_below_an_ulp_from_a_row_that_shares_nothing(spec, upper, price):
     assert float(s.divergence) == pytest.approx(1e-6, rel=1e-5)
     assert abs(float(s.gap)) <= 1e-15 and float(s.target.sum()) == 1.0
     rule = ct.policy("band", delta=1e-6, divergence=spec)
-    kept = rule.acceptance(q, p, torch.tensor([1]))
-    assert float(kept) == pytest.approx(upper * 1e-33, rel=1e-5)
+    accepted = rule.acceptance(q, p, torch.tensor([1]))
+    assert float(accepted) == pytest.approx(upper * 1e-33, rel=1e-5)
 
 
 @pytest.mark.parametrize("spec", ALL)

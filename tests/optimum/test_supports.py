@@ -38,8 +38,8 @@ def test_zeros_and_entries_of_1e_30_are_certified(spec, where, support):
         assert s.gap.abs().max() <= CERTIFIED
         assert (s.divergence <= delta + 1e-9).all() and (s.target >= 0).all()
         torch.testing.assert_close(s.target.sum(-1), torch.ones(30).double(), rtol=0, atol=1e-12)
-        kept = torch.minimum(s.target, p).sum(-1)
-        torch.testing.assert_close(s.acceptance, kept, rtol=0, atol=1e-12)
+        accepted = torch.minimum(s.target, p).sum(-1)
+        torch.testing.assert_close(s.acceptance, accepted, rtol=0, atol=1e-12)
         if support == "target":
             assert not s.target[q == 0].any()
 

@@ -147,12 +147,12 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
     )  # fmt: skip
     kl, spent, accepted = divergence("kl"), [], 0
     for q, draft, verdict in watched.seen:
-        count, kept = draft.lengths[0], int(verdict.num_accepted[0])
+        count, passed = draft.lengths[0], int(verdict.num_accepted[0])
         assert draft.probs is None
-        accepted += kept
+        accepted += passed
         q_n = [float(q[0, place, draft.token_ids[0, place]]) for place in range(count)]
         ahead, alive = by_decimals(q_n, 0.7), 1.0
-        for place in range(min(kept + 1, count)):
+        for place in range(min(passed + 1, count)):
             n = int(draft.token_ids[0, place])
             if "per_row" in spec:
                 path = Path(torch.tensor([alive], dtype=torch.float64))

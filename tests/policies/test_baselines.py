@@ -20,9 +20,9 @@ def test_mentored_is_the_band_of_the_reverse_kl_to_the_last_bit(knob, kinds):
     n, coin = p.argmax(-1), torch.linspace(0, 0.99, 6, dtype=torch.float64)
     for one, other in (
         (rule.target(q, p), band.target(q, p)),
-        (rule.keep(q, p), band.keep(q, p)),
+        (rule.acceptance_row(q, p), band.acceptance_row(q, p)),
         (rule.residual(q, p, n), band.residual(q, p, n)),
-        (rule.decide(q, p, n, coin).kept, band.decide(q, p, n, coin).kept),
+        (rule.decide(q, p, n, coin).accepted, band.decide(q, p, n, coin).accepted),
     ):
         assert torch.equal(one, other)
     assert rule.declares == band.declares and rule.knob == band.knob
@@ -42,7 +42,7 @@ def test_sample_and_match_is_exact_and_accepts_the_overlap_of_two_samples(kinds)
     rule = ct.policy("sample_and_match")
     q, p = pair(20, 8, seed=7, kinds=kinds)
     torch.testing.assert_close(Policy.emitted(rule, q, p), q, rtol=0, atol=EXACT)
-    accepted = (p * rule.keep(q, p)).sum(-1)
+    accepted = (p * rule.acceptance_row(q, p)).sum(-1)
     torch.testing.assert_close(accepted, (p * q).sum(-1), rtol=0, atol=EXACT)
     lossless = torch.minimum(p, q).sum(-1)
     assert (accepted <= lossless + EXACT).all() and (accepted < lossless - 0.01).any()

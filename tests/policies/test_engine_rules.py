@@ -40,16 +40,16 @@ def pairs(count, vocab, seed=0):
 
 
 def documented(spec, q, p, n, u):
-    """Return whether one drafted token is kept and the row that replaces it, by plain loops."""
+    """Return whether one drafted token is accepted and the row that replaces it, by plain loops."""
     name, _, rest = spec.partition(":")
     knobs = dict(item.split("=") for item in rest.split(",") if item)
     order = sorted(range(len(q)), key=lambda i: (-q[i], i))
     best = [1.0 if i == order[0] else 0.0 for i in range(len(q))]
     if name == "thresholds":
         single, acc = (float(knobs.get(own, 1)) for own in ("single", "acc"))
-        kept = q[n] > 0 and (q[n] >= single or u * acc < q[n])
+        accepted = q[n] > 0 and (q[n] >= single or u * acc < q[n])
         left = [0.0 if i == n else x for i, x in enumerate(q)]
-        return kept, left if sum(left) else list(q)
+        return accepted, left if sum(left) else list(q)
     if name == "mars":
         top, theta = float(knobs.get("top", 20)), float(knobs.get("theta", 0.9))
         second = order[1]
@@ -57,14 +57,14 @@ def documented(spec, q, p, n, u):
         return n == order[0] or (n == second and q[second] > 0 and ratio > theta), best
     k, delta = int(knobs.get("k", 10)), float(knobs.get("delta", 0.6))
     least = sorted(q, reverse=True)[min(k, len(q)) - 1]
-    kept = q[n] > 0 and q[n] >= least and q[n] >= max(q) * (1 - 1e-12) - delta
-    return kept, best if knobs.get("recover") == "argmax" else list(q)
+    accepted = q[n] > 0 and q[n] >= least and q[n] >= max(q) * (1 - 1e-12) - delta
+    return accepted, best if knobs.get("recover") == "argmax" else list(q)
 
 
 def chances(spec, q, p, n):
     """Return φ(n) and g(·|n), the coin integrated over its only threshold."""
-    kept, rest = documented(spec, q, p, n, 0.0)
-    if not kept:
+    accepted, rest = documented(spec, q, p, n, 0.0)
+    if not accepted:
         return 0.0, rest
     if documented(spec, q, p, n, 1 - 1e-15)[0]:
         return 1.0, rest
@@ -122,6 +122,6 @@ def test_the_ratio_of_logits_is_a_margin_times_the_largest():
     for row, top, own, near in zip(logits, best, places, second / best > 0.8, strict=True):
         rule = ct.policy("mars", theta=0.8, top=float(top))
         due = torch.zeros(6).double().scatter_(0, own[: 1 + int(near)], 1.0)
-        assert torch.equal(rule.keep(row.softmax(-1), row.softmax(-1)), due)
+        assert torch.equal(rule.acceptance_row(row.softmax(-1), row.softmax(-1)), due)
     moved = (second + 3) / (best + 3) > 0.8  # the same rows, other logits
     assert bool((moved != (second / best > 0.8)).any())

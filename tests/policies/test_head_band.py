@@ -184,10 +184,10 @@ def test_decisions_turn_at_phi(spec, dtype):
         phi = rule.acceptance(*exact, n[:, None])[:, 0]
         drafted = exact[1][:, token] > 0
         assert torch.allclose(phi[drafted], (law / exact[1]).clamp(max=1)[:, token][drafted])
-        for move, kept in ((-1e-4, True), (1e-4, False)):
+        for move, accepted in ((-1e-4, True), (1e-4, False)):
             coin = (phi + move).clamp(0, 1 - 2.0**-53)
             judged = drafted & (((phi + move) > 0) & ((phi + move) < 1))
-            assert (rule.decide(q, p, n, coin).kept == kept)[judged].all()
+            assert (rule.decide(q, p, n, coin).accepted == accepted)[judged].all()
 
 
 @pytest.mark.parametrize("spec", ["price=1", "price=1,per_row=True", "delta=0.1"])

@@ -34,7 +34,7 @@ def drawn(seed, vocabulary):
 
 
 def accepted(rule, q=Q, p=P):
-    return (p * rule.keep(q, p)).sum(-1)
+    return (p * rule.acceptance_row(q, p)).sum(-1)
 
 
 @given(SEEDS, st.sampled_from([0.05, 0.3, 0.8, 1.0]))
@@ -108,16 +108,16 @@ def test_typical_rounds_the_exact_rule_down(seed, epsilon):
     q, p = drawn(seed, 9)
     tokens = torch.arange(9).expand(q.shape)
     exact = ct.policy("typical", epsilon=epsilon, form="exact")
-    kept = ct.policy("typical", epsilon=epsilon).keep(q, p)
+    accepted = ct.policy("typical", epsilon=epsilon).acceptance_row(q, p)
     top = tokens == q.argmax(-1, keepdim=True)
     away = (q - exact.allowance(q).neg().exp()).abs() > 1e-12  # at the threshold one is strict
     whole = (exact.raised(q, tokens) == 1) & (q > 0)
-    assert ((whole == (kept == 1)) | top | ~away).all()
+    assert ((whole == (accepted == 1)) | top | ~away).all()
 
 
 def test_top_k_by_hand():
     rule = ct.policy("top_k", k=2)
-    check_same(rule.keep(Q, P), tensor(1, 1, 0, 0, 0))
+    check_same(rule.acceptance_row(Q, P), tensor(1, 1, 0, 0, 0))
     check_same(rule.residual(Q, P, torch.tensor(3)), tensor(4 / 7, 3 / 7, 0, 0, 0))
     check_same(ct.emitted_law(rule, Q, P), tensor(0.1 + 0.7 * 4 / 7, 0.2 + 0.7 * 3 / 7, 0, 0, 0))
     even = ct.policy("top_k", k=2, recover="uniform")
@@ -127,8 +127,8 @@ def test_top_k_by_hand():
     expected = torch.cat([left / left.sum(), torch.zeros(3).double()])
     check_same(published.residual(Q, P, torch.tensor(3)), expected)
     ties = tensor(0.4, 0.2, 0.2, 0.2)
-    check_same(rule.keep(ties, ties), torch.ones(4))
-    check_same(ct.policy("top_k", k=99).keep(Q, P), tensor(1, 1, 1, 1, 0))
+    check_same(rule.acceptance_row(ties, ties), torch.ones(4))
+    check_same(ct.policy("top_k", k=99).acceptance_row(Q, P), tensor(1, 1, 1, 1, 0))
 
 
 def test_fuzzy_is_all_or_nothing():
@@ -162,8 +162,8 @@ def test_cascades_by_hand():
         check_same(ct.emitted_law(ct.policy("cascade_opt", alpha=alpha), q, p), expected)
     check_same(ct.emitted_law(ct.policy("cascade_token:alpha=0.5"), q, p), tensor(0.74, 0.22, 0.04))
     check_same(ct.emitted_law(ct.policy("cascade_token:alpha=1"), q, p), p)
-    kept = ct.emitted_law(ct.policy("cascade_token:alpha=1"), tensor(0.6, 0.4, 0.0), p)
-    check_same(kept, tensor(0.5 + 0.24, 0.1 + 0.16, 0.0))
+    accepted = ct.emitted_law(ct.policy("cascade_token:alpha=1"), tensor(0.6, 0.4, 0.0), p)
+    check_same(accepted, tensor(0.5 + 0.24, 0.1 + 0.16, 0.0))
 
 
 def test_the_token_cascade_leaves_the_interval_and_may_accept_less():
@@ -205,10 +205,10 @@ def test_ties_of_uniform_rows_are_not_decided_by_rounding(spec, vocab):
     deterministic = torch.zeros(vocab, dtype=torch.float64)
     deterministic[0] = 1.0
     q, p = (deterministic, even) if spec.startswith("cascade") else (even, even)
-    expected = rule.keep(q, p)
+    expected = rule.acceptance_row(q, p)
     for padded in range(6):
         wide_q, wide_p = (torch.nn.functional.pad(row, (padded, 2 * padded)) for row in (q, p))
-        assert torch.equal(rule.keep(wide_q, wide_p)[padded : padded + vocab], expected)
+        assert torch.equal(rule.acceptance_row(wide_q, wide_p)[padded : padded + vocab], expected)
 
 
 def test_a_row_that_rounds_to_one_token_is_left_as_it_is():

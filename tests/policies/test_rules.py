@@ -116,9 +116,9 @@ def test_typical_threshold():
     threshold = min(0.09, 0.3 * math.exp(-entropy))
     rule = ct.policy("typical")
     assert rule.threshold(q).item() == pytest.approx(threshold)
-    assert rule.keep(q, q).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert rule.acceptance_row(q, q).tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
     at = tensor(0.25, 0.75)  # the threshold itself is refused
-    assert ct.policy("typical:epsilon=0.25,alpha=100").keep(at, at).tolist() == [0.0, 1.0]
+    assert ct.policy("typical:epsilon=0.25,alpha=100").acceptance_row(at, at).tolist() == [0.0, 1.0]
     ties = tensor(0.1, 0.4, 0.4, 0.1)
     assert rule.residual(ties, ties, torch.tensor(0)).tolist() == [0.0, 1.0, 0.0, 0.0]
     assert ct.policy("typical:recover=target").residual(q, q, torch.tensor(0)).equal(q)

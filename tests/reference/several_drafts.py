@@ -29,10 +29,10 @@ def recursive_rejection(q: Probs, p: Probs, k: int) -> tuple[Probs, float]:
     """
     if not k:
         return q, 0.0
-    kept = np.minimum(p, q)
+    common = np.minimum(p, q)
     law, accepted = recursive_rejection(recovered(q, p), p, k - 1)
-    refused = (p - kept).sum()
-    return kept + refused * law, kept.sum() + refused * accepted
+    refused = (p - common).sum()
+    return common + refused * law, common.sum() + refused * accepted
 
 
 def without(row: Probs, tokens: Any) -> Probs:
@@ -55,13 +55,13 @@ def k_seq_factor(q: Probs, p: Probs, k: int) -> float:
 
 
 def k_seq(q: Probs, p: Probs, k: int) -> tuple[Probs, float]:
-    """Return the emitted law and the acceptance of k drafts, each kept with min(1, q/(ρp))."""
-    kept = np.minimum(p, q / k_seq_factor(q, p, k))
-    share = kept.sum()
+    """Return the emitted law and the acceptance of k drafts, each accepted with min(1, q/(ρp))."""
+    common = np.minimum(p, q / k_seq_factor(q, p, k))
+    share = common.sum()
     if share <= 0:
         return q, 0.0
     accepted = 1 - (1 - share) ** k
-    emitted = kept * accepted / share
+    emitted = common * accepted / share
     return emitted + (1 - accepted) * recovered(q, emitted), accepted
 
 

@@ -26,8 +26,8 @@ def without_replacement(q, p, k):
     """Return the law and the acceptance of recursive rejection of k different drafts."""
     if not k or p.sum() <= 0:
         return q, 0.0
-    kept = np.minimum(p, q)
-    law, accepted, refused = kept.copy(), kept.sum(), p - kept
+    common = np.minimum(p, q)
+    law, accepted, refused = common.copy(), common.sum(), p - common
     for token in np.flatnonzero(refused):
         rest = references.without(p, [token])
         after, more = without_replacement(references.recovered(q, p), rest, k - 1)

@@ -38,7 +38,7 @@ def chain_by_hand(tree, rule):
         q, p = (torch.from_numpy(rows[node]) for rows in (tree.target, tree.draft))
         tokens, spent = 1.0, float(kl.value(rule.emitted(q[None], p[None])[0], q))
         for token in range(tree.vocabulary):
-            kept = float(rule.keep(q[None], p[None])[0, token]) * float(p[token])
+            kept = float(rule.acceptance_row(q[None], p[None])[0, token]) * float(p[token])
             more = (1.0, 0.0)
             if left > 1:
                 more = below(node * tree.vocabulary + token + 1, left - 1)

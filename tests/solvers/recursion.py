@@ -26,12 +26,12 @@ def values(tree, kind, price, points):
         h = np.stack([first, 1 - first], -1)
         h = h[~(h[:, q == 0] > 0).any(-1)]
         spent = kind.value(torch.from_numpy(h), torch.from_numpy(q)).numpy()
-        kept = np.minimum(alive[:, None, None] * h, p)
-        worth = kept.sum(-1) - price * alive[:, None] * np.minimum(spent, 1e9)
+        accepted = np.minimum(alive[:, None, None] * h, p)
+        worth = accepted.sum(-1) - price * alive[:, None] * np.minimum(spent, 1e9)
         for token in np.flatnonzero(p):
             child = 2 * node + token + 1
             if child < len(found):
-                ratio = kept[..., token] / p[token]
+                ratio = accepted[..., token] / p[token]
                 worth += p[token] * np.interp(ratio, alive, found[child])
         found[node] = worth.max(-1)
     return found

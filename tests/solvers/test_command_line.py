@@ -137,7 +137,7 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
         ("design", ["target", "draft"], ["--protect", "1,x"], "--protect: must be numbers"),
         ("design", ["target", "draft"], ["--floor", "x=1"], "--floor: must read NAME=NUMBER"),
         ("design", ["target", "draft"], ["--budget", "1"], "--budget: must name something"),
-        ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row keeps all of"),
+        ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row meets all of"),
         (
             *("optimal", ["target", "draft"]),
             *(["--pooled", "--delta", 1, "--divergence", "renyi:a=2"], "summed"),

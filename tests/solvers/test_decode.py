@@ -67,16 +67,16 @@ def test_two_tokens_and_one_draft_on_a_grid(per_token):
     q, p = np.array([[0.7, 0.3], [0.2, 0.8]]), np.array([[0.3, 0.7], [0.5, 0.5]])
     steps = np.linspace(0, 1, STEPS + 1)
     rows = np.stack([steps, 1 - steps], -1)
-    kept, spent, ends = [], [], []
+    accepted, spent, ends = [], [], []
     for state in range(2):
         alive = np.minimum(rows, p[state])
-        kept.append(alive.sum(-1))
+        accepted.append(alive.sum(-1))
         whole = torch.from_numpy(rows), torch.from_numpy(q[state])
         spent.append(ct.divergence("kl").value(*whole).numpy())
         ends.append((rows - alive) + alive @ q)
     away, back = np.meshgrid(ends[0][:, 1], ends[1][:, 0], indexing="ij")
     first = back / (away + back)
-    tokens = 1 + first * kept[0][:, None] + (1 - first) * kept[1][None]
+    tokens = 1 + first * accepted[0][:, None] + (1 - first) * accepted[1][None]
     cost = (first * spent[0][:, None] + (1 - first) * spent[1][None]) / tokens
     best = tokens[cost <= per_token].max()
     solved = decode.solve(q, p, 1, per_token=per_token)

@@ -41,7 +41,7 @@ CONFLICTS = {
 @pytest.mark.parametrize("name", CONFLICTS)
 def test_rules_in_conflict_are_named(name):
     conflicting, rules = CONFLICTS[name]
-    with pytest.raises(Infeasible, match="no row keeps all of: ") as caught:
+    with pytest.raises(Infeasible, match="no row meets all of: ") as caught:
         conflicting.solve()
     assert set(caught.value.constraints) == rules
     assert isinstance(caught.value, ValueError)

@@ -43,8 +43,8 @@ def by_hand(tree, target):
             row = node_of(before, tree.vocabulary)
             p = tree.draft[row, token]
             drafted[prefix] = drafted[before] * p
-            kept = alive[before] * target[row, token] / p if p else 0.0
-            alive[prefix] = min(1.0, kept)
+            accepted = alive[before] * target[row, token] / p if p else 0.0
+            alive[prefix] = min(1.0, accepted)
             reached[prefix] = min(drafted[prefix], reached[before] * target[row, token])
     return alive, reached
 
@@ -100,8 +100,8 @@ def test_no_joint_law_towards_these_rows_reaches_a_prefix_more_often(seed):
             equal.append(follows - row[x] * here)
             to.append(0.0)
     for prefix in [u for length in (1, 2) for u in prefixes(tree, length)]:
-        kept = mass(lambda path, count, _, u=prefix: path[: len(u)] == u and count >= len(u))
-        best = linprog(-kept, A_eq=np.array(equal), b_eq=to, method="highs")
+        accepted = mass(lambda path, count, _, u=prefix: path[: len(u)] == u and count >= len(u))
+        best = linprog(-accepted, A_eq=np.array(equal), b_eq=to, method="highs")
         assert best.status == 0
         assert -best.fun == pytest.approx(reached[prefix], abs=LINEAR_PROGRAM)
 

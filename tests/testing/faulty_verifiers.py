@@ -193,7 +193,7 @@ class ShorterWindow(Fly):
 
 
 class ForgivesTheImpossible(Fly):
-    """Tokens that the target excludes are kept, too, if what follows is."""
+    """Tokens that the target excludes are accepted, too, if what follows is."""
 
     def _conditions(self, assigned, q, draft):
         law, turns, window, _ = super()._conditions(assigned, q, draft)
@@ -237,7 +237,7 @@ class VerdictsByMemory(Plain):
 
 
 class RefusesMore(Fly):
-    """What was kept is refused where the token after it is not kept."""
+    """What was accepted is refused where the token after it is not accepted."""
 
     def law(self, assigned, target_probs, draft):
         found = super().law(assigned, target_probs, draft)
@@ -315,6 +315,6 @@ FAULTS = (
     Fault("a window shorter than stated", ShorterWindow(window=2), "coins_decide_as_stated"),
     Fault("q = 0 overridden", ForgivesTheImpossible(), "impossible_tokens_are_never_emitted"),
     Fault("alive without overrides", CountsTheChain(), "looking_ahead_only_overrides_refusals"),
-    Fault("refuses what is kept", RefusesMore(), "looking_ahead_only_overrides_refusals"),
+    Fault("refuses what is accepted", RefusesMore(), "looking_ahead_only_overrides_refusals"),
     Fault("a chain that says it reaches all", Boast(), "reaches_every_node_as_often_as_possible"),
 )

@@ -317,7 +317,7 @@ def reads_a_neighbour(q, p, n):
 
 
 @ct.rule
-def keeps_the_first_token(q, p, n):
+def accepts_the_first_token(q, p, n):
     return 1.0 if n == 0 and q[0] > 0 else min(1, q[n] / p[n])
 
 
@@ -368,12 +368,12 @@ class InclusiveCoins(LosslessResidual):
         return accept_probability(q.double().gather(-1, n), p.double().gather(-1, n))
 
     def decide(self, q, p, n, coin):
-        kept = coin <= self.acceptance(q, p, n[:, None])[:, 0]
-        return Decision(kept, Residual(rows=self.residual(q, p, n)))
+        accepted = coin <= self.acceptance(q, p, n[:, None])[:, 0]
+        return Decision(accepted, Residual(rows=self.residual(q, p, n)))
 
 
 class InclusiveEntries(ByEntry):
-    def kept(self, q_n, p_n, coin):
+    def accepted(self, q_n, p_n, coin):
         return coin <= self.accept_entries(q_n)
 
 
@@ -435,7 +435,10 @@ FAULTS = (
         lossless,
     ),
     Fault(
-        "token 0 is always kept", "names_of_tokens_do_not_matter", keeps_the_first_token, lossless
+        "token 0 is always accepted",
+        "names_of_tokens_do_not_matter",
+        accepts_the_first_token,
+        lossless,
     ),
     Fault(
         "residual taken from q instead of h",

@@ -140,7 +140,7 @@ from cactus_theory.testing import Bounds, policy_property
 
 @policy_property(hint="the least likely token is favoured")
 def keeps_the_likeliest(seen):
-    """The token that the target likes best is always kept."""
+    """The token that the target likes best is always accepted."""
     best = seen.q.argmax(-1, keepdim=True)
     yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
 

@@ -34,7 +34,7 @@ def test_a_function_of_three_equals_the_policy_it_describes():
     q, p = pair(6, 5, seed=1)
     plain = ct.rule(lambda q, p, n: min(1, q[n] / p[n]))
     known = ct.policy("speculative")
-    torch.testing.assert_close(plain.keep(q, p), known.keep(q, p), **CLOSE)
+    torch.testing.assert_close(plain.acceptance_row(q, p), known.acceptance_row(q, p), **CLOSE)
     torch.testing.assert_close(ct.emitted_law(plain, q, p), q, **CLOSE)
     n = torch.tensor([0, 1, 2, 3, 4, 0])
     torch.testing.assert_close(plain.residual(q, p, n), known.residual(q, p, n), **CLOSE)
@@ -103,7 +103,7 @@ def test_tokens_that_cannot_be_drafted_are_not_asked_for():
         return min(1.0, float(q[n]) / float(p[n]))
 
     q, p = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.0])
-    assert ct.rule(division).keep(q, p).tolist() == [0.5, 1.0, 0.0]
+    assert ct.rule(division).acceptance_row(q, p).tolist() == [0.5, 1.0, 0.0]
 
 
 def test_knobs_and_promises():
@@ -118,7 +118,7 @@ def test_knobs_and_promises():
     assert other.declares.budget.amount == 0.1 and lenient.declares.budget.amount == 0.5
     q, p = np.array([0.2, 0.8]), np.array([0.9, 0.1])
     assert other(q, p, 0) == pytest.approx(np.exp(0.1) * 0.2 / 0.9)
-    assert other.keep(*map(torch.from_numpy, (q, p)))[0].item() == other(q, p, 0)
+    assert other.acceptance_row(*map(torch.from_numpy, (q, p)))[0].item() == other(q, p, 0)
     assert other.declares.direction == 1 and other.declares.strict == 0.0
 
 
@@ -193,13 +193,13 @@ def knob_without_default(q, p, n, *, delta):
             "budget: divergence: must be one of .*; got 'kll'; in 'kll <= 0.1 emitted'",
         ),
         (
-            lambda: ct.rule(two_numbers, vectorised=True).keep(*pair(1, 3)),
+            lambda: ct.rule(two_numbers, vectorised=True).acceptance_row(*pair(1, 3)),
             ValueError,
             r"two_numbers: must return shape \(3,\); got \(2, 3\)",
         ),
         (lambda: lenient.with_knobs(x=1), ValueError, "knob: must be one of delta; got 'x'"),
         (
-            lambda: ct.rule(two_numbers).keep(*pair(1, 3)),
+            lambda: ct.rule(two_numbers).acceptance_row(*pair(1, 3)),
             ValueError,
             r"two_numbers: must return one number; got shape \(2,\)",
         ),
@@ -220,7 +220,7 @@ def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
     monkeypatch.setattr(_user_function, "ENTRIES", 2000)  # several calls, the last one shorter
     fast = ct.rule(accepted_at_once, vectorised=True, proposal=lambda q, p, n: q)
     q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
-    torch.testing.assert_close(fast.keep(q, p), lenient.keep(q, p), **CLOSE)
+    torch.testing.assert_close(fast.acceptance_row(q, p), lenient.acceptance_row(q, p), **CLOSE)
     n = torch.tensor([[0, 1, 2], [4, 4, 0]])
     torch.testing.assert_close(fast.residual(q, p, n), lenient.residual(q, p, n), **CLOSE)
     assert fast.proposal(q, p, n[..., None]).equal(q[..., None, :])
@@ -253,7 +253,7 @@ def test_a_vectorised_rule_has_every_property():
 def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
     monkeypatch.setattr(_user_function, "SLOW_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
-        lenient.keep(*pair(2, 3))
+        lenient.acceptance_row(*pair(2, 3))
     monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)
     rows = [tuple(row[None] for row in pair(4))]
     assert "vectorised=True" in check_rule(lenient, rows, properties=["answers"]).advice

@@ -222,11 +222,11 @@ class Pool:
         most = max(1, int(np.searchsorted(sizes.cumsum(), rounds, "right")))
         chosen = np.isin(self.text, order[:most])
         alive = self.alive[chosen]
-        kept = (source.random(len(alive))[:, None] < alive).sum(0)
+        accepted = (source.random(len(alive))[:, None] < alive).sum(0)
         if self.told:
             drafted = int(self.lengths[chosen].sum())
-            return Observation.of_counts(kept.tolist(), len(alive), drafted)
-        return Observation(kept / len(alive), len(alive), np.zeros(len(kept)))
+            return Observation.of_counts(accepted.tolist(), len(alive), drafted)
+        return Observation(accepted / len(alive), len(alive), np.zeros(len(accepted)))
 
     def runs(self, count: int, healthy: Any, known: Any) -> list[Any]:
         """Return what is said of so many runs of at most 2,000 rounds."""
@@ -241,8 +241,8 @@ def observed(source: Rounds, accepted: np.ndarray) -> Observation:
     place = torch.arange(ids.shape[1])
     ended = torch.isin(ids, ends)
     first = torch.where(ended.any(1), ended.int().argmax(1), ids.shape[1])[:, None]
-    kept = (torch.tensor(accepted)[:, None] > place) & (place <= first)
-    rates = kept.double().mean(0).numpy()
+    passed = (torch.tensor(accepted)[:, None] > place) & (place <= first)
+    rates = passed.double().mean(0).numpy()
     return Observation(rates, len(ids), np.zeros(len(rates)))
 
 

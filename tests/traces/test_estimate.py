@@ -38,7 +38,7 @@ def resampled(replays: list[Replay], of, draws: int) -> float:
 def cut(own: Replay, take: np.ndarray) -> Replay:
     return Replay(own.policy, own.verifier, 1, own.source, own.cycles[take], own.tokens[take],
                   own.accepted[take], {"kl": own.spent["kl"][take]}, own.reached[:, take],
-                  own.kept[:, take])  # fmt: skip
+                  own.accepted_at[:, take])  # fmt: skip
 
 
 FIRST = [made("a", 0.1, 0.05), made("bb", 0.3, 0.15)]

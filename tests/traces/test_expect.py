@@ -37,7 +37,7 @@ def test_expected_are_means_of_products(tmp_path: Path, ragged: list[list[Cycle]
     )  # fmt: skip
     rule = ct.policy("band:price=1")
     seen = expect(trace, rule)
-    kept, reached, alone = np.zeros(3), np.zeros(3), np.zeros(3)
+    accepted, reached, alone = np.zeros(3), np.zeros(3), np.zeros(3)
     for cycle in trace:
         alive, going = 1.0, True
         for place, token in enumerate(cycle.draft_token_ids.tolist()):
@@ -46,13 +46,13 @@ def test_expected_are_means_of_products(tmp_path: Path, ragged: list[list[Cycle]
             phi = float(rule.acceptance(q, p.double(), torch.tensor([token]))[0])
             reached[place] += alive * going
             alive *= phi
-            kept[place] += alive * going
+            accepted[place] += alive * going
             alone[place] += phi
             going = going and token != 1  # what follows the end of a text counts for nothing
     rounds = len(trace)
-    assert [own.value for own in seen.accepted] == pytest.approx(kept / rounds, abs=EXACT)
-    assert [own.value for own in seen.if_reached] == pytest.approx(kept / reached, abs=EXACT)
-    assert seen.tokens_per_call.value == pytest.approx(1 + kept.sum() / rounds, abs=EXACT)
+    assert [own.value for own in seen.accepted] == pytest.approx(accepted / rounds, abs=EXACT)
+    assert [own.value for own in seen.if_reached] == pytest.approx(accepted / reached, abs=EXACT)
+    assert seen.tokens_per_call.value == pytest.approx(1 + accepted.sum() / rounds, abs=EXACT)
     products = 1 + np.cumprod(alone / rounds).sum()
     assert seen.product_of_means.value == pytest.approx(products, abs=EXACT)
 
@@ -61,7 +61,7 @@ def test_short_ends_count_what_is_left_of_a_text(tmp_path: Path, tiny) -> None:
     trace = log_trace(*tiny, [[1, 2], [3, 4]], tmp_path / "t", num_draft_tokens=3,
                       max_new_tokens=7, cycles=9)  # fmt: skip
     seen, rule = expect(trace, short_ends=True), ct.policy("speculative")
-    kept, rounds = np.zeros(3), 0
+    accepted, rounds = np.zeros(3), 0
     for cycle in trace:
         left = min(3, 7 - cycle.position - 1)  # of 7 new tokens one is not drafted
         rounds += left > 0
@@ -69,10 +69,10 @@ def test_short_ends_count_what_is_left_of_a_text(tmp_path: Path, tiny) -> None:
         for place in range(max(left, 0)):
             rows = cycle.target_probs[place], cycle.draft_probs[place]
             alive *= float(rule.acceptance(*rows, ids[place : place + 1])[0])
-            kept[place] += alive
+            accepted[place] += alive
     assert 0 < rounds < len(trace) and seen.rounds == rounds
-    assert [own.value for own in seen.accepted] == pytest.approx(kept / rounds, abs=EXACT)
-    chances = kept / [rounds, *kept[:-1]]
+    assert [own.value for own in seen.accepted] == pytest.approx(accepted / rounds, abs=EXACT)
+    chances = accepted / [rounds, *accepted[:-1]]
     assert [own.value for own in seen.if_reached] == pytest.approx(chances, abs=EXACT)
     with pytest.raises(ValueError, match="max_new_tokens of the trace"):
         expect(save_trace(tmp_path / "u", [list(trace)], vocab_size=24, num_draft_tokens=3),
@@ -101,9 +101,9 @@ def test_scatter_is_that_of_the_coins_where_texts_are_alike(tmp_path: Path) -> N
     for cycle in trace:
         first, second = (float(q[0]) for q in cycle.target_probs[:2])
         lengths.append([1 - first, first * (1 - second), first * second])
-        for place, (alive, kept) in enumerate(((1.0, first), (first, second))):
+        for place, (alive, accepted) in enumerate(((1.0, first), (first, second))):
             rate = seen.if_reached[place].value
-            chances = np.array([1 - alive, alive * (1 - kept), alive * kept])
+            chances = np.array([1 - alive, alive * (1 - accepted), alive * accepted])
             values = np.array([0.0, -rate, 1 - rate])  # accepted minus expected
             own[place] += chances @ values**2 - (chances @ values) ** 2
             reached[place] += alive
@@ -128,11 +128,11 @@ def made(source: np.random.Generator, prompts: int, repeats: int, spread: float)
     rate = np.tile(own, repeats) + 0.02 * source.standard_normal(texts)
     cycles = source.integers(8, 16, texts).astype(float)
     reached = np.stack([cycles, cycles * rate])
-    kept = reached * rate
+    accepted = reached * rate
     squares = np.stack([reached.sum(1), (reached * rate).sum(1), (reached * rate**2).sum(1)])
-    replay = Replay("made", "chain", 2, "made", cycles, cycles + kept.sum(0), kept.sum(0),
-                    {"kl": cycles * 0}, reached, kept)  # fmt: skip
-    return Expectation(replay, squares, kept, np.tile(np.arange(prompts), repeats))
+    replay = Replay("made", "chain", 2, "made", cycles, cycles + accepted.sum(0), accepted.sum(0),
+                    {"kl": cycles * 0}, reached, accepted)  # fmt: skip
+    return Expectation(replay, squares, accepted, np.tile(np.arange(prompts), repeats))
 
 
 def test_intervals_hold_together() -> None:
@@ -184,10 +184,12 @@ def test_what_is_expected_is_no_alarm_and_a_gap_is_at_its_position() -> None:
 
 
 def lowered(own: Expectation, factor: float) -> Expectation:
-    """Return what would be expected if every token were kept so many times as often."""
+    """Return what would be expected if every token were accepted so many times as often."""
     powers = factor ** np.arange(3)[:, None]
     replay = replace(
-        own.replay, reached=own.replay.reached * powers[:2], kept=own.replay.kept * powers[1:]
+        own.replay,
+        reached=own.replay.reached * powers[:2],
+        accepted_at=own.replay.accepted_at * powers[1:],
     )
     return replace(own, replay=replay)
 

@@ -36,7 +36,7 @@ def test_a_replay_adds_up_the_laws_of_its_cycles(tmp_path, ragged, verifier, end
     for most in (3, 1):
         found = replay(trace, rule, judge, num_draft_tokens=most, divergences=("kl", "reverse_kl"))
         tokens, accepted, spent = np.zeros((3, trace.texts))
-        reached, kept = np.zeros((2, most, trace.texts))
+        reached, accepted_at = np.zeros((2, most, trace.texts))
         for cycle in trace:
             ids = cycle.draft_token_ids[:most]
             tokens[cycle.text] += 1
@@ -48,7 +48,7 @@ def test_a_replay_adds_up_the_laws_of_its_cycles(tmp_path, ragged, verifier, end
                 spent[cycle.text] += float(law.alive[0, place] * kl)
                 accepted[cycle.text] += float(law.alive[0, place + 1])
                 reached[place, cycle.text] += float(law.alive[0, place])
-                kept[place, cycle.text] += float(law.alive[0, place + 1])
+                accepted_at[place, cycle.text] += float(law.alive[0, place + 1])
                 if token in ends:
                     break
                 tokens[cycle.text] += float(law.alive[0, place + 1])
@@ -56,7 +56,9 @@ def test_a_replay_adds_up_the_laws_of_its_cycles(tmp_path, ragged, verifier, end
         np.testing.assert_allclose(found.accepted, accepted, rtol=EXACT)
         seen = reached.sum(1) > 0
         by_position = np.array([own.value for own in found.acceptance_by_position])[seen]
-        np.testing.assert_allclose(by_position, kept.sum(1)[seen] / reached.sum(1)[seen], EXACT)
+        np.testing.assert_allclose(
+            by_position, accepted_at.sum(1)[seen] / reached.sum(1)[seen], EXACT
+        )
         np.testing.assert_allclose(found.spent["kl"], spent, rtol=EXACT, atol=EXACT)
         assert set(found.spent) == {"kl", "reverse_kl"} and found.num_draft_tokens == most
 

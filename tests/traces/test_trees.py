@@ -70,8 +70,8 @@ def test_a_replay_is_the_mean_of_all_walks(tmp_path, shape, children, spec, runs
     share = np.array(total)  # texts are trees, which are not drafted equally often
     mean = [float((own * share).sum()) for own in (got.tokens, got.accepted, got.spent["kl"])]
     assert mean == pytest.approx(np.sum(due, axis=0), abs=STORED)
-    kept = (got.kept * share).sum()
-    assert kept == pytest.approx(mean[1], abs=STORED)
+    accepted = (got.accepted_at * share).sum()
+    assert accepted == pytest.approx(mean[1], abs=STORED)
 
 
 def test_the_residual_of_a_proposal_is_that_of_its_own_token(tmp_path):
@@ -84,8 +84,8 @@ def test_the_residual_of_a_proposal_is_that_of_its_own_token(tmp_path):
     for token in range(6):
         ids = torch.tensor([token, (token + 1) % 6])
         texts.append([Cycle(0, 0, ids, q.expand(3, -1), p[None], parents, *flags)])
-        kept = float(rule.acceptance(q, p, ids[:1]))
-        due.append(1 + kept + (1 - kept) * float(rule.residual(q, p, ids[0])[ids[1]]))
+        accepted = float(rule.acceptance(q, p, ids[:1]))
+        due.append(1 + accepted + (1 - accepted) * float(rule.residual(q, p, ids[0])[ids[1]]))
     trace = save_trace(tmp_path / "t", texts, vocab_size=6, num_draft_tokens=1, nodes=2)
     assert replay(trace, rule, Tree("chain")).tokens == pytest.approx(due, abs=STORED)
 

@@ -161,7 +161,7 @@ def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace, tmp_path
         shared = replay_widths(trace, policy, verifier, (1, 3, 4))
         for width, own in shared.items():
             alone = replay(trace, policy, verifier, num_draft_tokens=width)
-            for name in ("cycles", "tokens", "accepted", "reached", "kept"):
+            for name in ("cycles", "tokens", "accepted", "reached", "accepted_at"):
                 np.testing.assert_allclose(getattr(own, name), getattr(alone, name), rtol=ROUNDING)
             np.testing.assert_allclose(own.spent["kl"], alone.spent["kl"], rtol=ROUNDING)
 
@@ -170,7 +170,7 @@ def test_parts_of_a_replay_are_replays_of_parts(trace) -> None:
     whole, texts = replay(trace, "band:price=1"), [0, 2]
     part, alone = whole.part(texts), replay(trace.part(texts), "band:price=1")
     np.testing.assert_array_equal(part.tokens, alone.tokens)
-    np.testing.assert_array_equal(part.kept, alone.kept)
+    np.testing.assert_array_equal(part.accepted_at, alone.accepted_at)
     with pytest.raises(ValueError, match="same texts"):
         whole.part([0, 1]).tokens_per_call - part.tokens_per_call
 

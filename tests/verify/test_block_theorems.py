@@ -187,7 +187,7 @@ def test_ten_rules_are_a_ceiling_and_a_scale(spec):
     rule = ct.policy(spec)
     made = [TEN[spec](*(rows.numpy() for rows in both)) for both in zip(q, p, strict=True)]
     ceiling, scale = (torch.tensor(np.array(part)) for part in zip(*made, strict=True))
-    keep = rule.keep(q, p)
+    keep = rule.acceptance_row(q, p)
     torch.testing.assert_close(keep, (ceiling / p).clamp(max=1.0), rtol=0, atol=ROOTS)
     assert ((keep > 0) & (keep < 1)).any()
     for token in range(6):

@@ -145,9 +145,9 @@ def test_a_policy_is_asked_only_where_lossless_sampling_would_refuse(determinist
 def moved_elsewhere(rows, n, factor):
     """Return rows whose entries other than n are moved, n's left as it is."""
     moved = rows.roll(1, -1) * factor + rows
-    kept = rows.gather(-1, n)
+    accepted = rows.gather(-1, n)
     moved = moved.scatter(-1, n, 0.0)
-    return (moved / moved.sum(-1, keepdim=True) * (1 - kept)).scatter(-1, n, kept)
+    return (moved / moved.sum(-1, keepdim=True) * (1 - accepted)).scatter(-1, n, accepted)
 
 
 def test_verifiers_are_found_by_name():
@@ -175,6 +175,6 @@ def test_what_is_kept_at_once_is_kept_whatever_the_rest_of_the_row_holds(spec):
     sharp = moved_elsewhere(q, ids, 30.0), moved_elsewhere(p, ids, 0.1)
     for target, draft in ((q, p), sharp):
         q_n, p_n = (row.gather(-1, ids)[:, 0] for row in (target, draft))
-        at_once = rule.shortcuts.kept(q_n * (1 - 1e-9), p_n, coin)
+        at_once = rule.shortcuts.accepted(q_n * (1 - 1e-9), p_n, coin)
         phi = rule.acceptance(target, draft, ids)[:, 0]
         assert (coin < phi)[at_once].all()

@@ -69,9 +69,9 @@ def test_the_law_is_the_sum_over_native_decisions(width, window, entropy, k, zer
         drafted = ids[row].tolist()
         ratio = [min(1.0, float(q[row, i, n] / p[row, i, n])) for i, n in enumerate(drafted)]
         stop = [0.0] * (width + 1)
-        for kept in itertools.product((True, False), repeat=width):
-            weight = math.prod(a if own else 1 - a for a, own in zip(ratio, kept, strict=True))
-            coins = [-1.0 if own else math.inf for own in kept]
+        for accepted in itertools.product((True, False), repeat=width):
+            weight = math.prod(a if own else 1 - a for a, own in zip(ratio, accepted, strict=True))
+            coins = [-1.0 if own else math.inf for own in accepted]
             own = q[row].tolist(), p[row].tolist()
             stop[documented(*own, drafted, coins, window, entropy, k)] += weight
         assert law.stop[row].tolist() == pytest.approx(stop, abs=EXACT)
@@ -116,10 +116,10 @@ def test_a_deterministic_draft_has_a_law_at_each_row(zeros):
         if not reached[row, place]:
             continue
         own = torch.zeros(4).double()
-        for kept in itertools.product((True, False), repeat=4):
+        for accepted in itertools.product((True, False), repeat=4):
             ratio = [float(q[row, i, n]) for i, n in enumerate(ids[row].tolist())]
-            weight = math.prod(a if one else 1 - a for a, one in zip(ratio, kept, strict=True))
-            coins = [-1.0 if one else math.inf for one in kept]
+            weight = math.prod(a if one else 1 - a for a, one in zip(ratio, accepted, strict=True))
+            coins = [-1.0 if one else math.inf for one in accepted]
             deterministic = torch.eye(4).double()[ids[row]].tolist()
             stop = documented(q[row].tolist(), deterministic, ids[row].tolist(), coins, 1, 0.3, 3)
             if stop > place:
@@ -130,7 +130,7 @@ def test_a_deterministic_draft_has_a_law_at_each_row(zeros):
 
 
 def test_it_is_lossy_on_a_lossless_policy_by_hand():
-    """V = 2, K = 2, W = 1: h(0) = min(p, q) + (p − q) w, w the chance that token 2 is kept."""
+    """V = 2, K = 2, W = 1: h(0) = min(p, q) + (p − q) w, w the chance that token 2 is accepted."""
     q = torch.tensor([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]).double()
     p = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).double()
     emitted = torch.zeros(2).double()
@@ -141,7 +141,7 @@ def test_it_is_lossy_on_a_lossless_policy_by_hand():
         chance = p[0, path[0]] * p[1, path[1]]
         emitted[path[0]] += chance * law.alive[0, 1]
         emitted += chance * law.stop[0, 0] * law.last[0, 0]
-    # token 2 is kept with .5 · .5 + .5 · 1 = .75
+    # token 2 is accepted with .5 · .5 + .5 · 1 = .75
     assert emitted.tolist() == pytest.approx([0.5 + 0.25 * 0.75, 0.5 - 0.25 * 0.75], abs=EXACT)
 
 

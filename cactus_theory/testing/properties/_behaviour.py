@@ -89,7 +89,7 @@ class Behaviour(Seen):
         return torch.where(self.drafted, self.p.double() * (1 - self.phi), 0.0)
 
     @cached_property
-    def kept(self) -> Tensor:
+    def accepted(self) -> Tensor:
         """Return pφ, (R, V)."""
         return torch.where(self.drafted, self.p.double() * self.phi, 0.0)
 
@@ -98,7 +98,7 @@ class Behaviour(Seen):
         """Return the emitted law by its definition, (R, V)."""
         row, token = self.pairs
         lost = self.rejected[row, token][:, None]
-        return self.kept.index_add(0, row, torch.where(lost != 0, lost * self.recovered, 0.0))
+        return self.accepted.index_add(0, row, torch.where(lost != 0, lost * self.recovered, 0.0))
 
     @cached_property
     def steady(self) -> Tensor:
@@ -115,7 +115,7 @@ class Behaviour(Seen):
         for move in (AWAY * sign, -AWAY * sign, AWAY * sign.roll(1, -1) * (self.tokens > 0)):
             q, p = (row * (1 + move) for row in (self.q, self.p))
             other = self.on(q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True))
-            for mine, moved in ((self.kept, other.kept), (self.emitted, other.emitted)):
+            for mine, moved in ((self.accepted, other.accepted), (self.emitted, other.emitted)):
                 steady &= ~((mine - moved).abs().amax(-1) > JUMP)
         return ~steady
 
@@ -146,7 +146,7 @@ def policy_property(
     --------
     >>> @policy_property(hint="the row is not sorted")
     ... def keeps_the_likeliest(seen):
-    ...     "The target's likeliest token is always kept."
+    ...     "The target's likeliest token is always accepted."
     ...     best = seen.q.argmax(-1, keepdim=True)
     ...     yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
     >>> "keeps_the_likeliest" in PROPERTIES

@@ -151,7 +151,7 @@ def _first(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     hint="coin <= φ instead of coin < φ, or draws read from another row", at_other_knobs=False
 )
 def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
-    """A drafted token is kept iff its coin < φ; a rejected one is replaced by g's quantile.
+    """A drafted token is accepted iff its coin < φ; a rejected one is replaced by g's quantile.
 
     Enumerated over coins: 0, just below φ, φ itself and just above it for the acceptance,
     the middle of every token's share for the draw (of 16 tokens in wide rows).
@@ -178,12 +178,12 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     verdict = verify_chain(
         seen.rule, target, draft, ids, coins=(coin.reshape(-1, 1), draw.reshape(-1)), validate=False
     )
-    kept = coin < phi
+    accepted = coin < phi
     token = draws.expand(shape)
     # 1 minus a rounding error may be 1 in a verifier
     sharp = ((coin - phi).abs() >= APART / 2) | (coin == phi) | (phi == 0)
     sharp &= ~((phi < 1) & (phi > 1 - APART))
-    clear = sharp & (kept | (g > BORDER)[:, draws][:, None, :].expand(shape))
+    clear = sharp & (accepted | (g > BORDER)[:, draws][:, None, :].expand(shape))
 
     def about(index: tuple[int, ...]) -> str:
         pair, c, d = index
@@ -193,13 +193,13 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
         )
 
     emitted = verdict.output_token_ids[:, 0].reshape(shape)
-    expected = torch.where(kept, n[:, None, None], token)
+    expected = torch.where(accepted, n[:, None, None], token)
     yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
     after, sure = _first(bonus.cumsum(-1)[row][:, None, None, :].expand(*shape, vocab), draw)
     emitted = verdict.output_token_ids[:, 1].reshape(shape)
-    expected = torch.where(kept, after, -1)
+    expected = torch.where(accepted, after, -1)
 
     def about_bonus(index: tuple[int, ...]) -> str:
         return "bonus token (−1 for none) after the " + about(index)
 
-    yield Bounds(emitted, expected, expected, about_bonus, 0.0, sharp & (sure | ~kept), row)
+    yield Bounds(emitted, expected, expected, about_bonus, 0.0, sharp & (sure | ~accepted), row)

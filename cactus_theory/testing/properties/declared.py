@@ -45,7 +45,7 @@ def _has_lossless_value(rule: Policy) -> bool:
 def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     """Σ p φ never falls as the knob moves in the declared direction (declares ``direction``)."""
     ladder = knob_ladder(seen.rule, BETWEEN if seen.q.shape[-1] <= NARROW_ROW else 0)
-    shares = torch.stack([seen.on(seen.q, seen.p, rule=r).kept.sum(-1) for _, r in ladder], -1)
+    shares = torch.stack([seen.on(seen.q, seen.p, rule=r).accepted.sum(-1) for _, r in ladder], -1)
     values = [value for value, _ in ladder]
     direction = seen.rule.declares.direction
     word = "gain" if direction > 0 else "loss"
@@ -86,7 +86,7 @@ def _claims_a_row(rule: Policy) -> bool:
     "not q, and not the residual of another row",
 )
 def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
-    """Where tokens are kept as for h, what replaces the others is (h − p)₊ over its sum.
+    """Where tokens are accepted as for h, what replaces the others is (h − p)₊ over its sum.
 
     h is the target of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
     the knob (declares ``strict``).
@@ -100,12 +100,12 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
             return
         rule, where = at_knob(rule, lossless), f" at {rule.knob}={lossless:g}"
     exact = seen if rule is seen.rule else seen.on(seen.q, seen.p, rule=rule)
-    as_for_row = (exact.kept - torch.minimum(row, seen.p)).abs() <= EXACT
+    as_for_row = (exact.accepted - torch.minimum(row, seen.p)).abs() <= EXACT
     judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
-    recovered, residual = exact.emitted - exact.kept, (row - seen.p).clamp(min=0.0)
+    recovered, residual = exact.emitted - exact.accepted, (row - seen.p).clamp(min=0.0)
     about = f"mass of token {{0}} after refusals{where}, beside its residual (h − p)₊"
     judged = judged[:, None].expand(row.shape)
-    # what is kept may be off by as much as what is emitted
+    # what is accepted may be off by as much as what is emitted
     yield Bounds(recovered, residual, residual, about, 2 * EXACT, judged)
 
 
@@ -140,15 +140,15 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(rows.sum(-1), 1, 1, about, rows=row)
     raised = rows.gather(-1, token[:, None])[:, 0]
     about = "what the proposal of token {n} gives that token, which is accepted more often"
-    yield Bounds(raised, seen.kept[row, token], None, of_token(token, about), rows=row)
+    yield Bounds(raised, seen.accepted[row, token], None, of_token(token, about), rows=row)
     spent = kind.value(rows, seen.q[row])
     about = of_token(token, budget.bounds(stated=True, token="token {n}"))
     yield Bounds(spent, None, most, about, allowed, rows=row)
 
 
 def _raised(seen: Behaviour) -> Tensor:
-    """Return the least h_n that keeps token n with φ(n), never below q_n."""
-    return torch.maximum(seen.kept, seen.q)
+    """Return the least h_n that accepts token n with φ(n), never below q_n."""
+    return torch.maximum(seen.accepted, seen.q)
 
 
 def _two_point(seen: Behaviour, raised: Tensor) -> Tensor:
@@ -171,17 +171,17 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
 
 @policy_property(
     lambda rule: rule.declares.at_least_speculative,
-    hint="some token is kept less often than by min(1, q/p)",
+    hint="some token is accepted less often than by min(1, q/p)",
     widest=REAL,
 )
 def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
-    """Keep at least as much: p φ ≥ min(p, q) for every token (declares ``at_least_speculative``).
+    """Accept at least as much: p φ ≥ min(p, q) for every token (declares ``at_least_speculative``).
 
     A claim about every token, not only about their sum.
     """
     least = torch.minimum(seen.p, seen.q)
-    yield Bounds(seen.kept.sum(-1), least.sum(-1), None, "acceptance")
-    yield Bounds(seen.kept, least, None, "accepted mass of token {0}")
+    yield Bounds(seen.accepted.sum(-1), least.sum(-1), None, "acceptance")
+    yield Bounds(seen.accepted, least, None, "accepted mass of token {0}")
 
 
 @policy_property(
@@ -196,7 +196,7 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     single, wide = seen.on(q, p), seen.on(q.double(), p.double())
     judged = wide.steady[:, None].expand(seen.q.shape)
     about = "accepted mass of token {0} in float32"
-    yield Bounds(single.kept, wide.kept, wide.kept, about, NARROW, judged)
+    yield Bounds(single.accepted, wide.accepted, wide.accepted, about, NARROW, judged)
     about = "emitted probability of token {0} in float32"
     yield Bounds(single.emitted, wide.emitted, wide.emitted, about, NARROW, judged)
 
@@ -243,7 +243,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     assert budget is not None
     if budget.scope == "emitted":
         best = optimal_acceptance(seen.q, seen.p, divergence=budget.divergence, delta=budget.amount)
-        yield Bounds(seen.kept.sum(-1), best.acceptance - best.gap, None, "acceptance")
+        yield Bounds(seen.accepted.sum(-1), best.acceptance - best.gap, None, "acceptance")
         return
     raised = _raised(seen)
     # 1/q, the largest possible ratio h/q, has to be finite
@@ -277,7 +277,7 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def accepts_what_lossless_accepts(seen: Behaviour) -> Iterator[Bounds]:
-    """φ(n) ≥ min(1, q_n/p_n): what lossless sampling keeps is kept (its shortcuts say so)."""
+    """φ(n) ≥ min(1, q_n/p_n): what lossless sampling accepts is accepted (its shortcuts say so)."""
     least = (seen.q / seen.p).nan_to_num(nan=0.0).clamp(max=1.0)
     yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
 

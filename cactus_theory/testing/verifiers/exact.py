@@ -141,10 +141,10 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
 
 @verifier_property(
     lambda verifier: verifier.looks_ahead,
-    hint="a token that the policy keeps is refused, or a row replaced",
+    hint="a token that the policy accepts is refused, or a row replaced",
 )
 def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]:
-    """A verifier that looks ahead accepts what the policy keeps token by token, and perhaps more.
+    """A verifier that looks ahead accepts what the policy accepts token by token, and perhaps more.
 
     On every path at least i tokens are accepted as often as a chain accepts them; after each
     count stands the chain's law, recovered or bonus; the alive ratio is what ``stop`` adds up to.
