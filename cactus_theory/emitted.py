@@ -28,7 +28,7 @@ SUM = 1e-9
 
 @one_thread()
 def emitted_law(
-    rule: Policy,
+    policy: Policy,
     target_probs: Any,
     draft_probs: Any,
     *,
@@ -52,7 +52,7 @@ def emitted_law(
     ------
     ValueError, TypeError
         Rows that are not distributions over one vocabulary, ids that are no tokens of it,
-        both or neither of rows and ids, or a rule that is no Policy.
+        both or neither of rows and ids, or a policy that is none.
 
     Examples
     --------
@@ -62,8 +62,8 @@ def emitted_law(
     >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, None, draft_token_ids=2).round(4)
     array([0.0268, 0.0268, 0.9464])
     """
-    target, parts = _few_rows(rule, target_probs, draft_probs, draft_token_ids, normalise)
-    laws = ((at, (rule.emitted(q, p),)) for at, q, p in parts)
+    target, parts = _few_rows(policy, target_probs, draft_probs, draft_token_ids, normalise)
+    laws = ((at, (policy.emitted(q, p),)) for at, q, p in parts)
     (law,) = joined(laws, math.prod(target.shape[:-1]))
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
@@ -149,7 +149,7 @@ class Audit:
 
 @one_thread()
 def audit(
-    rule: Policy,
+    policy: Policy,
     target_probs: Any,
     draft_probs: Any,
     *,
@@ -179,9 +179,9 @@ def audit(
     """
     reference = find_divergence(divergence)
     specs = tuple(dict.fromkeys((*examples(), reference.spec)))
-    target, parts = _few_rows(rule, target_probs, draft_probs, draft_token_ids, normalise)
-    batch, budget = target.shape[:-1], rule.declares.budget
-    measured = ((at, _measured(rule, q, p, reference, specs)) for at, q, p in parts)
+    target, parts = _few_rows(policy, target_probs, draft_probs, draft_token_ids, normalise)
+    batch, budget = target.shape[:-1], policy.declares.budget
+    measured = ((at, _measured(policy, q, p, reference, specs)) for at, q, p in parts)
     accepted, raised, spent, over, best, least, *values = (
         None if column is None else column.reshape(batch)
         for column in joined(measured, math.prod(batch))
@@ -192,14 +192,14 @@ def audit(
         return None if column is None else check.scalar_like(column, target_probs)
 
     return Audit(
-        policy=rule.spec,
-        declares=rule.declares,
+        policy=policy.spec,
+        declares=policy.declares,
         acceptance=like(accepted),
         divergences=dict(zip(specs, map(like, values), strict=True)),
         raised_off_head=like(raised),
         within=like(within),
         spent=like(spent),
-        bounds=None if budget is None else budget.bounds(_states_proposals(rule, target)),
+        bounds=None if budget is None else budget.bounds(_states_proposals(policy, target)),
         over_share=like(over),
         optimum_acceptance=like(best),
         optimum_divergence=like(least),
@@ -208,16 +208,16 @@ def audit(
 
 
 def _measured(
-    rule: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
+    policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
     """Return acceptance, raised mass, what is spent and over it, the optima, every divergence."""
-    law = rule.emitted(q, p)
-    accepted = (p * rule.acceptance_row(q, p)).sum(-1)
+    law = policy.emitted(q, p)
+    accepted = (p * policy.acceptance_row(q, p)).sum(-1)
     kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
     raised = raised_off_head(law, q)
-    return [accepted, raised, *_spent(rule, q, p, law), *optima, *values]
+    return [accepted, raised, *_spent(policy, q, p, law), *optima, *values]
 
 
 def _spent(
@@ -281,15 +281,15 @@ def _optima(
 
 
 def _few_rows(
-    rule: Any, target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
+    policy: Any, target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
 ) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
     """Return checked target rows, and float64 rows of target and draft, a few at a time.
 
     Of a deterministic draft they are one-hot.
     """
-    if not isinstance(rule, Policy):
-        raise TypeError(f"rule: must be a Policy, as from ct.policy(...); got {rule!r}")
-    enter(rule)
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy: must be a Policy, as from ct.policy(...); got {policy!r}")
+    enter(policy)
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
         raise ValueError(

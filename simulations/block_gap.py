@@ -66,7 +66,7 @@ class Value:
 
 
 def value_of(
-    rule: str | Policy,
+    policy: str | Policy,
     verifier: str | Verifier,
     tree: PathTree,
     divergence: str | Divergence = "kl",
@@ -76,10 +76,10 @@ def value_of(
     It is one round of the decode loop, begun where nothing is drafted yet. A policy that the
     verifier cannot follow is a ValueError.
     """
-    policy, judge = ct.policy(rule), find_verifier(verifier)
-    judge.check(policy)
+    judged, judge = ct.policy(policy), find_verifier(verifier)
+    judge.check(judged)
     kind, start = find_divergence(divergence), torch.zeros(1, dtype=torch.int64)
-    rounds = drafted_rounds(as_pair(tree), start, tree.depth, (policy,), judge)
+    rounds = drafted_rounds(as_pair(tree), start, tree.depth, (judged,), judge)
     tokens = float(sum(alive.sum() for alive in rounds.alive))
     spent, excluded = 0.0, 0.0
     for level, alive, law in zip(tree.levels, rounds.alive, rounds.following, strict=False):

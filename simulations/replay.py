@@ -15,7 +15,7 @@ from typing import Any
 from cactus_theory.base.rows import load_rows
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding.schedule import check_followed, find_rule
+from cactus_theory.decoding.schedule import check_followed, find_followed
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, replay
 from cactus_theory.traces.estimate import tokens_at, valued
@@ -79,7 +79,7 @@ def _replays(
             reason = f"{policy} can only be verified with {', '.join(able)}: left out of"
             print(reason, ", ".join(others), file=sys.stderr)
     if not pairs:
-        check_followed(find_rule(policies[-1]), find_verifier(args.verifier[-1]))  # raises
+        check_followed(find_followed(policies[-1]), find_verifier(args.verifier[-1]))  # raises
     replays = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):
@@ -102,7 +102,7 @@ def _followers(policy: str, names: Sequence[str]) -> list[str]:
     followers = []
     for judge, name in [(find_verifier(name), name) for name in dict.fromkeys(names)]:
         with suppress(ValueError):
-            check_followed(find_rule(policy), judge)
+            check_followed(find_followed(policy), judge)
             followers.append(name)
     return followers
 

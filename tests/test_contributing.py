@@ -28,7 +28,7 @@ def boosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_policy_of_one_file_has_every_property(boosted: str) -> None:
     report = assert_policy_properties(boosted, examples=60)
-    assert report.passed and report.rule == "boosted"
+    assert report.passed and report.policy == "boosted"
     wrong = Path("wrong.py")
     wrong.write_text(POLICY.replace('"boosted"', '"wrong"').replace("q_n * (1", "q_n * (1.1"))
     with pytest.raises(AssertionError, match="breaks the property budget_holds"):

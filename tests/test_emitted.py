@@ -165,7 +165,7 @@ def test_kinds_of_input():
 
 @pytest.mark.parametrize("call", [ct.emitted_law, ct.audit])
 def test_bad_input_is_named(call):
-    with pytest.raises(TypeError, match="rule: must be a Policy, .*; got 'cactus'"):
+    with pytest.raises(TypeError, match="policy: must be a Policy, .*; got 'cactus'"):
         call("cactus", Q := [0.5, 0.5], Q)
     with pytest.raises(ValueError, match="draft_probs: every row must sum to 1"):
         call(RULES["speculative"], [0.5, 0.5], [0.5, 0.6])

@@ -80,9 +80,9 @@ def run(args: Namespace) -> int:
 
 def _print(report: Report, source: str) -> None:
     """Print the table, every finding with a test to paste, and the summary."""
-    print(f"{report.rule}\n{report.declares}\n\n{table(report)}")
+    print(f"{report.policy}\n{report.declares}\n\n{table(report)}")
     for finding in report.findings + report.undecided:
-        print(f"\n{message(report.rule, finding, finding in report.undecided)}")
+        print(f"\n{message(report.policy, finding, finding in report.undecided)}")
         if finding.target:
             print(f"\n# paste into a test file beside the rule\n{pasted_test(source, finding)}")
     print("".join(f"\n{line}" for line in (report.advice, summary(report)) if line))

@@ -152,7 +152,7 @@ def _print(text: str) -> None:
 
 def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     """Return how to decode: as the flags say, or a file from ``cactus-theory tune``."""
-    from cactus_theory.decoding.schedule import find_rule
+    from cactus_theory.decoding.schedule import find_followed
 
     named = one_policy(args)
     if (named is None) == (args.tuned is None):
@@ -161,7 +161,7 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     if named is not None:
         width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
         temperature = 1.0 if args.temperature is None else args.temperature
-        policy: Any = find_rule(named)
+        policy: Any = find_followed(named)
         verifier = args.verifier or ("chain" if args.siblings is None else "tree")
         cuts = given_cuts(args) or WHOLE
         return TunedSetting(policy, verifier, width, temperature, cuts=cuts)

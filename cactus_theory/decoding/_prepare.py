@@ -52,7 +52,7 @@ class Opening:
         self.meter: Meter | None = None
         if metered is not None:
             log = TokenLog(batch, options.max_new_tokens, options.log_probs)
-            self.meter = Meter(self.policies.rules, metered, options.judge, log)
+            self.meter = Meter(self.policies.distinct, metered, options.judge, log)
 
 
 def opened_texts(

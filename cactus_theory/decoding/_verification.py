@@ -22,9 +22,9 @@ from cactus_theory.verify.draft import Assignment, Draft, Verified
 class Followed:
     """A policy or a schedule along one text, with its state; foreign schedules see copies."""
 
-    def __init__(self, rule: Policy | Schedule, prompt: Sequence[int]) -> None:
-        self.schedule = rule if isinstance(rule, Schedule) else OnePolicy(rule)
-        self.rules, kind = self.schedule.rules, type(self.schedule)
+    def __init__(self, policy: Policy | Schedule, prompt: Sequence[int]) -> None:
+        self.schedule = policy if isinstance(policy, Schedule) else OnePolicy(policy)
+        self.policies, kind = self.schedule.policies, type(self.schedule)
         self.own = is_own(kind)
         self.observes = kind.observe is not Schedule.observe
         self.state = self.schedule.begin(list(prompt))
@@ -32,7 +32,7 @@ class Followed:
     def choose(
         self, row: int, q: Tensor, draft: Draft, judge: Verifier
     ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
-        """Return which of the rules judges what follows each node of a row, and P there."""
+        """Return which of the policies judges what follows each node of a row, and P there."""
         one = draft.of_text(row)
         return self.schedule.choose_by_nodes(self.state, q[row : row + 1], one, judge)
 
@@ -45,36 +45,36 @@ class Followed:
         self.state = self.schedule.advance(self.state, list(new_ids))
 
 
-def rules_of(followed: Sequence[Followed]) -> tuple[Policy, ...]:
+def policies_of(followed: Sequence[Followed]) -> tuple[Policy, ...]:
     """Return the different policies that may judge tokens of these texts."""
-    rules: list[Policy] = []
+    policies: list[Policy] = []
     for own in followed:
-        rules += [rule for rule in own.rules if rule not in rules]
-    return tuple(rules)
+        policies += [policy for policy in own.policies if policy not in policies]
+    return tuple(policies)
 
 
 def assigned(
     followed: Sequence[Followed],
-    rules: tuple[Policy, ...],
+    policies: tuple[Policy, ...],
     q: Float[Tensor, "batch K1 vocab"],
     draft: Draft,
     judge: Verifier,
 ) -> Assignment:
-    """Return which of ``rules`` judges which drafted token of a round."""
-    if len(rules) == 1:
-        return Assignment(rules)
+    """Return which of ``policies`` judges which drafted token of a round."""
+    if len(policies) == 1:
+        return Assignment(policies)
     chosen, ratios, known = [], draft.token_ids.double() * math.nan, False
     for row, own in enumerate(followed):
-        numbers = draft.token_ids.new_tensor([rules.index(rule) for rule in own.rules])
+        numbers = draft.token_ids.new_tensor([policies.index(policy) for policy in own.policies])
         choice, alive = own.choose(row, q, draft, judge)
         chosen.append(numbers[choice])
         if alive is not None:
             ratios[row], known = alive, True
-    return Assignment(rules, torch.stack(chosen), ratios if known else None)
+    return Assignment(policies, torch.stack(chosen), ratios if known else None)
 
 
 class RowPolicies:
-    """What each text follows, one thing for all or one a row; ``rules`` are all their policies."""
+    """What each text follows, one thing for all or one a row; ``distinct`` are all of them."""
 
     def __init__(self, policies: Sequence[Policy | Schedule], texts: Texts) -> None:
         if len(policies) not in (1, texts.batch):
@@ -84,7 +84,7 @@ class RowPolicies:
             )
         of_row = list(policies) * (texts.batch // len(policies))
         self.followed = [Followed(*pair) for pair in zip(of_row, texts.ids, strict=True)]
-        self.rules = rules_of(self.followed)
+        self.distinct = policies_of(self.followed)
 
     @property
     def observing(self) -> bool:

@@ -62,7 +62,7 @@ class HostRounds(Rounds):
         steps = self.calls[1] - steps
         q = self._score(draft)
         policies = self.policies
-        judges = assigned(policies.followed, policies.rules, q, draft, self.verifier)
+        judges = assigned(policies.followed, policies.distinct, q, draft, self.verifier)
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
         with one_thread():

@@ -110,10 +110,10 @@ class Ledger(Schedule):
     def ladders(self) -> tuple[tuple[Policy, ...], ...]:
         """Return for each policy of the inner schedule what a row may be offered, loosest first."""
         strict = find_policy(LOSSLESS)
-        return tuple((*_ladder(policy), strict) for policy in self.inner.rules)
+        return tuple((*_ladder(policy), strict) for policy in self.inner.policies)
 
     @cached_property
-    def rules(self) -> tuple[Policy, ...]:  # type: ignore[override]
+    def policies(self) -> tuple[Policy, ...]:  # type: ignore[override]
         """Return the different policies of all ladders."""
         policies: list[Policy] = []
         for ladder in self.ladders:
@@ -122,8 +122,8 @@ class Ledger(Schedule):
 
     @cached_property
     def numbers(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ladders as places in ``rules``."""
-        return tuple(tuple(map(self.rules.index, ladder)) for ladder in self.ladders)
+        """Return the ladders as places in ``policies``."""
+        return tuple(tuple(map(self.policies.index, ladder)) for ladder in self.ladders)
 
     def check(self, verifier: Verifier) -> None:
         """Raise ValueError for a verifier that cannot follow, or whose charges are not known."""
@@ -159,7 +159,7 @@ class Ledger(Schedule):
         """Return for each node the first policy of its ladder that the allowance has room for."""
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, judge)
         numbers, ids = of_inner.tolist(), draft.token_ids[0].tolist()
-        charges = _Charges(self.rules, target_probs, draft, judge)
+        charges = _Charges(self.policies, target_probs, draft, judge)
         # of each node: the tokens above it, what is spent there, P
         above: list[tuple[int, ...]] = [()] * (len(ids) + 1)
         spent, alive = [state.spent] * len(above), [1.0] * len(above)

@@ -16,7 +16,7 @@ from cactus_theory.decoding._sampling import (
 )
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.result import Round
-from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find_rule
+from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find_followed
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
@@ -128,7 +128,7 @@ class DecodeOptions:
             policies = (policies,)
         elif not isinstance(policies, Sequence):
             raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {policies!r}")
-        return tuple(find_rule(policy) for policy in policies)
+        return tuple(find_followed(policy) for policy in policies)
 
     @cached_property
     def judge(self) -> Verifier:

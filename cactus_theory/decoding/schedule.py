@@ -26,12 +26,12 @@ class Schedule(ABC):
 
     Attributes
     ----------
-    rules : the policies chosen from.
+    policies : those chosen from.
 
     Examples
     --------
     >>> class Alternating(Schedule):
-    ...     rules = (ct.policy("speculative"), ct.policy("band:price=1"))
+    ...     policies = (ct.policy("speculative"), ct.policy("band:price=1"))
     ...     def begin(self, prompt):
     ...         return 0
     ...     def advance(self, state, new_ids):
@@ -42,20 +42,20 @@ class Schedule(ABC):
     tensor([1, 0])
     """
 
-    rules: tuple[Policy, ...]
+    policies: tuple[Policy, ...]
 
     @property
     def spec(self) -> str:
         """Return a line that tells the schedule from others where results name it."""
-        return f"{type(self).__name__}({', '.join(rule.spec for rule in self.rules)})"
+        return f"{type(self).__name__}({', '.join(policy.spec for policy in self.policies)})"
 
     def check(self, verifier: Verifier) -> None:
         """Raise ValueError for a verifier that cannot follow the schedule's policies.
 
         A subclass may also refuse those under which its guarantee would not hold.
         """
-        for rule in self.rules:
-            verifier.check(rule)
+        for policy in self.policies:
+            verifier.check(policy)
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:
@@ -97,7 +97,7 @@ class Schedule(ABC):
         A class of another package is asked with copies.
         """
         choice, count = torch.zeros_like(draft.token_ids[0]), draft.lengths[0]
-        if len(self.rules) == 1 or not count:
+        if len(self.policies) == 1 or not count:
             return choice, None
         if draft.parents is None:
             choice[:count] = self._along(state, slice(0, count), target_probs, draft)
@@ -132,12 +132,12 @@ class OnePolicy(Schedule):
     """One policy for every token."""
 
     def __init__(self, policy: Spec) -> None:
-        self.rules = (find_policy(policy),)
+        self.policies = (find_policy(policy),)
 
     @property
     def spec(self) -> str:
         """Return the policy's."""
-        return self.rules[0].spec
+        return self.policies[0].spec
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Return no state."""
@@ -172,7 +172,7 @@ class ByPosition(Schedule):
         self.starts = tuple(whole_number("steps", start, 0) for start, _ in steps)
         if self.starts[:1] != (0,) or list(self.starts) != sorted(set(self.starts)):
             raise ValueError(f"steps: positions must start at 0 and rise; got {self.starts}")
-        self.rules = tuple(find_policy(spec) for _, spec in steps)
+        self.policies = tuple(find_policy(spec) for _, spec in steps)
 
     def begin(self, prompt: Sequence[int]) -> int:
         """Return 0 new tokens."""
@@ -188,7 +188,7 @@ class ByPosition(Schedule):
         return torch.searchsorted(position.new_tensor(self.starts), position, right=True) - 1
 
 
-def find_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
+def find_followed(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
     """Return what a policy's spec names, or the schedule that ``FILE.py:NAME`` stands for.
 
     Parameters of a schedule's class are its knobs; raises as :func:`cactus_theory.policy`.
@@ -200,9 +200,9 @@ def find_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
     return find_policy(spec, **knobs)  # type: ignore[arg-type]
 
 
-def check_followed(rule: Policy | Schedule, verifier: Verifier) -> None:
+def check_followed(policy: Policy | Schedule, verifier: Verifier) -> None:
     """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
-    rule.check(verifier) if isinstance(rule, Schedule) else verifier.check(rule)
+    policy.check(verifier) if isinstance(policy, Schedule) else verifier.check(policy)
 
 
 def check_bonus_is_free(schedule: str, verifier: Verifier) -> None:
@@ -267,7 +267,7 @@ class Between(Schedule):
         opening: int | Iterable[Marker],
         closing: int | Iterable[Marker],
     ) -> None:
-        self.rules = (find_policy(outside), find_policy(inside))
+        self.policies = (find_policy(outside), find_policy(inside))
         self.opening = _markers("opening", opening)
         self.closing = _markers("closing", closing)
         shared = sorted(set(self.opening) & set(self.closing))
@@ -278,7 +278,7 @@ class Between(Schedule):
     @property
     def spec(self) -> str:
         """Return policies and markers in a line."""
-        outside, inside = (rule.spec for rule in self.rules)
+        outside, inside = (policy.spec for policy in self.policies)
         return f"{inside} between {list(self.opening)} and {list(self.closing)}, else {outside}"
 
     def check(self, verifier: Verifier) -> None:

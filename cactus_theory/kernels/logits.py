@@ -51,7 +51,7 @@ class LogitsVerdict(NamedTuple):
 
 
 def verify_logits(
-    rule: Policy,
+    policy: Policy,
     target_logits: Tensor,
     draft_logits: Tensor | None,
     draft_token_ids: Tensor,
@@ -134,13 +134,13 @@ def verify_logits(
     device = target_logits.device
     check_per_request(layout.batch, device, WHOLE, seeds=seeds, positions=positions)
     temperature = checked_temperature(temperature, layout.batch, device)
-    policy = kernel_policy(rule, verifier)
-    if policy is None or not runs_kernels(device):
+    kernel = kernel_policy(policy, verifier)
+    if kernel is None or not runs_kernels(device):
         if not target_logits.is_cuda and target_logits.numel():
             first = target_logits.reshape(-1, target_logits.shape[-1])[0]
             warn_of_probabilities("target_logits", first)
         ids, counts = verify_in_torch(
-            rule, verifier, layout, target_logits, draft_logits, draft_token_ids, temperature,
+            policy, verifier, layout, target_logits, draft_logits, draft_token_ids, temperature,
             seeds, positions,
         )  # fmt: skip
         return LogitsVerdict(ids, counts) if out is None else _copied(out, ids, counts)
@@ -150,7 +150,7 @@ def verify_logits(
         ids = draft_token_ids.new_empty(layout.batch, layout.width + 1)
         out = LogitsVerdict(ids, draft_token_ids.new_empty(layout.batch))
     launches.Step(
-        policy, verifier == "block", layout, target_logits, draft_logits, draft_token_ids,
+        kernel, verifier == "block", layout, target_logits, draft_logits, draft_token_ids,
         temperature, seeds, positions, work, *out,
     ).run()  # fmt: skip
     return out

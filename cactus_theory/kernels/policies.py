@@ -42,7 +42,7 @@ class KernelPolicy:
         return Knob(high, float(np.float32(self.knob - high)))
 
 
-def has_kernel(rule: Policy, verifier: str = "chain") -> bool:
+def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
     """Return whether :func:`verify_logits` decides by this policy in a kernel.
 
     Chain: ``speculative``, ``lenience``, ``distillspec``, ``mixture``, ``cactus``,
@@ -55,7 +55,7 @@ def has_kernel(rule: Policy, verifier: str = "chain") -> bool:
     >>> has_kernel(ct.policy("band:price=2")), has_kernel(ct.policy("typical:epsilon=0.3"))
     (True, False)
     """
-    return kernel_policy(rule, verifier) is not None
+    return kernel_policy(policy, verifier) is not None
 
 
 def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:

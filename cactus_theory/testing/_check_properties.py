@@ -111,17 +111,17 @@ Crash = tuple[Behaviour, Exception]
 
 @dataclass
 class Checker:
-    """How properties are checked; see :func:`cactus_theory.testing._policies.check_rule`."""
+    """How properties are checked; see :func:`cactus_theory.testing._policies.check_policy`."""
 
-    rule: Policy
+    policy: Policy
     asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None
     shrink_seconds: float = 10.0
 
     def behaviour(
-        self, group: Pair, rule: Policy | None = None, knobs: dict[str, float] | None = None
+        self, group: Pair, policy: Policy | None = None, knobs: dict[str, float] | None = None
     ) -> Behaviour:
-        """Return the rule, or the rule at other knobs, on a batch of rows."""
-        return Behaviour(self.rule if rule is None else rule, *group, knobs)
+        """Return the policy, or the policy at other knobs, on a batch of rows."""
+        return Behaviour(self.policy if policy is None else policy, *group, knobs)
 
     def worst(self, prop: Property, seen: Behaviour) -> Worst:
         """Return the worst entry of a property; the rule's exceptions pass."""
@@ -207,7 +207,7 @@ class Checker:
         verdict = partial(Verdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:
-            if not prop.applies(seen.rule):
+            if not prop.applies(seen.policy):
                 continue
             try:
                 worst = self.worst(prop, seen)
@@ -238,11 +238,11 @@ def _at(seen: Behaviour) -> str:
 
 def _likeliest(prop: Property, seen: Behaviour) -> str:
     """Return the likeliest cause of a failure: an undeclared jump, or the property's own hint."""
-    source = getattr(seen.rule, "source", None)
+    source = getattr(seen.policy, "source", None)
     if seen.knobs and source is not None and source.knob_range is None:
         return f"{prop.hint}; or {RANGE}" if prop.hint else RANGE
     try:
-        if prop.steady and seen.rule.declares.continuous and bool(seen.jumps.any()):
+        if prop.steady and seen.policy.declares.continuous and bool(seen.jumps.any()):
             return JUMPS
     except Exception:  # whatever the user's code raises on moved rows
         pass

@@ -32,8 +32,8 @@ SHRINK_SECONDS = 10.0
 SLOW_SECONDS = 20.0
 
 
-def check_rule(
-    rule: Policy,
+def check_policy(
+    policy: Policy,
     groups: Iterable[Pair],
     *,
     properties: Iterable[str] | None = None,
@@ -43,32 +43,32 @@ def check_rule(
     progress: Callable[[str, Report], None] = lambda prop, so_far: None,
     asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None,
 ) -> Report:
-    """Return the report on ``rule`` for every property, or the named ones, on batches of rows.
+    """Return the report on ``policy`` for every property, or the named ones, on batches of rows.
 
     ``shrink_seconds`` is for shrinking one counterexample (0 keeps the rows as they are).
     With ``elsewhere`` some rows are also tried at values of the knob between those of the
     ladder, drawn with ``seed``. ``progress`` is called with a property's name and the report so
     far before it is checked, ``asking`` before each time that it is looked at on some rows.
     """
-    checker = Checker(rule, asking, shrink_seconds)
+    checker = Checker(policy, asking, shrink_seconds)
     chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
-    claims = declared(rule)
+    claims = declared(policy)
     verdicts = {name: _unchecked(name) for name in chosen}
     start = time.monotonic()
     so_far = {first.name: _unchecked(first.name)} | verdicts
-    progress(first.name, Report(rule.spec, claims, [*so_far.values()]))
+    progress(first.name, Report(policy.spec, claims, [*so_far.values()]))
     groups = list(groups)
     others = _at_other_knobs(checker, groups, seed) if elsewhere else []
     behaviours, crashed = checker.without_crashes(first, map(checker.behaviour, groups))
     for name in chosen:
         prop = PROPERTIES[name]
-        progress(name, Report(rule.spec, claims, [*verdicts.values()]))
+        progress(name, Report(policy.spec, claims, [*verdicts.values()]))
         if prop is first and crashed:
             finding = checker.crash(prop, *crashed[0])
             count = sum(len(seen.q) for seen in behaviours) + len(crashed)
             verdict = Verdict(name, prop.statement, "fails", count, finding.margin, finding)
-        elif not prop.applies(rule):
+        elif not prop.applies(policy):
             verdict = Verdict(name, prop.statement, "not declared", 0, None)
         else:
             verdict = checker.judge(prop, behaviours + (others if prop.at_other_knobs else []))
@@ -77,12 +77,12 @@ def check_rule(
             others = _sound(checker, others)
         verdicts[name] = verdict
     slow = time.monotonic() - start > SLOW_SECONDS
-    scalar = isinstance(rule, FunctionPolicy) and not rule.source.vectorised
+    scalar = isinstance(policy, FunctionPolicy) and not policy.source.vectorised
     advice = [f"slow: {VECTORISE}"] if slow and scalar else []
-    advice += _most_spent(behaviours) if rule.declares.budget is None else []
+    advice += _most_spent(behaviours) if policy.declares.budget is None else []
     judged = {name for name, verdict in verdicts.items() if verdict.examples}
-    advice += _knob_values(rule, elsewhere, others, judged)
-    return Report(rule.spec, claims, [*verdicts.values()], "\n".join(advice))
+    advice += _knob_values(policy, elsewhere, others, judged)
+    return Report(policy.spec, claims, [*verdicts.values()], "\n".join(advice))
 
 
 def _unchecked(name: str) -> Verdict:
@@ -105,10 +105,10 @@ def _most_spent(behaviours: list[Behaviour]) -> list[str]:
 
 
 def _knob_values(
-    rule: Policy, elsewhere: bool, others: list[Behaviour], judged: set[str]
+    policy: Policy, elsewhere: bool, others: list[Behaviour], judged: set[str]
 ) -> list[str]:
     """Return, in words, the values of the knob at which the judged properties were tried."""
-    own = own_value(rule)
+    own = own_value(policy)
     if own is None:
         return []
     parts = [f"at {own:g}"]
@@ -116,25 +116,25 @@ def _knob_values(
         drawn = ", ".join(f"{value:g}" for seen in others for value in seen.knobs.values())
         parts += [f"at {drawn} on {max(len(seen.q) for seen in others)} rows of a few tokens"]
     if "acceptance_follows_the_knob" in judged:
-        along = ", ".join(f"{value:g}" for value, _ in knob_ladder(rule, BETWEEN))
+        along = ", ".join(f"{value:g}" for value, _ in knob_ladder(policy, BETWEEN))
         parts += [f"along {along} for acceptance_follows_the_knob"]
     if "strict_point_is_lossless" in judged:
-        parts += [f"at {rule.declares.strict:g} for strict_point_is_lossless"]
-    if len(parts) == 1 and elsewhere and not other_knobs(rule):
+        parts += [f"at {policy.declares.strict:g} for strict_point_is_lossless"]
+    if len(parts) == 1 and elsewhere and not other_knobs(policy):
         parts += ["no other value was, as none of direction, strict, knob_range is declared"]
-    return [f"the knob {rule.knob} was tried {'; '.join(parts)}"]
+    return [f"the knob {policy.knob} was tried {'; '.join(parts)}"]
 
 
 def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Behaviour]:
     """Return the rule at other values of its knob, on some rows of a few tokens."""
     narrow = [group for group in groups if 3 <= group[0].shape[-1] <= NARROW]
-    if not narrow or checker.rule.knob is None:
+    if not narrow or checker.policy.knob is None:
         return []
     q, p = max(narrow, key=lambda group: len(group[0]))
     rows = q[:ROWS_AT_OTHER_KNOBS], p[:ROWS_AT_OTHER_KNOBS]
     return [
-        checker.behaviour(rows, policy, {checker.rule.knob: value})
-        for value, policy in other_knobs(checker.rule, seed)
+        checker.behaviour(rows, policy, {checker.policy.knob: value})
+        for value, policy in other_knobs(checker.policy, seed)
     ]
 
 
@@ -145,7 +145,7 @@ def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
 
 
 def assert_policy_properties(
-    rule: Policy | str,
+    policy: Policy | str,
     *,
     properties: Iterable[str] | None = None,
     examples: int = 200,
@@ -159,7 +159,7 @@ def assert_policy_properties(
 
     Parameters
     ----------
-    rule : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
+    policy : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
     properties : names out of ``PROPERTIES``; all of them by default.
     examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
     rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
@@ -170,14 +170,14 @@ def assert_policy_properties(
     AssertionError
         A property is broken.
     ValueError, TypeError
-        An unknown property, rows that are no distributions, a rule that is none.
+        An unknown property, rows that are no distributions, a policy that is none.
 
     Examples
     --------
     >>> assert_policy_properties("band:delta=0.1", properties=["budget_holds"], examples=10).passed
     True
     """
-    policy = find_policy(rule)
+    policy = find_policy(policy)
     chosen = [prop.name for prop in PROPERTIES.chosen("properties", properties)]
     if rows is None:
         groups = draw_examples(int(check.number("examples", examples, 1)), seed)
@@ -185,7 +185,7 @@ def assert_policy_properties(
         q, p = check.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
     options = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
-    report = check_rule(policy, groups, properties=chosen, seed=seed, **options)
+    report = check_policy(policy, groups, properties=chosen, seed=seed, **options)
     if not report.passed:
-        raise AssertionError("\n\n".join(message(report.rule, f) for f in report.findings))
+        raise AssertionError("\n\n".join(message(report.policy, f) for f in report.findings))
     return report

@@ -93,7 +93,7 @@ class Report:
     ('passed', 0)
     """
 
-    rule: str
+    policy: str
     declares: str
     laws: list[Verdict]
     advice: str = ""
@@ -105,7 +105,7 @@ class Report:
             Verdict(**law | {"finding": law["finding"] and Finding(**law["finding"])})
             for law in plain["laws"]
         ]
-        return cls(plain["rule"], plain["declares"], laws, plain["advice"])
+        return cls(plain["policy"], plain["declares"], laws, plain["advice"])
 
     @property
     def outcome(self) -> Outcome:
@@ -136,9 +136,9 @@ class Report:
         return {"passed": self.passed, "outcome": self.outcome} | asdict(self)
 
 
-def declared(rule: Policy) -> str:
+def declared(policy: Policy) -> str:
     """Return what a rule declares, in words."""
-    claims = rule.declares
+    claims = policy.declares
     parts = [
         f"{entry.name} {getattr(claims, entry.name)}".replace("_", " ").removesuffix(" True")
         for entry in fields(claims)

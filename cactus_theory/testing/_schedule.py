@@ -49,7 +49,7 @@ def assert_schedule_properties(
 ) -> None:
     """Check a schedule on made-up texts; raise AssertionError with the first property broken.
 
-    * Every choice is a number of one of its ``rules``, one a drafted token.
+    * Every choice is a number of one of its ``policies``, one a drafted token.
     * The choice for token i does not change with token i, later tokens, or rows after
       number i: a policy may know only what was known before the token was drawn.
     * A text's choices depend on that text alone: the state is begun anew for each, and other
@@ -109,9 +109,9 @@ class _Text(Seen):
 
     def follow(self, state: Any, turn: _Round) -> tuple[Tensor, Any]:
         """Return the choices of a round, (K,), and the state after it."""
-        chosen, rules = self.chosen(state, turn).clone(), self.schedule.rules
-        # numbers of no rule are for the property that looks at them
-        judged = [rules[number] for number in chosen.tolist() if 0 <= number < len(rules)]
+        chosen, policies = self.chosen(state, turn).clone(), self.schedule.policies
+        # numbers of no policy are for the property that looks at them
+        judged = [policies[at] for at in chosen.tolist() if 0 <= at < len(policies)]
         seen = self.schedule.observe(state, turn.verified(judged))
         return chosen, self.schedule.advance(seen, turn.new_ids)
 
@@ -133,10 +133,10 @@ def _round(vocabulary: int, source: torch.Generator) -> _Round:
     return _Round(drafted, q[:WIDTH], p[:WIDTH], accepted)
 
 
-@SCHEDULE_PROPERTIES.enter(hint="choices that are not indices of rules, or of another length")
-def choices_are_numbers_of_rules(seen: _Text) -> Iterator[Bounds]:
-    """Every choice is a number of one of the schedule's rules, one a drafted token."""
-    most = len(seen.schedule.rules)
+@SCHEDULE_PROPERTIES.enter(hint="choices that are not indices of policies, or of another length")
+def choices_are_numbers_of_policies(seen: _Text) -> Iterator[Bounds]:
+    """Every choice is a number of one of the schedule's policies, one a drafted token."""
+    most = len(seen.schedule.policies)
     about = f"choose: must return {WIDTH} numbers below {most}"
     lengths = torch.tensor([len(choice) for choice in seen.alone])
     yield Bounds(lengths, WIDTH, WIDTH, f"{about}: how many it returns", 0.0)

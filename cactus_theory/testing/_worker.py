@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding.schedule import Schedule, find_rule
+from cactus_theory.decoding.schedule import Schedule, find_followed
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
@@ -25,7 +25,7 @@ from cactus_theory.policies._registry import POLICIES
 from cactus_theory.testing._check_properties import Pair
 from cactus_theory.testing._divergence import assert_divergence_properties
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing._property import Property
 from cactus_theory.testing._report import Finding, Report, Verdict, declared
 from cactus_theory.testing._schedule import assert_schedule_properties
@@ -107,19 +107,22 @@ def _work(options: dict[str, Any], say: Say) -> None:
         singly = [(q[i : i + 1], p[i : i + 1]) for q, p in groups for i in range(len(q))]
         for some in (singly[:1], singly):  # the first call may import packages
             start, answers = time.monotonic(), {"properties": ["answers"], "elsewhere": False}
-            check_rule(rule, some, shrink_seconds=0, asking=ask_row, **answers)
+            check_policy(rule, some, shrink_seconds=0, asking=ask_row, **answers)
             each = (time.monotonic() - start) / sum(int((p > 0).sum()) for _, p in some)
         yield from groups
 
     chosen = {"properties": names, "seed": options["seed"]}
-    say(report=asdict(check_rule(rule, rows(), progress=progress, asking=ask, **chosen)), done=True)
+    say(
+        report=asdict(check_policy(rule, rows(), progress=progress, asking=ask, **chosen)),
+        done=True,
+    )
 
 
 def _read(source: str) -> Policy | Schedule | Divergence:
     """Return what ``FILE.py:NAME`` stands for."""
     entry, _ = POLICIES.read(source, Schedule, Divergence)
     kind = entry if isinstance(entry, type) else type(entry)
-    return find_divergence(source) if issubclass(kind, Divergence) else find_rule(source)
+    return find_divergence(source) if issubclass(kind, Divergence) else find_followed(source)
 
 
 def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Say) -> Report:
@@ -127,7 +130,7 @@ def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: 
     if isinstance(what, Schedule):
         name, hold = "schedule", assert_schedule_properties
         statement = "a choice knows only what is known before its token, and its own text alone"
-        declares = f"chooses among {', '.join(rule.spec for rule in what.rules)}"
+        declares = f"chooses among {', '.join(policy.spec for policy in what.policies)}"
     else:
         name, hold = "divergence", assert_divergence_properties
         statement = "generator, geometry, budgets and values are those of one divergence"
@@ -154,13 +157,13 @@ def _kind_of(divergence: Divergence) -> str:
     return "a bound on h/q" if generator is None else f"a function of {generator.spec}"
 
 
-def declaration(rule: Policy, source: str) -> str:
+def declaration(policy: Policy, source: str) -> str:
     """Return what the rule declares; raise ValueError for a declaration that cannot be read."""
     try:
-        claims = rule.declares
+        claims = policy.declares
         if claims.budget is not None:
             find_divergence(claims.budget.divergence)
-        return declared(rule)
+        return declared(policy)
     except Exception as error:
         raise ValueError(
             f"{source}: what it declares cannot be read: {type(error).__name__}: {error}"

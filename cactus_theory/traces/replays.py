@@ -22,7 +22,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule, check_followed, find_rule
+from cactus_theory.decoding.schedule import Schedule, check_followed, find_followed
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import FixedTarget, Policy
@@ -125,7 +125,7 @@ def _replays(
     on_cycles: OnCycles | None = None,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    policy, verifier = find_rule(policy), find_verifier(verifier)
+    policy, verifier = find_followed(policy), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [TextSums(source.texts, width, tuple(kinds)) for width in widths]
     if isinstance(source, Trace) and source.header.trees:
@@ -239,7 +239,7 @@ def _replay_schedule(
         p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[: sums.width]
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
         choice, _ = schedule.choose_by_nodes(state, q[None], draft, verifier)
-        law = verifier.law(Assignment(schedule.rules, choice[None]), q[None], draft)
+        law = verifier.law(Assignment(schedule.policies, choice[None]), q[None], draft)
         if law.emitted is None or verifier.looks_ahead:
             raise NotImplementedError(NO_ROW.format(verifier.name))
         ended = torch.isin(ids, ends).cumsum(-1) > 0
@@ -250,7 +250,7 @@ def _replay_schedule(
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
         if rows := min(count + 1, len(ids)):
-            policies = tuple(schedule.rules[number] for number in choice[:rows].tolist())
+            policies = tuple(schedule.policies[number] for number in choice[:rows].tolist())
             raised = None if law.raised is None else law.raised[0, :rows]
             path = Reached(law.alive[0, :rows], raised)
             accepted = torch.arange(rows) < count

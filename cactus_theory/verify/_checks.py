@@ -19,7 +19,7 @@ from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
 @one_thread()
 def verify_tensors(
     verifier: Verifier,
-    rule: Any,
+    policy: Any,
     target_probs: Any,
     draft_probs: Any,
     draft_token_ids: Any,
@@ -28,17 +28,17 @@ def verify_tensors(
     validate: bool,
     tree: Draft | None = None,
 ) -> Verdict:
-    """Verify tensors whose drafts end at −1; ``rule`` is one policy or one per row.
+    """Verify tensors whose drafts end at −1; ``policy`` is one or one per row.
 
     Drafts are chains, or of the shape that ``tree`` declares.
     """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
-    policies = [rule] if isinstance(rule, Policy) else list(rule)
-    for policy in policies:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"rule: must be a Policy or a list of them; got {policy!r}")
-        enter(policy)
+    policies = [policy] if isinstance(policy, Policy) else list(policy)
+    for one in policies:
+        if not isinstance(one, Policy):
+            raise TypeError(f"policy: must be a Policy or a list of them; got {one!r}")
+        enter(one)
     if validate:
         target_probs, draft_probs = _checked(
             verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
@@ -116,7 +116,7 @@ def _checked(
             f"{tuple(ids.shape)}; got {tuple(q.shape)}"
         )
     if len(policies) not in (1, batch):
-        raise ValueError(f"rule: must be one rule or one per row ({batch}); got {len(policies)}")
+        raise ValueError(f"policy: must be one or one per row ({batch}); got {len(policies)}")
     sources = generator if isinstance(generator, list) else [generator]
     for source in sources if generator is not None else ():
         if not isinstance(source, torch.Generator):

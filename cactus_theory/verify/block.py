@@ -267,7 +267,7 @@ class Walk:
 
 
 def verify_block(
-    rule: Policy | Sequence[Policy],
+    policy: Policy | Sequence[Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
     draft_token_ids: Tensor,
@@ -286,7 +286,7 @@ def verify_block(
 
     Parameters
     ----------
-    rule : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
+    policy : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
         proposal (followed by its emitted law).
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
     draft_probs : (B, K, V) draft rows, or None if the draft was deterministic;
@@ -305,7 +305,7 @@ def verify_block(
         Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
         coins and a generator, a policy without a row of its own.
     TypeError
-        Ids that are not int64, a rule that is not a Policy.
+        Ids that are not int64, a policy that is none.
 
     Examples
     --------
@@ -319,5 +319,5 @@ def verify_block(
     tensor([[ 1, -1, -1]])
     """
     return verify_tensors(
-        Block(bonus), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
+        Block(bonus), policy, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     )

@@ -94,7 +94,7 @@ class Chain(Verifier):
 
 
 def verify_chain(
-    rule: Policy | Sequence[Policy],
+    policy: Policy | Sequence[Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
     draft_token_ids: Tensor,
@@ -110,7 +110,7 @@ def verify_chain(
 
     Parameters
     ----------
-    rule : one policy, or one per row.
+    policy : one policy, or one per row.
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
     draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
@@ -126,7 +126,7 @@ def verify_chain(
         Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
         coins and a generator.
     TypeError
-        Ids that are not int64, a rule that is not a Policy.
+        Ids that are not int64, a policy that is none.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def verify_chain(
     (tensor([[ 0,  1, -1]]), tensor([1]))
     """
     return verify_tensors(
-        Chain(), rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
+        Chain(), policy, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     )
 
 

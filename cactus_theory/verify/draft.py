@@ -181,8 +181,8 @@ class Assignment:
 
     Examples
     --------
-    >>> rules = ct.policy("speculative"), ct.policy("band:price=1")
-    >>> first_lossless = Assignment(rules, torch.tensor([[0, 1, 1]]))
+    >>> policies = ct.policy("speculative"), ct.policy("band:price=1")
+    >>> first_lossless = Assignment(policies, torch.tensor([[0, 1, 1]]))
     >>> first_lossless.policies[first_lossless.choice[0, 2]].spec
     'band:price=1.0'
     """

@@ -237,7 +237,7 @@ def _check_family(ids: Tensor, parents: Tensor) -> None:
 
 
 def verify_tree(
-    rule: Policy | Sequence[Policy],
+    policy: Policy | Sequence[Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
     draft_token_ids: Int[Tensor, "batch K"],
@@ -258,7 +258,7 @@ def verify_tree(
 
     Parameters
     ----------
-    rule : one policy, or one per row, as for :func:`verify_block`.
+    policy : one policy, or one per row, as for :func:`verify_block`.
     target_probs : (B, K + 1, V) target rows by node.
     draft_probs : (B, K, V) by node, the row that its sampled child was drawn from; not read
         where there is none, and None if nothing was sampled.
@@ -283,7 +283,7 @@ def verify_tree(
         As :func:`verify_block`; parents that do not come before their children, equal siblings,
         two sampled ones, sampled tokens without rows.
     TypeError
-        Ids or parents that are not int64, flags that are not bool, a rule that is not a Policy.
+        Ids or parents that are not int64, flags that are not bool, a policy that is none.
 
     Examples
     --------
@@ -295,5 +295,5 @@ def verify_tree(
     (tensor([[ 1,  0, -1]]), tensor([[ 1, -1]]))
     """
     tree = declared_tree(draft_token_ids, parents, draft_probs, sampled, deterministic, validate)
-    shared = rule, target_probs, draft_probs, draft_token_ids, generator, coins, validate
+    shared = policy, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     return verify_tensors(Tree(runs), *shared, tree=tree)

@@ -79,8 +79,8 @@ class Way(NamedTuple):
     tried: Callable[[Policy, Settings], None]
 
 
-BY_HOOK = Way(KEYS, lambda rule, settings: settings.verifier.check(rule), try_rows)
-BY_BIAS = Way(PROCESSOR_KEYS, lambda rule, _: check_policy(rule), lambda rule, _: try_bias(rule))
+BY_HOOK = Way(KEYS, lambda policy, settings: settings.verifier.check(policy), try_rows)
+BY_BIAS = Way(PROCESSOR_KEYS, lambda one, _: check_policy(one), lambda one, _: try_bias(one))
 
 
 class Admission:

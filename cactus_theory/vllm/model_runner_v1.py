@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._verification import assigned, rules_of
+from cactus_theory.decoding._verification import assigned, policies_of
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import LOSSLESS, Admission
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
@@ -184,7 +184,7 @@ class Hook:
             judges = None
             if booked and followed:
                 told = batch.target_rows, batch.draft, self.settings.verifier
-                judges = assigned(followed, rules_of(followed), *told)
+                judges = assigned(followed, policies_of(followed), *told)
             output, verified = verify_flat(self.settings.verifier, policies, batch, None, judges)
         except Exception as error:
             if all(rule is self.settings.policy for rule in policies):

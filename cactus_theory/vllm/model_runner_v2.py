@@ -71,13 +71,13 @@ class Requests:
     positions: Int[Tensor, "R"]
     heat: Float[Tensor, "R"]  # 0 for greedy requests, else 1
 
-    def verify(self, rule: Policy, verifier: str) -> tuple[Tensor, Tensor]:
+    def verify(self, policy: Policy, verifier: str) -> tuple[Tensor, Tensor]:
         """Return the emitted tokens (R, K + 1) int64, and how many (R,) int32.
 
         What follows them is 0. A row with a NaN in it gives some token of the vocabulary.
         """
         verdict = verify_logits(
-            rule, self.target, self.draft, self.drafted, seeds=self.seeds,
+            policy, self.target, self.draft, self.drafted, seeds=self.seeds,
             positions=self.positions, temperature=self.heat, verifier=verifier,
         )  # fmt: skip
         tokens = verdict.output_token_ids.clamp_(0, self.target.shape[-1] - 1)

@@ -57,7 +57,7 @@ class Request:
         measured = bool(settings.readings)
         self.meter: Meter | None = None
         if measured:
-            self.meter = Meter(self.followed.rules, settings.divergence, settings.verifier)
+            self.meter = Meter(self.followed.policies, settings.divergence, settings.verifier)
         self.rounds: Any = None  # what CACTUS_TRACE keeps of it
         self.drafted = self.accepted = self.emitted = 0
         self.greedy = getattr(params, "temperature", None) == 0
@@ -83,7 +83,7 @@ class Request:
         if self.meter is None:
             return 0, 0.0
         before = self.meter.sums()
-        judges = [self.followed.rules.index(policy) for policy in rows.policies]
+        judges = [self.followed.policies.index(policy) for policy in rows.policies]
         choice = rows.draft_token_ids.new_tensor(judges)
         self.meter.add(rows.target_probs, rows.draft_probs, choice, rows.path)
         after = self.meter.sums()  # rows of a step are not kept

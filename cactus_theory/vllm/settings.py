@@ -147,14 +147,14 @@ def _meter(text: str, readings: str) -> int:
     return int(text) if text else MEASURED
 
 
-def _cap(text: str, rule: "Policy") -> float | None:
+def _cap(text: str, policy: "Policy") -> float | None:
     from cactus_theory.base.arguments import number
     from cactus_theory.decoding.ledger import Ledger
 
     if not text:
         return None
     cap = number(CAP, text, 0)
-    named(CAP, Ledger, rule, min(cap, 1.0))  # a policy that a ledger cannot follow stops here
+    named(CAP, Ledger, policy, min(cap, 1.0))  # a policy that a ledger cannot follow stops here
     return cap
 
 

@@ -84,12 +84,12 @@ def _jobs() -> Iterator[tuple[str, int, int, Callable[[], Any]]]:
     yield "sort-and-bisect in numpy", LARGE, 1, lambda: naive_optimum(q[0].numpy(), p[0].numpy())
     yield "optimal_acceptance kl", LARGE, 1, lambda: ct.optimal_acceptance(q, p, delta=DELTA)
     for spec in ("band:delta=0.1", "band:price=2"):
-        rule = ct.policy(spec)
-        yield f"edges of {spec}", LARGE, 1, lambda rule=rule: rule.edges(q, p)  # type: ignore[attr-defined]
+        policy = ct.policy(spec)
+        yield f"edges of {spec}", LARGE, 1, lambda policy=policy: policy.edges(q, p)  # type: ignore[attr-defined]
     for spec in ("cactus:delta=0.1", "cactus_exact:delta=0.1", "typical"):
-        rule = ct.policy(spec)
-        yield f"emitted_law {spec}", LARGE, 1, lambda rule=rule: ct.emitted_law(rule, q, p)
-        yield f"audit {spec}", LARGE, 1, lambda rule=rule: ct.audit(rule, q, p)
+        policy = ct.policy(spec)
+        yield f"emitted_law {spec}", LARGE, 1, lambda policy=policy: ct.emitted_law(policy, q, p)
+        yield f"audit {spec}", LARGE, 1, lambda policy=policy: ct.audit(policy, q, p)
     many_q, many_p = pair_of_rows(BATCH, MEDIUM)
     yield (
         "optimal_acceptance kl", MEDIUM, BATCH,

@@ -89,9 +89,9 @@ def _verifications(vocab: int) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"meter {rule.spec}", partial(metered, rule, q[0, :WIDTH], p[0])
 
 
-def metered(rule: ct.Policy, q: torch.Tensor, p: torch.Tensor) -> None:
+def metered(policy: ct.Policy, q: torch.Tensor, p: torch.Tensor) -> None:
     """Charge rows as a decode does."""
-    meter = Meter((rule,))
+    meter = Meter((policy,))
     with torch.inference_mode():
         meter.add(q, p, None)
         meter.sums()

@@ -124,9 +124,9 @@ def _jobs(
         DENSE: lambda: dense_step(q, p, ids, DELTA, coins[0]),
     }
     for spec in POLICIES:
-        rule = ct.policy(spec)
-        jobs[f"verify_chain, {spec}"] = lambda rule=rule: ct.verify_chain(
-            rule, q, p, ids, coins=coins, validate=False
+        policy = ct.policy(spec)
+        jobs[f"verify_chain, {spec}"] = lambda policy=policy: ct.verify_chain(
+            policy, q, p, ids, coins=coins, validate=False
         )
     for spec in METERED:
         charge = partial(metered, ct.policy(spec), q[:, 1:].flatten(0, 1), p.flatten(0, 1))
@@ -140,10 +140,10 @@ def _block_jobs(
     """Return what is timed by whole paths, and the job that each is compared with."""
     jobs = {}
     for spec, rival in BLOCKS.items():
-        rule = ct.policy(spec)
+        policy = ct.policy(spec)
         name = ":".join(filter(None, label(spec)))
         jobs[f"verify_block, {name}"] = (
-            lambda rule=rule: ct.verify_block(rule, q, p, ids, coins=coins, validate=False),
+            lambda policy=policy: ct.verify_block(policy, q, p, ids, coins=coins, validate=False),
             f"verify_chain, {rival}",
         )
     return jobs

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding.schedule import check_followed, find_rule
+from cactus_theory.decoding.schedule import check_followed, find_followed
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import find_verifier, verifiers
 from cactus_theory.verify.contract import registered_verifier
@@ -250,7 +250,7 @@ class Grid:
 
 def checked_policy(spec: str) -> str:
     """Return the spec as results name it, checked; what is in a file stays ``FILE.py:NAME``."""
-    policy = find_rule(spec)
+    policy = find_followed(spec)
     return spec if file_of(spec) is not None else policy.spec
 
 
@@ -259,7 +259,7 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
 
     Rows by themselves are compared with rows of paths: token by token there are no others.
     """
-    registered, rule = verifiers(), find_rule(spec)
+    registered, rule = verifiers(), find_followed(spec)
     able, refused = [], ""
     for name in dict.fromkeys(names):
         if name not in registered:

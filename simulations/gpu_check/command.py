@@ -278,26 +278,26 @@ class Inputs:
         return lambda: sink.copy_(source)
 
 
-def torch_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Work:
+def torch_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work:
     """Return the path of one torch call after another: two softmaxes, then the verifier."""
     verify = ct.verify_block if verifier == "block" else ct.verify_chain
     coins = inputs.coins[:, :-1], inputs.coins[:, -1]
 
     def step() -> Any:
         q, p = inputs.target.float().softmax(-1), inputs.draft.float().softmax(-1)
-        return verify(rule, q, p, inputs.ids, coins=coins, validate=False)
+        return verify(policy, q, p, inputs.ids, coins=coins, validate=False)
 
     return step
 
 
-def fused_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
+def fused_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
     """Return one call of the fused kernel, in memory of its own; None where there is none.
 
     On a CPU kernels are there only while Triton interprets them.
     """
     ids = inputs.ids
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not has_kernel(rule, verifier) or not (ids.is_cuda or interpreted):
+    if not has_kernel(policy, verifier) or not (ids.is_cuda or interpreted):
         return None
     batch, width, vocab = inputs.shape
     fixed = {
@@ -307,7 +307,7 @@ def fused_step(rule: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
         "out": LogitsVerdict(ids.new_empty(batch, width + 1), ids.new_empty(batch)),
         "verifier": verifier,
     }
-    return lambda: verify_logits(rule, inputs.target, inputs.draft, ids, **fixed)
+    return lambda: verify_logits(policy, inputs.target, inputs.draft, ids, **fixed)
 
 
 def _verification(

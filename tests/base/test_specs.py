@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import Schedule
-from cactus_theory.decoding.schedule import find_rule
+from cactus_theory.decoding.schedule import find_followed
 from cactus_theory.divergences import definition as divergences
 from cactus_theory.divergences.definition import registered_divergence
 from cactus_theory.policies._registry import policy_of_data
@@ -46,7 +46,8 @@ class Early(Schedule):
     """Loose for the first tokens."""
 
     def __init__(self, tokens: int, price: float = 1.0):
-        self.tokens, self.rules = tokens, (ct.policy("band", price=price), ct.policy("speculative"))
+        self.tokens = tokens
+        self.policies = ct.policy("band", price=price), ct.policy("speculative")
 
     def begin(self, prompt):
         return 0
@@ -119,10 +120,10 @@ def test_a_verifier_of_a_file(folder: Path) -> None:
 
 
 def test_a_schedule_of_a_file(folder: Path) -> None:
-    found = find_rule("own.py:Early:tokens=2,price=3")
+    found = find_followed("own.py:Early:tokens=2,price=3")
     assert isinstance(found, Schedule) and vars(found)["tokens"] == 2
-    assert [rule.spec for rule in found.rules] == ["band:price=3.0", "speculative"]
-    assert vars(find_rule("own.py:early"))["tokens"] == 3
+    assert [policy.spec for policy in found.policies] == ["band:price=3.0", "speculative"]
+    assert vars(find_followed("own.py:early"))["tokens"] == 3
     spec = str(folder / "own.py:Early:tokens=2")
     assert checked_policy(spec) == spec and followers(spec, ["chain", "block"]) == [
         "chain",
@@ -136,7 +137,7 @@ def test_a_schedule_of_a_file(folder: Path) -> None:
         "own.py:early:tokens=2": "takes the knobs none",
     }.items():
         with pytest.raises(ValueError, match=said):
-            find_rule(wrong)
+            find_followed(wrong)
     with pytest.raises(TypeError, match="rule: own.py:Early must be a Policy"):
         ct.policy("own.py:Early:tokens=2")
 

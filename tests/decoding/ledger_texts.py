@@ -61,7 +61,7 @@ def texts_of(pair, schedule, length, width, verifier="chain", deterministic=Fals
             q, p = pair.target[states], pair.draft[states[:here]]
             draft = Draft(ids.reshape(1, here), [here], None if deterministic else p[None])
             choice, alive = schedule.choose_by_nodes(state, q[None], draft, judge)
-            assigned = Assignment(schedule.rules, choice[None])
+            assigned = Assignment(schedule.policies, choice[None])
             stop, last, paid = torch.ones(1), q, spent
             if here:
                 law = judge.law(assigned, q[None], draft)
@@ -89,7 +89,7 @@ def texts_of(pair, schedule, length, width, verifier="chain", deterministic=Fals
 
 def _verified(schedule, judge, draft, q, p, choice, count):
     """Return the rows of a round as a ledger books them: by their tokens."""
-    policies = tuple(schedule.rules[number] for number in choice[:count].tolist())
+    policies = tuple(schedule.policies[number] for number in choice[:count].tolist())
     accepted = torch.ones(count).bool()
     path = Path(torch.ones(count).double())
     ids = draft.token_ids[0, :count]

@@ -182,7 +182,7 @@ def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministi
             draft = Draft(torch.tensor([tokens]), [width], None if deterministic else p[None])
             state = replace(ledger.begin(()), emitted=3, spent=0.1 * (seed % 3))
             choice, alive = ledger.choose_by_nodes(state, q[None], draft, judge)
-            law = judge.law(Assignment(ledger.rules, choice[None]), q[None], draft)
+            law = judge.law(Assignment(ledger.policies, choice[None]), q[None], draft)
             if verifier == "block":
                 assert torch.allclose(alive, law.alive[0, :width], rtol=0, atol=EXACT)
             spent = state.spent

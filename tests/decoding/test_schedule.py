@@ -21,7 +21,7 @@ class Taking(Schedule):
     """Takes its policies in turns, and adds up what it is told of them."""
 
     def __init__(self, *specs):
-        self.rules, self.taken, self.spent = tuple(map(ct.policy, specs)), [], 0.0
+        self.policies, self.taken, self.spent = tuple(map(ct.policy, specs)), [], 0.0
 
     def begin(self, prompt):
         return 0
@@ -30,11 +30,11 @@ class Taking(Schedule):
         return state + 1
 
     def choose(self, state, drafted):
-        return (state + torch.arange(len(drafted))) % len(self.rules)
+        return (state + torch.arange(len(drafted))) % len(self.policies)
 
     def observe(self, state, rows):
         expected = self.choose(state, rows.draft_token_ids).tolist()
-        assert rows.policies == tuple(self.rules[number] for number in expected)
+        assert rows.policies == tuple(self.policies[number] for number in expected)
         self.taken += rows.policies
         self.spent += float(rows.charges.sum())
         return state
@@ -61,7 +61,7 @@ def test_a_schedule_is_told_what_the_meter_charges(tiny, verifier, specs, drafts
         drafter = Siblings(drafter, 2)
     given = {"max_new_tokens": 30, "seed": 4, "verifier": verifier, "record_rows": True}
     found = generate(tiny[0], drafter, PROMPT, policy=schedule, **given)
-    assert set(schedule.taken) == set(schedule.rules) and found.reading.emitted_divergence > 0.01
+    assert set(schedule.taken) == set(schedule.policies) and found.reading.emitted_divergence > 0.01
     assert schedule.spent == pytest.approx(
         found.reading.emitted_divergence, rel=1e-6
     )  # rows are float32

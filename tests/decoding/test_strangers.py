@@ -46,7 +46,7 @@ class TopKLogitsWarper(Halved):
 class Curious(Schedule):
     """Two policies in turn; looks at rows, and writes where it is told to."""
 
-    rules = (ct.policy("speculative"), ct.policy("band:price=1"))
+    policies = (ct.policy("speculative"), ct.policy("band:price=1"))
 
     def __init__(self, writes):
         self.writes = writes

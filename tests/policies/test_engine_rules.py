@@ -110,7 +110,7 @@ def test_one_likeliest_token_is_lossless_for_a_greedy_target_alone():
 
 def test_relaxed_between_markers_is_lossless_outside():
     schedule = Between("relaxed", opening=5, closing=6)
-    assert [rule.spec for rule in schedule.rules] == ["speculative", "relaxed"]
+    assert [policy.spec for policy in schedule.policies] == ["speculative", "relaxed"]
     state = schedule.begin([1, 5])
     assert schedule.choose(state, torch.tensor([3, 6, 3])).tolist() == [1, 1, 0]
 

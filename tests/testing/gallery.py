@@ -517,11 +517,11 @@ FAULTS = (
 def caught(fault: Fault, laws=None):
     """Return the first report in which the law fails, and how many examples it took."""
     from cactus_theory.testing._examples import examples
-    from cactus_theory.testing._policies import check_rule
+    from cactus_theory.testing._policies import check_policy
 
     for count in COUNTS:
         chosen = [fault.law] if laws is None else laws
-        report = check_rule(fault.rule, examples(count), properties=chosen)
+        report = check_policy(fault.rule, examples(count), properties=chosen)
         if any(v.law == fault.law and v.verdict == "fails" for v in report.laws):
             return report, count
     return None, EXAMPLES

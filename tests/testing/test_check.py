@@ -171,7 +171,7 @@ def test_a_good_rule_passes_and_json_is_all_there_is(folder, capfd) -> None:
     out, err = capfd.readouterr()
     assert err == "" and len(out.splitlines()) == 1
     found = json.loads(out)
-    assert found["passed"] and found["outcome"] == "passed" and found["rule"] == "rules.py:good"
+    assert found["passed"] and found["outcome"] == "passed" and found["policy"] == "rules.py:good"
     assert {entry["law"] for entry in found["laws"]} == set(PROPERTIES)
     assert found["laws"][0]["examples"] == 40
 

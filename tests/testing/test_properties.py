@@ -9,7 +9,7 @@ import cactus_theory as ct
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing._check_properties import shrink
 from cactus_theory.testing._examples import _wide, examples
-from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing._report import row
 from cactus_theory.testing.properties import PROPERTIES, Bounds
 from cactus_theory.testing.properties._behaviour import knob_ladder
@@ -82,7 +82,7 @@ def test_a_rule_that_is_wrong_on_wide_rows_only_is_found():
     def wrong(q, p, n):
         return q[n] / p[n] if len(q) >= 1000 else min(1, q[n] / p[n])
 
-    report = check_rule(
+    report = check_policy(
         wrong, examples(60), properties=["acceptance_is_a_probability"], shrink_seconds=0
     )
     assert [finding.law for finding in report.findings] == ["acceptance_is_a_probability"]
@@ -161,7 +161,7 @@ def test_a_knob_of_zero_is_moved():
 
 
 def test_laws_that_do_not_apply_are_not_declared():
-    report = check_rule(ct.policy("typical"), examples(30))
+    report = check_policy(ct.policy("typical"), examples(30))
     verdicts = {v.law: v.verdict for v in report.laws}
     assert verdicts["stays_between"] == "not declared" and report.passed
     assert report.declares.startswith("declares direction -1; continuous False")
@@ -173,7 +173,7 @@ def test_an_exception_is_a_finding_on_the_smallest_rows():
             raise KeyError("no such token")
         return min(1, q[n] / p[n])
 
-    report = check_rule(ct.rule(fussy), examples(amount(60, 200)))
+    report = check_policy(ct.rule(fussy), examples(amount(60, 200)))
     first = report.laws[0]
     assert first.verdict == "fails" and first.finding.found == "KeyError: 'no such token'"
     assert len(first.finding.target) == 3
@@ -191,6 +191,6 @@ def test_wide_rows_are_among_the_examples():
     assert min(widths) >= 16 and max(widths) > 256 and sum(50 <= width for width in widths) >= 3
     q, p = _wide(10_000, 0)[-1]
     assert q.shape == p.shape == (32_000,) and (p > 0).sum() == 16
-    report = check_rule(ct.policy("cactus:delta=2"), ((q[None], p[None]),))
+    report = check_policy(ct.policy("cactus:delta=2"), ((q[None], p[None]),))
     asked = {v.law for v in report.laws if v.examples}
     assert report.passed and {"answers", "emitted_law_sums_to_one", "budget_holds"} <= asked

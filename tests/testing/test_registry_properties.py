@@ -4,7 +4,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing._report import message
 from cactus_theory.testing.properties import PROPERTIES
 from tests.amounts import THOROUGH, amount
@@ -39,7 +39,7 @@ def test_it_obeys(spec):
     name = RULES[spec].name
     first = spec == FIRST[name] and name not in ALIASES
     count = COUNT if first or spec in OVERSPENDS else FEWER
-    report = check_rule(RULES[spec], examples(count))
+    report = check_policy(RULES[spec], examples(count))
     broken = {finding.law for finding in report.findings}
     if spec in OVERSPENDS:
         assert broken == {"budget_holds"}

@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.base import terminal
 from cactus_theory.policies import FixedTarget, SharedResidual, _copies, _policy, _user_function
 from cactus_theory.testing import _policies, assert_policy_properties
-from cactus_theory.testing._policies import check_rule
+from cactus_theory.testing._policies import check_policy
 from tests.rows import pair
 from tests.testing.gallery import taylor, unjustified
 
@@ -256,10 +256,10 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
         lenient.acceptance_row(*pair(2, 3))
     monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)
     rows = [tuple(row[None] for row in pair(4))]
-    assert "vectorised=True" in check_rule(lenient, rows, properties=["answers"]).advice
+    assert "vectorised=True" in check_policy(lenient, rows, properties=["answers"]).advice
     fast = ct.rule(accepted_at_once, vectorised=True)
-    assert "slow" not in check_rule(fast, rows).advice
-    assert "slow" not in check_rule(fast, rows, properties=["answers"]).advice
+    assert "slow" not in check_policy(fast, rows).advice
+    assert "slow" not in check_policy(fast, rows, properties=["answers"]).advice
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_the_values_of_a_knob_that_were_tried_are_told(knobs, names, told):
 
     q, p = pair(2, 4, seed=3)
     rule = ct.rule(scaled, **knobs)
-    advice = check_rule(rule, [(q, p)], properties=names, shrink_seconds=0).advice
+    advice = check_policy(rule, [(q, p)], properties=names, shrink_seconds=0).advice
     line = next(line for line in advice.splitlines() if "knob" in line)
     start, _, end = f"the knob delta was tried {told}".partition("{drawn}")
     assert line.startswith(start) and end in line
@@ -299,7 +299,7 @@ def test_a_rule_without_a_budget_is_told_its_worst_divergence():
     p = torch.tensor([[0.3, 0.4, 0.3], [0.45, 0.45, 0.1], [0.4, 0.3, 0.3]], dtype=torch.float64)
     mostly = ct.rule(lambda q, p, n: 0.9)
     spent = float(ct.audit(mostly, q, p).divergences["kl"].max())
-    told = check_rule(
+    told = check_policy(
         mostly, [(q[:1], p[:1]), (q, p)], properties=["emitted_law_sums_to_one"]
     ).advice
     assert told == (
@@ -307,7 +307,7 @@ def test_a_rule_without_a_budget_is_told_its_worst_divergence():
         "  target q  [0.2, 0.2, 0.6]\n  draft  p  [0.45, 0.45, 0.1]"
     )
     budgeted = ct.rule(lambda q, p, n: 0.9, budget="kl <= 9 emitted")
-    assert check_rule(budgeted, [(q, p)]).advice == ""
+    assert check_policy(budgeted, [(q, p)]).advice == ""
 
 
 def raised_row(q, p, n, *, delta=0.25):
@@ -354,7 +354,7 @@ def test_audit_and_check_judge_a_budget_per_proposal_alike(case):
     assert audited.bounds == words.format("a token")
     for row, within in enumerate(audited.within):
         pair = q[row : row + 1], p[row : row + 1]
-        report = check_rule(rule, [pair], properties=["budget_holds"], shrink_seconds=0)
+        report = check_policy(rule, [pair], properties=["budget_holds"], shrink_seconds=0)
         assert report.passed == bool(within)
         for finding in report.findings if audited.spent[row].isfinite() else ():
             assert re.fullmatch(words.format(r"token \d"), finding.about)

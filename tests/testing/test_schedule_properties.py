@@ -11,7 +11,7 @@ RULES = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
 
 
 class Base(Schedule):
-    rules = RULES
+    policies = RULES
 
     def begin(self, prompt):
         return 0

@@ -13,7 +13,7 @@ RULE = ct.policy("speculative")
 
 def good(**changes):
     arguments = {
-        "rule": RULE,
+        "policy": RULE,
         "target_probs": rows(2, 3, 4, seed=0),
         "draft_probs": rows(2, 2, 4, seed=1),
         "draft_token_ids": torch.tensor([[0, 3], [2, -1]]),
@@ -41,8 +41,8 @@ def test_the_good_arguments_are_good():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"rule": "cactus"}, TypeError, "rule: must be a Policy or a list of them; got 'c'"),
-        ({"rule": [RULE] * 3}, ValueError, r"rule: must be one rule or one per row \(2\); got 3"),
+        ({"policy": "cactus"}, TypeError, "policy: must be a Policy or a list of them; got 'c'"),
+        ({"policy": [RULE] * 3}, ValueError, r"policy: must be one or one per row \(2\); got 3"),
         ({"target_probs": rows(2, 4)}, ValueError, r"draft_token_ids, target_probs: .*\(2, 4\)"),
         ({"target_probs": rows(2, 2, 4)}, ValueError, r"target_probs: .*\(2, 3, V\).*\(2, 2, 4\)"),
         ({"draft_probs": rows(2, 3, 4)}, ValueError, r"draft_probs: .*\(2, 2, 4\); got \(2, 3, 4"),

@@ -58,7 +58,7 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' step where it is to verify, and what a result says of the loop."""
-    options, policies, coins = opening.options, opening.policies.rules, opening.coins
+    options, policies, coins = opening.options, opening.policies.distinct, opening.coins
     device_loop, judge, temperature = options.device_loop, options.judge, options.temperature
     if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
         return None, "device"

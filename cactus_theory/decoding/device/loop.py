@@ -32,7 +32,7 @@ class DeviceRounds(Rounds):
         texts, width = self.texts, opening.width
         self.width, self.device, self.rounds = width, texts.device, 0
         self.temperature = self.options.temperature
-        self.assigned = Assignment(self.policies.rules, _choice(self.policies, texts, width))
+        self.assigned = Assignment(self.policies.distinct, _choice(self.policies, texts, width))
         models = [opening.target_model]
         if isinstance(opening.drafter, ModelDrafter):
             models.append(opening.drafter.model)
@@ -130,7 +130,7 @@ def _whole_buckets(positions: int) -> int:
 
 def _choice(policies: RowPolicies, texts: Texts, width: int) -> Tensor | None:
     """Return which policy judges which drafted token, None if there is one policy."""
-    if len(policies.rules) == 1:
+    if len(policies.distinct) == 1:
         return None
-    numbers = [policies.rules.index(own.rules[0]) for own in policies.followed]
+    numbers = [policies.distinct.index(own.policies[0]) for own in policies.followed]
     return torch.tensor(numbers, device=texts.device)[:, None].repeat(1, width)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.policies import Policy, policy
+from cactus_theory.policies import Policy
 from cactus_theory.policies import _knobs as knobs
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
 
 # as wide as real vocabularies, for properties that cost O(V) a drafted token
@@ -41,18 +42,18 @@ class Behaviour(Seen):
 
     def __init__(
         self,
-        rule: Policy,
+        policy: Policy,
         q: Tensor,
         p: Tensor,
         knobs: dict[str, float] | None = None,
     ) -> None:
-        self.rule, self.q, self.p = rule, q, p
+        self.policy, self.q, self.p = policy, q, p
         self.drafted, self.width = p > 0, q.shape[-1]
         self.knobs = knobs or {}
 
-    def on(self, q: Tensor, p: Tensor, *, rule: Policy | None = None) -> "Behaviour":
+    def on(self, q: Tensor, p: Tensor, *, policy: Policy | None = None) -> "Behaviour":
         """Return the behaviour on other rows, or of another rule."""
-        return Behaviour(self.rule if rule is None else rule, q, p, self.knobs)
+        return Behaviour(self.policy if policy is None else policy, q, p, self.knobs)
 
     @property
     def tokens(self) -> Tensor:
@@ -62,7 +63,8 @@ class Behaviour(Seen):
     @cached_property
     def phi(self) -> Tensor:
         """Return φ of every token, (R, V) float64."""
-        return shaped("acceptance", self.rule.acceptance(self.q, self.p, self.tokens), self.q.shape)
+        phi = self.policy.acceptance(self.q, self.p, self.tokens)
+        return shaped("acceptance", phi, self.q.shape)
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,7 @@ class Behaviour(Seen):
     def recovered(self) -> Tensor:
         """Return g(·|n) for each of :attr:`pairs`, (N, V) float64."""
         row, token = self.pairs
-        answer = self.rule.residual(self.q[row], self.p[row], token)
+        answer = self.policy.residual(self.q[row], self.p[row], token)
         return shaped("residual", answer, (len(row), self.q.shape[-1]))
 
     def recovered_at(self, row: Tensor, token: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class Behaviour(Seen):
     @cached_property
     def steady(self) -> Tensor:
         """Return (R,) whether the rule is continuous here: everywhere, or away from its jumps."""
-        if self.rule.declares.continuous:
+        if self.policy.declares.continuous:
             return torch.ones(len(self.q), dtype=torch.bool)
         return ~self.jumps
 
@@ -189,79 +191,80 @@ BEYOND = 4.0
 BETWEEN = 2
 
 
-def at_knob(rule: Policy, value: float) -> Policy | None:
-    """Return the rule with its knob at ``value``, None outside the knob's range."""
-    if rule.knob is None:
+def at_knob(policy: Policy, value: float) -> Policy | None:
+    """Return the policy with its knob at ``value``, None outside the knob's range."""
+    if policy.knob is None:
         return None
     try:
-        return policy(rule, **{rule.knob: value})
+        return find_policy(policy, **{policy.knob: value})
     except (TypeError, ValueError):
         return None
 
 
-def own_value(rule: Policy) -> int | float | None:
-    """Return the value of the rule's knob, None without one or if it is no number."""
-    if rule.knob is None:
+def own_value(policy: Policy) -> int | float | None:
+    """Return the value of the policy's knob, None without one or if it is no number."""
+    if policy.knob is None:
         return None
-    knob = knobs.of(rule).get(rule.knob)
-    value = knob.default if hasattr(rule, "source") and knob else getattr(rule, rule.knob, None)
+    knob = knobs.of(policy).get(policy.knob)
+    own = getattr(policy, policy.knob, None)
+    value = knob.default if hasattr(policy, "source") and knob else own
     return None if isinstance(value, bool) or not isinstance(value, int | float) else value
 
 
-def knob_ladder(rule: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
-    """Return (value, rule) at rising values of the knob, its own among them.
+def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
+    """Return (value, policy) at rising values of the knob, its own among them.
 
     A registered policy raises outside its knob's range; a plain function is tried at ½, 1 and 2
     times its own value (at 0, .1 and 1 if that is 0 and has no range), at its lossless one and at
     the ends of ``knob_range``. A knob whose value is an int is only tried at ints. ``between``
     values are added between each two neighbours, one drawn from each part of the gap.
     """
-    value = own_value(rule)
+    value = own_value(policy)
     if value is None:
         return []
     whole = isinstance(value, int)
-    fixed = _fixed(rule, value, whole)
+    fixed = _fixed(policy, value, whole)
     fixed = (
         {float(round(x)) for x in fixed if math.isfinite(x)} if whole else set(map(float, fixed))
     )
-    rungs = _made(rule, fixed | {float(value)}, whole)
+    rungs = _made(policy, fixed | {float(value)}, whole)
     if between and rungs:
         drawn = _drawn([rung for rung, _ in rungs], between, seed, whole)
-        rungs = sorted(rungs + _made(rule, drawn, whole), key=lambda rung: rung[0])
+        rungs = sorted(rungs + _made(policy, drawn, whole), key=lambda rung: rung[0])
     return rungs
 
 
-def other_knobs(rule: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
-    """Return (value, rule) drawn inside every gap of the ladder, for policies that allow it.
+def other_knobs(policy: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
+    """Return (value, policy) drawn inside every gap of the ladder, for policies that allow it.
 
     A plain function is tried at other values if it declares something about its knob:
     ``direction``, ``strict`` (the value at which it is lossless) or ``knob_range``.
     """
-    source = getattr(rule, "source", None)
-    claims = rule.declares
+    source = getattr(policy, "source", None)
+    claims = policy.declares
     if source is not None and not (
         claims.direction or claims.strict is not None or source.knob_range
     ):
         return []
-    fixed = {value for value, _ in knob_ladder(rule)}
-    return [rung for rung in knob_ladder(rule, BETWEEN, seed) if rung[0] not in fixed]
+    fixed = {value for value, _ in knob_ladder(policy)}
+    return [rung for rung in knob_ladder(policy, BETWEEN, seed) if rung[0] not in fixed]
 
 
-def _made(rule: Policy, values: set[float], whole: bool) -> list[tuple[float, Policy]]:
+def _made(policy: Policy, values: set[float], whole: bool) -> list[tuple[float, Policy]]:
     """Return the rungs at values; a knob of whole numbers is given ints."""
-    rungs = ((value, at_knob(rule, int(value) if whole else value)) for value in sorted(values))
-    return [(value, policy) for value, policy in rungs if policy is not None]
+    rungs = ((value, at_knob(policy, int(value) if whole else value)) for value in sorted(values))
+    return [(value, made) for value, made in rungs if made is not None]
 
 
-def _fixed(rule: Policy, value: float, whole: bool) -> set[float]:
-    source = getattr(rule, "source", None)
+def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
+    source = getattr(policy, "source", None)
     if source is None:
         return set(WHOLE_VALUES if whole else KNOB_VALUES)
     low, high = source.knob_range or (-math.inf, math.inf)
     moved = value or source.knob_range
     own = {value * factor for factor in FACTORS} if moved else set(FROM_ZERO)
     values = own | set(source.knob_range or ())
-    lossless = rule.declares.strict
+    lossless = policy.declares.strict
     values |= set() if lossless is None else {lossless}
     return {value for value in values if low <= value <= high}
 

@@ -52,7 +52,7 @@ def residual_is_a_distribution(seen: Behaviour) -> Iterator[Bounds]:
 def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
     """Σ out = 1 with out(x) = p φ(x) + Σ p_n (1 − φ(n)) g(x|n), and ``emitted`` returns it."""
     yield Bounds(seen.emitted.sum(-1), 1, 1, "sum of the emitted law")
-    fast = seen.rule.emitted(seen.q.double(), seen.p.double())
+    fast = seen.policy.emitted(seen.q.double(), seen.p.double())
     yield Bounds(fast, seen.emitted, seen.emitted, "emitted() at token {0}")
 
 
@@ -72,7 +72,7 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
     about = "emitted probability of token {0} among other rows"
     yield Bounds(together.emitted[:rows], alone, alone, about, EXACT, steady)
     for row in range(min(rows, 3)):
-        single = seen.rule.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
+        single = seen.policy.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
         expected, judged = seen.phi[row : row + 1], (steady & seen.drafted)[row : row + 1]
         about = "acceptance of token {0} without a batch axis"
         only = torch.tensor([row])
@@ -170,13 +170,18 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     target = torch.stack([seen.q[:rows], bonus], 1)[each[:, 0]]
     draft = seen.p[each]
     # called with the same shapes as in the verifier, so that φ agrees to the last bit
-    phi = seen.rule.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
+    phi = seen.policy.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
     coin = _coins_at(phi.double())
     g = seen.recovered_at(row, n)
     middle = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)
     draw = middle[:, draws][:, None, :].expand(shape)
     verdict = verify_chain(
-        seen.rule, target, draft, ids, coins=(coin.reshape(-1, 1), draw.reshape(-1)), validate=False
+        seen.policy,
+        target,
+        draft,
+        ids,
+        coins=(coin.reshape(-1, 1), draw.reshape(-1)),
+        validate=False,
     )
     accepted = coin < phi
     token = draws.expand(shape)

@@ -32,27 +32,29 @@ STEP = 1e-6
 NARROW_ROW = 5
 
 
-def _has_lossless_value(rule: Policy) -> bool:
-    lossless = rule.declares.strict
-    return lossless is not None and at_knob(rule, lossless) is not None
+def _has_lossless_value(policy: Policy) -> bool:
+    lossless = policy.declares.strict
+    return lossless is not None and at_knob(policy, lossless) is not None
 
 
 @policy_property(
-    lambda rule: rule.declares.direction != 0 and len(knob_ladder(rule)) > 1,
+    lambda policy: policy.declares.direction != 0 and len(knob_ladder(policy)) > 1,
     hint="direction is +1 if acceptance grows with the knob, -1 if it falls",
     at_other_knobs=False,
 )
 def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     """Σ p φ never falls as the knob moves in the declared direction (declares ``direction``)."""
-    ladder = knob_ladder(seen.rule, BETWEEN if seen.q.shape[-1] <= NARROW_ROW else 0)
-    shares = torch.stack([seen.on(seen.q, seen.p, rule=r).accepted.sum(-1) for _, r in ladder], -1)
+    ladder = knob_ladder(seen.policy, BETWEEN if seen.q.shape[-1] <= NARROW_ROW else 0)
+    shares = torch.stack(
+        [seen.on(seen.q, seen.p, policy=r).accepted.sum(-1) for _, r in ladder], -1
+    )
     values = [value for value, _ in ladder]
-    direction = seen.rule.declares.direction
+    direction = seen.policy.declares.direction
     word = "gain" if direction > 0 else "loss"
 
     def about(index: tuple[int, ...]) -> str:
         low, high = values[index[1]], values[index[1] + 1]
-        return f"{word} of acceptance from {seen.rule.knob}={low:g} to {high:g}"
+        return f"{word} of acceptance from {seen.policy.knob}={low:g} to {high:g}"
 
     yield Bounds(direction * shares.diff(dim=-1), 0, None, about)
 
@@ -64,20 +66,22 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
 )
 def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
     """With the knob at its lossless value the emitted law is q (declares ``strict``)."""
-    lossless = seen.rule.declares.strict
+    lossless = seen.policy.declares.strict
     assert lossless is not None
-    exact = seen.on(seen.q, seen.p, rule=at_knob(seen.rule, lossless))
-    about = f"emitted probability of token {{0}} at {seen.rule.knob}={lossless:g}"
+    exact = seen.on(seen.q, seen.p, policy=at_knob(seen.policy, lossless))
+    about = f"emitted probability of token {{0}} at {seen.policy.knob}={lossless:g}"
     yield Bounds(exact.emitted, seen.q, seen.q, about)
 
 
-def _may_spend_nothing(rule: Policy) -> bool:
-    budget = rule.declares.budget
+def _may_spend_nothing(policy: Policy) -> bool:
+    budget = policy.declares.budget
     return budget is not None and budget.scope == "emitted" and budget.amount == 0
 
 
-def _claims_a_row(rule: Policy) -> bool:
-    return isinstance(rule, FixedTarget) or _has_lossless_value(rule) or _may_spend_nothing(rule)
+def _claims_a_row(policy: Policy) -> bool:
+    return (
+        isinstance(policy, FixedTarget) or _has_lossless_value(policy) or _may_spend_nothing(policy)
+    )
 
 
 @policy_property(
@@ -91,7 +95,7 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     h is the target of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
     the knob (declares ``strict``).
     """
-    rule, row, where = seen.rule, seen.q, ""
+    rule, row, where = seen.policy, seen.q, ""
     if isinstance(rule, FixedTarget):
         row = rule.target(seen.q, seen.p)
     elif not _may_spend_nothing(rule):
@@ -99,7 +103,7 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
         if lossless is None or seen.knobs:  # at other knobs it is the same rule
             return
         rule, where = at_knob(rule, lossless), f" at {rule.knob}={lossless:g}"
-    exact = seen if rule is seen.rule else seen.on(seen.q, seen.p, rule=rule)
+    exact = seen if rule is seen.policy else seen.on(seen.q, seen.p, policy=rule)
     as_for_row = (exact.accepted - torch.minimum(row, seen.p)).abs() <= EXACT
     judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
     recovered, residual = exact.emitted - exact.accepted, (row - seen.p).clamp(min=0.0)
@@ -110,14 +114,14 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: rule.declares.budget is not None,
+    lambda policy: policy.declares.budget is not None,
     hint="the formula is an approximation, or the budget bounds each proposal and not the "
     "emitted law",
     widest=REAL,
 )
 def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     """D ≤ budget: of the emitted law, or of every proposal's row (declares ``budget``)."""
-    budget = seen.rule.declares.budget
+    budget = seen.policy.declares.budget
     assert budget is not None
     kind, most = find_divergence(budget.divergence), budget.amount
     allowed = budget.rounding
@@ -129,7 +133,7 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
         yield Bounds(spent, None, most, budget.bounds(False), allowed)
         return
     row, token = seen.pairs
-    rows = seen.rule.proposal(seen.q[row], seen.p[row], token[:, None])
+    rows = seen.policy.proposal(seen.q[row], seen.p[row], token[:, None])
     if rows is None:
         least = _two_point(seen, _raised(seen))
         about = budget.bounds(stated=False, token="token {0}")
@@ -153,13 +157,13 @@ def _raised(seen: Behaviour) -> Tensor:
 
 def _two_point(seen: Behaviour, raised: Tensor) -> Tensor:
     """Return D of q scaled off n so that h_n is ``raised``: the cheapest such row."""
-    budget = seen.rule.declares.budget
+    budget = seen.policy.declares.budget
     assert budget is not None
     return raised_alone(find_divergence(budget.divergence), raised, seen.q)
 
 
 @policy_property(
-    lambda rule: rule.declares.between,
+    lambda policy: policy.declares.between,
     hint="the emitted law leaves the interval of p and q: do not declare between=True",
     widest=REAL,
 )
@@ -170,7 +174,7 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: rule.declares.at_least_speculative,
+    lambda policy: policy.declares.at_least_speculative,
     hint="some token is accepted less often than by min(1, q/p)",
     widest=REAL,
 )
@@ -202,7 +206,7 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: rule.declares.support == "target",
+    lambda policy: policy.declares.support == "target",
     hint="the residual row ignores q, or something is added to q; declare support='free' if the "
     "draft may emit what the target cannot",
     widest=REAL,
@@ -221,7 +225,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     row, n = row.repeat_interleave(4), n.repeat_interleave(4)
     target = seen.q[row][:, None, :].expand(-1, 2, -1)
     coins = (coin[:, None], draw)
-    verdict = verify_chain(seen.rule, target, seen.p[row][:, None, :], n[:, None], coins=coins)
+    verdict = verify_chain(seen.policy, target, seen.p[row][:, None, :], n[:, None], coins=coins)
     token = verdict.output_token_ids[:, 0]
     # ids outside the vocabulary are a mistake of the verifier, which other properties find
     wrong = absent[row, token.clamp(0, seen.q.shape[-1] - 1)].double()
@@ -231,7 +235,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: rule.declares.optimal and rule.declares.budget is not None,
+    lambda policy: policy.declares.optimal and policy.declares.budget is not None,
     hint="some of the budget is left over, or optimal=True is not meant",
 )
 def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
@@ -239,7 +243,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
 
     For a budget per proposal: raising h_n further would break it.
     """
-    budget = seen.rule.declares.budget
+    budget = seen.policy.declares.budget
     assert budget is not None
     if budget.scope == "emitted":
         best = optimal_acceptance(seen.q, seen.p, divergence=budget.divergence, delta=budget.amount)
@@ -254,7 +258,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: isinstance(rule, Entrywise),
+    lambda policy: isinstance(policy, Entrywise),
     hint="φ reads more of the rows than q_n and p_n: the class must not be Entrywise",
 )
 def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
@@ -266,13 +270,13 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
     expected = seen.phi[row, token]
     for how, moved in (("spread evenly", _evenly), ("on one token", _on_one)):
         q, p = (moved(rows[row], token) for rows in (seen.q, seen.p))
-        phi = seen.rule.acceptance(q, p, token[:, None])[:, 0]
+        phi = seen.policy.acceptance(q, p, token[:, None])[:, 0]
         about = of_token(token, f"acceptance of token {{n}} with all other mass {how}")
         yield Bounds(phi, expected, expected, about, EXACT, rows=row)
 
 
 @policy_property(
-    lambda rule: isinstance(rule.shortcuts, AcceptsLossless),
+    lambda policy: isinstance(policy.shortcuts, AcceptsLossless),
     hint="some φ(n) is below min(1, q_n/p_n): its shortcuts must not be AcceptsLossless",
     widest=REAL,
 )
@@ -283,7 +287,7 @@ def accepts_what_lossless_accepts(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda rule: isinstance(rule, SharedResidual | FixedTarget),
+    lambda policy: isinstance(policy, SharedResidual | FixedTarget),
     hint="g depends on the refused token: the class must not be SharedResidual",
 )
 def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:

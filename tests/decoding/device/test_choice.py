@@ -62,7 +62,7 @@ def test_a_kernel_may_verify(tiny):
     ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
     sizes = {"num_draft_tokens": 2, "max_new_tokens": 6, "meter": False}
     opening, seen = Opening(*tiny, ids, DecodeOptions(attention_mask=mask, **sizes)), []
-    usual = torch_step(find_verifier("chain"), Assignment(opening.policies.rules), 1.0)
+    usual = torch_step(find_verifier("chain"), Assignment(opening.policies.distinct), 1.0)
 
     def step(given):
         seen.append([tuple(part.shape) for part in vars(given).values()])

@@ -42,7 +42,7 @@ def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -
 def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
     spec = "some/where/mine.py:careful:alpha=0.5"
     asked = []
-    monkeypatch.setattr(grid_module, "find_rule", asked.append)
+    monkeypatch.setattr(grid_module, "find_followed", asked.append)
     assert checked_policy(spec) == spec and asked == [spec]
     assert label(spec) == ("mine.py:careful", "alpha=0.5")
     assert file_of(spec) == Path("some/where/mine.py")
