@@ -16,7 +16,7 @@ independently, the mean over all prompts is at most each of these with probabili
   Pontil 2009), s the standard deviation: better for many readings that differ little.
 
 Neither is better everywhere, so the smaller one counts and each gets half of the risk, which adds
-ln 2 to ln(1/β): at β = .05 the roots grow by 11 %.
+ln 2 to ln(1/β): at β = 0.05 the roots grow by 11 %.
 """
 
 import math

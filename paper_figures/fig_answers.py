@@ -18,8 +18,8 @@ LOOK = {
     "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
 }  # fmt: skip
 # what others measured (github.com/chiatzenw-cur/lossy-token-eff, 2026): the lengths of answers with
-# thinking, of gpt-oss-20b and Qwen3-8B under Cactus at δ = .03 to .35, over lossless ones. These δ
-# are so many nats a token on our shipped pair; theirs were not metered
+# thinking, of gpt-oss-20b and Qwen3-8B under Cactus at δ = 0.03 to 0.35, over lossless ones. These
+# δ are so many nats a token on our shipped pair; theirs were not metered
 OTHERS, THEIR_NATS = (1.1, 2.5), (0.24, 0.42)
 
 

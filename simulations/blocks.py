@@ -20,7 +20,7 @@ from cactus_theory.traces.replays import replay_widths
 from .common.results import columns, publish
 from .replay import tokens_at_level
 
-# knob values whose emitted KL covers .01 to .15 nats a token on pairs of small models
+# knob values whose emitted KL covers 0.01 to 0.15 nats a token on pairs of small models
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 BUDGETS = (0.005, 0.02, 0.06, 0.15, 0.4)
 PRICES = (8.0, 4.0, 2.5, 1.5, 1.0, 0.7, 0.45)

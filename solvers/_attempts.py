@@ -31,7 +31,7 @@ SMALLEST_SCALE = 1e-6
 
 # a price is the multiplier of a bound, and as good as the bound is tight: of a sum over positions
 # a gap above this share of the price is worth another attempt, at the scale of the rows found
-# (4e-7 left a price .2 % off)
+# (4e-7 left a price 0.2 % off)
 SHARP = 1e-7
 
 # Tight first: the gap then stays near 1e-10. Rows that stall there may pass at the defaults.

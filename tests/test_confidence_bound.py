@@ -70,7 +70,7 @@ def test_the_better_of_two_bounds_is_taken():
 
 
 def test_bounds_by_hand():
-    """Maurer and Pontil's Theorem 4, and ln 2/β = 3.689 for half of β = .05."""
+    """Maurer and Pontil's Theorem 4, and ln 2/β = 3.689 for half of β = 0.05."""
     readings = [0.1, 0.2, 0.3, 0.4] * 25
     own = ct.certificate(readings, 0.5, 0.05)
     variance, log = np.var(readings, ddof=1), math.log(2 / 0.025)

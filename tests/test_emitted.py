@@ -136,7 +136,7 @@ def test_audit_says_so_when_the_acceptance_is_out_of_reach():
 def test_mass_raised_off_the_head_is_that_of_tokens_far_below_the_first_choice():
     q = tensor(0.5, 0.1, 0.0999, 0.3, 0.0001, 0.0)
     h = tensor(0.3, 0.25, 0.1999, 0.1, 0.1, 0.0501)
-    # of the largest, .5, a fifth is the head: .1 is, the three below are not
+    # of the largest, 0.5, a fifth is the head: 0.1 is, the three below are not
     assert float(raised_off_head(h, q)) == pytest.approx(0.1 + 0.0999 + 0.0501)
     assert float(raised_off_head(h, q, head=0.0)) == 0 == float(raised_off_head(q, q, head=1.0))
     rows, drafts = pair(7, 9, seed=4)

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=int, metavar="N", help="most new tokens of an answer")
     add("--burst", type=float, default=0.0, metavar="NATS", help="a ledger's burst (0)")
     add("--rate", type=float, nargs="+", default=list(RATES), metavar="R",
-        help="how probable an event is under the target (.5 .9 .99)")  # fmt: skip
+        help="how probable an event is under the target (0.5 0.9 0.99)")  # fmt: skip
     add("--lossless", type=int, default=0, metavar="N",
         help="so many first tokens are the target's own (ByPosition)")  # fmt: skip
     add("--readings", metavar="FILE",

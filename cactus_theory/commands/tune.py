@@ -93,7 +93,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
     add("--answers", type=int, default=400, metavar="N",
         help="decoded by the two fastest settings and a lossless one where texts end before the "
-        "limit (their mean is below .95 of it), to compare their lengths (400)")  # fmt: skip
+        "limit (their mean is below 0.95 of it), to compare their lengths (400)")  # fmt: skip
     add("--temperature", type=float, default=1.0)
     add_cuts(parser)
     add("--seed", type=int, default=0)

@@ -28,7 +28,7 @@ LOSSLESS = "speculative"
 # a priced policy is also offered at so many higher prices, each this many times the one before
 RUNGS, STEP = 7, math.sqrt(2)
 # below so many tokens' worth of credit prices rise, by STEP whenever it falls by STEP². On answers
-# of 64 tokens of the shipped pair, 4 spends 93 to 98 % of caps from .02 to .1, 16 spends 82 to
+# of 64 tokens of the shipped pair, 4 spends 93 to 98 % of caps from 0.02 to 0.1, 16 spends 82 to
 # 97 % and 64 spends 49 to 89 %; tokens per call at equal KL are the same up to noise
 PATIENCE = 4.0
 # share of the cap that is held back: the meter adds up the same numbers in another order

@@ -75,7 +75,7 @@ class CactusExact(PerProposal):
     γ is the largest root in [q_n, 1] of
     :math:`q_n f(γ/q_n) + (1−q_n) f((1−γ)/(1−q_n)) = δ`, 1 if there is none. Exact in float64
     wherever f(γ/q_n) is a float64. Orders above 1 (alpha, Rényi, Pearson) leave it for tiny
-    tokens, which stay unraised: at δ = .3 below q_n = 1e-82 (order 2), 1e-33 (4) and 1e-20 (10),
+    tokens, which stay unraised: at δ = 0.3 below q_n = 1e-82 (order 2), 1e-33 (4) and 1e-20 (10),
     where γ would be 1e-18 at most. The budget holds for each proposal, not for what is emitted.
     Source of the program: Hao & Mou 2026, section 3; its solution: THEORY.md, Theorem 3.
     """

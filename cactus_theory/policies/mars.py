@@ -24,7 +24,7 @@ class Mars(AcceptedSet):
     (Where z_1 < 0 the ratio as written accepts every runner-up.)
 
     Greedy: the likeliest token replaces a refused one. It needs rows of temperature 1 or so; a
-    one-hot row has no runner-up. Bounds no divergence. θ is .8 to .97 there, usually .9.
+    one-hot row has no runner-up. Bounds no divergence. θ is 0.8 to 0.97 there, usually 0.9.
     Source: Song et al. 2026 (arXiv 2601.15498).
     """
 

@@ -23,8 +23,8 @@ class Relaxed(AmongTop):
     Tokens that tie for the k-th place are all accepted; an engine accepts k.
 
     Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``.
-    TensorRT-LLM: k=1, delta=0, in its example 10, .01; Modular MAX: 10, .6; ATOM: 10, .6 where
-    it is switched on, 8, .5 before. TensorRT-LLM and ATOM emit the likeliest token after a
+    TensorRT-LLM: k=1, delta=0, in its example 10, 0.01; Modular MAX: 10, 0.6; ATOM: 10, 0.6 where
+    it is switched on, 8, 0.5 before. TensorRT-LLM and ATOM emit the likeliest token after a
     refusal (``recover=argmax``). They also accept tokens of probability 0 if δ admits them; this
     policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
     ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).

@@ -117,7 +117,7 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
     KL of the tempered row from the target's, mean over the tokens of the target's own texts: all
     logged rows count as often as a lossless decode reaches them. The standard error is over texts.
-    None where the coldest that is tried, .3 of the trace's, is nearer than that.
+    None where the coldest that is tried, 0.3 of the trace's, is nearer than that.
     """
     rough = _read(
         TEMPERATURES, [estimate.value for estimate in _tempered(trace, TEMPERATURES)], nats

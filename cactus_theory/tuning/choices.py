@@ -20,7 +20,7 @@ from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import Family
 
 # a ledger raises prices as credit runs out, so its policy may begin looser than the mean allows;
-# at 1, 1.4 and 2 times the looseness that was tuned ledgers made as many tokens a call (± .003)
+# at 1, 1.4 and 2 times the looseness that was tuned ledgers made as many tokens a call (± 0.003)
 LOOSER = 1.4
 # the share of answers in the upper quantile
 UPPER = 0.9
@@ -39,7 +39,7 @@ class Answers:
 
     level: float  # nats a token, the mean that was tuned for; also the cap
     above: float  # share of logged texts whose own mean is above it
-    upper: float  # the .9 quantile of their means
+    upper: float  # the 0.9 quantile of their means
     worst: float
     policy: str  # what ``Ledger(policy, level)`` decodes with
     verifier: str

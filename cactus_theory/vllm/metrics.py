@@ -59,7 +59,7 @@ from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import family
 from cactus_theory.vllm.settings import Settings
 
-# nats of an answer: a price of 2 spends about .02 a token on the shipped pair
+# nats of an answer: a price of 2 spends about 0.02 a token on the shipped pair
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 METERS = 16  # policies under one label whose rows are collected at the same time
 COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")

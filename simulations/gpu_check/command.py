@@ -327,7 +327,7 @@ def _verification(
 
 
 # whole decodes: the shipped pair, inflated to real sizes, in the device's loop
-# knob values that spend about .03, .07 and .14 nats a token on the shipped pair
+# knob values that spend about 0.03, 0.07 and 0.14 nats a token on the shipped pair
 PRICES, DELTAS = (1.5, 0.8, 0.5), (0.0003, 0.002, 0.01)
 BANDS = [f"band:price={price}" for price in PRICES]
 DECODED = [LOSSLESS, *(f"cactus:delta={delta}" for delta in DELTAS), *BANDS, "typical"]

@@ -56,7 +56,7 @@ from ..common.journal import Journal
 from ..common.results import WIDEST, columns, publish
 from . import table
 
-# close enough that curves can be read between .02 and .2 nats per token
+# close enough that curves can be read between 0.02 and 0.2 nats per token
 CACTUS_DELTAS = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.03, 0.1, 1)
 BAND_DELTAS = (0.01, 0.03, 0.1, 0.3)
 BAND_PRICES = (8, 6, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.35, 0.25)

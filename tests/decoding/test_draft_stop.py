@@ -24,7 +24,7 @@ EXACT = 1e-12  # sums of two products
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 def test_withdrawing_in_the_smallest_example_emits_six_to_four(verifier):
-    """q = (.5, .5), p = (.8, .2): keeping the doubtful token emits q, dropping it (.6, .4)."""
+    """q = (0.5, 0.5), p = (0.8, 0.2): the doubtful token emits q; dropping it, (0.6, 0.4)."""
     q, p = (torch.tensor([own], dtype=torch.float64) for own in ([0.5, 0.5], [0.8, 0.2]))
     for counts, emits in (([1, 1], (0.5, 0.5)), ([1, 0], (0.6, 0.4))):
         draft = Draft(torch.tensor([[0], [1]]), counts, p.expand(2, 1, 2))

@@ -202,7 +202,7 @@ def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministi
             assert torch.allclose(emitted[above], mass * row_of[above], rtol=0, atol=EXACT)
 
 
-# share of calls that one model may lose: .0132 was the worst of 24, whose mean gains .0046
+# share of calls that one model may lose: 0.0132 was the worst of 24, whose mean gains 0.0046
 MORE_CALLS = 0.02
 
 

@@ -41,7 +41,7 @@ def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
 
 
 def test_the_scale_of_a_residual_takes_tokens_out(device):
-    """Cactus leaves (.7 q − p)₊, only token 1; lossless sampling would draw token 2, too."""
+    """Cactus leaves (0.7 q − p)₊, only token 1; lossless sampling would draw token 2, too."""
     q = torch.tensor([0.3, 0.3, 0.4], device=device)
     p = torch.tensor([0.6, 0.1, 0.3], device=device)
     seeds = torch.arange(600, device=device)
@@ -60,7 +60,7 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 def test_the_residual_of_a_band_has_its_lower_edge_once(verifier, device):
-    """(a q − p)₊ is (0, .15, .035) at a = .837; (a² q − p)₊ would leave token 1 alone."""
+    """(a q − p)₊ is (0, 0.15, 0.035) at a = 0.837; (a² q − p)₊ would leave token 1 alone."""
     q = torch.tensor([0.3, 0.3, 0.4], device=device)
     p = torch.tensor([0.6, 0.1, 0.3], device=device)
     seeds = torch.arange(1200, device=device)

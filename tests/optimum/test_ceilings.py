@@ -78,7 +78,7 @@ def test_without_a_limit_the_row_is_the_capped_end_and_not_the_draft(knob):
     q, p = (torch.tensor([row], dtype=torch.float64) for row in ([0.5, 0.3, 0.2], [0.1, 0.2, 0.7]))
     ceiling = torch.tensor([[math.inf, 1.0, 2.0]], dtype=torch.float64)
     h = capped(q, p, *edges(q, p, "kl", **knob, ceiling=ceiling), ceiling)
-    # token 2 stops at .4; the .6 left is a(.5 + .3) = .6 on the others
+    # token 2 stops at 0.4; the 0.6 left is a(0.5 + 0.3) = 0.6 on the others
     assert h[0].tolist() == pytest.approx([0.375, 0.225, 0.4], abs=ROUNDING)
 
 

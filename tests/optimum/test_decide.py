@@ -186,7 +186,7 @@ def test_narrow_rows_are_decided_in_float32():
 
 
 def test_secants_that_swing_across_a_kink_give_way_to_halving():
-    """A millionth as steep below .9 as above: of each pair of secants one leaves the bracket."""
+    """A millionth as steep below 0.9 as above: of each pair of secants one leaves the bracket."""
 
     places = []
 

@@ -201,7 +201,7 @@ def test_deterministic_rows() -> None:
 
 
 def test_where_the_target_excludes_most_of_the_draft() -> None:
-    """By hand: with f′(∞) = 0 and a = ν = .1 at the least, .5 + .8 a = 1 asks for a = .625."""
+    """By hand: with f′(∞) = 0 and a = ν = 0.1 at the least, 0.5 + 0.8 a = 1 asks for a = 0.625."""
     q, p = (torch.tensor([row], dtype=torch.float64) for row in ([0.2, 0.8, 0], [0.5, 0.02, 0.48]))
     h = solved(q, p, 1.0, "reverse_kl", 0.1)
     assert h[0].tolist() == pytest.approx([0.5, 0.5, 0.0], abs=1e-12)

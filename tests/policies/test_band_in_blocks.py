@@ -57,7 +57,7 @@ def test_a_deterministic_draft_has_the_gibbs_law(width: int, price: float) -> No
 
 
 def test_where_a_greedy_draft_of_two_ends() -> None:
-    """The chances of 0, 1 and 2 accepted tokens of probability .5 and .4, at a price of 1."""
+    """The chances of 0, 1 and 2 accepted tokens of probability 0.5 and 0.4, at a price of 1."""
     q = torch.tensor([[[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.4, 0.3, 0.3]]], dtype=torch.float64)
     draft, found = Draft(torch.tensor([[0, 0]]), [2], None), {}
     for spec in ("band:price=1", "band:price=1,per_row=true"):

@@ -93,7 +93,7 @@ def test_sglangs_defaults_are_lossless_and_below_them_the_price_is_bounded():
         law = ct.emitted_law(ct.policy("thresholds", single=single, acc=acc), q, p)
         assert (law <= q / min(single, acc) + EXACT).all()
     law = ct.emitted_law(ct.policy("thresholds:acc=0.4"), [0.2, 0.8], [1.0, 0.0])
-    np.testing.assert_allclose(law, [0.5, 0.5])  # min(1, .2/.4); the bound is .5 itself
+    np.testing.assert_allclose(law, [0.5, 0.5])  # min(1, 0.2/0.4); the bound is 0.5 itself
 
 
 def test_one_likeliest_token_is_lossless_for_a_greedy_target_alone():

@@ -214,7 +214,7 @@ def test_a_node_of_a_block_keeps_to_the_head_at_every_alive_ratio():
 
 
 def test_a_deterministic_path_looks_ahead_on_the_head():
-    """The recursion by hand: q = .1 off the head, then .4 on it, ν = .4: F_1 = .168."""
+    """The recursion by hand: q = 0.1 off the head, then 0.4 on it, ν = 0.4: F_1 = 0.168."""
     nu, q_n = 0.4, torch.tensor([[0.1, 0.4]], dtype=torch.float64)
     most = torch.tensor([[0.9, 0.4]], dtype=torch.float64)
     raised = LookAhead(nu, 0.2).path(q_n, torch.tensor([2]), most)
@@ -247,7 +247,7 @@ def test_what_serves_entries_alone_refuses_it_by_name():
 
 
 def test_a_token_off_the_head_is_worth_its_own_chance_to_the_one_before():
-    """F of q = .1 off the head is .1, so that e^{1.1/ν} raises q = .4 before it."""
+    """F of q = 0.1 off the head is 0.1, so that e^{1.1/ν} raises q = 0.4 before it."""
     q_n = torch.tensor([[0.4, 0.1]], dtype=torch.float64)
     most = torch.tensor([[0.4, 0.9]], dtype=torch.float64)
     raised = LookAhead(0.4, 0.2).path(q_n, torch.tensor([2]), most)

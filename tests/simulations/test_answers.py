@@ -46,7 +46,7 @@ def test_where_every_draft_is_accepted_three_tokens_are_the_drafts_and_one_the_t
 
 
 def test_a_length_by_hand() -> None:
-    # after 0: 0 ends with .25; after 1 it ends with .5
+    # after 0: 0 ends with 0.25; after 1 it ends with 0.5
     rows = torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
     assert own_length(rows) == pytest.approx(1 + 0.75 * 2)
 

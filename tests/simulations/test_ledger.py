@@ -18,7 +18,7 @@ def answers(costs, calls):
 
 
 def made_up():
-    """Bands of .02 and .2 nats and 2 and 3 tokens a call; a ledger between them."""
+    """Bands of 0.02 and 0.2 nats and 2 and 3 tokens a call; a ledger between them."""
     low = answers([[0.02, 0.02], [0.0, 0.04]] * 2, [1, 1] * 2)
     high = answers([[0.2, 0.2, 0.2], [0.0, 0.3, 0.3]] * 2, [1, 1] * 2)
     own = answers([[0.1, 0.1], [0.12, 0.12]] * 2, [1, 1] * 2)

@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 # two tokens a call times what the nearest rows of a grid of 1/STEPS lose: half a step of mass
 STEPS = 400
 GRID = 0.5 / STEPS
-# of the best decode's tokens per call, on pairs like these (18 of them: .22 and .98 % at most)
+# of the best decode's tokens per call, on pairs like these (18 of them: 0.22 and 0.98 % at most)
 PLANNING, SOFT = 0.995, 0.985
 MODELS = [{"vocab": 3}, {"vocab": 2, "order": 2}, {"vocab": 3, "zeros": 0.4}]
 POLICIES = [

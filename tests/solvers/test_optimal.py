@@ -16,7 +16,7 @@ ACCEPTANCE = 1e-6
 PRICE = 1e-3
 SMALLEST_PRICE = 1e-3
 # the optimum is flat: a row may be off by the square root of what its acceptance is off by; the
-# largest seen is .0044, of Neyman where a draft proposes what the target all but excludes
+# largest seen is 0.0044, of Neyman where a draft proposes what the target all but excludes
 ROW = 1e-2
 # between a program's acceptance and its bound
 GAP = 1e-6

@@ -59,7 +59,7 @@ def test_a_deterministic_draft_at_one_position_leaves_the_others_their_reward(sp
 
 
 def test_a_small_price_has_its_digits():
-    """Read off the first answer, whose bound is tight to 6e-10, it is .2 % off."""
+    """Read off the first answer, whose bound is tight to 6e-10, it is 0.2 % off."""
     q, p = np.array([[3.34145418e-4, 3.5924018e-3, 0.9960734527]]), np.array([[0.0, 7e-4, 0.9993]])
     bands = ct.pooled_acceptance(q, p, divergence="neyman_chi2", delta=0.02, normalise=True)
     assert 1e-3 < bands.price < 2e-3

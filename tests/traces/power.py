@@ -1,6 +1,6 @@
 """What ``expect`` lists of known and of unknown faults: ``python -m tests.traces.power``.
 
-Shipped pair, T = .5, chain, K = 4, 12 prompts, 64 tokens. Of each kind of engine there is one
+Shipped pair, T = 0.5, chain, K = 4, 12 prompts, 64 tokens. Of each kind of engine there is one
 decode, from which runs of at most 2,000 rounds are drawn: whole texts, with coins of their own.
 Signatures are those of ``expect --trace``, from rows alone.
 """
@@ -39,10 +39,10 @@ def sharper(rows: Rows) -> Rows:
 
 KNOWN = ("both-temperature 1", "target-top-p", "no-draft-law")
 UNKNOWN = (
-    Fault("both at .4", "", "", temperature=0.4),
-    Fault("target at .7", "", "", rows=lambda rows: replace(rows, q=_raw(rows.q, HEAT / 0.7))),
-    Fault("target cut to .8", "", "", rows=lambda rows: replace(rows, q=_top_p(rows.q, 0.8))),
-    Fault("target .1 uniform", "", "", rows=uniform),
+    Fault("both at 0.4", "", "", temperature=0.4),
+    Fault("target at 0.7", "", "", rows=lambda rows: replace(rows, q=_raw(rows.q, HEAT / 0.7))),
+    Fault("target cut to 0.8", "", "", rows=lambda rows: replace(rows, q=_top_p(rows.q, 0.8))),
+    Fault("target 0.1 uniform", "", "", rows=uniform),
     Fault("sharper law", "", "", rows=sharper),
 )
 

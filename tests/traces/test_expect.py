@@ -136,9 +136,9 @@ def made(source: np.random.Generator, prompts: int, repeats: int, spread: float)
 
 
 def test_intervals_hold_together() -> None:
-    """Of as many runs fewer than 1 % miss; more than 4 of 300 do so with probability .13 %.
+    """Of as many runs fewer than 1 % miss; more than 4 of 300 do so with probability 0.13 %.
 
-    The expected value of a prompt's texts is .6 on average, and that of their pairs is known only
+    The expected value of a prompt's texts is 0.6 on average, and that of their pairs is known only
     through many of them, as ratios weigh texts by their rounds.
     """
     source, missed, runs = np.random.default_rng(3), 0, amount(60, 300)

@@ -116,7 +116,7 @@ def test_the_targets_rows_are_cut_to_their_mass() -> None:
     q, draft = drafted(0)
     assert draft.probs is not None
     q[0, 0] = torch.tensor([0.02, 0.5, 0.02, 0.41, 0.05])
-    cut = torch.tensor([0.0, 0.5, 0.0, 0.41, 0.05]) / 0.96  # .91 is less than .95, .96 is enough
+    cut = torch.tensor([0.0, 0.5, 0.0, 0.41, 0.05]) / 0.96  # 0.91 is less than 0.95, 0.96 is enough
     shown = alive("target-top-p", q, draft)[0, 1]
     token = int(draft.token_ids[0, 0])
     assert shown == pytest.approx(min(1.0, float(cut[token] / draft.probs[0, 0, token])))

@@ -65,7 +65,7 @@ def test_float16_keeps_tokens_that_float16_probabilities_lose(tmp_path: Path) ->
 
 
 def test_float16_moves_a_large_row_by_little() -> None:
-    """As SERVING.md says: each probability above e⁻¹⁶ by .4 % at most, most of them either way."""
+    """As SERVING.md says: each probability above e⁻¹⁶ by 0.4 % at most, most of them either way."""
     source = torch.Generator().manual_seed(0)
     noise = torch.randn(2, 8, 151_936, generator=source, dtype=torch.float64)
     logits = 3 * noise[0] - 1.2 * torch.arange(1, 151_937, dtype=torch.float64).log()
@@ -231,7 +231,7 @@ def test_a_folder_with_a_trace_is_not_written_over(saved: Trace, ragged) -> None
      "lenience:lenience=0.5", "mixture:alpha=0.2"],
 )  # fmt: skip
 def test_half_precision_moves_numbers_by_less_than_the_page_says(spec: str) -> None:
-    """SERVING.md: acceptance .0005, KL .5 % of itself, what is raised off the head .0001."""
+    """SERVING.md: acceptance 0.0005, KL 0.5 % of itself, what is raised off the head 0.0001."""
     noise = torch.Generator().manual_seed(amount(2, 7))
     target, apart = (
         scale * torch.randn(amount(1, 8), 151_936, generator=noise, dtype=torch.float64)

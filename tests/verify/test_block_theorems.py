@@ -130,7 +130,7 @@ def two_point_kl(gamma, q):
 
 
 def cactus(q, p):
-    gamma = np.minimum(1, q + np.sqrt(0.2 * q * (1 - q)))  # δ = .1
+    gamma = np.minimum(1, q + np.sqrt(0.2 * q * (1 - q)))  # δ = 0.1
     return gamma, (1 - gamma) / (1 - q)
 
 

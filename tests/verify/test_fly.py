@@ -141,7 +141,7 @@ def test_it_is_lossy_on_a_lossless_policy_by_hand():
         chance = p[0, path[0]] * p[1, path[1]]
         emitted[path[0]] += chance * law.alive[0, 1]
         emitted += chance * law.stop[0, 0] * law.last[0, 0]
-    # token 2 is accepted with .5 · .5 + .5 · 1 = .75
+    # token 2 is accepted with 0.5 · 0.5 + 0.5 · 1 = 0.75
     assert emitted.tolist() == pytest.approx([0.5 + 0.25 * 0.75, 0.5 - 0.25 * 0.75], abs=EXACT)
 
 

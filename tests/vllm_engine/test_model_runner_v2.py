@@ -131,7 +131,7 @@ def test_drafts_of_the_engine_have_the_law_that_the_hook_takes_them_for(answers)
 
 
 def test_greedy_requests_keep_what_is_within_the_margin(answers):
-    """Drafted: 0 (1.4 below the largest), 1 (.7 below); then the target's largest."""
+    """Drafted: 0 (1.4 below the largest), 1 (0.7 below); then the target's largest."""
     kept = {2: [0, 1, 1], 1: [0, 3], 0: [1]}
     assert answers["margin"]["emitted"] == [kept[length] for length in LENGTHS] * 2
     assert answers["no margin"]["emitted"] == [[1]] * 6

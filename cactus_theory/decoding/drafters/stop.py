@@ -8,8 +8,8 @@ after its tokens d_1..d_j iff
 
 All of d_1..d_j are submitted, the one that ended the draft too: whether d_{j+1} is drafted depends
 on tokens before it only, so verification stays as lossless as it was (THEORY.md, Theorem 12).
-Withdrawing d_j for its own value would not be: with q = (.5, .5) and p = (.8, .2), dropping what
-has p(d) < .3 emits (.6, .4).
+Withdrawing d_j for its own value would not be: with q = (0.5, 0.5) and p = (0.8, 0.2), dropping
+what has p(d) < 0.3 emits (0.6, 0.4).
 
 At least one token is drafted, at most K. Deterministic drafts (greedy ones,
 n-grams, anything at temperature 0) say nothing by p(d) = 1 and are not stopped.
@@ -22,8 +22,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 
 # Lossless acceptance at temperature 1 as a function of p(d), linear between what two small trained
-# pairs measured (3,000 and 1,500 verified rows, standard errors .01 to .04). Fitting it to
-# a pair and a policy gave .09 % more tokens at equal cost (mean of 20 settings), so it is fixed.
+# pairs measured (3,000 and 1,500 verified rows, standard errors 0.01 to 0.04). Fitting it to
+# a pair and a policy gave 0.09 % more tokens at equal cost (mean of 20 settings), so it is fixed.
 PLACES = (0.0, 0.02, 0.25, 0.5, 1.0)
 ACCEPTANCE = (0.45, 0.55, 0.63, 0.74, 0.98)
 

@@ -215,7 +215,7 @@ def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[f
     """Return (value, policy) at rising values of the knob, its own among them.
 
     A registered policy raises outside its knob's range; a plain function is tried at ½, 1 and 2
-    times its own value (at 0, .1 and 1 if that is 0 and has no range), at its lossless one and at
+    times its own value (at 0, 0.1 and 1 if that is 0 and has no range), at its lossless one and at
     the ends of ``knob_range``. A knob whose value is an int is only tried at ints. ``between``
     values are added between each two neighbours, one drawn from each part of the gap.
     """

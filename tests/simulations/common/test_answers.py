@@ -53,7 +53,7 @@ def test_ratios_are_those_of_sums_over_all_repeats_with_errors_by_prompt() -> No
 
 def test_an_answer_is_as_much_faster_as_tokens_over_length_say() -> None:
     _, lossless, band = made()
-    # .5 seconds a token beside 1 of the faster lossless line, twice the tokens
+    # 0.5 seconds a token beside 1 of the faster lossless line, twice the tokens
     assert band["speed_ratio"] == 2 and band["answer_speed_ratio"] == pytest.approx(1)
     # repeats 1, 2 and 3 are timed: the median one is 2
     assert band["seconds_per_answer"] == pytest.approx(0.5 * 2 * 37)

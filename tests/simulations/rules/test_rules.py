@@ -87,8 +87,8 @@ def test_greedy_rules_keep_exact_matches_and_count_changes():
         for own in AT_ZERO
     }
     assert found["all engines", "exact match"] == found["TensorRT-LLM", "default k=1 δ=0"] == 0
-    assert found["MAX, ATOM", "default k=10 δ=.6"] == 2  # .05 < .9 − .6
-    assert found["MARS", "θ=.9"] == 2 and found["MARS", "θ=.97"] == 0  # ln(.5/.4) = .22 < .5
+    assert found["MAX, ATOM", "default k=10 δ=0.6"] == 2  # 0.05 < 0.9 − 0.6
+    assert found["MARS", "θ=0.9"] == 2 and found["MARS", "θ=0.97"] == 0  # ln(0.5/0.4) = 0.22 < 0.5
     told = rules.counted(AT_ZERO[3].policy, "chain", [(ids, logits)] * 2, [], "two")
     assert told["tokens_per_call"].value == 3 and told["changed_calls"].value == 1
     assert told["tv_per_token"].value == pytest.approx(1 / 3)
