@@ -94,7 +94,7 @@ def ask_policy(draw: random.Random) -> bool:
     path = draw.choice([None, Path(n.double() * 0 + 1)])
     # a row h has the precision of its rows
     wide = (rows.detach().double() for rows in (q, p))
-    methods |= {"keep": (q, p), "target": (*wide, path)}
+    methods |= {"acceptance_row": (q, p), "target": (*wide, path)}
     if type(rule).proposal is not Policy.proposal:
         methods["proposal"] = (q, p, every)
     name = draw.choice([*methods])

@@ -109,9 +109,9 @@ def run(args: Namespace) -> int:
     _check(args)
     args.on = choose_threads(args)
     args.temperature = 1.0 if args.temperature is None else args.temperature
-    budget = Budget(args.texts, args.seconds)
+    limit = DecodingLimit(args.texts, args.seconds)
     if args.floor:
-        return _floor(args, budget)
+        return _floor(args, limit)
     args.policy = ct.policy(one_policy(args) or "speculative")
     setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
     trace = Trace.open(args.trace) if args.trace else None
@@ -127,7 +127,7 @@ def run(args: Namespace) -> int:
     with TemporaryDirectory(prefix="expect-") as folder:
         log = None
         if trace is None:
-            log = _logger(args, Path(folder), budget)
+            log = _logger(args, Path(folder), limit)
             trace = log("healthy")
         with Progress("adding up rounds", len(trace)) as progress:
             expectation = expect(trace, **setting, on_cycles=progress.update)
@@ -139,7 +139,7 @@ def run(args: Namespace) -> int:
             doubtful = any(abs(gap["errors"]) > DOUBTFUL for gap in diagnosis.gaps)
             untried = [fault for fault in visible if fault.name not in signatures]
             if log is not None and (diagnosis.alarm or doubtful):
-                decoded, untried = _decoded(args, trace, log, budget)
+                decoded, untried = _decoded(args, trace, log, limit)
                 signatures |= decoded
                 diagnosis = compare_observed(expectation, observation, signatures)
         groups = trace.groups(args.by) if args.by else {}
@@ -196,7 +196,7 @@ def _check(args: Namespace) -> None:
     find_verifier(args.verifier)
 
 
-class Budget:
+class DecodingLimit:
     """How many texts and seconds decoding may take."""
 
     def __init__(self, texts: int | None, seconds: float) -> None:
@@ -256,7 +256,7 @@ def _kinds(faults: Sequence[Fault]) -> list[str]:
     return list(dict.fromkeys(fault.kind for fault in faults))
 
 
-def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]:
+def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[..., Any]:
     """Return what decodes with the models as asked, or with a fault, and returns the trace."""
     texts = prompts_of(args.prompts)
     groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
@@ -277,7 +277,7 @@ def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]
             [pair.tokenizer(text)["input_ids"] for text in texts],
             folder / name,
             label=f"decoding rounds, {name}",
-            enough=budget.enough,
+            enough=limit.enough,
             draft_model=drafter,
             num_draft_tokens=args.num_draft_tokens or USUAL_DRAFT,
             temperature=args.temperature if temperature is None else temperature,
@@ -292,14 +292,14 @@ def _logger(args: Namespace, folder: Path, budget: Budget) -> Callable[..., Any]
 
 
 def _decoded(
-    args: Namespace, trace: Trace, log: Callable[..., Any], budget: Budget
+    args: Namespace, trace: Trace, log: Callable[..., Any], limit: DecodingLimit
 ) -> tuple[dict[str, Any], list[Fault]]:
     """Return what each fault counts in a decode with it, and those that no time was left for."""
     verifier, expectations, late = find_verifier(args.verifier), {}, []
     for fault in visible_faults(trace, verifier):
         if not fault.decodes:
             continue
-        if budget.spent:
+        if limit.spent:
             late.append(fault)
             continue
         faulty = fault.decoding_verifier(verifier, trace.header.temperature)
@@ -390,7 +390,7 @@ def _show_compared(diagnosis: Diagnosis, untried: Sequence[str]) -> None:
     print(ASSUMED)
 
 
-def _floor(args: Namespace, budget: Budget) -> int:
+def _floor(args: Namespace, limit: DecodingLimit) -> int:
     """Measure and print the noise floor per dtype; one that does not run here is named."""
     texts, floors = prompts_of(args.prompts)[: args.texts or FLOOR_TEXTS], []
     print(f"expect: on {args.on}", file=sys.stderr)
@@ -401,7 +401,7 @@ def _floor(args: Namespace, budget: Budget) -> int:
 
             def on_text(done: int, progress: Progress = progress) -> bool:
                 progress.update(done)
-                return budget.enough(done)
+                return limit.enough(done)
 
             try:
                 floor = noise_floor(

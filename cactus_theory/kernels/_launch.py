@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cactus_theory.kernels import _band, _draws, _rows, _verdicts
-from cactus_theory.kernels.buffers import Band, Emitted, Form, Requests, Rows, Workspace
+from cactus_theory.kernels.buffers import BandBuffers, Emitted, Form, LogitRows, Requests, Workspace
 from cactus_theory.kernels.layout import Layout
 from cactus_theory.kernels.policies import BAND, KernelPolicy
 from cactus_theory.kernels.tiles import warps_for, warps_merging
@@ -83,7 +83,7 @@ class Step:
             launch(_draws.race, (work.batch, form.parts), {**shared, "band": edges}, warps)
             launch(_draws.finish, (work.batch,), shared, 1)
 
-    def _run_chain(self) -> Band | None:
+    def _run_chain(self) -> BandBuffers | None:
         """Decide token by token; return where the edges of refused rows are."""
         launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)
         return self._solve(decide=True) if self.solved else None
@@ -98,7 +98,7 @@ class Step:
             launch(_verdicts.shortfall, grid, shared, warps_for(form.part))
         launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)
 
-    def _solve(self, decide: bool) -> Band:
+    def _solve(self, decide: bool) -> BandBuffers:
         """Take Newton steps; after the first, decide what a chain left open."""
         work, form = self.workspace, self.shared["form"]
         grid, warps = (work.batch * work.width, form.parts), warps_for(form.part)
@@ -126,7 +126,7 @@ def draw(
     form = _form(work, temperature, flat=False, deterministic=True)
     shared = {
         "requests": Requests(None, 0, None, temperature, work.vocab, seeds, positions),
-        "rows": Rows(logits, logits.stride(0), 0),
+        "rows": LogitRows(logits, logits.stride(0), 0),
         "winners": work.winners, "place": place, "out": out, "form": form,
     }  # fmt: skip
     with torch.cuda.device_of(logits):
@@ -147,8 +147,8 @@ def _form(work: Workspace, temperature: float | Tensor, flat: bool, deterministi
     return Form(work.width, work.parts, work.part, flat, deterministic, per_row, greedy)
 
 
-def _rows_in(logits: Tensor, bonus: int) -> Rows:
+def _rows_in(logits: Tensor, bonus: int) -> LogitRows:
     """Return where rows lie; flat, a request has ``bonus`` rows more than drafted tokens."""
     if logits.ndim == 2:
-        return Rows(logits, tl.constexpr(bonus), logits.stride(0))
-    return Rows(logits, logits.stride(0), logits.stride(1))
+        return LogitRows(logits, tl.constexpr(bonus), logits.stride(0))
+    return LogitRows(logits, logits.stride(0), logits.stride(1))

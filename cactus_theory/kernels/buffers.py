@@ -2,9 +2,9 @@ r"""What the kernels of a step are given: groups of tensors and numbers, each wi
 
 A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
 no more. B requests draft up to K tokens of a vocabulary V each, in C parts; flat, N in all. Read
-are :class:`Requests`, the target's and the draft's :class:`Rows` (None of a deterministic draft)
-and the :class:`Knob`; the tensors of a :class:`Workspace` are written and read again. They are
-small, and the same whatever the rows hold.
+are :class:`Requests`, the target's and the draft's :class:`LogitRows` (None of a deterministic
+draft) and the :class:`SplitKnob`; the tensors of a :class:`Workspace` are written and read again.
+They are small, and the same whatever the rows hold.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Requests(NamedTuple):
     positions: Int64[Tensor, "B"]
 
 
-class Rows(NamedTuple):
+class LogitRows(NamedTuple):
     """Logits of a model, and where they lie."""
 
     logits: Float[
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
     row_step: int  # elements from one row to the next
 
 
-class Knob(NamedTuple):
+class SplitKnob(NamedTuple):
     """A policy's knob as a sum of two numbers that float32 holds."""
 
     high: float
@@ -57,7 +57,7 @@ class Softmax(NamedTuple):
     weights: Float32[Tensor, "B 2 K"]  # 1/S
 
 
-class Band(NamedTuple):
+class BandBuffers(NamedTuple):
     """Where the search for each row's upper edge is: a Newton step reads one and writes another."""
 
     points: Float64[Tensor, "B K"]  # the edge so far
@@ -68,7 +68,7 @@ class Band(NamedTuple):
     slopes: Float32[Tensor, "B K C"]  # E′
 
 
-class Decision(NamedTuple):
+class DecisionBuffers(NamedTuple):
     """What is accepted, and the residual (s q − p)₊ of the row after it."""
 
     verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, ACCEPTED or OPEN
@@ -76,7 +76,7 @@ class Decision(NamedTuple):
     scales: Float64[Tensor, "B"]  # s
 
 
-class Block(NamedTuple):
+class BlockBuffers(NamedTuple):
     """The nodes of a block."""
 
     q: Float64[Tensor, "B K"]  # q_n of the drafted token
@@ -179,9 +179,9 @@ class Workspace:
         self.device = torch.device(device)
         self.part = part_for(vocab)
         self.parts = -(-vocab // self.part)
-        self.softmax, self.decision = self._zeros(Softmax), self._zeros(Decision)
-        self.bands = self._zeros(Band), self._zeros(Band)
-        self.block, self.winners = self._zeros(Block), self._zeros(Winners)
+        self.softmax, self.decision = self._zeros(Softmax), self._zeros(DecisionBuffers)
+        self.bands = self._zeros(BandBuffers), self._zeros(BandBuffers)
+        self.block, self.winners = self._zeros(BlockBuffers), self._zeros(Winners)
 
     def _zeros(self, group: Any) -> Any:
         """Return a group of zeros, of the shapes that its class says; no axis is empty."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.kernels.buffers import Knob
+from cactus_theory.kernels.buffers import SplitKnob
 from cactus_theory.policies import Policy
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact
@@ -36,10 +36,10 @@ class KernelPolicy:
     knob: float
 
     @property
-    def high_and_low(self) -> Knob:
+    def high_and_low(self) -> SplitKnob:
         """Return the knob as a kernel takes it."""
         high = float(np.float32(self.knob))
-        return Knob(high, float(np.float32(self.knob - high)))
+        return SplitKnob(high, float(np.float32(self.knob - high)))
 
 
 def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
