@@ -25,11 +25,11 @@ class Help(argparse.HelpFormatter):
 class _Commands(argparse._SubParsersAction):
     """Declares the flags of the chosen command only: others may need packages that are absent."""
 
-    declare: Callable[[str, Parser], None]
+    undeclared: dict[str, Callable[[str, Parser], None]]
 
     def __call__(self, parser: Parser, namespace: Any, values: Any, option: Any = None) -> None:
-        if values[0] in self.choices:
-            self.declare(values[0], self.choices[values[0]])
+        if declare := self.undeclared.pop(values[0], None):
+            declare(values[0], self.choices[values[0]])
         super().__call__(parser, namespace, values, option)
 
 
@@ -44,7 +44,6 @@ def add_commands(
         dest=metavar.lower(), metavar=metavar, required=True, action=_Commands,
         help=f"flags and an example: %(prog)s {metavar} --help",
     )  # fmt: skip
-    commands.declare = declare
     parts = [parser.description or ""]
     width = max(len(name) for entries in groups.values() for name in entries)
     for group, entries in groups.items():
@@ -54,6 +53,7 @@ def add_commands(
             command = commands.add_parser(name, description=about, formatter_class=Help)
             command.epilog = f"example:\n  {_in_lines(f'{command.prog} {flags}')}"
             parser.epilog = parser.epilog or command.epilog
+    commands.undeclared = dict.fromkeys(commands.choices, declare)
     parser.description, parser.formatter_class = "\n\n".join(parts), Help
 
 
