@@ -18,14 +18,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.answer_bounds import Certificate, Promise, certificate
+    from cactus_theory.answer_bounds import confidence_bound, event_bounds
+    from cactus_theory.decoding import generate
     from cactus_theory.divergences import divergence, register_divergence
-    from cactus_theory.emitted import Audit, audit, emitted_law
+    from cactus_theory.emitted import audit, emitted_law
     from cactus_theory.optimum import (
-        Frontier,
-        OptimalAcceptance,
-        PooledAcceptance,
-        PooledFrontier,
         frontier,
         optimal_acceptance,
         pooled_acceptance,
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from cactus_theory.policies import (
         Budget,
         Declaration,
-        FixedTarget,
         PerProposal,
         Policy,
         list_policies,
@@ -43,29 +39,21 @@ if TYPE_CHECKING:
         register,
     )
     from cactus_theory.policies._rule_decorator import rule
-    from cactus_theory.tuned import TunedSetting, load_tuned
-    from cactus_theory.verify import Verdict, verify_block, verify_chain, verify_tree
+    from cactus_theory.tuned import load_tuned
+    from cactus_theory.verify import verify_block, verify_chain, verify_tree
 
 __all__ = [
-    "Audit",
     "Budget",
-    "Certificate",
     "Declaration",
-    "FixedTarget",
-    "Frontier",
-    "OptimalAcceptance",
     "PerProposal",
     "Policy",
-    "PooledAcceptance",
-    "PooledFrontier",
-    "Promise",
-    "TunedSetting",
-    "Verdict",
     "audit",
-    "certificate",
+    "confidence_bound",
     "divergence",
     "emitted_law",
+    "event_bounds",
     "frontier",
+    "generate",
     "list_policies",
     "load_tuned",
     "optimal_acceptance",
@@ -83,18 +71,13 @@ __all__ = [
 
 # loaded when asked for: a plugin of an engine that asks for nothing must not load torch
 _FROM = {
-    "Certificate": "answer_bounds",
-    "certificate": "answer_bounds",
-    "Promise": "answer_bounds",
+    "confidence_bound": "answer_bounds",
+    "event_bounds": "answer_bounds",
+    "generate": "decoding",
     "divergence": "divergences",
     "register_divergence": "divergences",
-    "Audit": "emitted",
     "audit": "emitted",
     "emitted_law": "emitted",
-    "Frontier": "optimum",
-    "OptimalAcceptance": "optimum",
-    "PooledAcceptance": "optimum",
-    "PooledFrontier": "optimum",
     "frontier": "optimum",
     "optimal_acceptance": "optimum",
     "pooled_acceptance": "optimum",
@@ -102,16 +85,13 @@ _FROM = {
     "selection_law": "optimum",
     "Budget": "policies",
     "Declaration": "policies",
-    "FixedTarget": "policies",
     "PerProposal": "policies",
     "Policy": "policies",
     "list_policies": "policies",
     "policy": "policies",
     "register": "policies",
     "rule": "policies._rule_decorator",
-    "TunedSetting": "tuned",
     "load_tuned": "tuned",
-    "Verdict": "verify",
     "verify_block": "verify",
     "verify_chain": "verify",
     "verify_tree": "verify",

@@ -1,10 +1,10 @@
-r"""What a cap on KL promises about an answer, what readings certify (THEORY.md, Theorem 23).
+r"""Bounds on events of an answer under a cap, and on its mean KL (THEORY.md, Theorem 23).
 
 Let q be the law of the target's answers to a prompt, after temperature and truncation, and h that
 of the answers that are decoded. If :math:`\mathrm{KL}(h‖q) ≤ C` nats, then for every event E of the
 answer (it is right, its tests pass, it refuses) :math:`\mathrm{kl}_2(h(E) ‖ q(E)) ≤ C`, where
 :math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. A ledger's hard cap on what an
-answer is charged is such a C; the meters of other divergences promise nothing here.
+answer is charged is such a C; the meters of other divergences bound nothing here.
 
 A ledger keeps every answer within C nats, so that n readings lie in [0, C]. If prompts are drawn
 independently, the mean over all prompts is at most each of these with probability 1 − β:
@@ -42,7 +42,7 @@ LITTLE, MUCH = 1e-6, 4.0
 EXACT = 1e-15
 # a meter adds the same numbers up in another order than a ledger
 ROUNDING = 1e-6
-# that what readings certify is wrong
+# that the bound from readings is wrong
 RISK = 0.05
 # e^-FAR is no number beside 1; a tilt of LEVEL over the longest answer is none
 FAR, LEVEL = 800.0, 1e-9
@@ -51,30 +51,8 @@ USUAL_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Promise:
-    """What so many nats leave the probability of an event of the answer; Theorem 23.
-
-    Parameters
-    ----------
-    rate : the event's probability under the target, after temperature and truncation.
-    cap : nats for a whole answer; or else
-    per_token, tokens, burst : nats a token, the most tokens of an answer, and nats that may be
-        spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
-    lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
-        keep their probability.
-
-    Raises
-    ------
-    ValueError
-        A number out of its range, nats for an answer and a token at once or neither, nats a token
-        without the number of tokens.
-
-    Examples
-    --------
-    >>> bound = ct.Promise(cap=0.1, rate=0.9)
-    >>> print(f"{bound.low:.3f} to {bound.high:.3f}, total variation {bound.total_variation:.3f}")
-    0.743 to 0.999, total variation 0.222
-    """
+class EventBounds:
+    """The bounds of :func:`event_bounds`, whose arguments the fields are."""
 
     rate: float = 0.5
     cap: float | None = None
@@ -91,7 +69,7 @@ class Promise:
             )
         if self.per_token is not None and self.tokens is None:
             raise ValueError(
-                "tokens: must be given with per_token, as nats a token promise nothing of an "
+                "tokens: must be given with per_token, as nats a token bound nothing of an "
                 f"answer; got per_token {self.per_token:g} alone (for a whole answer: cap)"
             )
         check.number("rate", self.rate, 0, 1)
@@ -125,8 +103,8 @@ class Promise:
         """Return the most by which the probability of any event at all may differ."""
         return most_variation(self.nats)
 
-    def after(self, tokens: int) -> "Promise":
-        """Return the promise for events that the first ``tokens`` tokens decide."""
+    def after(self, tokens: int) -> "EventBounds":
+        """Return the bounds for events that the first ``tokens`` tokens decide."""
         return replace(self, tokens=tokens)
 
     @property
@@ -144,13 +122,13 @@ class Promise:
         """Return in words whether nats were taken for an answer or a token, and the other way."""
         count = self.tokens or USUAL_TOKENS
         if self.per_token is None:
-            other = Promise(self.rate, per_token=self.cap, tokens=count)
+            other = EventBounds(self.rate, per_token=self.cap, tokens=count)
             return (
                 f"{self.cap:g} was taken as nats for a whole answer. generate --cap, Ledger and "
                 f"CACTUS_CAP take nats a token: as that (--per-token {self.cap:g} --tokens "
                 f"{count}) it is {other.nats:.4g} an answer, and {other.range}"
             )
-        other = Promise(self.rate, cap=self.per_token)
+        other = EventBounds(self.rate, cap=self.per_token)
         return (
             f"{self.per_token:g} was taken as nats a token, {self.nats:.4g} an answer of {count}. "
             f"As nats for a whole answer (--cap {self.per_token:g}), which a decode capped at "
@@ -158,23 +136,50 @@ class Promise:
         )
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """What n readings say about the mean KL over prompts.
+def event_bounds(
+    rate: float = 0.5,
+    *,
+    cap: float | None = None,
+    per_token: float | None = None,
+    tokens: int | None = None,
+    burst: float = 0.0,
+    lossless: int = 0,
+) -> EventBounds:
+    """Bound the probability of an event of the answer under a cap on KL; Theorem 23.
 
-    Attributes
+    Parameters
     ----------
-    count, mean, worst : of the readings, in nats an answer.
-    cap : nats that no answer can exceed, whatever the prompt.
-    alpha : probability that ``bound`` is wrong, over the choice of prompts and the coins.
-    hoeffding, bernstein : the two bounds on the mean, each wrong with probability alpha/2.
+    rate : the event's probability under the target, after temperature and truncation.
+    cap : nats for a whole answer; or else
+    per_token, tokens, burst : nats a token, the most tokens of an answer, and nats that may be
+        spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
+    lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
+        keep their probability.
+
+    Returns
+    -------
+    low, high : the least and the most probability of the event.
+    total_variation : the most by which the probability of any event may differ.
+    nats : the most KL of an answer. ``after(tokens)`` has the bounds of its beginning.
+
+    Raises
+    ------
+    ValueError
+        A number out of its range, nats for an answer and a token at once or neither, nats a token
+        without the number of tokens.
 
     Examples
     --------
-    >>> proof = ct.certificate([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
-    >>> f"{proof.mean:.3f}, at most {proof.bound:.3f}"
-    '0.125, at most 0.135'
+    >>> bound = ct.event_bounds(0.9, cap=0.1)
+    >>> print(f"{bound.low:.3f} to {bound.high:.3f}, total variation {bound.total_variation:.3f}")
+    0.743 to 0.999, total variation 0.222
     """
+    return EventBounds(rate, cap, per_token, tokens, burst, lossless)
+
+
+@dataclass(frozen=True)
+class ConfidenceBound:
+    """The bound of :func:`confidence_bound`, which says what the fields are."""
 
     count: int
     mean: float
@@ -191,7 +196,7 @@ class Certificate:
 
     @property
     def sentence(self) -> str:
-        """Return what is certified, and what that rests on."""
+        """Return the bound in words, and its assumptions."""
         return (
             f"{self.count} readings, mean {self.mean:.4g} nats, worst {self.worst:.4g}: with "
             f"confidence {100 * (1 - self.alpha):g} % the mean KL of an answer over all prompts is "
@@ -203,14 +208,20 @@ class Certificate:
         )
 
 
-def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> Certificate:
+def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK) -> ConfidenceBound:
     """Return a bound on the mean KL over prompts, from readings that a ledger keeps within a cap.
 
     Parameters
     ----------
     readings : nats charged for each answer, one answer a prompt.
     cap : nats that the ledger lets no answer exceed.
-    alpha : how probable the bound may be wrong.
+    alpha : how probable the bound may be wrong, over the choice of prompts and the coins.
+
+    Returns
+    -------
+    count, mean, worst : of the readings, in nats an answer.
+    hoeffding, bernstein : two bounds on the mean, each wrong with probability alpha/2.
+    bound : the least of the two and the cap.
 
     Raises
     ------
@@ -219,8 +230,9 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
 
     Examples
     --------
-    >>> ct.certificate([0.1] * 20, cap=0.5).mean
-    0.1
+    >>> proof = ct.confidence_bound([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
+    >>> f"{proof.mean:.3f}, at most {proof.bound:.3f}"
+    '0.125, at most 0.135'
     """
     cap = check.number("cap", cap, 0, sys.float_info.max)
     alpha = check.number("alpha", alpha, 0, 1, open_low=True)
@@ -234,13 +246,13 @@ def certificate(readings: Sequence[float], cap: float, alpha: float = RISK) -> C
         spread, log = statistics.stdev(shares, mean), math.log(4 / alpha)
         bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * log / 3 / (count - 1)
     bounds = (cap * max(bound, mean) for bound in (hoeffding, bernstein))
-    return Certificate(count, cap * mean, max(values), cap, alpha, *bounds)
+    return ConfidenceBound(count, cap * mean, max(values), cap, alpha, *bounds)
 
 
 class MeanLength(NamedTuple):
     """Tokens of ``count`` lossless answers, and the most that nats let their mean become.
 
-    ``bound`` is ``longest`` and has no standard ``error`` where nothing is promised.
+    ``bound`` is ``longest`` and has no standard ``error`` where nats bound nothing.
     """
 
     count: int
@@ -251,25 +263,25 @@ class MeanLength(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Return what is promised, and what that rests on."""
-        most = f"promises nothing below {self.longest}, the longest of them"
+        """Return the bound in words, and its assumptions."""
+        most = f"no bound below {self.longest}, the longest of them"
         if self.error is not None:
             most = f"at most {self.bound:.4g} ± {self.error:.2g}, whatever the policy"
         return (f"mean length, {self.mean:.4g} tokens in {self.count} lossless answers: {most}; "
                 "the mean of exp(θ·length) in it is an estimate from a sample")  # fmt: skip
 
 
-def mean_length(lengths: Sequence[int], promise: Promise) -> MeanLength:
+def mean_length(lengths: Sequence[int], bounds: EventBounds) -> MeanLength:
     """Return the most that the mean length may be, over prompts, from those of lossless answers.
 
-    It is that of the law h ∝ e^{θT} q that spends all the nats (Theorem 23), ``promise.lossless``
+    It is that of the law h ∝ e^{θT} q that spends all the nats (Theorem 23), ``bounds.lossless``
     not considered. Raises ValueError for no lengths, or one below 1.
     """
     tokens = np.array([whole_number("lengths", length, 1) for length in lengths], dtype=float)
     if not len(tokens):
         raise ValueError("lengths: must be at least one; got none")
-    per_token, longest = promise.per_token or 0.0, float(tokens.max())
-    fixed = promise.burst if promise.cap is None else promise.cap
+    per_token, longest = bounds.per_token or 0.0, float(tokens.max())
+    fixed = bounds.burst if bounds.cap is None else bounds.cap
     sample = len(tokens), float(tokens.mean()), int(longest)
     if -math.log(np.mean(tokens == longest)) <= fixed + per_token * longest:
         return MeanLength(*sample, longest, None)

@@ -100,38 +100,7 @@ class RaisedOffHead(Divergence):
 
 @dataclass(frozen=True)
 class Audit:
-    """What a policy does on rows (...), what it declares, and the optimum for comparison.
-
-    Attributes
-    ----------
-    policy : the policy's spec. ``declares`` is its declaration.
-    acceptance : (...), Σ p φ.
-    divergences : spec → (...), D(emitted‖q).
-    raised_off_head : (...), see :func:`cactus_theory.emitted.raised_off_head`.
-    within : (...) bool, whether the declared budget held; None without a budget.
-    spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
-        over proposals with p > 0; None without a budget. Of a policy that states no proposals,
-        the least of rows that accept each token so often; ∞ where a stated one is no distribution
-        or gives its token less than is accepted.
-    bounds : what that is, in words, as ``check`` says it; None without a budget.
-    over_share : (...), probability (over drafts) of a proposal over its budget; None for
-        policies without a per-proposal budget.
-    optimum_acceptance : (...), the best acceptance at the same emitted divergence.
-    optimum_divergence : (...), the least divergence at the same acceptance; NaN where the
-        acceptance is out of reach of policies that never emit tokens with q = 0.
-    reference : the divergence of the two optima.
-
-    Examples
-    --------
-    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> report = ct.audit(ct.policy("cactus:delta=0.25"), q, p)
-    >>> print(report.declares.budget)
-    kl <= 0.25 per proposal
-    >>> bool(report.within), round(float(report.spent), 4)
-    (False, 0.3236)
-    >>> round(float(report.divergences["kl"]), 4), round(float(report.optimum_divergence), 4)
-    (0.5507, 0.5507)
-    """
+    """What a policy does on rows (...), what it declares, and the optimum for comparison."""
 
     policy: str
     declares: Declaration
@@ -162,6 +131,25 @@ def audit(
     ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
     For deterministic drafts: ``draft_probs=None`` and ``draft_token_ids``
     (...), as for :func:`emitted_law`, and so are ``normalise`` and the memory that it takes.
+
+    Returns
+    -------
+    policy : the policy's spec. ``declares`` is its declaration.
+    acceptance : (...), Σ p φ.
+    divergences : spec → (...), D(emitted‖q).
+    raised_off_head : (...), see :func:`cactus_theory.emitted.raised_off_head`.
+    within : (...) bool, whether the declared budget held; None without a budget.
+    spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
+        over proposals with p > 0; None without a budget. Of a policy that states no proposals,
+        the least of rows that accept each token so often; ∞ where a stated one is no distribution
+        or gives its token less than is accepted.
+    bounds : what that is, in words, as ``check`` says it; None without a budget.
+    over_share : (...), probability (over drafts) of a proposal over its budget; None for
+        policies without a per-proposal budget.
+    optimum_acceptance : (...), the best acceptance at the same emitted divergence.
+    optimum_divergence : (...), the least divergence at the same acceptance; NaN where the
+        acceptance is out of reach of policies that never emit tokens with q = 0.
+    reference : the divergence of the two optima.
 
     Raises
     ------

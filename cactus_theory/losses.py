@@ -29,7 +29,6 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.edges import edges
 
 __all__ = [
-    "Judged",
     "along_block",
     "at_price",
     "forward_kl",
@@ -47,15 +46,7 @@ LK_RATE = 3.0
 
 
 class Judged(NamedTuple):
-    """A loss per row and, detached, the acceptance of the policy that it stands for, both (...).
-
-    Examples
-    --------
-    >>> q, p = torch.tensor([[0.2, 0.2, 0.6]]).log(), torch.tensor([[0.45, 0.45, 0.1]]).log()
-    >>> judged = at_price(q, p, price=1.0)
-    >>> print(f"{judged.loss.item():.4f} {judged.acceptance.item():.4f}")
-    -0.6231 0.7444
-    """
+    """A loss per row and, detached, the acceptance of the policy that it stands for, both (...)."""
 
     loss: PerRow
     acceptance: PerRow

@@ -23,23 +23,6 @@ class TunedSetting:
     """What to decode with: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
 
     ``check_pair(target, draft)`` tells before whether it was tuned for these models.
-
-    Attributes
-    ----------
-    policy, verifier, num_draft_tokens : None, None and 0 where plain decoding was faster.
-    temperature : that it was tuned at; 1 for rows of which none is known.
-    level, divergence : what may be metered per emitted token, where it was tuned.
-    weights : what tells the two models from others, where it is known.
-    dtype : of the models that were timed, where it is known.
-    noise_floor : KL per token between the target's wide and single passes, where it was measured.
-    cuts : of the rows that it was tuned on; where the draft's are others, draft with
-        ``cuts.drafter(draft_model, temperature)``.
-
-    Examples
-    --------
-    >>> setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 4, 1.0)
-    >>> setting.plain, sorted(setting.options)
-    (False, ['logits_processor', 'num_draft_tokens', 'policy', 'temperature', 'verifier'])
     """
 
     policy: Policy | None
@@ -67,7 +50,7 @@ class TunedSetting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return keyword arguments of :func:`cactus_theory.decoding.generate`.
+        """Return keyword arguments of :func:`cactus_theory.generate`.
 
         Raises
         ------
@@ -109,6 +92,17 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     The file runs no code: it may name a policy as ``FILE.py:NAME`` only with ``trust_code``, also
     if ``tune`` wrote it.
 
+    Returns
+    -------
+    policy, verifier, num_draft_tokens : None, None and 0 where plain decoding was faster.
+    temperature : that it was tuned at; 1 for rows of which none is known.
+    level, divergence : what may be metered per emitted token, where it was tuned.
+    weights : what tells the two models from others, where it is known.
+    dtype : of the models that were timed, where it is known.
+    noise_floor : KL per token between the target's wide and single passes, where it was measured.
+    cuts : of the rows that it was tuned on; where the draft's are others, draft with
+        ``cuts.drafter(draft_model, temperature)``.
+
     Raises
     ------
     OSError, ValueError
@@ -116,9 +110,10 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
 
     Examples
     --------
-    >>> from cactus_theory import traces, tuning
+    >>> from cactus_theory import tuning
+    >>> from cactus_theory.traces.rows import SavedRows
     >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> found = tuning.tune(traces.SavedRows.of(q, p), tuning.Costs.ratios(0.1), 0.05)
+    >>> found = tuning.tune(SavedRows.of(q, p), tuning.Costs.ratios(0.1), 0.05)
     >>> tuning.save_tuned(found, "tuned.json")
     >>> setting = ct.load_tuned("tuned.json")
     >>> setting.num_draft_tokens, setting.verifier

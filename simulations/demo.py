@@ -24,6 +24,8 @@ import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
 from cactus_theory.commands.flags import add_inflate, inflated
 from cactus_theory.decoding import GenerationResult, Pair, RecurrentDrafter
+from cactus_theory.emitted import Audit
+from cactus_theory.optimum.acceptance import OptimalAcceptance
 
 from . import drafters
 from .common.decode import Harness
@@ -201,7 +203,7 @@ def row_to_draw(q: Tensor, rejected: Tensor) -> int:
 
 
 def _token_rows(
-    q: Tensor, p: Tensor, optimum: ct.OptimalAcceptance, pair: Pair
+    q: Tensor, p: Tensor, optimum: OptimalAcceptance, pair: Pair
 ) -> list[dict[str, Any]]:
     """Return the row's tokens in order of p/q, with the band and what Cactus emits."""
     emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
@@ -312,7 +314,7 @@ def _row(line: Config, runs: Runs, plain: float) -> dict[str, Any]:
 
 def _cost(line: Config, runs: Runs) -> dict[str, Any]:
     """Return the emitted KL and whether the declared budget held on the verified rows."""
-    audits: list[ct.Audit] = [audit for record in runs.metered for audit in record["audits"]]
+    audits: list[Audit] = [audit for record in runs.metered for audit in record["audits"]]
     budget = ct.policy(line.method).declares.budget
     row: dict[str, Any] = {
         "acceptance": _mean(audits, "acceptance"),
@@ -329,7 +331,7 @@ def _cost(line: Config, runs: Runs) -> dict[str, Any]:
     return row
 
 
-def _audits(line: Config, result: GenerationResult) -> list[ct.Audit]:
+def _audits(line: Config, result: GenerationResult) -> list[Audit]:
     rows = result.rows
     if rows is None or not len(rows.target_probs):
         return []
@@ -339,5 +341,5 @@ def _audits(line: Config, result: GenerationResult) -> list[ct.Audit]:
     return [ct.audit(ct.policy(line.method), q, p) for q, p in pairs]
 
 
-def _mean(audits: list[ct.Audit], name: str) -> float:
+def _mean(audits: list[Audit], name: str) -> float:
     return float(torch.cat([getattr(audit, name) for audit in audits]).mean())

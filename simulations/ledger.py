@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.answer_bounds import Promise
+from cactus_theory.answer_bounds import event_bounds
 from cactus_theory.decoding import Ledger, load_pair
 from cactus_theory.traces import Estimate
 
@@ -29,7 +29,7 @@ from .common.results import columns, publish
 GROUPS = 8
 # tokens of an answer at which the books are shown
 EVERY = 2
-# of an event whose promise is printed
+# of an event whose bounds are printed
 RATE = 0.9
 
 
@@ -211,8 +211,8 @@ def run(args: argparse.Namespace) -> int:
     print(columns(rows, SHOWN))
     print(f"largest answer and over: spend a token at some length; {args.out}/ledger*.csv")
     for cap in args.cap:
-        promise = Promise(RATE, per_token=cap, tokens=args.max_new_tokens)
-        print(f"cap {cap:g} a token, {args.max_new_tokens} tokens: {promise.sentence}")
+        bounds = event_bounds(RATE, per_token=cap, tokens=args.max_new_tokens)
+        print(f"cap {cap:g} a token, {args.max_new_tokens} tokens: {bounds.sentence}")
     return 0
 
 

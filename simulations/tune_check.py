@@ -28,7 +28,7 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
 from cactus_theory.tuning.choices import Choice, Tuned
 from cactus_theory.tuning.families import LOSSLESS
-from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.measure import TimedSetting
 
 from .common.answers import answer_rows, sentences
 from .common.decode import Harness
@@ -62,10 +62,10 @@ def tune_all(
     if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
         logged = load_pair(args.target, args.draft)
     trace = log_shown(args, logged, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
-    settings: list[Setting] = []  # the first level's knobs, at which costs are measured
+    settings: list[TimedSetting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 
-    def costs(choices: Sequence[Setting]) -> Costs:
+    def costs(choices: Sequence[TimedSetting]) -> Costs:
         settings.extend(() if settings else choices)
         return clock(args.batch[0])
 
@@ -85,7 +85,7 @@ def _costs(
     pair: Pair,
     ids: Sequence[Sequence[int]],
     batch: int,
-    settings: Sequence[Setting],
+    settings: Sequence[TimedSetting],
 ) -> Costs:
     ends = pair.target.generation_config.eos_token_id
     prompts = Prompts(ids, batch, args.max_new_tokens, 1.0, ends, args.seed)

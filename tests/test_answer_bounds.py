@@ -1,4 +1,4 @@
-"""What a cap promises of an answer's events, against every event of texts that are enumerated."""
+"""Bounds of an answer's events under a cap, against every event of texts that are enumerated."""
 
 import itertools
 import math
@@ -75,13 +75,13 @@ def test_edges_of_rate_and_cap():
 
 
 def test_numbers_of_the_guide():
-    shown = [ct.Promise(cap=0.1, rate=rate) for rate in (0.9, 0.01)]
-    assert [f"{promise.low:.3f} {promise.high:.3f}" for promise in shown] == [
+    shown = [ct.event_bounds(cap=0.1, rate=rate) for rate in (0.9, 0.01)]
+    assert [f"{own.low:.3f} {own.high:.3f}" for own in shown] == [
         "0.743 0.999",
         "0.000 0.081",
     ]
-    assert f"{ct.Promise(cap=0.01, rate=0.9).low:.3f}" == "0.855"
-    assert f"{ct.Promise(cap=1.0, rate=0.9).low:.2f}" == "0.31"
+    assert f"{ct.event_bounds(cap=0.01, rate=0.9).low:.3f}" == "0.855"
+    assert f"{ct.event_bounds(cap=1.0, rate=0.9).low:.2f}" == "0.31"
 
 
 @pytest.mark.parametrize("cap", [1e-12, 1e-8, 1e-6, 1e-3, 0.1, 1.0, 3.9, 4.1, 20.0, 800.0])
@@ -140,7 +140,7 @@ CASES = list(itertools.product(LOSSY, ("chain", "block"), ((2, 4), (4, 2))))
 
 
 @pytest.mark.parametrize(("spec", "verifier", "size"), some(CASES, 5))
-def test_every_event_of_a_markov_text_keeps_the_promise(spec, verifier, size):
+def test_every_event_of_a_markov_text_lies_within_the_bounds(spec, verifier, size):
     vocab, length = size
     for seed in range(amount(1, 2)):
         pair = markov_pair(vocab, seed=seed, distance=1.5, zeros=0.2 * (seed % 2))
@@ -152,7 +152,7 @@ def test_every_event_of_a_markov_text_keeps_the_promise(spec, verifier, size):
 
 
 @pytest.mark.parametrize(("vocab", "length"), [(3, 6), (4, 5)])
-def test_level_sets_of_longer_texts_keep_the_promise(vocab, length):
+def test_level_sets_of_longer_texts_lie_within_the_bounds(vocab, length):
     for spec, verifier in some(itertools.product(LOSSY, ("chain", "block")), 3):
         pair = markov_pair(vocab, seed=1, distance=1.5)
         texts = enumerate_texts(pair, Setting(spec, 3, length, verifier, 0))
@@ -168,20 +168,20 @@ WAYS = list(itertools.product(("chain", "block"), (False, True)))
 
 
 @pytest.mark.parametrize(("verifier", "deterministic"), WAYS)
-def test_every_event_under_a_ledger_keeps_the_promise_of_its_cap(verifier, deterministic):
+def test_every_event_under_a_ledger_lies_within_the_bounds_of_its_cap(verifier, deterministic):
     pair, cap, length = markov_pair(2, seed=3, distance=2.0), 0.05, 4
     ledger = Ledger("band:price=0.3", cap)
     texts = texts_of(pair, ledger, length, 2, verifier, deterministic)
     law, most, rate, target = texts.law, texts.most, texts.rate, target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
-    promise = ct.Promise(per_token=cap, tokens=length, rate=0.5)
-    assert 0.5 * promise.nats < most <= promise.nats and 0.95 * cap < rate <= cap
+    bounds = ct.event_bounds(per_token=cap, tokens=length, rate=0.5)
+    assert 0.5 * bounds.nats < most <= bounds.nats and 0.95 * cap < rate <= cap
     h, q = law.reshape(-1), target.reshape(-1)
     kl = float(np.sum(h * np.log(h / q)))
-    check_events(h, q, kl, promise.nats)
+    check_events(h, q, kl, bounds.nats)
     for first in range(1, length):  # an answer's beginning keeps its own, smaller share
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
-        check_events(h, q, float(np.sum(h * np.log(h / q))), promise.after(first).nats)
+        check_events(h, q, float(np.sum(h * np.log(h / q))), bounds.after(first).nats)
 
 
 def test_by_position_the_first_tokens_are_the_targets_own():
@@ -189,10 +189,10 @@ def test_by_position_the_first_tokens_are_the_targets_own():
     schedule = ByPosition([(0, "speculative"), (strict, "band:price=0.3")])
     texts, target = texts_of(pair, schedule, length, 2), target_of(pair, length)
     law, most, mean = texts.law, texts.most, texts.mean
-    promise = ct.Promise(cap=most, rate=0.5, tokens=length, lossless=strict)
+    bounds = ct.event_bounds(cap=most, rate=0.5, tokens=length, lossless=strict)
     assert (
-        promise.after(strict).low == 0.5 == promise.after(strict).high
-        and promise.low < 0.5 < promise.high
+        bounds.after(strict).low == 0.5 == bounds.after(strict).high
+        and bounds.low < 0.5 < bounds.high
     )
     for first in range(1, length + 1):
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
@@ -202,13 +202,13 @@ def test_by_position_the_first_tokens_are_the_targets_own():
 
 
 def test_nats_of_a_token_are_not_those_of_an_answer():
-    whole, each = ct.Promise(cap=0.1, tokens=200), ct.Promise(per_token=0.1, tokens=200)
+    whole, each = ct.event_bounds(cap=0.1, tokens=200), ct.event_bounds(per_token=0.1, tokens=200)
     assert each.nats == 20 and whole.nats == 0.1
     assert "taken as nats for a whole answer" in whole.unit and "it is 20 an answer" in whole.unit
     assert "--per-token 0.1 --tokens 200" in whole.unit and "0 % to 100 %" in whole.unit
     assert "taken as nats a token, 20 an answer of 200" in each.unit and "--cap 0.1" in each.unit
     assert "capped at 0.0005 a token" in each.unit and "28 % to 72 %" in each.unit
-    assert ct.Promise(per_token=0.1, burst=0.5, tokens=10).after(5).nats == pytest.approx(1.0)
+    assert ct.event_bounds(per_token=0.1, burst=0.5, tokens=10).after(5).nats == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_nats_of_a_token_are_not_those_of_an_answer():
         ({"cap": 1, "lossless": -1}, "lossless: must be an integer of at least 0"),
     ],
 )
-def test_bad_promises_are_refused(arguments, said):
+def test_bad_arguments_are_refused(arguments, said):
     with pytest.raises(ValueError, match=said):
-        ct.Promise(**arguments)
+        ct.event_bounds(**arguments)
 
 
 @pytest.mark.parametrize("count", [1, 2, 32, 1000])
@@ -236,9 +236,9 @@ def test_bad_promises_are_refused(arguments, said):
     "mean", [0.0, 1e-300, *(10.0**-k for k in range(1, 16)), *(1 - 10.0**-k for k in range(1, 18))]
 )
 @pytest.mark.parametrize("cap", [1e-3, 0.5, 1e308])
-def test_readings_anywhere_up_to_the_cap_are_certified(count, mean, cap):
+def test_readings_anywhere_up_to_the_cap_have_a_bound(count, mean, cap):
     """A ledger that uses its cap up leaves readings beside it."""
-    proof = ct.certificate([mean * cap] * count, cap)
+    proof = ct.confidence_bound([mean * cap] * count, cap)
     assert proof.mean == pytest.approx(mean * cap, rel=1e-15)
     assert proof.mean <= proof.bound <= cap
     share, most = proof.mean / cap, proof.hoeffding / cap

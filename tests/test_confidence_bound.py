@@ -1,4 +1,4 @@
-"""Readings of answers certify a bound on the mean, and ``promise`` says all of it in words."""
+"""Readings of answers bound the mean over prompts, and ``promise`` says all of it in words."""
 
 import json
 import math
@@ -32,7 +32,9 @@ def log_binomial(n, k, p):
 @pytest.mark.parametrize("n", [1, 2, 10, 60])
 def test_readings_of_nothing_or_all_are_covered_exactly(n):
     """Readings of 0 and the cap, the widest that there are: every count, no sampling."""
-    bounds = [ct.certificate([CAP] * k + [0.0] * (n - k), CAP, ALPHA).bound for k in range(n + 1)]
+    bounds = [
+        ct.confidence_bound([CAP] * k + [0.0] * (n - k), CAP, ALPHA).bound for k in range(n + 1)
+    ]
     assert bounds == sorted(bounds) and bounds[-1] == CAP
     worst = 0.0
     for p in np.linspace(0.005, 0.995, 100):
@@ -51,7 +53,7 @@ def test_simulated_readings_are_covered(law):
         "few": ((source.random((RUNS, n)) < 0.02) * source.random((RUNS, n)), 0.01),
     }
     shares, mean = draws[law]
-    bounds = np.array([ct.certificate(CAP * own, CAP, ALPHA).bound for own in shares])
+    bounds = np.array([ct.confidence_bound(CAP * own, CAP, ALPHA).bound for own in shares])
     missed = (bounds < CAP * mean).mean()
     assert missed <= ALPHA + RED * math.sqrt(ALPHA * (1 - ALPHA) / RUNS)
     assert bounds.max() <= CAP and (bounds >= CAP * shares.mean(-1)).all()
@@ -59,20 +61,20 @@ def test_simulated_readings_are_covered(law):
 
 def test_the_better_of_two_bounds_is_taken():
     source = np.random.default_rng(1)
-    alike = ct.certificate(0.2 + 0.01 * source.random(2000), CAP)
+    alike = ct.confidence_bound(0.2 + 0.01 * source.random(2000), CAP)
     assert alike.bound == alike.bernstein < alike.hoeffding
-    apart = ct.certificate(CAP * source.integers(0, 2, 100), CAP)
+    apart = ct.confidence_bound(CAP * source.integers(0, 2, 100), CAP)
     assert apart.bound == apart.hoeffding < apart.bernstein
     rough = apart.mean + CAP * math.sqrt(math.log(2 / 0.05) / 200)
     assert apart.hoeffding <= rough
-    assert ct.certificate([0.0] * 100, CAP).bound < 0.02
-    assert ct.certificate([0.3], CAP).bernstein == math.inf
+    assert ct.confidence_bound([0.0] * 100, CAP).bound < 0.02
+    assert ct.confidence_bound([0.3], CAP).bernstein == math.inf
 
 
 def test_bounds_by_hand():
     """Maurer and Pontil's Theorem 4, and ln 2/β = 3.689 for half of β = 0.05."""
     readings = [0.1, 0.2, 0.3, 0.4] * 25
-    own = ct.certificate(readings, 0.5, 0.05)
+    own = ct.confidence_bound(readings, 0.5, 0.05)
     variance, log = np.var(readings, ddof=1), math.log(2 / 0.025)
     by_hand = 0.25 + math.sqrt(2 * variance * log / 100) + 7 * 0.5 * log / (3 * 99)
     assert own.bernstein == pytest.approx(by_hand, rel=1e-12)
@@ -95,7 +97,7 @@ def test_bounds_by_hand():
 )
 def test_bad_readings_are_refused(readings, more, said):
     with pytest.raises(ValueError, match=said):
-        ct.certificate(readings, **({"cap": CAP} | more))
+        ct.confidence_bound(readings, **({"cap": CAP} | more))
 
 
 def said(capsys, *arguments, code=0):
@@ -124,9 +126,12 @@ def write(folder: Path, *lines) -> str:
     return str(path)
 
 
-def test_readings_of_a_file_are_certified(tmp_path, capsys):
+def test_readings_of_a_file_have_a_bound(tmp_path, capsys):
     answers = [{"emitted_kl": 0.2 + 0.001 * i, "num_tokens": 40 + i} for i in range(12)]
-    file, own = write(tmp_path, *answers[:6], {"readings": answers[6:]}, 0.3), ct.Promise(cap=0.5)
+    file, own = (
+        write(tmp_path, *answers[:6], {"readings": answers[6:]}, 0.3),
+        ct.event_bounds(cap=0.5),
+    )
     assert len(read_readings(file, own)) == 13 and read_readings(file, own)[-1] == 0.3
     (tmp_path / "list.json").write_text(json.dumps(answers))
     assert read_readings(tmp_path / "list.json", own) == read_readings(file, own)[:12]
@@ -135,7 +140,7 @@ def test_readings_of_a_file_are_certified(tmp_path, capsys):
     assert "prompts drawn independently, one answer each" in text
     main(["promise", "--per-token", "0.01", "--tokens", "51", "--readings", file, "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found["certificate"]["count"] == 13 and found["nats"] == pytest.approx(0.51)
+    assert found["confidence_bound"]["count"] == 13 and found["nats"] == pytest.approx(0.51)
     assert found["averaged"][0]["nats"] <= 0.51
     assert len(found["by_position"]) > 3 and len(found["events"]) == 3
 

@@ -9,7 +9,8 @@ import pytest
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.policies import _registry
-from cactus_theory.testing import PROPERTIES, assert_policy_properties
+from cactus_theory.testing import assert_policy_properties
+from cactus_theory.testing.properties import PROPERTIES
 from tests.test_pages import commands, run
 from tests.testing.faulty_verifiers import TokenWise
 

@@ -1,5 +1,6 @@
 """Every public name says what it is by an example that runs and prints what stands there."""
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -24,6 +25,7 @@ from cactus_theory.verify import contract as verifiers
 from tests.amounts import THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent
+TOPS = ("cactus_theory", "solvers", "simulations", "paper_figures")
 PACKAGES = (
     "",
     ".decoding",
@@ -36,8 +38,7 @@ PACKAGES = (
 )
 # public names without an example of their own
 WITHOUT = {
-    "testing.PROPERTIES": "a dict, which has no docstring of its own; shown by Property",
-    "testing.VERIFIER_PROPERTIES": "a dict; shown by Property",
+    "testing.Enumeration": "what a property of verifiers is given; shown by verifier_property",
 }
 # examples that take seconds of CPU
 LONG = {"testing.assert_drafter_properties"}
@@ -62,6 +63,8 @@ def public() -> Iterator[tuple[str, ModuleType, Any]]:
                 yield f"{package}.{name}".removeprefix("."), module, found
 
 
+# the most names that somebody should have to read through
+OF_CT, IN_ALL = 24, 90
 PUBLIC = {name: (module, found) for name, module, found in public()}
 
 
@@ -95,6 +98,17 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.dict(registry).start()
     yield
     patch.stopall()
+
+
+def test_public_names_are_few_and_each_is_listed_once() -> None:
+    lists: dict[str, list[str]] = {}
+    for path in sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                lists[path.relative_to(ROOT).as_posix()] = ast.literal_eval(node.value)
+    names = [name for own in lists.values() for name in own]
+    assert len(lists["cactus_theory/__init__.py"]) <= OF_CT and len(names) <= IN_ALL
+    assert sorted(names) == sorted(set(names))
 
 
 def test_every_public_name_has_an_example() -> None:

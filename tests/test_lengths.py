@@ -33,48 +33,50 @@ def by_program(sample, fixed, per_token):
 @pytest.mark.parametrize("fixed", [0.0, 1e-4, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("per_token", [0.0, 1e-4, 0.005, 0.03])
 def test_no_law_within_the_nats_writes_longer_answers(fixed, per_token):
-    promise = ct.Promise(cap=fixed)
+    bounds = ct.event_bounds(cap=fixed)
     if per_token:
-        promise = ct.Promise(per_token=per_token, tokens=40, burst=fixed)
-    found = mean_length(SAMPLE, promise)
+        bounds = ct.event_bounds(per_token=per_token, tokens=40, burst=fixed)
+    found = mean_length(SAMPLE, bounds)
     best = sum(SAMPLE) / 10 if fixed == per_token == 0 else by_program(SAMPLE, fixed, per_token)
     assert found.bound == pytest.approx(best, abs=PROGRAM)
     assert (found.count, found.mean, found.longest) == (10, 14.2, 40)
-    assert found.error > 0 and "promises nothing" not in found.sentence
+    assert found.error > 0 and "no bound" not in found.sentence
 
 
 @pytest.mark.parametrize(("nats", "ratio"), [(0.01, 1.15), (0.05, 1.35), (0.1, 1.52), (0.5, 2.36)])
 def test_exponential_lengths_have_the_ratios_of_the_theory(nats, ratio):
     quantiles = -1000 * np.log1p(-(np.arange(100_000) + 0.5) / 100_000)
     sample = np.maximum(quantiles.round().astype(int), 1).tolist()
-    assert mean_length(sample, ct.Promise(cap=nats)).bound / 1000 == pytest.approx(
+    assert mean_length(sample, ct.event_bounds(cap=nats)).bound / 1000 == pytest.approx(
         ratio, abs=QUANTILES
     )
 
 
 @pytest.mark.parametrize(
-    ("sample", "promise"),
+    ("sample", "bounds"),
     [
-        (SAMPLE, ct.Promise(cap=math.log(10))),  # one of ten is the longest
-        (SAMPLE, ct.Promise(cap=math.inf)),
-        (SAMPLE, ct.Promise(per_token=math.log(10) / 40, tokens=40)),
-        ([64] * 5, ct.Promise(cap=1e-9)),  # all were cut off
+        (SAMPLE, ct.event_bounds(cap=math.log(10))),  # one of ten is the longest
+        (SAMPLE, ct.event_bounds(cap=math.inf)),
+        (SAMPLE, ct.event_bounds(per_token=math.log(10) / 40, tokens=40)),
+        ([64] * 5, ct.event_bounds(cap=1e-9)),  # all were cut off
     ],
 )
-def test_nothing_is_promised_where_the_longest_answer_is_within_the_nats(sample, promise):
-    found = mean_length(sample, promise)
+def test_there_is_no_bound_where_the_longest_answer_is_within_the_nats(sample, bounds):
+    found = mean_length(sample, bounds)
     assert found.bound == found.longest == max(sample) and found.error is None
-    assert "promises nothing below" in found.sentence
-    if promise.cap == math.log(10):
-        assert mean_length(sample, ct.Promise(cap=promise.cap - 1e-6)).bound < 40
+    assert "no bound below" in found.sentence
+    if bounds.cap == math.log(10):
+        assert mean_length(sample, ct.event_bounds(cap=bounds.cap - 1e-6)).bound < 40
 
 
-@pytest.mark.parametrize("promise", [ct.Promise(cap=0.05), ct.Promise(per_token=0.008, tokens=200)])
-def test_the_error_is_that_of_resampled_lengths(promise):
+@pytest.mark.parametrize(
+    "bounds", [ct.event_bounds(cap=0.05), ct.event_bounds(per_token=0.008, tokens=200)]
+)
+def test_the_error_is_that_of_resampled_lengths(bounds):
     draws = np.random.default_rng(3)
     sample = draws.geometric(1 / 30, 500).clip(max=200)
-    again = [mean_length(draws.choice(sample, 500).tolist(), promise).bound for _ in range(400)]
-    found = mean_length(sample.tolist(), promise)
+    again = [mean_length(draws.choice(sample, 500).tolist(), bounds).bound for _ in range(400)]
+    found = mean_length(sample.tolist(), bounds)
     assert found.error == pytest.approx(np.std(again), rel=RESAMPLED)
 
 
@@ -89,10 +91,10 @@ def test_the_command_says_what_it_rests_on(tmp_path, capsys):
     records = [{"readings": [{"num_tokens": 3}, {"num_tokens": 5}]}, {"num_tokens": 5}, [9, 9, 9]]
     path.write_text("\n".join(map(json.dumps, [*records, 20, 21, 21, 40])))
     text = said(capsys, "--cap", 0.05, "--lengths", path)
-    bound = mean_length(SAMPLE, ct.Promise(cap=0.05))
+    bound = mean_length(SAMPLE, ct.event_bounds(cap=0.05))
     assert f"mean length, 14.2 tokens in 10 lossless answers: at most {bound.bound:.4g}" in text
     assert "is an estimate from a sample" in text and "whatever the policy" in text
-    assert "promises nothing" in said(capsys, "--cap", 3, "--lengths", path)
+    assert "no bound below" in said(capsys, "--cap", 3, "--lengths", path)
     main(["promise", "--per-token", "0.001", "--tokens", "40", "--lengths", str(path), "--json"])
     found = json.loads(capsys.readouterr().out)["mean_length"]
     assert found["longest"] == 40 and found["bound"] > 14.2

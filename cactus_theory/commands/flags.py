@@ -18,7 +18,7 @@ from cactus_theory.commands.plot import check_picture
 from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
-from cactus_theory.divergences import divergences
+from cactus_theory.divergences import list_divergences
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
@@ -158,7 +158,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--divergence",
         default="kl",
-        help=f"one of {', '.join(divergences())} (alpha:a=0.5), or FILE.py:NAME",
+        help=f"one of {', '.join(list_divergences())} (alpha:a=0.5), or FILE.py:NAME",
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
     parser.add_argument(

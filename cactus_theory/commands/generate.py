@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory.answer_bounds import Promise
+from cactus_theory.answer_bounds import event_bounds
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import is_utf8
 from cactus_theory.base.tables import print_json
@@ -132,8 +132,8 @@ def run(args: argparse.Namespace) -> int:
     text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
     statistics = result.statistics()
     if args.cap is not None:
-        promise = Promise(0.9, per_token=args.cap, tokens=args.max_new_tokens)
-        statistics["promise"] = promise.sentence
+        bounds = event_bounds(0.9, per_token=args.cap, tokens=args.max_new_tokens)
+        statistics["event_bounds"] = bounds.sentence
     if args.json:
         spec = "plain" if tuned.plain else options.policies[0].spec
         header = {"policy": spec, "verifier": tuned.verifier, "text": text}

@@ -207,7 +207,7 @@ def save_pooled_plot(
 
 
 def save_findings(path: str, findings: Sequence[Any]) -> None:
-    """Draw the rows of each :class:`~cactus_theory.testing.Finding` as bars, one group a token."""
+    """Draw each finding's rows (``testing/_report.py``) as bars, one group a token."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

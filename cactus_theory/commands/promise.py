@@ -5,7 +5,15 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.answer_bounds import RISK, ROUNDING, Promise, certificate, mean_length, share
+from cactus_theory.answer_bounds import (
+    RISK,
+    ROUNDING,
+    EventBounds,
+    confidence_bound,
+    event_bounds,
+    mean_length,
+    share,
+)
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import print_json, text_table, width_of_terminal
@@ -19,7 +27,7 @@ SHOWN_ONE = (
 )
 TARGET = (
     "the target is its law after temperature and truncation, which drafts are verified against; "
-    "only KL promises this, no other divergence's meter does"
+    "only KL bounds this, no other divergence's meter does"
 )
 NO_ROWS = "for a temperature that is as far from the target, give rows: --trace DIR"
 
@@ -48,19 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lengths", metavar="FILE",
         help="new tokens of lossless answers: JSON lines of numbers, of readings or as generate "
         "--json prints them")  # fmt: skip
-    add("--alpha", type=float, default=RISK, help=f"risk of what readings certify ({RISK:g})")
+    add(
+        "--alpha",
+        type=float,
+        default=RISK,
+        help=f"risk that the bound from readings is wrong ({RISK:g})",
+    )
     add("--trace", metavar="DIR", help="logged rows: says which temperature is as far")
     add("--json", action="store_true", help="print one JSON object only")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the cap promises; return 0."""
+    """Print what the cap allows; return 0."""
     nats = {name: getattr(args, name) for name in NATS}
-    promises = [Promise(rate, **nats) for rate in args.rate]
-    first, record, averages = promises[0], None, []
+    events = [event_bounds(rate, **nats) for rate in args.rate]
+    first, record, averages = events[0], None, []
     if args.readings is not None:
-        record = certificate(read_readings(args.readings, first), first.nats, args.alpha)
-        averages = [Promise(rate, cap=record.bound) for rate in args.rate]
+        record = confidence_bound(read_readings(args.readings, first), first.nats, args.alpha)
+        averages = [event_bounds(rate, cap=record.bound) for rate in args.rate]
     last = first.tokens or first.lossless + 1
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
     along = [first.after(place) for place in sorted(places) if place <= last]
@@ -73,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
         lines.insert(0, length.sentence)
     if args.json:
         content = {"nats": first.nats, "total_variation": first.total_variation, "sentences": lines}
-        tables = {"events": promises, "by_position": by_position, "averaged": averages}
+        tables = {"events": events, "by_position": by_position, "averaged": averages}
         content |= {name: list(map(_line, rows)) for name, rows in tables.items()}
         bound = None if record is None else vars(record) | {"bound": record.bound}
         content |= {"mean_length": None if length is None else length._asdict()}
-        return print_json(content | {"certificate": bound})
-    print(_table(promises, "whatever the prompt"))
+        return print_json(content | {"confidence_bound": bound})
+    print(_table(events, "whatever the prompt"))
     if by_position:
         print(f"\n{_table(by_position, 'decided by the first tokens')}")
     if record is not None:
@@ -90,31 +103,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _line(promise: Promise) -> dict[str, Any]:
-    return vars(promise) | {"nats": promise.nats, "low": promise.low, "high": promise.high}
+def _line(bounds: EventBounds) -> dict[str, Any]:
+    return vars(bounds) | {"nats": bounds.nats, "low": bounds.low, "high": bounds.high}
 
 
-def _table(promises: list[Promise], title: str) -> str:
+def _table(events: list[EventBounds], title: str) -> str:
     heads = ("tokens", "nats of KL", "under the target", "here at least", "at most")
     rows = [
         [str(one.tokens or "any"), f"{one.nats:.4g}", *map(share, (one.rate, one.low, one.high))]
-        for one in promises
+        for one in events
     ]
     return text_table(heads, rows, f"probability of an event, {title}")
 
 
-def _equal(args: argparse.Namespace, promise: Promise) -> str:
+def _equal(args: argparse.Namespace, bounds: EventBounds) -> str:
     """Return which temperature is as far from the target a token, if there are rows."""
     if args.trace is None:
         return NO_ROWS
-    if promise.tokens is None:
+    if bounds.tokens is None:
         raise ValueError(
             "--tokens: must be given with --trace, as temperatures are compared by the token"
         )
     from cactus_theory.traces import Trace
     from cactus_theory.traces.noise_floor import TEMPERATURES, equal_temperature
 
-    trace, nats = Trace.open(args.trace), promise.nats / promise.tokens
+    trace, nats = Trace.open(args.trace), bounds.nats / bounds.tokens
     hot, equal = trace.header.temperature, equal_temperature(trace, nats)
     if equal is None:
         return f"{nats:.4g} nats a token are further from the target than temperature " + (
@@ -126,22 +139,22 @@ def _equal(args: argparse.Namespace, promise: Promise) -> str:
     )
 
 
-def read_readings(path: str | Path, promise: Promise) -> list[float]:
-    """Return the nats of each answer in a file, if a ledger with this promise can have kept them.
+def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
+    """Return the nats of each answer in a file, if a ledger with these bounds can have kept them.
 
     JSON lines, or one JSON list: numbers, readings (``Reading.as_dict()``) or what ``generate
     --json`` prints. ValueError for another file, or an answer that is over its cap.
     """
     answers = [answer for value in _parsed("--readings", path) for answer in _answers(value)]
     for number, (spent, tokens) in enumerate(answers, 1):
-        allowed = promise.nats
-        if tokens is not None and promise.cap is None:
-            allowed = promise.after(tokens).nats
-        if promise.tokens is not None and tokens is not None and tokens > promise.tokens:
-            raise ValueError(f"--tokens: must be the most of any answer; got {promise.tokens}, "
+        allowed = bounds.nats
+        if tokens is not None and bounds.cap is None:
+            allowed = bounds.after(tokens).nats
+        if bounds.tokens is not None and tokens is not None and tokens > bounds.tokens:
+            raise ValueError(f"--tokens: must be the most of any answer; got {bounds.tokens}, "
                              f"and answer {number} of --readings has {tokens}")  # fmt: skip
         if spent > allowed * (1 + ROUNDING):
-            per_token = promise.cap is not None and tokens and spent <= promise.cap * tokens
+            per_token = bounds.cap is not None and tokens and spent <= bounds.cap * tokens
             hint = ", which is within the cap a token: was --per-token meant?" if per_token else ""
             raise ValueError(
                 f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
@@ -180,6 +193,6 @@ def _answers(value: Any) -> list[tuple[float, int | None]]:
     if type(spent) not in (int, float) or type(tokens) not in (int, type(None)):
         raise ValueError(
             "--readings: must hold nats, or emitted_kl and num_tokens (the meter of another "
-            f"divergence promises nothing); got {str(value):.60}"
+            f"divergence bounds nothing); got {str(value):.60}"
         )
     return [(check.number("--readings", spent, 0), tokens)]

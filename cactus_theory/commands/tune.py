@@ -41,7 +41,7 @@ from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
 from cactus_theory.tuning.measure import (
     REPEATS,
     Prompts,
-    Setting,
+    TimedSetting,
     measure_costs,
     measure_lengths,
 )
@@ -220,7 +220,7 @@ def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) ->
 
     def measure(choice: Any) -> Any:
         key = choice.family.key
-        setting = Setting(key, choice.policy, choice.verifier, choice.num_draft_tokens)
+        setting = TimedSetting(key, choice.policy, choice.verifier, choice.num_draft_tokens)
         with Progress(f"decoding answers, {key}", 1) as progress:
             return measure_lengths(
                 pair.target, pair.draft, prompts, setting, args.answers, progress.of

@@ -9,13 +9,15 @@ from cactus_theory.decoding.drafters import (
     RecurrentDrafter,
     Siblings,
 )
-from cactus_theory.decoding.generate import decode, generate
+from cactus_theory.decoding.generate import decode as decode
+from cactus_theory.decoding.generate import generate as generate
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.decoding.load import Pair, load_pair
-from cactus_theory.decoding.options import Callbacks, DecodeOptions
-from cactus_theory.decoding.readings import Reading
-from cactus_theory.decoding.result import GenerationResult, LogProbs
+from cactus_theory.decoding.load import Pair as Pair
+from cactus_theory.decoding.load import load_pair
+from cactus_theory.decoding.options import Callbacks
+from cactus_theory.decoding.options import DecodeOptions as DecodeOptions
+from cactus_theory.decoding.result import GenerationResult as GenerationResult
 from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
 
@@ -24,22 +26,15 @@ __all__ = [
     "ByPosition",
     "Callbacks",
     "Cuts",
-    "DecodeOptions",
     "DecodingError",
     "Drafter",
     "EarlyExit",
-    "GenerationResult",
     "Ledger",
-    "LogProbs",
     "ModelDrafter",
     "NGram",
-    "Pair",
-    "Reading",
     "RecurrentDrafter",
     "Schedule",
     "Siblings",
-    "decode",
-    "generate",
     "load_pair",
     "speculative_generate",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Cut(Drafter):
     drafter: Drafter
     law: dict[str, Any]
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         warp = Warp(self.law["temperature"], self.law["logits_processor"])
         return self.drafter.begin(replace(setting, warp=warp))
 

@@ -82,8 +82,8 @@ def generate(
     meter : also add up the emitted KL, or the divergence named; its time is kept out of the
         decode's.
     record_rows : also return the verified rows.
-    log_probs : also return ln q and ln h of every new token (``LogProbs``); needs the meter,
-        which has the emitted laws.
+    log_probs : also return ln q and ln h of every new token; needs the meter, which has the
+        emitted laws.
     callbacks : what is called after every round: :class:`Callbacks`.
     device_loop : whether rounds run as one captured graph each, with one read by the host
         (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
@@ -94,6 +94,26 @@ def generate(
         shorter logits, Triton. They have random numbers of their own, so that a seed gives
         other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
         the usual one, ``"kernels"`` requires the kernels.
+
+    Returns
+    -------
+    output_token_ids : (B, N) int64, the new tokens of each row, the end-of-text token
+        included, padded with −1 to the longest row.
+    row_ended : whether each text ended by itself.
+    row_rounds : (drafted, accepted, ended inside) → how many rounds did that, of each row.
+    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
+    seconds : where the time went.
+    reading : what all rows took and emitted together, with every count and rate.
+    rows : the verified rows, None unless they were recorded.
+    token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
+        one that was not drafted, and padding. Sums over a row are what that row spent; the sum
+        over its first t tokens is what an answer that ended there would have spent.
+    log_probs : ``target`` and ``emitted``, (B, N): ln q and ln h of each new token; None unless
+        asked for.
+    dtype : of the models, or of target and draft where they differ (``float32, float16``).
+    loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
+        to be taken if it fits and does not. ``device, by kernels`` where the fused kernels
+        verified, and ``device, by torch`` with the reason where they were to and could not.
 
     Notes
     -----
@@ -122,12 +142,12 @@ def generate(
     Examples
     --------
     >>> ids = pair.tokenizer("def f(", return_tensors="pt").input_ids
-    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=16)
+    >>> result = ct.generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=16)
     >>> result.output_token_ids.shape
     torch.Size([1, 16])
     >>> 0 <= result.reading.emitted_divergence_per_token < 1
     True
-    >>> generate(pair.target, None, ids, max_new_tokens=8).target_calls
+    >>> ct.generate(pair.target, None, ids, max_new_tokens=8).target_calls
     8
     """
     options = DecodeOptions(
@@ -161,14 +181,6 @@ def decode(
     ------
     ValueError, TypeError, DecodingError
         As :func:`generate`, for what depends on models and prompts.
-
-    Examples
-    --------
-    >>> ids, options = torch.tensor([[1, 2, 3]]), DecodeOptions(max_new_tokens=8)
-    >>> decode(pair.target, None, ids, options).target_calls
-    8
-    >>> decode(pair.target, pair.draft, ids, options).num_tokens
-    8
     """
     opening = Opening(target_model, draft_model, input_ids, options)
     if opening.drafter is not None:

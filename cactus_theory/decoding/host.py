@@ -8,7 +8,7 @@ from torch import Tensor
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding._verification import assigned
-from cactus_theory.decoding.drafters import Setting
+from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Round
@@ -40,7 +40,7 @@ class HostRounds(Rounds):
             reads=reads,
         )
         following = self.verifier.needs_next_draft_row
-        setting = Setting(
+        setting = DraftContext(
             model, texts, self.warp, self.clock, opening.width, fast, following, self.target
         )
         self.drafting = None if drafter is None else drafter.begin(setting)

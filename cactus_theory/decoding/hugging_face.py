@@ -70,7 +70,7 @@ def speculative_generate(
     ----------
     draft_model : a causal LM of the same vocabulary, a drafter such as ``NGram()`` or
         ``ModelDrafter(draft, stop=0.3)``, or the folder of a head.
-    seed : as :func:`cactus_theory.decoding.generate`; None takes one from PyTorch's global
+    seed : as :func:`cactus_theory.generate`; None takes one from PyTorch's global
         generator, as sampling inside ``generate`` does.
     log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.
     text_streamer : a streamer of the library, such as ``TextStreamer``. It gets what
@@ -80,12 +80,12 @@ def speculative_generate(
     stop_strings, text_tokenizer : a text ends with the token that completes one of these strings.
         The library drops ``tokenizer=`` as it drops ``streamer=``. Strings in a
         ``GenerationConfig`` are refused by the library, which misses the tokenizer.
-    meter : as :func:`cactus_theory.decoding.generate`; on by default where the output can hold
+    meter : as :func:`cactus_theory.generate`; on by default where the output can hold
         it, with ``return_dict_in_generate``.
 
     Notes
     -----
-    The other parameters are those of :func:`cactus_theory.decoding.generate`. Those of a
+    The other parameters are those of :func:`cactus_theory.generate`. Those of a
     tuned setting are given as there: ``do_sample=True, **ct.load_tuned(file).options``.
 
     Raises
@@ -94,7 +94,7 @@ def speculative_generate(
         No draft (``assistant_model=`` is dropped as ``streamer=`` is); options of the library's
         other loops (beams, contrastive search, prompt lookup, guidance, …), scores or logits in
         the output, inputs other than token ids, stop strings without ``text_tokenizer``; and as
-        :func:`cactus_theory.decoding.generate`.
+        :func:`cactus_theory.generate`.
 
     Examples
     --------

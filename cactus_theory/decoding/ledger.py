@@ -91,7 +91,7 @@ class Ledger(Schedule):
     --------
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> capped = Ledger("band:price=0.2", 0.05)
-    >>> result = generate(pair.target, pair.draft, ids, policy=capped, max_new_tokens=16)
+    >>> result = ct.generate(pair.target, pair.draft, ids, policy=capped, max_new_tokens=16)
     >>> bool((result.token_charges.cumsum(-1) <= 0.05 * torch.arange(1, 17) + 1e-9).all())
     True
     """

@@ -21,11 +21,6 @@ class Pair:
     """A target and a draft of one vocabulary, with the target's tokenizer.
 
     The draft is a model, or a drafter where a head's folder was asked for.
-
-    Examples
-    --------
-    >>> pair.target.config.vocab_size == pair.draft.config.vocab_size == len(pair.tokenizer)
-    True
     """
 
     target: Any

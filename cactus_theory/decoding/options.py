@@ -46,7 +46,7 @@ class Callbacks:
     >>> rounds = []
     >>> told = Callbacks(on_round=rounds.append)
     >>> ids = torch.tensor([[1, 2, 3]])
-    >>> result = generate(pair.target, pair.draft, ids, max_new_tokens=8, callbacks=told)
+    >>> result = ct.generate(pair.target, pair.draft, ids, max_new_tokens=8, callbacks=told)
     >>> sum(one.emitted for one in rounds)
     8
     """
@@ -70,15 +70,6 @@ class DecodeOptions:
     ------
     ValueError, TypeError
         As :func:`generate`, for whatever does not depend on models and prompts.
-
-    Examples
-    --------
-    >>> options = DecodeOptions(policy="band:price=1", verifier="block", max_new_tokens=8)
-    >>> options.policies[0].spec, options.judge.spec, options.metered.spec
-    ('band:price=1.0', 'block', 'kl')
-    >>> ids = torch.tensor([[1, 2, 3]])
-    >>> decode(pair.target, pair.draft, ids, options).num_tokens
-    8
     """
 
     policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative"

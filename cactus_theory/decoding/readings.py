@@ -88,14 +88,6 @@ class Reading:
     rows : verified rows; known of all requests together.
     expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
     raised_off_head : Σ over those rows of :func:`cactus_theory.emitted.raised_off_head`.
-
-    Examples
-    --------
-    >>> ids = torch.tensor([[1, 2, 3]])
-    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=8)
-    >>> one = result.readings()[0]
-    >>> one.num_tokens, one.num_accepted_tokens == sum(one.num_accepted_tokens_per_pos)
-    (8, True)
     """
 
     rounds: Mapping[Kind, int]

@@ -138,15 +138,6 @@ class LogProbs:
     answer, ``exp`` of the sum of ``target − emitted``, weighs answers back to the target's law
     wherever h excludes no token that q allows. ``emitted`` is not the law of the token given the
     text alone, which is a mixture over where rounds may have begun: it does not score a text.
-
-    Examples
-    --------
-    >>> ids = torch.tensor([[1, 2, 3]])
-    >>> lossless = generate(
-    ...     pair.target, pair.draft, ids, policy="speculative", max_new_tokens=8, log_probs=True
-    ... )
-    >>> torch.allclose(lossless.log_probs.target, lossless.log_probs.emitted)
-    True
     """
 
     target: Float[Tensor, "batch new"]
@@ -155,38 +146,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Generated tokens and statistics, over all rows of the batch.
-
-    Attributes
-    ----------
-    output_token_ids : (B, N) int64, the new tokens of each row, the end-of-text token
-        included, padded with −1 to the longest row.
-    row_ended : whether each text ended by itself.
-    row_rounds : (drafted, accepted, ended inside) → how many rounds did that, of each row.
-    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
-    seconds : where the time went.
-    reading : what all rows took and emitted together, with every count and rate.
-    rows : the verified rows, None unless they were recorded.
-    token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
-        one that was not drafted, and padding. Sums over a row are what that row spent; the sum
-        over its first t tokens is what an answer that ended there would have spent.
-    log_probs : ln q and ln h of each new token, None unless they were asked for.
-    dtype : of the models, or of target and draft where they differ (``float32, float16``).
-    loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
-        to be taken if it fits and does not. ``device, by kernels`` where the fused kernels
-        verified, and ``device, by torch`` with the reason where they were to and could not.
-
-    Examples
-    --------
-    >>> ids = torch.tensor([[1, 2, 3]])
-    >>> result = generate(pair.target, pair.draft, ids, policy="band:price=1", max_new_tokens=8)
-    >>> result.num_tokens, result.output_token_ids.shape
-    (8, torch.Size([1, 8]))
-    >>> result.reading.emitted_divergence >= 0
-    True
-    >>> result.reading.num_calls == result.target_calls
-    True
-    """
+    """Generated tokens and statistics, over all rows of the batch."""
 
     output_token_ids: Int[Tensor, "batch new"]
     row_ended: tuple[bool, ...]

@@ -39,7 +39,7 @@ class DecodingError(RuntimeError):
     ...     return scores if ids.shape[1] < 6 else scores * float("nan")
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> try:
-    ...     generate(pair.target, None, ids, max_new_tokens=8, logits_processor=[spoilt])
+    ...     ct.generate(pair.target, None, ids, max_new_tokens=8, logits_processor=[spoilt])
     ... except DecodingError as error:
     ...     error.text, error.position, error.result.num_tokens
     (0, 3, 3)

@@ -5,12 +5,8 @@ A new one is a class in one file, decorated with :func:`register_divergence`; se
 """
 
 from cactus_theory.divergences import classical as _classical  # registers them  # noqa: F401
-from cactus_theory.divergences.definition import (
-    Divergence,
-    FDivergence,
-    divergence,
-    divergences,
-    register_divergence,
-)
+from cactus_theory.divergences.definition import Divergence, FDivergence, list_divergences
+from cactus_theory.divergences.definition import divergence as divergence
+from cactus_theory.divergences.definition import register_divergence as register_divergence
 
-__all__ = ["Divergence", "FDivergence", "divergence", "divergences", "register_divergence"]
+__all__ = ["Divergence", "FDivergence", "list_divergences"]

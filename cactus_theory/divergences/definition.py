@@ -280,7 +280,7 @@ def knobs_of(kind: type[Divergence]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def divergences() -> tuple[str, ...]:
+def list_divergences() -> tuple[str, ...]:
     """Return the registered names in order of registration."""
     return DIVERGENCES.names()
 

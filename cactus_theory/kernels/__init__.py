@@ -5,7 +5,8 @@ tells which policies it decides by in a kernel. Nothing here imports Triton unti
 """
 
 from cactus_theory.kernels.buffers import Workspace
-from cactus_theory.kernels.logits import LogitsVerdict, draft_from_logits, verify_logits
+from cactus_theory.kernels.logits import LogitsVerdict as LogitsVerdict
+from cactus_theory.kernels.logits import draft_from_logits, verify_logits
 from cactus_theory.kernels.policies import has_kernel
 
-__all__ = ["LogitsVerdict", "Workspace", "draft_from_logits", "has_kernel", "verify_logits"]
+__all__ = ["Workspace", "draft_from_logits", "has_kernel", "verify_logits"]

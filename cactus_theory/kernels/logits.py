@@ -33,18 +33,7 @@ LEAST_TRITON = (3, 4)
 
 
 class LogitsVerdict(NamedTuple):
-    """What a step emits.
-
-    Attributes
-    ----------
-    output_token_ids : (B, K + 1) int64: the accepted tokens, one recovered or bonus token, −1.
-    num_accepted : (B,) int64, without the recovered or bonus token.
-
-    Examples
-    --------
-    >>> LogitsVerdict(torch.tensor([[3, 1, -1]]), torch.tensor([1])).num_accepted
-    tensor([1])
-    """
+    """What a step emits."""
 
     output_token_ids: Int[Tensor, "batch width"]
     num_accepted: Int[Tensor, "batch"]
@@ -102,6 +91,11 @@ def verify_logits(
         ``width`` is then K, the most drafted tokens that a request has.
     verifier : ``chain`` or ``block`` (its bonus from the target).
     workspace, out : memory to work in and to write to.
+
+    Returns
+    -------
+    output_token_ids : (B, K + 1) int64: the accepted tokens, one recovered or bonus token, −1.
+    num_accepted : (B,) int64, without the recovered or bonus token.
 
     Notes
     -----

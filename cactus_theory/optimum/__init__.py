@@ -14,28 +14,8 @@ Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
 2609.30474).
 """
 
-from cactus_theory.optimum.acceptance import (
-    Frontier,
-    OptimalAcceptance,
-    frontier,
-    optimal_acceptance,
-)
-from cactus_theory.optimum.pooled import (
-    PooledAcceptance,
-    PooledFrontier,
-    pooled_acceptance,
-    pooled_frontier,
-)
-from cactus_theory.optimum.selection import selection_law
-
-__all__ = [
-    "Frontier",
-    "OptimalAcceptance",
-    "PooledAcceptance",
-    "PooledFrontier",
-    "frontier",
-    "optimal_acceptance",
-    "pooled_acceptance",
-    "pooled_frontier",
-    "selection_law",
-]
+from cactus_theory.optimum.acceptance import frontier as frontier
+from cactus_theory.optimum.acceptance import optimal_acceptance as optimal_acceptance
+from cactus_theory.optimum.pooled import pooled_acceptance as pooled_acceptance
+from cactus_theory.optimum.pooled import pooled_frontier as pooled_frontier
+from cactus_theory.optimum.selection import selection_law as selection_law

@@ -23,26 +23,7 @@ SUPPORTS = ("target", "free")
 
 @dataclass(frozen=True)
 class OptimalAcceptance:
-    """The optimum for each row; rows in the input's kind and dtype, scalars in float64.
-
-    Attributes
-    ----------
-    target : (..., V), the row h to verify against instead of q.
-    acceptance : (...), Σ min(p, h), the probability of keeping the drafted token.
-    divergence : (...), D(h‖q) spent, in the divergence's unit (nats for KL).
-    lower, upper : (...), the band's edges a and b; min and max of p/q where h = p.
-    price : (...), dA/dδ at the optimum: acceptance bought by one more unit of divergence.
-    gap : (...), certified bound minus acceptance; zero up to rounding, of either sign.
-
-    Examples
-    --------
-    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> best = ct.optimal_acceptance(q, p, divergence="kl", delta=0.1)
-    >>> best.target.round(4)
-    array([0.311 , 0.311 , 0.3779])
-    >>> round(float(best.lower), 4), round(float(best.upper), 4), round(float(best.price), 4)
-    (0.6299, 1.5551, 1.1065)
-    """
+    """The optimum for each row; rows in the input's kind and dtype, scalars in float64."""
 
     target: Any
     acceptance: Any
@@ -94,6 +75,15 @@ def optimal_acceptance(
     normalise : rows may have any positive sum, such as an upcast float32 softmax, and are divided
         by it.
 
+    Returns
+    -------
+    target : (..., V), the row h to verify against instead of q.
+    acceptance : (...), Σ min(p, h), the probability of accepting the drafted token.
+    divergence : (...), D(h‖q) spent, in the divergence's unit (nats for KL).
+    lower, upper : (...), the band's edges a and b; min and max of p/q where h = p.
+    price : (...), dA/dδ at the optimum: acceptance bought by one more unit of divergence.
+    gap : (...), certified bound minus acceptance; zero up to rounding, of either sign.
+
     Raises
     ------
     ValueError
@@ -132,21 +122,7 @@ def optimal_acceptance(
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points (..., points) of the optimal trade-off, from h = q to the end of the path.
-
-    Attributes
-    ----------
-    delta : divergence, in its unit (nats for KL), rising.
-    acceptance : Σ min(p, h), rising.
-    price : dA/dδ; falling, except for Rényi of order above 1 and the max-divergence, where it
-        may rise.
-
-    Examples
-    --------
-    >>> curve = ct.frontier(np.array([0.2, 0.8]), np.array([0.6, 0.4]), points=3)
-    >>> curve.acceptance.round(3), curve.delta.round(4)
-    (array([0.6, 0.8, 1. ]), array([0.    , 0.1046, 0.3819]))
-    """
+    """Points (..., points) of the optimal trade-off, from h = q to the end of the path."""
 
     delta: Any
     acceptance: Any
@@ -170,6 +146,13 @@ def frontier(
     Shapes (..., points); δ and acceptance rise along the last axis, the price falls where the
     trade-off is concave (f-divergences, Rényi of order below 1). ``normalise``, and the memory
     that it takes, as for :func:`optimal_acceptance`.
+
+    Returns
+    -------
+    delta : divergence, in its unit (nats for KL), rising.
+    acceptance : Σ min(p, h), rising.
+    price : dA/dδ; falling, except for Rényi of order above 1 and the max-divergence, where it
+        may rise.
 
     Raises
     ------

@@ -39,27 +39,7 @@ OUTWARDS = 4.0
 
 @dataclass(frozen=True)
 class PooledAcceptance:
-    """The optimum over N rows together; rows in the input's kind and dtype.
-
-    Attributes
-    ----------
-    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), what each accepts
-        and spends.
-    mean_acceptance, mean_divergence : over rows.
-    price : the one price of all rows; ∞ at δ = 0, 0 where every row is at its end.
-    bound, gap : proven upper bound on the mean acceptance of any rows that spend as much, and
-        bound minus it: zero up to rounding, of either sign.
-
-    Examples
-    --------
-    >>> q = np.array([[0.2, 0.8], [0.5, 0.5]])
-    >>> p = np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> both = ct.pooled_acceptance(q, p, delta=0.05)
-    >>> both.acceptance.round(3), both.divergence.round(3)
-    (array([0.473, 1.   ]), array([0.08, 0.02]))
-    >>> print(f"{both.mean_acceptance:.4f}, proven: {abs(both.gap) < 1e-9}")
-    0.7366, proven: True
-    """
+    """The optimum over N rows together; rows in the input's kind and dtype."""
 
     target: Any
     acceptance: Any
@@ -76,14 +56,6 @@ class PooledFrontier:
     """Points of the pooled trade-off, (points,): δ and acceptance rise, the price falls.
 
     ``bound`` is the proven upper bound on the mean acceptance at each mean divergence ``delta``.
-
-    Examples
-    --------
-    >>> q = np.array([[0.2, 0.8], [0.5, 0.5]])
-    >>> p = np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> curve = ct.pooled_frontier(q, p, points=3)
-    >>> curve.acceptance.round(3), curve.delta.round(3)
-    (array([0.6  , 0.752, 1.   ]), array([0.   , 0.065, 0.583]))
     """
 
     delta: Any
@@ -126,6 +98,15 @@ def pooled_acceptance(
     delta : mean divergence to spend, ≥ 0 (nats a row for KL). Or ``price``, the price itself; or
         ``acceptance``, the mean acceptance to reach at the least mean divergence.
     normalise : as for :func:`optimal_acceptance`.
+
+    Returns
+    -------
+    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), what each accepts
+        and spends.
+    mean_acceptance, mean_divergence : over rows.
+    price : the one price of all rows; ∞ at δ = 0, 0 where every row is at its end.
+    bound, gap : proven upper bound on the mean acceptance of any rows that spend as much, and
+        bound minus it: zero up to rounding, of either sign.
 
     Raises
     ------

@@ -18,22 +18,13 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     cascade,
     reshaped,
 )
-from cactus_theory.policies._policy import Policy
-from cactus_theory.policies._base_classes import Entrywise, FixedTarget, PerProposal, SharedResidual
-from cactus_theory.policies._decisions import Budget, Decision, Declaration, Residual
-from cactus_theory.policies._registry import list_policies, policy, register
+from cactus_theory.policies._policy import Policy as Policy
+from cactus_theory.policies._base_classes import Entrywise, FixedTarget, SharedResidual
+from cactus_theory.policies._base_classes import PerProposal as PerProposal
+from cactus_theory.policies._decisions import Budget as Budget
+from cactus_theory.policies._decisions import Declaration as Declaration
+from cactus_theory.policies._registry import list_policies as list_policies
+from cactus_theory.policies._registry import policy as policy
+from cactus_theory.policies._registry import register as register
 
-__all__ = [
-    "Budget",
-    "Decision",
-    "Declaration",
-    "Entrywise",
-    "FixedTarget",
-    "PerProposal",
-    "Policy",
-    "Residual",
-    "SharedResidual",
-    "list_policies",
-    "policy",
-    "register",
-]
+__all__ = ["Entrywise", "FixedTarget", "SharedResidual"]

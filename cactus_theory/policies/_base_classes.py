@@ -43,16 +43,6 @@ class FixedTarget(Policy):
 
     φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is h and the acceptance
     Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
-
-    Examples
-    --------
-    >>> from dataclasses import dataclass
-    >>> @dataclass(frozen=True)
-    ... class Halfway(ct.FixedTarget):
-    ...     def target(self, q, p, path=None):
-    ...         return (q + p) / 2
-    >>> ct.emitted_law(Halfway(), np.array([0.2, 0.8]), np.array([0.6, 0.4]))
-    array([0.4, 0.6])
     """
 
     @abstractmethod

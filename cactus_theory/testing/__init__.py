@@ -9,39 +9,29 @@ check what else decoding relies on, ``assert_divergence_properties`` what the op
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.testing import properties, strategies, verifiers
     from cactus_theory.testing._divergence import assert_divergence_properties
     from cactus_theory.testing._drafter import assert_drafter_properties
     from cactus_theory.testing._policies import assert_policy_properties
-    from cactus_theory.testing._property import Bounds, Property
-    from cactus_theory.testing._report import Finding, Report, Verdict
+    from cactus_theory.testing._property import Bounds
     from cactus_theory.testing._schedule import assert_schedule_properties
-    from cactus_theory.testing.properties import PROPERTIES, Behaviour, policy_property
+    from cactus_theory.testing.properties import Behaviour, policy_property
     from cactus_theory.testing.verifiers import (
-        VERIFIER_PROPERTIES,
+        Enumeration,
         assert_verifier_properties,
         verifier_property,
     )
 
 __all__ = [
-    "PROPERTIES",
-    "VERIFIER_PROPERTIES",
     "Behaviour",
     "Bounds",
-    "Finding",
-    "Property",
-    "Report",
-    "Verdict",
+    "Enumeration",
     "assert_divergence_properties",
     "assert_drafter_properties",
     "assert_policy_properties",
     "assert_schedule_properties",
     "assert_verifier_properties",
     "policy_property",
-    "properties",
-    "strategies",
     "verifier_property",
-    "verifiers",
 ]
 
 # modules and what is taken from each, on first use: hypothesis is only needed where it is used
@@ -49,20 +39,17 @@ _HOMES = {
     "_divergence": ("assert_divergence_properties",),
     "_drafter": ("assert_drafter_properties",),
     "_policies": ("assert_policy_properties",),
-    "_property": ("Bounds", "Property"),
-    "_report": ("Finding", "Report", "Verdict"),
+    "_property": ("Bounds",),
     "_schedule": ("assert_schedule_properties",),
-    "properties": ("PROPERTIES", "Behaviour", "policy_property"),
-    "verifiers": ("VERIFIER_PROPERTIES", "assert_verifier_properties", "verifier_property"),
+    "properties": ("Behaviour", "policy_property"),
+    "verifiers": ("Enumeration", "assert_verifier_properties", "verifier_property"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Return a module, or import a name from its own."""
+    """Import a name from its module."""
     import importlib
 
-    if name in ("properties", "strategies", "verifiers"):
-        return importlib.import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{home}"), name)

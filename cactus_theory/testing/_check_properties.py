@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cactus_theory.policies import Policy
 from cactus_theory.testing._property import Property, Worst, finding, measure
-from cactus_theory.testing._report import Finding, Verdict
+from cactus_theory.testing._report import Finding, PropertyVerdict
 from cactus_theory.testing.properties import Behaviour
 
 Pair = tuple[Tensor, Tensor]
@@ -202,9 +202,9 @@ class Checker:
         rows = q.tolist(), p.tolist()
         return finding(prop, worst, rows, emitted=smallest.emitted[0].tolist(), **more)
 
-    def judge(self, prop: Property, behaviours: list[Behaviour]) -> Verdict:
+    def judge(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
         """Return the verdict on all rows."""
-        verdict = partial(Verdict, prop.name, prop.statement)
+        verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:
             if not prop.applies(seen.policy):

@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding._sampling import Uniforms, Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
@@ -107,7 +107,7 @@ class Bench(Seen):
                 CachedModel(self.target_model, texts.capacity, texts.batch, reads=self.reads), texts
             )
         clock = Stopwatch()
-        setting = Setting(self.target_model, texts, warp, clock, self.most, features=features)
+        setting = DraftContext(self.target_model, texts, warp, clock, self.most, features=features)
         return texts, self.drafter.begin(setting)
 
     @property

@@ -13,7 +13,7 @@ from cactus_theory.policies._user_function import VECTORISE, FunctionPolicy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._property import Property
-from cactus_theory.testing._report import Report, Verdict, declared, message, row
+from cactus_theory.testing._report import PropertyVerdict, Report, declared, message, row
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -67,9 +67,9 @@ def check_policy(
         if prop is first and crashed:
             finding = checker.crash(prop, *crashed[0])
             count = sum(len(seen.q) for seen in behaviours) + len(crashed)
-            verdict = Verdict(name, prop.statement, "fails", count, finding.margin, finding)
+            verdict = PropertyVerdict(name, prop.statement, "fails", count, finding.margin, finding)
         elif not prop.applies(policy):
-            verdict = Verdict(name, prop.statement, "not declared", 0, None)
+            verdict = PropertyVerdict(name, prop.statement, "not declared", 0, None)
         else:
             verdict = checker.judge(prop, behaviours + (others if prop.at_other_knobs else []))
         if prop is first:  # one mistake, one finding: the other properties use the sound rows
@@ -85,8 +85,8 @@ def check_policy(
     return Report(policy.spec, claims, [*verdicts.values()], "\n".join(advice))
 
 
-def _unchecked(name: str) -> Verdict:
-    return Verdict(name, PROPERTIES[name].statement, "not checked", 0, None)
+def _unchecked(name: str) -> PropertyVerdict:
+    return PropertyVerdict(name, PROPERTIES[name].statement, "not checked", 0, None)
 
 
 def _most_spent(behaviours: list[Behaviour]) -> list[str]:

@@ -144,13 +144,6 @@ class Property:
     steady : whether policies with jumps (``continuous=False``) are judged away from them only.
     at_other_knobs : whether it is also checked at other values of a policy's knob.
     widest : the largest vocabulary it is checked on; enumerating more is too slow.
-
-    Examples
-    --------
-    >>> PROPERTIES["answers"].statement
-    'Every call returns finite numbers of the right shape, in time.'
-    >>> VERIFIER_PROPERTIES["counts_have_a_law"].hint
-    'a sum over accepted counts that misses one, or a division of 0 by 0'
     """
 
     name: str

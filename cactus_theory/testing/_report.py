@@ -28,14 +28,6 @@ class Finding:
     emitted : the emitted law on these rows, empty if the rule could not be called.
     knobs : the knob at which it is broken, if that is not the rule's own.
     hint : the likeliest cause, in words.
-
-    Examples
-    --------
-    >>> rows = {"target": [0.5, 0.5], "draft": [0.0, 1.0]}
-    >>> numbers = {"about": "kl of the emitted law", "expected": "at most 0.1", "found": "0.2"}
-    >>> broken = Finding("budget_holds", "D ≤ budget", **rows, **numbers, margin=-0.1)
-    >>> broken.about, broken.margin
-    ('kl of the emitted law', -0.1)
     """
 
     law: str
@@ -52,7 +44,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PropertyVerdict:
     """The verdict on one property.
 
     Attributes
@@ -60,13 +52,6 @@ class Verdict:
     verdict : ``holds``, ``fails``, ``inconclusive`` if the rule did not answer in time,
         ``not declared``, or ``not checked`` if it does not apply to any of the rows.
     examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
-
-    Examples
-    --------
-    >>> names = ["budget_holds", "answers"]
-    >>> seen = assert_policy_properties("speculative", properties=names, examples=10)
-    >>> [(one.law, one.verdict) for one in seen.laws]
-    [('budget_holds', 'holds'), ('answers', 'holds')]
     """
 
     law: str
@@ -85,24 +70,18 @@ class Report:
     ----------
     advice : what would make the next check easier, what a rule without a budget spends, and the
         values of the knob that were tried, in words; empty if nothing.
-
-    Examples
-    --------
-    >>> seen = assert_policy_properties("speculative", properties=["answers"], examples=10)
-    >>> seen.outcome, len(seen.findings)
-    ('passed', 0)
     """
 
     policy: str
     declares: str
-    laws: list[Verdict]
+    laws: list[PropertyVerdict]
     advice: str = ""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Report":
         """Return the report whose plain values ``asdict`` gave."""
         laws = [
-            Verdict(**law | {"finding": law["finding"] and Finding(**law["finding"])})
+            PropertyVerdict(**law | {"finding": law["finding"] and Finding(**law["finding"])})
             for law in plain["laws"]
         ]
         return cls(plain["policy"], plain["declares"], laws, plain["advice"])

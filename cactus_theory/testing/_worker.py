@@ -27,7 +27,7 @@ from cactus_theory.testing._divergence import assert_divergence_properties
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing._property import Property
-from cactus_theory.testing._report import Finding, Report, Verdict, declared
+from cactus_theory.testing._report import Finding, PropertyVerdict, Report, declared
 from cactus_theory.testing._schedule import assert_schedule_properties
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 
@@ -137,7 +137,7 @@ def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: 
         declares = _kind_of(what)
     for law in options["properties"] or ():
         check.one_of("--properties", law, (name,))
-    verdict = Verdict(name, statement, "not checked", options["examples"], None)
+    verdict = PropertyVerdict(name, statement, "not checked", options["examples"], None)
     report = Report(what.spec, declares, [verdict])
     say(law=name, report=asdict(report))
     try:

@@ -4,16 +4,6 @@ They favour what breaks samplers: zeros, one-hot rows, entries of 1e-30 or 1e-31
 entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
 budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
 dtype is named. They shrink to few tokens and round numbers.
-
-Examples
---------
->>> from hypothesis import given, settings
->>> @settings(max_examples=5)
-... @given(strategies.pairs(max_vocab=4))
-... def check(rows):
-...     q, p = rows
-...     assert abs(ct.emitted_law(ct.policy("band:price=1"), q, p).sum() - 1) < 1e-9
->>> check()
 """
 
 import math
@@ -29,12 +19,7 @@ from cactus_theory.base import arguments as check
 check.optional_module("hypothesis", "testing")
 from hypothesis import strategies as st  # noqa: E402
 
-__all__ = [
-    "any_pairs",
-    "budgets",
-    "distributions",
-    "pairs",
-]
+__all__ = ["budgets", "distributions", "pairs"]
 
 # −log10 of the smallest weight drawn together with weights of order one
 TINY_EXPONENT = 30

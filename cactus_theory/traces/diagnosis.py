@@ -62,13 +62,6 @@ class Observation:
     ------
     ValueError
         Shares that rise or are none, fewer than FEWEST rounds or too many to count.
-
-    Examples
-    --------
-    >>> Observation(np.array([0.8, 0.55]), 1000, np.zeros(2)).accepted
-    array([0.8 , 0.55])
-    >>> Observation.of_counts([800, 460], rounds=1000, drafted=1920).accepted
-    array([0.8, 0.5])
     """
 
     accepted: Float[np.ndarray, "K"]
@@ -282,14 +275,6 @@ def compare_observed(
     ------
     ValueError
         Another number of positions than is expected, or more tokens per call than K + 1.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces.faults import row_signatures
-    >>> seen = Observation(np.array([0.51, 0.24, 0.1, 0.05]), 500, np.zeros(4))
-    >>> healthy, faulty = (of("simulations/data/trace") for of in (expect, row_signatures))
-    >>> compare_observed(healthy, seen, faulty).not_excluded
-    ('greedy-drafts', 'no-draft-law')
     """
     base, tests = _Gaps(healthy, seen), []
     reach = critical(len(base.places), healthy.freedom)

@@ -30,13 +30,6 @@ class Estimate:
     value : from all texts.
     left_out : (T,), from all texts but one.
     source : what the texts are from.
-
-    Examples
-    --------
-    >>> first = Estimate(3.0, np.array([2.9, 3.0, 3.1]), "three texts")
-    >>> second = Estimate(2.0, np.array([1.9, 2.1, 2.0]), "three texts")
-    >>> round(first.standard_error, 4), round((first - second).standard_error, 4)
-    (0.1155, 0.1155)
     """
 
     value: float
@@ -114,28 +107,7 @@ def _all_but_one(values: PerText) -> PerText:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a policy and a verifier do on a trace.
-
-    Attributes
-    ----------
-    policy, verifier : their specs.
-    num_draft_tokens : K, the most tokens of a draft that were used.
-    source : fingerprint of the trace.
-    cycles, tokens, accepted : (T,) sums over each text's cycles of 1, of the expected tokens
-        of a call, and of the drafted ones among them.
-    spent : divergence → (T,), the expected metered divergence (nats for KL).
-    reached, accepted_at : (K, T), how often place i of a draft is expected to be decided, and
-        accepted.
-
-    Examples
-    --------
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> seen = replay(SavedRows.of(q, p), "band:price=1")
-    >>> seen.name
-    'band:price=1.0, chain, K=1'
-    >>> round(seen.tokens_per_call.value, 3), round(seen.divergence_per_token().value, 4)
-    (1.752, 0.0369)
-    """
+    """What a policy and a verifier do on a trace."""
 
     policy: str
     verifier: str

@@ -45,12 +45,6 @@ class Expectation:
     alone : (K, T) sums of φ over all rounds, reached or not.
     strata : (T,) the prompt of each text, if each prompt has at least two: errors are then of
         these prompts. All 0 otherwise: errors are of prompts like these.
-
-    Examples
-    --------
-    >>> seen = expect("simulations/data/trace")
-    >>> [round(own.value, 3) for own in seen.accepted], round(seen.tokens_per_call.value, 3)
-    ([0.737, 0.506, 0.356, 0.236], 2.835)
     """
 
     replay: Replay
@@ -152,6 +146,12 @@ def expect(
     short_ends : what counters show of an engine that drafts no more than is left of a text, and
         divides by all rounds that drafted anything; needs a trace that says how long texts may be.
     on_cycles : called with how many rounds are done, now and then.
+
+    Returns
+    -------
+    accepted : K estimates, the share of rounds that reach and accept each position.
+    tokens_per_call : an estimate.
+    rounds : how many.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding.drafters import Drafter, ModelDrafter
-from cactus_theory.decoding.drafters._base import Drafting, Setting
+from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.models import text_config
 from cactus_theory.policies import Policy
@@ -50,7 +50,7 @@ class Misled(ModelDrafter):
         window = getattr(text_config(model), "sliding_window", None)
         return cls(model, greedy, whole=True) if window else None
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         return MisledDrafting(setting, self)
 
@@ -58,7 +58,7 @@ class Misled(ModelDrafter):
 class MisledDrafting(ModelDrafting):
     """Such a drafter at work: one whole pass a token and text."""
 
-    def __init__(self, setting: Setting, drafter: Misled) -> None:
+    def __init__(self, setting: DraftContext, drafter: Misled) -> None:
         super().__init__(setting, drafter.model, drafter.greedy)
         self.drafter, self.lost = drafter, [set[int]() for _ in range(setting.texts.batch)]
         self.drafted_from = [(length, 0) for length in setting.texts.lengths]

@@ -91,7 +91,7 @@ def log_trace(
     ------
     ValueError
         A folder of another trace or of something else, or one that another process writes to, an
-        unknown dtype, and as :func:`cactus_theory.decoding.generate`.
+        unknown dtype, and as :func:`cactus_theory.generate`.
     OSError
         Files that cannot be written.
     ModuleNotFoundError

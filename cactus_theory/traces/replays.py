@@ -68,6 +68,17 @@ def replay(
         drafts.
     on_cycles : called with how many cycles are done, now and then.
 
+    Returns
+    -------
+    policy, verifier : their specs.
+    num_draft_tokens : K, the most tokens of a draft that were used.
+    source : fingerprint of the trace.
+    cycles, tokens, accepted : (T,) sums over each text's cycles of 1, of the expected tokens
+        of a call, and of the drafted ones among them.
+    spent : divergence → (T,), the expected metered divergence (nats for KL).
+    reached, accepted_at : (K, T), how often place i of a draft is expected to be decided, and
+        accepted.
+
     Raises
     ------
     ValueError
@@ -80,6 +91,7 @@ def replay(
     Examples
     --------
     >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> from cactus_theory.traces.rows import SavedRows
     >>> tokens = replay(SavedRows.of(q, p), "speculative").tokens_per_call
     >>> print(f"{tokens.value:.2f} ± {tokens.standard_error:.2f} tokens a call")
     1.60 ± 0.30 tokens a call

@@ -40,12 +40,6 @@ class SavedRows:
     Attributes
     ----------
     target_probs, draft_probs : (N, V) float64 rows that sum to 1.
-
-    Examples
-    --------
-    >>> rows = SavedRows.of(np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]]))
-    >>> rows.texts, rows.num_draft_tokens
-    (2, 1)
     """
 
     target_probs: Rows
@@ -181,13 +175,6 @@ def pooled_audit(
     ------
     ValueError, TypeError
         As :func:`cactus_theory.audit`; a trace of deterministic drafts only.
-
-    Examples
-    --------
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> seen = pooled_audit("band:price=1", SavedRows.of(q, p))
-    >>> print(f"{seen.acceptance.value:.3f}, {seen.share.value:.3f} of the optimum at equal spend")
-    0.752, 1.000 of the optimum at equal spend
     """
     source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
     policy, kind = find_policy(policy), find_divergence(divergence)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.answer_bounds import Promise, share
+from cactus_theory.answer_bounds import event_bounds, share
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, Replay, valued
@@ -26,7 +26,7 @@ LOOSER = 1.4
 UPPER = 0.9
 # standard errors on either side of a 95 % interval
 WIDE = 1.96
-# nats an answer that promise something
+# nats an answer that leave little open
 TIGHT = 0.1
 
 
@@ -63,10 +63,11 @@ class Answers:
             f"{self.num_draft_tokens} --cap {self.level:g}, for {less} % fewer tokens a call."
         )
 
-    def promised(self, tokens: int) -> str:
-        """Return what that cap promises of an answer of so many tokens, and a tight one."""
+    def allowed(self, tokens: int) -> str:
+        """Return the bounds of an answer of so many tokens under that cap, and a tight one."""
         usual, tight = (
-            Promise(0.9, per_token=nats, tokens=tokens) for nats in (self.level, TIGHT / tokens)
+            event_bounds(0.9, per_token=nats, tokens=tokens)
+            for nats in (self.level, TIGHT / tokens)
         )
         return (
             f"That cap allows an answer of {tokens} tokens {usual.nats:.3g} nats: {usual.range}. "

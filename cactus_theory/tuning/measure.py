@@ -28,7 +28,7 @@ TIMED, UNTIMED = 150, 10
 
 
 @dataclass(frozen=True)
-class Setting:
+class TimedSetting:
     """One way to decode: a family at a value of its knob, and K."""
 
     family: str
@@ -61,12 +61,6 @@ class Prompts:
     batch : texts at once.
     max_new_tokens : of a text.
     temperature, eos_token_ids, seed, cuts : of the decode.
-
-    Examples
-    --------
-    >>> prompts = Prompts([[1, 2], [3], [4, 5]], batch=2, max_new_tokens=16)
-    >>> prompts.group(0), prompts.group(1)
-    ([[1, 2], [3]], [[4, 5], [1, 2]])
     """
 
     ids: Sequence[Sequence[int]]
@@ -87,7 +81,7 @@ def measure_costs(
     target_model: Any,
     draft_model: Any,
     prompts: Prompts,
-    settings: Sequence[Setting],
+    settings: Sequence[TimedSetting],
     *,
     repeats: int = REPEATS,
     on_decode: Callable[[int, int], None] | None = None,
@@ -107,21 +101,12 @@ def measure_costs(
     Raises
     ------
     ValueError
-        No settings, families at different K, and as :func:`cactus_theory.decoding.generate`.
-
-    Examples
-    --------
-    >>> from cactus_theory.tuning.measure import Setting
-    >>> prompts = Prompts([[1, 2], [3, 4]], batch=1, max_new_tokens=8)
-    >>> settings = [Setting("speculative@chain", "speculative", "chain", 2)]
-    >>> costs = measure_costs(pair.target, pair.draft, prompts, settings, repeats=1)
-    >>> costs.unit, costs.widths
-    ('seconds', (2,))
+        No settings, families at different K, and as :func:`cactus_theory.generate`.
     """
     whole_number("batch", prompts.batch, 1)
     widths = _widths(settings)
-    kinds: list[Setting | None] = [None, *settings]
-    times: dict[Setting | None, list[Timed]] = {kind: [] for kind in kinds}
+    kinds: list[TimedSetting | None] = [None, *settings]
+    times: dict[TimedSetting | None, list[Timed]] = {kind: [] for kind in kinds}
     total = (repeats + 1) * len(kinds)
     for repeat in range(repeats + 1):
         order = random.Random(f"{prompts.seed} {repeat}").sample(kinds, len(kinds))
@@ -139,7 +124,7 @@ def measure_costs(
 
 def _costs(
     plain: Sequence[Timed],
-    drafted: Mapping[Setting, Sequence[Timed]],
+    drafted: Mapping[TimedSetting, Sequence[Timed]],
     widths: tuple[int, ...],
     batch: int,
 ) -> Costs:
@@ -167,7 +152,7 @@ def _costs(
     )
 
 
-def _widths(settings: Sequence[Setting]) -> tuple[int, ...]:
+def _widths(settings: Sequence[TimedSetting]) -> tuple[int, ...]:
     """Return the K that every family is timed at."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
@@ -184,7 +169,7 @@ def _decoded(
     target: Any,
     draft: Any,
     prompts: Prompts,
-    setting: Setting | None,
+    setting: TimedSetting | None,
     group: Sequence[Sequence[int]],
     first: int,
     rounds: list[Round],
@@ -213,7 +198,7 @@ def measure_lengths(
     target_model: Any,
     draft_model: Any,
     prompts: Prompts,
-    setting: Setting,
+    setting: TimedSetting,
     answers: int,
     on_decode: Callable[[int, int], None] | None = None,
 ) -> Estimate:

@@ -30,16 +30,7 @@ ALWAYS = (
 
 
 def sentence(tuned: Tuned) -> str:
-    """Return what to do, in one sentence or two.
-
-    Examples
-    --------
-    >>> from cactus_theory.traces import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> said = sentence(tune(SavedRows.of(q, p), Costs.ratios(2.0), 0.05))
-    >>> print(said.split(":")[0])
-    Decode without this draft
-    """
+    """Return what to do, in one sentence or two."""
     best, lossless, unit = tuned.best, tuned.lossless, _unit(tuned)
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
@@ -90,7 +81,7 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
         lines.append(f"Speeds and costs: {tuned.source['cost']}.")
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
-        lines += [answers.sentence, answers.promised(int(str(tokens)))]
+        lines += [answers.sentence, answers.allowed(int(str(tokens)))]
     lines += _lengths(tuned)
     for other in others:
         lines += [
@@ -192,7 +183,7 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
 
     Examples
     --------
-    >>> from cactus_theory.traces import SavedRows
+    >>> from cactus_theory.traces.rows import SavedRows
     >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
     >>> save_tuned(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05), "tuned.json")
     >>> ct.load_tuned("tuned.json").level

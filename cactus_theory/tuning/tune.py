@@ -18,7 +18,7 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.choices import Tuned, answers_of, priced
 from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
-from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.measure import TimedSetting
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # at so many K, the least, a middle and the largest one, costs are measured
@@ -28,7 +28,7 @@ ENOUGH_CYCLES = 200
 # what a file of the result says about the trace, where it is known
 OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
             *vars(WHOLE))  # fmt: skip
-Measure = Callable[[Sequence[Setting]], Costs]
+Measure = Callable[[Sequence[TimedSetting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
@@ -76,7 +76,7 @@ def tune(
 
     Examples
     --------
-    >>> from cactus_theory.traces import SavedRows
+    >>> from cactus_theory.traces.rows import SavedRows
     >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
     >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), level=0.05).best
     >>> best.verifier, best.num_draft_tokens
@@ -137,7 +137,7 @@ def _solved(
     return solved
 
 
-def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Setting]:
+def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
     """Return every family at a few K, each at the knob solved for the K next to it."""
     widths = sorted({replay.num_draft_tokens for _, replay in solved})
     steps = [round(i * (len(widths) - 1) / (TIMED_WIDTHS - 1)) for i in range(TIMED_WIDTHS)]
@@ -149,7 +149,7 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Setting]:
     for key, replays in by_width.items():
         for width in timed:
             near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
-            settings.append(Setting(key, near.policy, near.verifier, width))
+            settings.append(TimedSetting(key, near.policy, near.verifier, width))
     return settings
 
 

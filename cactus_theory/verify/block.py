@@ -49,11 +49,6 @@ class Block(Verifier):
         token of a round has the law h, and whole rounds that of h where h depends on the text
         alone. It takes the draft's row after its last token, and deterministic drafts, which have
         none, get the target's.
-
-    Examples
-    --------
-    >>> Block().spec, Block(bonus="policy").spec
-    ('block', 'block:bonus=policy')
     """
 
     bonus: str = "target"

@@ -33,11 +33,6 @@ class Chain(Verifier):
 
     After it one token comes from the policy's residual law; if all were accepted, from the target
     row that follows them. Needs only φ and g of a policy.
-
-    Examples
-    --------
-    >>> Chain().spec, Chain().coins(4)
-    ('chain', 4)
     """
 
     def verify(

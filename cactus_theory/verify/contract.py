@@ -191,6 +191,7 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
 
     Examples
     --------
+    >>> from cactus_theory.verify.chain import Chain
     >>> @register_verifier("mine")
     ... class Mine(Chain):
     ...     pass
@@ -207,13 +208,7 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
 
 
 def verifiers(metered: bool = False) -> tuple[str, ...]:
-    """Return the names of the registered verifiers; only those that can be metered if asked.
-
-    Examples
-    --------
-    >>> "fly" in verifiers(), "fly" in verifiers(metered=True)
-    (True, False)
-    """
+    """Return the names of the registered verifiers; only those that can be metered if asked."""
     names = VERIFIERS.names()
     return tuple(name for name in names if not (metered and VERIFIERS.find(name).looks_ahead))
 

@@ -233,7 +233,7 @@ class Verdict:
     Examples
     --------
     >>> drafted = torch.tensor([[3, 1], [2, 0]])
-    >>> step = ct.Verdict(drafted, torch.tensor([1, 0]), torch.tensor([4, 4]))
+    >>> step = Verdict(drafted, torch.tensor([1, 0]), torch.tensor([4, 4]))
     >>> step.output_token_ids
     tensor([[ 3,  4, -1],
             [ 4, -1, -1]])

@@ -55,11 +55,6 @@ class Fly(Verifier):
         configured K, also for shorter drafts, as those before a length limit.)
     entropy : θ in nats; k : how many of the largest probabilities count.
     bonus : where the token after a wholly accepted draft comes from: ``target``, or ``argmax``.
-
-    Examples
-    --------
-    >>> find_verifier("fly:window=2,entropy=0.3").spec
-    'fly:window=2'
     """
 
     window: int | None = None

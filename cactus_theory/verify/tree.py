@@ -45,11 +45,6 @@ class Tree(Verifier):
     Attributes
     ----------
     runs : how a run of sampled tokens is judged: as a ``block``, or token by token (``chain``).
-
-    Examples
-    --------
-    >>> Tree().spec, Tree("chain").spec, Tree().draws(3)
-    ('tree', 'tree:runs=chain', 4)
     """
 
     runs: str = "block"

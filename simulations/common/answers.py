@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.answer_bounds import Promise
+from cactus_theory.answer_bounds import event_bounds
 from cactus_theory.base.specs import Registry
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
@@ -151,7 +151,7 @@ def _scores(own: Runs, lossless: Sequence[Runs] | None, prompts: int, nats: floa
     row |= valued("score_difference", mean - base)
     scores = [score for record in (*records, *own.metered) for score in record["scores"]]
     if nats is not None and 0 <= min(scores) and max(scores) <= 1:
-        allowed = Promise(base.value, cap=max(nats, 0.0))
+        allowed = event_bounds(base.value, cap=max(nats, 0.0))
         row |= {"allowed_low": allowed.low, "allowed_high": allowed.high}
     return row
 

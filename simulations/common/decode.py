@@ -95,7 +95,7 @@ class Harness:
         """Decode one group of ``config.batch`` prompts, by ``policy`` or its method.
 
         ``repeat`` says which pass over the prompts it is, each with seeds of its own; ``meter`` and
-        ``record_rows`` as in :func:`cactus_theory.decoding.generate`, not timed.
+        ``record_rows`` as in :func:`cactus_theory.generate`, not timed.
         """
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]

@@ -1,6 +1,6 @@
 """The statistics of simulations: medians, intervals over resampled repeats, curves.
 
-The jackknife is that of traces: :class:`cactus_theory.traces.Estimate`.
+The jackknife is that of traces: :class:`cactus_theory.traces.estimate.Estimate`.
 """
 
 from typing import Any

@@ -6,14 +6,8 @@ decode loop. That gives what no sample can: the KL of the text from the target's
 meter that bounds it.
 """
 
-from .pair import Setting, markov_pair
-from .rounds import every_round
-from .texts import enumerate_texts, measured
-
-__all__ = [
-    "Setting",
-    "enumerate_texts",
-    "every_round",
-    "markov_pair",
-    "measured",
-]
+from .pair import Setting as Setting
+from .pair import markov_pair as markov_pair
+from .rounds import every_round as every_round
+from .texts import enumerate_texts as enumerate_texts
+from .texts import measured as measured

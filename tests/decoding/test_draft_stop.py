@@ -12,7 +12,7 @@ from cactus_theory.decoding import (
 )
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters import Setting
+from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters.stop import ACCEPTANCE, PLACES
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
@@ -40,7 +40,7 @@ def opened(drafter, target, prompts, width):
     """Return the drafter at work on these prompts, and their texts."""
     texts = Texts(prompts, 60, frozenset(), torch.device("cpu"))
     warp = Warp(1.0, (), [0] * len(prompts))
-    return drafter.begin(Setting(target, texts, warp, Stopwatch(), width)), texts
+    return drafter.begin(DraftContext(target, texts, warp, Stopwatch(), width)), texts
 
 
 def rounds(drafter, target, width=6, turns=12, seed=0):

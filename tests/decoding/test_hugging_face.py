@@ -6,6 +6,7 @@ import transformers
 
 import cactus_theory as ct
 from cactus_theory.decoding import speculative_generate
+from cactus_theory.tuned import TunedSetting
 from tests.decoding.test_ragged import padded, prompts
 
 IDS, MASK = padded(prompts(seed=9), pad=6)
@@ -139,7 +140,7 @@ def test_refuses_what_it_cannot_honour(tiny, options, message):
 
 
 def test_a_tuned_setting_gives_its_options(tiny):
-    setting = ct.TunedSetting(ct.policy("band:price=1"), "chain", 2, 0.7)
+    setting = TunedSetting(ct.policy("band:price=1"), "chain", 2, 0.7)
     output = sampled(tiny, return_dict_in_generate=True, seed=1, **setting.options)
     same = sampled(tiny, policy="band:price=1", num_draft_tokens=2, temperature=0.7, seed=1)
     assert output.result.reading.rows > 0  # on without being asked for

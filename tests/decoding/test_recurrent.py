@@ -9,7 +9,7 @@ import torch
 from cactus_theory.decoding import RecurrentDrafter, generate
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters import Setting
+from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters.recurrent_head import HeadShape, RecurrentHead
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
@@ -103,7 +103,7 @@ def proposed(target, drafter, states, coins, wanted=PLACES, next_row=False):
     """Return what is drafted after the first prompt, whose states are there."""
     texts = Texts(PROMPTS[:1].tolist(), 12, frozenset(), torch.device("cpu"))
     warp = Warp(1.0, (), [0])
-    setting = Setting(target, texts, warp, Stopwatch(), PLACES, None, next_row, states)
+    setting = DraftContext(target, texts, warp, Stopwatch(), PLACES, None, next_row, states)
     return drafter.begin(setting).propose([wanted], coins[None])
 
 

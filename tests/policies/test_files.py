@@ -13,6 +13,7 @@ FILE = '''
 from dataclasses import dataclass
 
 import cactus_theory as ct
+from cactus_theory.policies import FixedTarget
 
 
 @ct.rule
@@ -21,7 +22,7 @@ def scaled(q, p, n, *, alpha: float = 1.0):
 
 
 @dataclass(frozen=True)
-class Halfway(ct.FixedTarget):
+class Halfway(FixedTarget):
     share: float = 0.5
     steps: int = 1
 

@@ -6,12 +6,12 @@ from typing import Literal, Optional
 import pytest
 
 import cactus_theory as ct
-from cactus_theory.policies import _registry
+from cactus_theory.policies import FixedTarget, _registry
 from cactus_theory.policies._knobs import converted
 
 
 @dataclass(frozen=True)
-class Knobs(ct.FixedTarget):
+class Knobs(FixedTarget):
     """A policy with a knob of every kind."""
 
     share: float

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.policies import FixedTarget
 from cactus_theory.policies._shortcuts import ByRow
 
 Q, P = [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]
@@ -48,7 +49,7 @@ def row_in_place(q, p):
     return q
 
 
-class Target(ct.FixedTarget):
+class Target(FixedTarget):
     def target(self, q, p, path=None):
         return q.copy_(p)
 

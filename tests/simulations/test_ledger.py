@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.answer_bounds import Promise  # noqa: E402
+from cactus_theory.answer_bounds import event_bounds  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
 from simulations.common.results import read_csv  # noqa: E402
 from simulations.ledger import Answers, Line, along, rows_of  # noqa: E402
@@ -63,5 +63,5 @@ def test_a_small_run_is_capped_and_resumes(tmp_path, capsys):
     assert main([*asked, *folders]) == 0
     assert (tmp_path / "work" / "journal.jsonl").read_text() == before
     said = capsys.readouterr().out
-    promise = f"cap 0.05 a token, 12 tokens: {Promise(0.9, per_token=0.05, tokens=12).sentence}"
-    assert promise in said and "at most 0.6 nats an answer: 90 % of the target becomes" in promise
+    bounds = f"cap 0.05 a token, 12 tokens: {event_bounds(0.9, per_token=0.05, tokens=12).sentence}"
+    assert bounds in said and "at most 0.6 nats an answer: 90 % of the target becomes" in bounds

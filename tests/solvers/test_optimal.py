@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cactus_theory as ct
-from cactus_theory.divergences import divergences
+from cactus_theory.divergences import list_divergences
 from solvers import optimal
 from tests.solvers.cases import DIVERGENCES, LINEAR, Tally, budgets, examples, pairs
 
@@ -137,7 +137,7 @@ def test_a_budget_that_does_not_bind_has_price_zero(spec, delta):
 
 
 def test_every_divergence_is_compared():
-    assert {spec.partition(":")[0] for spec in DIVERGENCES} == set(divergences())
+    assert {spec.partition(":")[0] for spec in DIVERGENCES} == set(list_divergences())
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.testing import (
-    VERIFIER_PROPERTIES,
     Bounds,
     assert_verifier_properties,
     verifier_property,
 )
-from cactus_theory.testing.verifiers import POLICIES, trees
+from cactus_theory.testing.verifiers import POLICIES, VERIFIER_PROPERTIES, trees
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
 from cactus_theory.verify.chain import chain_on_device
 from tests.amounts import amount, some

@@ -10,7 +10,7 @@ import torch
 
 from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, decode
 from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding.drafters._base import Drafting, Setting
+from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Observation, compare_observed
@@ -26,7 +26,7 @@ from cactus_theory.verify.draw import pick
 class Uncooled(ModelDrafter):
     """A draft without the decode's temperature."""
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         return super().begin(replace(setting, warp=Warp(1.0)))
 
 
@@ -34,7 +34,7 @@ class Uncooled(ModelDrafter):
 class CutSecretly(ModelDrafter):
     """A draft that samples from its likeliest tokens and reports its whole row."""
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         return CutDrafting(setting, self.model, False)
 
 

@@ -12,7 +12,6 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.traces import (
     Cycle,
-    Expectation,
     Observation,
     Replay,
     Trace,
@@ -22,7 +21,7 @@ from cactus_theory.traces import (
     save_trace,
 )
 from cactus_theory.traces.diagnosis import observed_rates, read_metrics
-from cactus_theory.traces.expect import LEVEL, critical
+from cactus_theory.traces.expect import LEVEL, Expectation, critical
 from tests.amounts import amount, thorough
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace")

@@ -16,9 +16,9 @@ from cactus_theory import commands
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.traces import Estimate
-from cactus_theory.tuning import Costs, Prompts, sentence, tune
-from cactus_theory.tuning.measure import Setting
-from cactus_theory.tuning.report import save_tuned
+from cactus_theory.tuning import Costs, Prompts, tune
+from cactus_theory.tuning.measure import TimedSetting
+from cactus_theory.tuning.report import save_tuned, sentence
 from tests.amounts import THOROUGH, some, thorough
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
@@ -282,7 +282,7 @@ def timed(target, draft, prompts, settings, *, on_decode=None) -> Costs:
 
 
 def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, capsys, trace) -> None:
-    asked: list[Setting] = []
+    asked: list[TimedSetting] = []
     first = tune(trace, lambda own: asked.extend(own) or timed(None, None, Prompts([], 1, 4), own),
                  0.05, policies=["mixture:alpha"], widths=[1, 2], capped=True)  # fmt: skip
     other, out = first.at_costs(timed(None, None, Prompts([], 8, 4), asked)), tmp_path / "t.json"

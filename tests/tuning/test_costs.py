@@ -10,7 +10,7 @@ from cactus_theory.decoding.result import Round, Seconds
 from cactus_theory.traces import Replay
 from cactus_theory.tuning import Costs, Prompts, measure_costs
 from cactus_theory.tuning.costs import plain_speed, speed
-from cactus_theory.tuning.measure import Setting
+from cactus_theory.tuning.measure import TimedSetting
 
 # sums of a handful of float64 numbers
 ROUNDING = 1e-12
@@ -126,7 +126,7 @@ def test_costs_are_those_of_later_rounds_and_of_all_but_the_first_decodes(
         return result
 
     monkeypatch.setattr("cactus_theory.tuning.measure.decode", decode)
-    prompts, setting = Prompts([[1], [2]], 2, 8), Setting("a", "speculative", "chain", 2)
+    prompts, setting = Prompts([[1], [2]], 2, 8), TimedSetting("a", "speculative", "chain", 2)
     costs = measure_costs(*tiny, prompts, [setting], repeats=1)
     parts = *costs.draft, *costs.target, *costs.verify["a"], *costs.other, costs.start
     assert parts == pytest.approx((0.15, 0.5, 0.1, 0.05, (10 - 5 * 0.8) / 2), rel=1e-9)
@@ -138,7 +138,7 @@ def test_costs_are_measured_in_short_decodes(tiny, batch: int) -> None:
     done = []
     prompts = Prompts([[1, 5, 2], [3, 3, 7, 1]], batch, 8)
     settings = [
-        Setting(f"{name}@chain", name, "chain", width)
+        TimedSetting(f"{name}@chain", name, "chain", width)
         for name in ("speculative", "band:price=1")
         for width in (1, 3)
     ]
@@ -170,7 +170,7 @@ def test_costs_are_measured_in_short_decodes(tiny, batch: int) -> None:
         (
             lambda: measure_costs(
                 None, None, Prompts([[1]], 1, 4),
-                [Setting("a", "speculative", "chain", 1), Setting("b", "speculative", "chain", 2)],
+                [TimedSetting(name, "speculative", "chain", 1 + (name == "b")) for name in "ab"],
             ),
             "every family must be at the same K",
         ),

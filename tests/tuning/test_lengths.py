@@ -7,7 +7,7 @@ import torch
 from cactus_theory.decoding import generate
 from cactus_theory.traces import Estimate
 from cactus_theory.tuning import Prompts, tune
-from cactus_theory.tuning.measure import BEYOND_TIMED, Setting, measure_lengths
+from cactus_theory.tuning.measure import BEYOND_TIMED, TimedSetting, measure_lengths
 from cactus_theory.tuning.report import notes, payload
 
 LEVEL = 0.05
@@ -79,7 +79,7 @@ def test_the_report_says_what_an_answer_gains(tuned) -> None:
 def test_lengths_are_those_of_decodes_each_prompt_as_often(tiny) -> None:
     ids, end = [[1, 2, 3], [4, 5], [6]], [3, 7]
     prompts = Prompts(ids, batch=2, max_new_tokens=9, eos_token_ids=end, seed=5)
-    setting = Setting("band:price@chain", "band:price=1", "chain", 2)
+    setting = TimedSetting("band:price@chain", "band:price=1", "chain", 2)
     seen: list[tuple[int, int]] = []
     found = measure_lengths(*tiny, prompts, setting, 4, lambda *done: seen.append(done))
     alone = [

@@ -11,7 +11,7 @@ captured when a text first gets there: a bucket of 256 reads at most 255 positio
 the bytes of a pass of an 8B model over a short text. Without CUDA the same functions run as they
 are, which is how they are tested.
 
-Up to rounding it is the loop of :func:`cactus_theory.decoding.generate`: the same coins, tokens,
+Up to rounding it is the loop of :func:`cactus_theory.generate`: the same coins, tokens,
 statistics and meter. Where the fused kernels verify, which is on CUDA where they can, their
 random numbers are their own: the same laws and meter, other tokens.
 """

@@ -3,24 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
-from cactus_theory.decoding.drafters.early_exit import EarlyExit
-from cactus_theory.decoding.drafters.model import ModelDrafter
-from cactus_theory.decoding.drafters.ngram import NGram
-from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter
+from cactus_theory.decoding.drafters._base import DraftContext, Drafting
+from cactus_theory.decoding.drafters._base import Drafter as Drafter
+from cactus_theory.decoding.drafters.early_exit import EarlyExit as EarlyExit
+from cactus_theory.decoding.drafters.model import ModelDrafter as ModelDrafter
+from cactus_theory.decoding.drafters.ngram import NGram as NGram
+from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter as RecurrentDrafter
 from cactus_theory.decoding.drafters.recurrent_head import is_head
-from cactus_theory.decoding.drafters.siblings import Siblings
+from cactus_theory.decoding.drafters.siblings import Siblings as Siblings
 
-__all__ = [
-    "Drafter",
-    "Drafting",
-    "EarlyExit",
-    "ModelDrafter",
-    "NGram",
-    "RecurrentDrafter",
-    "Setting",
-    "Siblings",
-]
+__all__ = ["DraftContext", "Drafting"]
 
 
 def as_drafter(draft_model: Any) -> Drafter:

@@ -41,11 +41,11 @@ class Features(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class DraftContext:
     """What a drafter needs of one decode.
 
     ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
-    is how models run, see :func:`cactus_theory.decoding.generate`. With ``next_row`` the
+    is how models run, see :func:`cactus_theory.generate`. With ``next_row`` the
     verifier also reads the draft's row after a row's last token. ``features`` are the hidden
     states that the drafter asked for, None where it is tried without a target at work. ``beside``
     is how many tokens will be asked for beside each of a deterministic path
@@ -106,7 +106,7 @@ class SampledDrafting(Drafting):
     tokens (B, m) among which one is deterministic, where others are asked for.
     """
 
-    def __init__(self, setting: Setting, greedy: bool) -> None:
+    def __init__(self, setting: DraftContext, greedy: bool) -> None:
         self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
         self.deterministic = greedy or self.warp.greedy
         self.next_row = setting.next_row and not self.deterministic
@@ -176,7 +176,7 @@ class Drafter(ABC):
     """
 
     @abstractmethod
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
 
     def check(self, target_model: Any) -> dict[str, Any]:

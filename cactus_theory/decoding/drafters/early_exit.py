@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting
+from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.drafters.stop import check_stop
 from cactus_theory.decoding.models import text_config
@@ -27,7 +27,7 @@ class EarlyExit(Drafter):
     Examples
     --------
     >>> ids = torch.tensor([[1, 2, 3]])
-    >>> result = generate(pair.target, EarlyExit(1), ids, policy="speculative", max_new_tokens=8)
+    >>> result = ct.generate(pair.target, EarlyExit(1), ids, policy="speculative", max_new_tokens=8)
     >>> result.num_tokens
     8
     """
@@ -39,7 +39,7 @@ class EarlyExit(Drafter):
     def __post_init__(self) -> None:
         check_stop(self.stop)
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         short = first_layers(setting.target_model, self.layers)
         return ModelDrafting(setting, short, self.greedy, self.stop)

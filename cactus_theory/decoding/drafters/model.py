@@ -10,10 +10,10 @@ from torch import Tensor
 
 from cactus_theory.decoding._text import check_model_vocabularies
 from cactus_theory.decoding.drafters._base import (
+    DraftContext,
     Drafter,
     Drafting,
     SampledDrafting,
-    Setting,
     nothing,
 )
 from cactus_theory.decoding.drafters.stop import Watch, check_stop
@@ -33,7 +33,7 @@ class ModelDrafter(Drafter):
     --------
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> unsure = ModelDrafter(pair.draft, stop=0.3)
-    >>> generate(pair.target, unsure, ids, policy="speculative", max_new_tokens=8).num_tokens
+    >>> ct.generate(pair.target, unsure, ids, policy="speculative", max_new_tokens=8).num_tokens
     8
     """
 
@@ -44,7 +44,7 @@ class ModelDrafter(Drafter):
     def __post_init__(self) -> None:
         check_stop(self.stop)
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         return ModelDrafting(setting, self.model, self.greedy, self.stop)
 
@@ -58,7 +58,7 @@ class ModelDrafting(SampledDrafting):
     """A draft model with its cache, which lacks the tokens it has not been fed yet."""
 
     def __init__(
-        self, setting: Setting, model: Any, greedy: bool, stop: float | None = None
+        self, setting: DraftContext, model: Any, greedy: bool, stop: float | None = None
     ) -> None:
         super().__init__(setting, greedy)
         self.model = CachedModel(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, write
+from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, write
 from cactus_theory.verify.draft import Draft
 
 # by the tokens before it each token that followed, the latest one last, and where
@@ -30,7 +30,7 @@ class NGram(Drafter):
     Examples
     --------
     >>> ids = torch.tensor([[5, 6, 7, 5, 6]])  # 5, 6 was followed by 7
-    >>> result = generate(pair.target, NGram(), ids, policy="speculative", max_new_tokens=4)
+    >>> result = ct.generate(pair.target, NGram(), ids, policy="speculative", max_new_tokens=4)
     >>> result.draft_calls, result.num_tokens
     (0, 4)
     """
@@ -42,7 +42,7 @@ class NGram(Drafter):
         whole_number("shortest", self.shortest, 1)
         whole_number("longest", self.longest, self.shortest)
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         return NGramDrafting(setting.texts, range(self.longest, self.shortest - 1, -1))
 

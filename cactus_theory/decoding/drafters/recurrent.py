@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.decoding.drafters._base import (
+    DraftContext,
     Drafter,
     Drafting,
     SampledDrafting,
-    Setting,
     nothing,
 )
 from cactus_theory.decoding.drafters.recurrent_head import RecurrentHead
@@ -51,7 +51,7 @@ class RecurrentDrafter(Drafter):
     >>> shape = HeadShape(vocab=2048, hidden=192, reads=(3, 7, 11))
     >>> untrained = RecurrentDrafter(RecurrentHead(shape).eval())
     >>> ids = torch.tensor([[1, 2, 3]])
-    >>> generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
+    >>> ct.generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
     8
     """
 
@@ -63,7 +63,7 @@ class RecurrentDrafter(Drafter):
         """Return a drafter with the head in a folder; see :meth:`RecurrentHead.load`."""
         return cls(RecurrentHead.load(folder), greedy)
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         return RecurrentDrafting(setting, self.head, self.greedy)
 
@@ -93,7 +93,7 @@ def packed_maps(
 class RecurrentDrafting(SampledDrafting):
     """A head at work: its cache of units, and what is left to feed it."""
 
-    def __init__(self, setting: Setting, head: RecurrentHead, greedy: bool) -> None:
+    def __init__(self, setting: DraftContext, head: RecurrentHead, greedy: bool) -> None:
         super().__init__(setting, greedy)
         self.head, self.features, texts = head, setting.features, self.texts
         self.embedding = setting.target_model.get_input_embeddings()

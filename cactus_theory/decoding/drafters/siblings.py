@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding.drafters._base import Drafter, Drafting, Setting, best, tree_of
+from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, best, tree_of
 from cactus_theory.verify.draft import Draft
 
 
@@ -37,7 +37,7 @@ class Siblings(Drafter):
     --------
     >>> ids, drafter = torch.tensor([[1, 2, 3]]), Siblings(ModelDrafter(pair.draft), m=2)
     >>> options = {"policy": "band:price=1", "verifier": "tree", "max_new_tokens": 8}
-    >>> generate(pair.target, drafter, ids, **options).num_tokens
+    >>> ct.generate(pair.target, drafter, ids, **options).num_tokens
     8
     """
 
@@ -53,7 +53,7 @@ class Siblings(Drafter):
         if self.drafter.nodes(1) > 1:
             raise ValueError(f"drafter: must draft one path; got {name}")
 
-    def begin(self, setting: Setting) -> Drafting:
+    def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         return SiblingsDrafting(setting, self.drafter, self.m, self.deterministic)
 
@@ -73,7 +73,9 @@ class Siblings(Drafter):
 class SiblingsDrafting(Drafting):
     """A drafter of paths at work, which also says what else it would have drafted."""
 
-    def __init__(self, setting: Setting, drafter: Drafter, m: int, deterministic: bool) -> None:
+    def __init__(
+        self, setting: DraftContext, drafter: Drafter, m: int, deterministic: bool
+    ) -> None:
         self.texts, self.m, self.deterministic = setting.texts, m, deterministic
         self.inner = drafter.begin(replace(setting, beside=m))
         self.paths: list[list[int]] = []

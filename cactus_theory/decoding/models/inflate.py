@@ -107,7 +107,7 @@ def inflate_pair(
     dtype: torch.dtype | None = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Any:
-    """Return a :class:`~cactus_theory.decoding.Pair` in the shapes that ``DRAFTS`` names.
+    """Return a :class:`~cactus_theory.decoding.load.Pair` in the shapes that ``DRAFTS`` names.
 
     Parameters
     ----------

@@ -151,7 +151,8 @@ def policy_property(
     ...     "The target's likeliest token is always accepted."
     ...     best = seen.q.argmax(-1, keepdim=True)
     ...     yield Bounds(seen.phi.gather(-1, best), 1, 1, "acceptance of the likeliest token")
-    >>> "keeps_the_likeliest" in PROPERTIES
+    >>> names = ["keeps_the_likeliest"]
+    >>> assert_policy_properties("top_k:k=1", properties=names, examples=10).passed
     True
     """
     return PROPERTIES.enter(

@@ -2,11 +2,6 @@
 
 ``VERIFIER_PROPERTIES`` maps names to properties in the order in which they are checked. One of
 your own is a function under ``@verifier_property()``.
-
-Examples
---------
->>> verifiers.VERIFIER_PROPERTIES["counts_have_a_law"].statement
-'On every path the probabilities of 0 … K accepted tokens are ≥ 0 and sum to 1.'
 """
 
 from collections.abc import Iterable  # noqa: I001  the order of properties
@@ -17,20 +12,10 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._property import broken
 from cactus_theory.testing.verifiers import exact, coins, batches  # noqa: F401
-from cactus_theory.testing.verifiers._enumeration import (
-    VERIFIER_PROPERTIES,
-    Enumeration,
-    verifier_property,
-)
+from cactus_theory.testing.verifiers._enumeration import VERIFIER_PROPERTIES, Enumeration
+from cactus_theory.testing.verifiers._enumeration import verifier_property as verifier_property
 from cactus_theory.testing.verifiers._trees import trees
 from cactus_theory.verify import Verifier, find_verifier
-
-__all__ = [
-    "VERIFIER_PROPERTIES",
-    "Enumeration",
-    "assert_verifier_properties",
-    "verifier_property",
-]
 
 
 # one of each kind: lossless, the band by price and by budget, a per-proposal rule, a mixture
