@@ -1,8 +1,8 @@
 r"""What FLy emits at a row, given how likely the draft goes on well after each token.
 
-Let v_c(x) be the chance that, after token x at this row, the next c drafted tokens are kept
+Let v_c(x) be the chance that, after token x at this row, the next c drafted tokens are accepted
 natively: an average over rows of tokens that were not drafted. With N_c the probability, relative
-to that of the drafted text, that the round is here with c more tokens that must be kept so
+to that of the drafted text, that the round is here with c more tokens that must be accepted so
 (N_0: free), and o(x) whether a refusal of x may be overridden, the next token has the law
 
 .. math:: h(x) ∝ N_0 [\min(p,q) + (p−q)_+ o v_W + r\, g](x) + Σ_{c>0} N_c \min(p,q) v_{c−1}(x),

@@ -260,7 +260,7 @@ def drafted(
 
 
 def accepted(spec: str, verifier: str, ids: Ids, logits: Logits) -> Int[Tensor, "N"]:
-    """Return how many drafted tokens a policy and a verifier keep."""
+    """Return how many drafted tokens a policy and a verifier accept."""
     policy, (count, width) = ct.policy(spec), ids.shape
     if isinstance(policy, Mars):
         (z_1, z_2), (first, second) = (best[:, :-1].unbind(-1) for best in logits.topk(2, -1))

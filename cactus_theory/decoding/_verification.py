@@ -137,12 +137,12 @@ def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
 def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) -> VerifiedRows:
     """Return copies of all that was verified of one text at charged nodes, no bonus among them."""
     ids = verified.draft.token_ids[row, verified.judged(row, nodes)].clone()
-    kept = torch.arange(len(ids), device=ids.device) < verified.verdict.num_accepted[row]
+    accepted = torch.arange(len(ids), device=ids.device) < verified.verdict.num_accepted[row]
     choice, policies = verified.assigned.choice, verified.assigned.policies
     numbers = [0] * len(ids) if choice is None else choice[row, nodes].tolist()
     judged = tuple(policies[number] for number in numbers)
     path = path_to(row, nodes, verified)
-    return VerifiedRows(*rows_at(row, nodes, verified), ids, kept, judged, verifier, path)
+    return VerifiedRows(*rows_at(row, nodes, verified), ids, accepted, judged, verifier, path)
 
 
 def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:

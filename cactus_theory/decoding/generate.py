@@ -50,7 +50,7 @@ def generate(
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
     Every round the draft proposes up to K tokens a row, the target scores them in one forward
-    pass, the policy keeps a prefix and one more token follows. With the policy
+    pass, the policy accepts a prefix and one more token follows. With the policy
     ``speculative`` a text has exactly the target's law; at temperature 0 it is the target's
     greedy text. Every row has its own seed and length and behaves as if it were alone, in
     float32 and float64: in half precision a row's logits depend on the batch it is in.

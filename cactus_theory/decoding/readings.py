@@ -145,14 +145,14 @@ class Reading:
     @property
     def marginal_acceptance_rates(self) -> tuple[float, ...]:
         """Return for each place the share of drafts with its token accepted."""
-        return tuple(_share(kept, self.num_drafts) for kept in self.num_accepted_tokens_per_pos)
+        return tuple(_share(own, self.num_drafts) for own in self.num_accepted_tokens_per_pos)
 
     @property
     def conditional_acceptance_rates(self) -> tuple[float, ...]:
         """Return for each place the share accepted among the drafts that reached it."""
-        kept = self.num_accepted_tokens_per_pos
-        reached = [_reached(self.drafts, place) for place in range(len(kept))]
-        return tuple(map(_share, kept, reached))
+        accepted = self.num_accepted_tokens_per_pos
+        reached = [_reached(self.drafts, place) for place in range(len(accepted))]
+        return tuple(map(_share, accepted, reached))
 
     @property
     def num_calls(self) -> int:

@@ -75,7 +75,7 @@ class VerifiedRows:
     Attributes
     ----------
     target_probs, draft_probs : the target's rows, and those that tokens were drafted from.
-    draft_token_ids, accepted : the drafted tokens that were judged there, and which were kept.
+    draft_token_ids, accepted : the drafted tokens that were judged there, and which were accepted.
     policies : the policy that judged each row; () in rows of another making.
     verifier, path : who applied them, and how it reached the rows; None for token by token.
     """

@@ -328,17 +328,17 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         assert shown.draft is not None
         for row, (token, coin) in enumerate(drawn):
             beside = shown.draft.token_ids[row, shown.draft.children(row)[0]].tolist()
-            keep = min(1.0, float(h[token] / r[token]))
-            if keep > THIN:
+            phi = min(1.0, float(h[token] / r[token]))
+            if phi > THIN:
                 for last, draw in middles(seen.row_after([*prompt, token])[0])[:FEW]:
-                    numbers.append([coin, *[keep / 2] * coins, draw, 0.5])
+                    numbers.append([coin, *[phi / 2] * coins, draw, 0.5])
                     due.append([token, last])
-            for following, draw in middles((h - r).clamp(min=0.0)) if 1 - keep > THIN else ():
+            for following, draw in middles((h - r).clamp(min=0.0)) if 1 - phi > THIN else ():
                 after = [([], 0.5)]
                 if following in beside:
                     rows = middles(seen.row_after([*prompt, following])[0])[:FEW]
                     after = [([last], more) for last, more in rows]
                 for last, more in after:
-                    numbers.append([coin, *[(1 + keep) / 2] * coins, draw, more])
+                    numbers.append([coin, *[(1 + phi) / 2] * coins, draw, more])
                     due.append([following, *last])
         yield from compared(seen, prompt, due, numbers)

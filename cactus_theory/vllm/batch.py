@@ -10,7 +10,7 @@ drawn from, or None where the drafter is deterministic. What is emitted:
 * where all are accepted, the bonus token that the engine has drawn from the target follows;
 * a negative id ends a request's draft; the token there comes from q, whatever the policy. (A
   placeholder tells nothing about q, so this is lossless; stock code draws from (q − p)₊.);
-* greedy requests (temperature 0) keep a drafted token iff it is the target's first largest
+* greedy requests (temperature 0) accept a drafted token iff it is the target's first largest
   logit, as stock code does, whatever the policy;
 * requests without drafts get their bonus token.
 
@@ -249,7 +249,7 @@ ROWS = (
 # of an emitted law, which is float64 and may end a search for its knob at 1e-9
 LAW_ROUNDING = 1e-6
 DRAFTED = (0, 3, 3, 0, 1, 0, 2)
-# at 0 a token is kept if that is possible, at the last one it is refused if that is
+# at 0 a token is accepted if that is possible, at the last one it is refused if that is
 COINS = (0.0, 0.37, 1 - 2**-53)
 # every row by itself at each coin, and two drafts of all of them
 TRIAL_COUNTS = (1,) * (len(ROWS) * len(COINS)) + (len(ROWS),) * 2

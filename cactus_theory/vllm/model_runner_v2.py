@@ -13,7 +13,7 @@ What the engine passes, and what :func:`requests_of` makes of it, in the layout 
 * draft rows by request and place, before temperature: p is softmax(l/T), without the truncation
   of q, which is the law that drafts are drawn from; None for deterministic drafts. If the draft's
   vocabulary is smaller, tokens beyond it are padding, as in the function that is replaced;
-* a row at temperature 0 keeps a token iff it is the target's first largest; −1 ends a draft;
+* a row at temperature 0 accepts a token iff it is the target's first largest; −1 ends a draft;
 * ``seed`` and the position of a request. The engine hashes the seed itself into the noise of
   drafted tokens and into its own recovery (vLLM pull request 54282 separates the two). Here the
   seed is salted first and goes to Philox, whose coins and noise have streams of

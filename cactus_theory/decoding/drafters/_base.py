@@ -1,4 +1,4 @@
-"""The interface of drafters: begin a decode, propose tokens, learn which were kept."""
+"""The interface of drafters: begin a decode, propose tokens, learn which were accepted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from cactus_theory.verify.draw import pick
 class Features(Protocol):
     """What a drafter may read of the target's cache, row by row of the batch.
 
-    A round's verified pass has written there, and what was not kept is rolled back: before the
+    A round's verified pass has written there, and what was not accepted is rolled back: before the
     first round there is nothing, and then all tokens of a text but the last, which the target
     has not been fed yet.
     """

@@ -121,6 +121,6 @@ class ModelDrafting(SampledDrafting):
         self.model.keep(rows)
 
     def settle(self) -> None:
-        """Roll back what was drafted and not kept, and the last token, which is fed next."""
+        """Roll back what was drafted and not accepted, and the last token, which is fed next."""
         for row, cached in enumerate(self.model.lengths):
             self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))

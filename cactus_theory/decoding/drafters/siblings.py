@@ -23,8 +23,8 @@ class Siblings(Drafter):
     target has up to K (m + 1) + 1 tokens.
 
     With ``deterministic`` they are declared, and the policy's row h knows of them (Theorem 21):
-    best for one token. But a caught token ends the round and a kept one does not, so that along
-    paths the h of the path alone, the default, gives more tokens at the same KL.
+    best for one token. But a caught token ends the round and an accepted one does not, so that
+    along paths the h of the path alone, the default, gives more tokens at the same KL.
 
     Raises
     ------
