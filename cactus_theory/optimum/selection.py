@@ -9,8 +9,7 @@ can be had. One of them is best for every relaxation at once:
 
 so that the best rows for several drafts are the bands around p° (THEORY.md, Theorem 21). For
 independent drafts p°/q are the slopes of the greatest convex minorant of f against q over prefixes
-in ascending p/q, for deterministic tokens T beside one sampled from r it is min(r, cq), and cq on
-T.
+in ascending p/q; for deterministic tokens T beside one sampled from r it is min(r, cq), cq on T.
 """
 
 import math
@@ -31,13 +30,8 @@ from cactus_theory.base.threads import one_thread
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
 
-KINDS = (
-    "iid",
-    "without_replacement",
-    "deterministic",
-    "deterministic+sampled",
-    "deterministic+off",
-)
+BESIDE = ("deterministic+sampled", "deterministic+off")
+KINDS = ("iid", "without_replacement", "deterministic", *BESIDE)
 # all sets of so many tokens are looked at, for three and more drafts without replacement
 SMALL = 12
 # minima over sets within this of each other are one, whose sets are united

@@ -190,11 +190,9 @@ def declared_tree(
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
-    flags = (
-        {"sampled": sampled}
-        if deterministic is None
-        else {"sampled": sampled, "deterministic": deterministic}
-    )
+    flags = {"sampled": sampled}
+    if deterministic is not None:
+        flags["deterministic"] = deterministic
     if validate:
         for name, values in {"parents": parents, **flags}.items():
             dtype = torch.int64 if name == "parents" else torch.bool

@@ -98,11 +98,11 @@ class Admission:
         extra = getattr(sampling_params, "extra_args", None)
         temperature = getattr(sampling_params, "temperature", None)
         check_keys(extra, self.way.keys)
-        rule, cap = self.policy_of(extra), self.cap_of(extra)
+        policy, cap = self.policy_of(extra), self.cap_of(extra)
         check_temperature(temperature)
         if MARGIN_ARGUMENT not in self.way.keys:
-            return Grant(rule, cap)
-        granted = Grant(rule, cap, cut_of(extra), self.margin_of(extra))
+            return Grant(policy, cap)
+        granted = Grant(policy, cap, cut_of(extra), self.margin_of(extra))
         if temperature and granted.acts(temperature):
             refuse_truncation(sampling_params)
         return granted

@@ -176,7 +176,7 @@ class Hook:
     def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verified | None]:
         """Return what is emitted; policies of requests that raise are replaced for the step."""
         policies = [request.policy for request in requests] or [self.settings.policy]
-        if all(rule is policies[0] for rule in policies):
+        if all(policy is policies[0] for policy in policies):
             policies = policies[:1]
         followed = [requests[row].followed for row in batch.drafted] if requests else []
         booked = any(request.accounted for request in requests)
@@ -187,7 +187,7 @@ class Hook:
                 judges = assigned(followed, policies_of(followed), *told)
             output, verified = verify_flat(self.settings.verifier, policies, batch, None, judges)
         except Exception as error:
-            if all(rule is self.settings.policy for rule in policies):
+            if all(policy is self.settings.policy for policy in policies):
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self.warn_once(f"{message}; drafts of this step are judged without loss")

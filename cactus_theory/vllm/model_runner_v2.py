@@ -175,17 +175,17 @@ class Hook:
             return batch.verify(groups[0][0], verifier)
         ids = batch.drafted.new_zeros(len(batch.drafted), batch.drafted.shape[1] + 1)
         counts = ids.new_zeros(len(ids), dtype=torch.int32)
-        for rule, chosen in groups:
+        for policy, chosen in groups:
             places = torch.tensor(chosen, device=ids.device)
-            ids[places], counts[places] = batch.part(places).verify(rule, verifier)
+            ids[places], counts[places] = batch.part(places).verify(policy, verifier)
         return ids, counts
 
     def add_request(self, slot: int, sampling_params: Any) -> None:
         """Take note of what a request asks for; one that is not admitted is lossless."""
         self.policies.pop(slot, None)
-        rule = self.admission.served(sampling_params, _warn).policy
-        if rule is not self.settings.policy:
-            self.policies[slot] = rule
+        policy = self.admission.served(sampling_params, _warn).policy
+        if policy is not self.settings.policy:
+            self.policies[slot] = policy
 
     def _groups(self, count: int) -> list[tuple[Policy, list[int]]]:
         """Return the policies of a batch, each with the places of its requests."""
@@ -194,8 +194,8 @@ class Hook:
             return [(server_policy, list(range(count)))]
         groups: dict[str, tuple[Policy, list[int]]] = {}
         for place, slot in enumerate(self.slots.tolist()):
-            rule = self.policies.get(slot, server_policy)
-            groups.setdefault(rule.spec, (rule, []))[1].append(place)
+            policy = self.policies.get(slot, server_policy)
+            groups.setdefault(policy.spec, (policy, []))[1].append(place)
         return list(groups.values())
 
 

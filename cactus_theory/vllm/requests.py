@@ -52,8 +52,8 @@ class Request:
 
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
-        rule = self.policy if self.cap is None else Ledger(self.policy, self.cap)
-        self.followed, self.judge = Followed(rule, ()), settings.verifier
+        policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
+        self.followed, self.judge = Followed(policy, ()), settings.verifier
         measured = bool(settings.readings)
         self.meter: Meter | None = None
         if measured:

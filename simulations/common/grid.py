@@ -259,15 +259,15 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
 
     Rows by themselves are compared with rows of paths: token by token there are no others.
     """
-    registered, rule = verifiers(), find_followed(spec)
+    registered, policy = verifiers(), find_followed(spec)
     able, refused = [], ""
     for name in dict.fromkeys(names):
         if name not in registered:
             raise ValueError(f"--verifier: must be among {', '.join(registered)}; got {name!r}")
-        if name == USUAL and len(names) > 1 and "per_row" in rule.spec:
+        if name == USUAL and len(names) > 1 and "per_row" in policy.spec:
             continue
         try:
-            check_followed(rule, find_verifier(name))
+            check_followed(policy, find_verifier(name))
             able.append(name)
         except ValueError as error:
             refused = str(error)

@@ -313,9 +313,9 @@ def fused_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
 def _verification(
     bench: Bench, make: Callable[[Shape], Inputs], shape: Shape, spec: str, verifier: str
 ) -> Row:
-    rule, inputs = ct.policy(spec), make(shape)
-    works = {"floor": inputs.copy, "torch": torch_step(rule, verifier, inputs)}
-    kernel = fused_step(rule, verifier, inputs)
+    policy, inputs = ct.policy(spec), make(shape)
+    works = {"floor": inputs.copy, "torch": torch_step(policy, verifier, inputs)}
+    kernel = fused_step(policy, verifier, inputs)
     works |= {} if kernel is None else {"kernel": kernel}
     timings = interleaved(works, bench.device, inputs.advance)
     names = dict(zip(("batch", "drafted", "vocabulary"), inputs.shape, strict=True))

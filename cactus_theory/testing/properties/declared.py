@@ -95,15 +95,15 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     h is the target of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
     the knob (declares ``strict``).
     """
-    rule, row, where = seen.policy, seen.q, ""
-    if isinstance(rule, FixedTarget):
-        row = rule.target(seen.q, seen.p)
-    elif not _may_spend_nothing(rule):
-        lossless = rule.declares.strict
+    policy, row, where = seen.policy, seen.q, ""
+    if isinstance(policy, FixedTarget):
+        row = policy.target(seen.q, seen.p)
+    elif not _may_spend_nothing(policy):
+        lossless = policy.declares.strict
         if lossless is None or seen.knobs:  # at other knobs it is the same rule
             return
-        rule, where = at_knob(rule, lossless), f" at {rule.knob}={lossless:g}"
-    exact = seen if rule is seen.policy else seen.on(seen.q, seen.p, policy=rule)
+        policy, where = at_knob(policy, lossless), f" at {policy.knob}={lossless:g}"
+    exact = seen if policy is seen.policy else seen.on(seen.q, seen.p, policy=policy)
     as_for_row = (exact.accepted - torch.minimum(row, seen.p)).abs() <= EXACT
     judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
     recovered, residual = exact.emitted - exact.accepted, (row - seen.p).clamp(min=0.0)
