@@ -92,17 +92,17 @@ docs: $(PAGES)  ## the site: pages, theorems, results, tutorial, API, with searc
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file simulations/mkdocs.yml
 	@echo "docs/index.html; for its search: python -m http.server -d docs"
 
-# the wheel is built from the sdist, so nothing that lies about gets into it; the environment (1 GB)
-# keeps what it has of others, and nothing but the wheel is put into it again
+# the wheel is built from the sdist, so no leftover file gets in; the environment (1 GB) is made once,
+# and only the wheel is installed again
 BARE := build/wheel-check
-$(BARE)/.others: constraints.txt
+$(BARE)/.torch: constraints.txt
 	@echo "Setting up $(BARE) (once; a minute)"
 	@$(PYTHON) -m venv --clear $(BARE)
 	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  -c constraints.txt torch numpy jaxtyping
 	@touch $@
 
-wheel: $(STAMP) $(BARE)/.others  ## build dist/*.whl and the sdist, and try them with torch, numpy and jaxtyping alone
+wheel: $(STAMP) $(BARE)/.torch  ## build dist/*.whl and the sdist, and try them with torch, numpy and jaxtyping alone
 	@$(PIP) build
 	@rm -rf dist && $(BIN)/python -m build --outdir dist . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
