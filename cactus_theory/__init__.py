@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cactus_theory.answer_bounds import confidence_bound, event_bounds
-    from cactus_theory.decoding import generate
+    from cactus_theory.decoding.generate import generate
     from cactus_theory.divergences import divergence, register_divergence
     from cactus_theory.emitted import audit, emitted_law
     from cactus_theory.optimum import (
