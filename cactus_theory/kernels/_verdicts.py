@@ -1,6 +1,5 @@
 # Triton's annotations do not describe what its functions return
-# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false,
-# reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Decide which drafted tokens are accepted: along a chain token by token, of a block as a whole.
 
 A chain is decided by the entries of its tokens alone; under a band, what they leave open is read.
