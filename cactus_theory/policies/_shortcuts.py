@@ -60,6 +60,5 @@ class ByRow(AcceptsLossless):
 
         h is that of the node's selection law; (P h − p)₊ = (s q − p)₊ at tokens that are not
         deterministic. From 1 on the first may be any such number. The scale, at most P, may be None
-        unless ``node.ends``, and so may the third, the same for all deterministic tokens with q >
-        0.
+        unless ``node.ends``, and so may the third, the same for all deterministic tokens of q > 0.
         """

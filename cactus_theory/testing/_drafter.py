@@ -65,9 +65,8 @@ def assert_drafter_properties(
     * With ``model``, the rows are its own, softmax(logits / temperature), or deterministic.
     * In a round of decoding with ``verifier``, no uniform number is used twice: the token that
       follows a refused one does not depend on how that one was drawn.
-    * In a tree (``verifier="tree"``) what is deterministic beside a drawn token is fixed before it
-      is
-      drawn, and the target's row at every node is that of its own text, under processors too.
+    * In a tree (``verifier="tree"``) deterministic tokens beside a drawn one are fixed before it is
+      drawn. The target's row at every node is that of its own text, under processors too.
 
     A drafter that samples from other rows than it reports breaks every acceptance rule, by so
     little that tests of frequencies may let it pass. Returns how many tokens were checked.

@@ -91,11 +91,9 @@ class Cycle:
                 raise ValueError(
                     "draft: a tree to be logged must declare which tokens were sampled"
                 )
-            flags = (
-                draft.sampled,
-                ~draft.sampled if draft.deterministic is None else draft.deterministic,
-            )
-            tree = tuple(part[0, :count].cpu() for part in (draft.parents, *flags))
+            fixed = ~draft.sampled if draft.deterministic is None else draft.deterministic
+            flags = draft.parents, draft.sampled, fixed
+            tree = tuple(part[0, :count].cpu() for part in flags)
             nodes = (tree[0] + 1)[tree[1]].sort().values
         p = None if probs is None or not len(nodes) else probs[0].cpu()[nodes].double()
         return cls(text, position, ids, q, p, *tree)

@@ -175,14 +175,8 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     g = seen.recovered_at(row, n)
     middle = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)
     draw = middle[:, draws][:, None, :].expand(shape)
-    verdict = verify_chain(
-        seen.policy,
-        target,
-        draft,
-        ids,
-        coins=(coin.reshape(-1, 1), draw.reshape(-1)),
-        validate=False,
-    )
+    coins = coin.reshape(-1, 1), draw.reshape(-1)
+    verdict = verify_chain(seen.policy, target, draft, ids, coins=coins, validate=False)
     accepted = coin < phi
     token = draws.expand(shape)
     # 1 minus a rounding error may be 1 in a verifier
