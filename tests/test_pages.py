@@ -141,6 +141,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for folder in ("simulations", "paper_figures", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")  # tables fit the terminal that a run happens to have
     for registry in REGISTRIES:
         patch.dict(registry).start()
     yield tmp_path
