@@ -7,7 +7,7 @@ from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
-from cactus_theory.decoding.cuts import WHOLE, Cuts
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.traces.log import check_weights

@@ -13,7 +13,7 @@ from typing import Any
 from cactus_theory.base.prompts import column_of
 from cactus_theory.commands.flags import add_cuts, given_cuts
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
-from cactus_theory.decoding.cuts import Cuts
+from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
 
 from .common.inputs import add_pair_arguments, load_prompts

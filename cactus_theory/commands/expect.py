@@ -31,7 +31,7 @@ from cactus_theory.commands.flags import (
     one_policy,
 )
 from cactus_theory.decoding import ModelDrafter, load_pair
-from cactus_theory.decoding.cuts import WHOLE, Cuts
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed, expect
 from cactus_theory.traces.diagnosis import Diagnosis, Observation, observed_rates, read_metrics
 from cactus_theory.traces.faults import FAULTS, Fault, row_signatures, visible_faults

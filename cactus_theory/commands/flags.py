@@ -16,8 +16,8 @@ from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
 from cactus_theory.decoding._prepare import dtype_of
-from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
+from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences import list_divergences
 from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES

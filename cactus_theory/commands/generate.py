@@ -21,7 +21,7 @@ from cactus_theory.commands.flags import (
     given_cuts,
     one_policy,
 )
-from cactus_theory.decoding.cuts import WHOLE
+from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
 

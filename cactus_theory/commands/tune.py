@@ -28,9 +28,9 @@ from cactus_theory.commands.flags import (
 )
 from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._prepare import dtype_of
-from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Trace
 from cactus_theory.traces.log import check_weights, log_shown

@@ -1,6 +1,5 @@
 """Decode texts with a target and a draft model from Hugging Face."""
 
-from cactus_theory.decoding.cuts import Cuts
 from cactus_theory.decoding.drafters import (
     Drafter,
     EarlyExit,
@@ -20,6 +19,7 @@ from cactus_theory.decoding.options import DecodeOptions as DecodeOptions
 from cactus_theory.decoding.result import GenerationResult as GenerationResult
 from cactus_theory.decoding.rounds import DecodingError
 from cactus_theory.decoding.schedule import Between, ByPosition, Schedule
+from cactus_theory.decoding.truncation import Cuts
 
 __all__ = [
     "Between",

@@ -15,11 +15,11 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding._prepare import opened_texts
 from cactus_theory.decoding._sampling import checked_temperature
-from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import Callbacks, DecodeOptions
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy
 from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces._shard import DTYPES, Cycle

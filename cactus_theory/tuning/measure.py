@@ -12,9 +12,9 @@ import numpy as np
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
-from cactus_theory.decoding.cuts import WHOLE, Cuts
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import DECODING_PARTS, Round
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 

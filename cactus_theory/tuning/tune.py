@@ -9,7 +9,7 @@ chosen by is not.
 from collections.abc import Callable, Sequence
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding.cuts import WHOLE
+from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces.estimate import Replay

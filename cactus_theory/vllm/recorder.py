@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding.cuts import Cuts
+from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces._shard import Shard
 from cactus_theory.verify.draft import Verified

@@ -52,7 +52,7 @@ def test_the_rows_are_those_of_both_models_along_the_text(tiny, tmp_path: Path) 
         assert cycles[-1].position < 6
 
 
-def test_an_end_of_text_ends_the_cycles(tiny, tmp_path: Path) -> None:
+def test_an_end_of_text_the_cycles(tiny, tmp_path: Path) -> None:
     whole = log_trace(*tiny, PROMPTS, tmp_path / "a", **OPTIONS)
     every = list(range(24))
     ended = log_trace(*tiny, PROMPTS, tmp_path / "b", eos_token_ids=every, **OPTIONS)

@@ -105,7 +105,7 @@ def test_no_family_differs_in_silence(name):
     check_decides(name)
 
 
-def test_a_rotary_table_that_changes_with_the_text_ends_it():
+def test_a_rotary_table_that_changes_with_the_text_it():
     config, model_class = FAMILIES["Phi3ForCausalLM"]
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 6.0}
     rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}

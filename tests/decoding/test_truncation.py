@@ -10,7 +10,7 @@ import cactus_theory as ct
 import cactus_theory.decoding
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
-from cactus_theory.decoding.cuts import WHOLE, Cuts
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.testing import assert_drafter_properties
 from cactus_theory.traces import Trace, expect, log_trace, save_trace
 from tests.traces.test_log import OPTIONS, PROMPTS, forward
