@@ -114,7 +114,7 @@ class EventBounds:
 
     @property
     def sentence(self) -> str:
-        """Return what an answer may spend, and the interval."""
+        """Say how much an answer may spend, and the interval."""
         return f"at most {self.nats:.4g} nats an answer: {self.range}"
 
     @property

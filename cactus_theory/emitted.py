@@ -86,7 +86,7 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
 
 
 class RaisedOffHead(Divergence):
-    """That mass of a thousand rows in the place of a divergence, for what adds one up.
+    """The raised mass of a thousand rows as a divergence, for code that adds one up.
 
     It is 0 where h = q, as a divergence is, but elsewhere, too.
     """
@@ -100,7 +100,7 @@ class RaisedOffHead(Divergence):
 
 @dataclass(frozen=True)
 class Audit:
-    """What a policy does on rows (...), what it declares, and the optimum for comparison."""
+    """Measurements of a policy on rows (...), its declaration, and the optimum beside them."""
 
     policy: str
     declares: Declaration

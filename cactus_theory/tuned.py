@@ -20,7 +20,7 @@ WEIGHTS = ("target_weights", "draft_weights")
 
 @dataclass(frozen=True)
 class TunedSetting:
-    """What to decode with: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
+    """A tuned setting: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
 
     ``check_pair(target, draft)`` tells before whether it was tuned for these models.
     """
@@ -77,7 +77,7 @@ class TunedSetting:
 
 
 def below_floor(level: float, floor: float) -> str | None:
-    """Return what to say of a budget, KL a token in nats, if it is below the noise floor."""
+    """Return a warning for a budget, KL a token in nats, below the noise floor, else None."""
     if level >= floor:
         return None
     return (

@@ -1,4 +1,4 @@
-"""One look for all figures, and the two file formats they are saved in."""
+"""Style of all figures, and the two file formats they are saved in."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ class Look:
     hollow: bool = False
 
     def options(self, size: float = 3.6) -> dict[str, Any]:
-        """Return what ``Axes.plot`` takes."""
+        """Return the keyword arguments of ``Axes.plot``."""
         face = "white" if self.hollow else self.colour
         point = {"marker": self.marker, "ms": size, "mfc": face}
         return {"color": self.colour, "ls": self.line} | point

@@ -1,4 +1,4 @@
-"""What each policy accepts for the KL it emits, and what it pays above the best."""
+"""Acceptance of each policy against the KL it emits, and the KL it pays above the best."""
 
 from pathlib import Path
 from typing import Any

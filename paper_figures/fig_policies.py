@@ -1,4 +1,4 @@
-"""What each policy gains and costs in a real decode: tokens a target call against emitted KL."""
+"""Tokens a target call against emitted KL of each policy in a real decode."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the lossy rules of engines cost, and what the same could cost: nats, tokens, changes."""
+"""Cost of the lossy rules of engines beside the band's: nats, tokens, changes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a decode does to whole texts, enumerated: tokens per call against the KL of the text."""
+"""Tokens a call against the KL of whole texts, enumerated."""
 
 from pathlib import Path
 

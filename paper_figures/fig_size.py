@@ -32,7 +32,7 @@ def draw(data: Path) -> Figure:
 
 
 def _chosen(rows: list[Row]) -> list[Row]:
-    """Return what was predicted to be fastest of each family and level, named as at 134 M."""
+    """Return the setting predicted fastest of each family and level, named as at 134 M."""
     plain = next(row["measured_speed"] for row in rows if row["family"] == "plain")
     best: dict[tuple[str, float], Row] = {}
     for row in sorted(rows, key=lambda row: row["predicted_speed"]):

@@ -20,7 +20,7 @@ from .common.results import read_csv, write_bytes
 
 @dataclass(frozen=True)
 class Entry:
-    """What the head of a table does not say of its command; braces are those of ``commands``."""
+    """Flags of a table's command that its head does not hold; braces as in ``commands``."""
 
     tables: str  # all that it makes, by name; ``name=other`` if the command calls it so
     quick: str = ""  # flags of a small run

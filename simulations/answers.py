@@ -92,7 +92,7 @@ def own_length(rows: Float[Tensor, "states vocab"]) -> float:
 def _visited(
     going: Float[Tensor, "states states"], each: Float[Tensor, "states columns"]
 ) -> Float[Tensor, "columns"]:
-    """Return what ``each`` visit of a state adds up to until texts end."""
+    """Return the sum of ``each`` over visits of states until texts end."""
     return torch.linalg.solve(torch.eye(len(going), dtype=going.dtype) - going, each)[END]
 
 

@@ -50,7 +50,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Value:
-    """What is expected of a target call.
+    """Expected tokens and divergence of a target call.
 
     Metered is D(emitted‖q) of every row that is reached before a bonus token, which is free.
     """
@@ -71,7 +71,7 @@ def value_of(
     tree: PathTree,
     divergence: str | Divergence = "kl",
 ) -> Value:
-    """Return what a policy and a verifier come to on a tree, exactly.
+    """Return the exact value of a policy and a verifier on a tree.
 
     It is one round of the decode loop, begun where nothing is drafted yet. A policy that the
     verifier cannot follow is a ValueError.
@@ -103,7 +103,7 @@ def as_pair(tree: PathTree) -> TinyPair:
 
 
 def row_of(tree: PathTree, verifier: str, policy: Policy, divergence: str) -> dict[str, Any]:
-    """Return what a policy comes to beside the optimum at its divergence per token.
+    """Return a policy's value beside the optimum at its divergence per token.
 
     The optimum emits nothing that the target excludes; beside a policy that does, it is None.
     """

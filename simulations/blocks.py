@@ -46,7 +46,7 @@ class Family:
 
 
 def deterministic_families() -> list[Family]:
-    """Return what is compared on deterministic drafts, which a band knows to their end."""
+    """Return the families compared on deterministic drafts, which a band knows to their end."""
     return [
         *(Family(f"speculative, {judge}", judge, ("speculative",)) for judge in ("chain", "block")),
         _family("band:price", "chain", PRICES),
@@ -56,7 +56,7 @@ def deterministic_families() -> list[Family]:
 
 
 def families() -> list[Family]:
-    """Return what is compared on sampled drafts."""
+    """Return the families compared on sampled drafts."""
     compared = []
     for verifier in ("chain", "block"):
         compared += [

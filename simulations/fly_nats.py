@@ -1,4 +1,4 @@
-r"""What FLy emits at a row, given how likely the draft goes on well after each token.
+r"""FLy's emitted law at a row, given how likely the draft goes on well after each token.
 
 Let v_c(x) be the chance that, after token x at this row, the next c drafted tokens are accepted
 natively: an average over rows of tokens that were not drafted. With N_c the probability, relative
@@ -125,7 +125,7 @@ def looked_ahead(
     cycles: int,
     seed: int,
 ) -> tuple[dict[tuple[str, int], dict[str, Estimate]], int]:
-    """Return what each verifier at each K spends per token by ``SPENT``, and on how many cycles.
+    """Return the divergence a token of each verifier at each K by ``SPENT``, and the cycles.
 
     Those are about ``cycles`` of a trace of sampled drafts.
     """

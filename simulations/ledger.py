@@ -35,7 +35,7 @@ RATE = 0.9
 
 @dataclass(frozen=True)
 class Line:
-    """One line: a band at a price (``setting``), or a ledger with a cap."""
+    """A line of the table: a band at a price (``setting``), or a ledger with a cap."""
 
     verifier: str
     kind: str
@@ -222,7 +222,7 @@ def policy_of(line: Line, loosest: str) -> Any:
 
 
 def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> Record:
-    """Return what each answer of one pass cost, token by token, and its target calls."""
+    """Return the cost of each answer of one pass, token by token, and its target calls."""
     result = harness.decode(config, 0, repeat=repeat, meter=True, policy=policy).result
     assert result is not None and result.token_charges is not None
     rows = zip(result.token_charges.tolist(), result.row_lengths, strict=True)

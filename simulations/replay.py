@@ -133,7 +133,7 @@ def _with_errors(name: str, head: str) -> dict[str, str]:
 
 
 def replay_figures(replay: Replay, divergence: str) -> Row:
-    """Return what a replay gives by itself; ``_se`` are standard errors over texts."""
+    """Return the figures of a single replay; ``_se`` are standard errors over texts."""
     spec = find_divergence(divergence).spec
     row = valued("tokens_per_call", replay.tokens_per_call)
     row |= valued("accepted_per_call", replay.accepted_per_call)

@@ -169,7 +169,7 @@ def _replays(trace: Trace, widths: Sequence[int]) -> Replays:
 
 
 def _priced(rule: Rule, width: int, replays: Replays, nats: Numbers | None) -> Numbers:
-    """Return what a rule pays and what the bands could pay, at temperature 1."""
+    """Return the nats that a rule pays and that the bands could pay, at temperature 1."""
     replay = replays[rule.policy, rule.verifier][width]
     if nats is None:
         nats = {name: replay.divergence_per_token(kind) for name, kind in METERED.items()}

@@ -94,7 +94,7 @@ def _costs(
 
 
 def _record(tuned: Tuned) -> dict[str, Any]:
-    """Return what the journal keeps: all lines, and which one is chosen, −1 for plain decoding."""
+    """Return the journal's record: all lines, and the chosen one, −1 for plain decoding."""
     ratios = tuned.costs.as_ratios()
     by_ratios = tuned.at_costs(Costs.ratios(**ratios, batch=tuned.costs.batch))
     places = {_name(choice): place for place, choice in enumerate(tuned.choices)}

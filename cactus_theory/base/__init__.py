@@ -1,1 +1,1 @@
-"""What every other folder stands on: arguments, files, rows, specs, tables, terminal, memory."""
+"""Helpers of every other folder: arguments, files, rows, specs, tables, terminal, memory."""

@@ -123,7 +123,7 @@ def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _negative_hint(rows: Tensor) -> str:
-    """Return what rows with negative entries may be: logits, or some tokens' log-probabilities."""
+    """Name the likely mistake in rows with negative entries: logits, or log-probabilities."""
     masses = rows.double().exp().sum(-1)
     short = bool((rows <= 0).all()) and bool((masses < 1 - NEAR_ONE).any())
     return LOGITS + LIKELIEST * short

@@ -49,7 +49,7 @@ def beside(path: str | Path, name: Any) -> Path:
 
 
 def parsed_json(rule: str, text: str | bytes) -> Any:
-    """Return what a JSON text holds.
+    """Return the value of a JSON text.
 
     ValueError, whose message begins with ``rule``, for no JSON, or one too deep or with integers
     too long to be read.
@@ -91,7 +91,7 @@ def first_line(error: Exception) -> str:
 
 
 class Resource:
-    """What ``with`` closes at its end."""
+    """A resource that ``with`` closes at its end."""
 
     def close(self) -> None:
         """Let go of what is held."""

@@ -27,7 +27,7 @@ def prompts_of(path: str | Path) -> list[str]:
 
 
 def column_of(path: str | Path, name: str) -> list[str]:
-    """Return what every prompt of a file of JSON objects has under ``name``: a text or a number.
+    """Return the values under ``name`` of the prompts in a file of JSON objects: texts or numbers.
 
     OSError, ValueError for a file that cannot be read or is plain text, and for a line without it.
     """

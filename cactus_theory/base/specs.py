@@ -45,7 +45,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def spec_of(name: str, value: Any) -> str:
-    """Return what :func:`parse_spec` reads: a name, and a dataclass's values but defaults."""
+    """Write a spec for :func:`parse_spec`: a name, and a dataclass's values but defaults."""
     knob_fields = fields(value) if is_dataclass(value) else ()
     pairs = [(each.name, getattr(value, each.name), each.default) for each in knob_fields]
     knobs = ",".join(f"{knob}={value}" for knob, value, default in pairs if value != default)
@@ -104,7 +104,7 @@ def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
 
 
 class Registry(Generic[Kind]):
-    """What is known under a name, and what ``FILE.py:NAME`` stands for.
+    """A registry of objects by name, which also reads ``FILE.py:NAME``.
 
     ``kind`` is the class of what is registered, or of its objects. In messages ``word`` says what
     it is, ``must_be`` what ``NAME`` of a file must be, and ``argument`` which argument names it.
@@ -129,11 +129,11 @@ class Registry(Generic[Kind]):
         return tuple(self.known)
 
     def find(self, name: str) -> Kind:
-        """Return what is registered under a name; ValueError for another name."""
+        """Return the object registered under a name; ValueError for another name."""
         return self.known[check.one_of(self.word, name, self.names())]
 
     def read(self, source: str, *others: type) -> tuple[Any, str]:
-        """Return what ``FILE.py:NAME`` stands for, and ``FILE.py:NAME`` without knobs.
+        """Return the object that ``FILE.py:NAME`` names, and ``FILE.py:NAME`` without knobs.
 
         It may be of ``others``, too. Its spec becomes ``FILE.py:NAME`` and its knobs, unless it
         is registered under a name. ValueError, OSError, TypeError for another form, where there is
@@ -230,7 +230,7 @@ def _module(path: Path, changed: int) -> ModuleType:
 
 
 def _blame(path: Path, error: BaseException) -> str:
-    """Return what a file raised, on which line, and that line."""
+    """Return the error that a file raised, its line number and the text of that line."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}"
     lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]

@@ -23,7 +23,7 @@ Given = ParamSpec("Given")
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says as one line, without the middle of what would fill the screen."""
+    """Return an error's message as one line, its middle left out if it would fill the screen."""
     line = " ".join(str(error).split()) or type(error).__name__
     half = LONGEST // 2
     return line if len(line) <= LONGEST else f"{line[:half]} … {line[-half:]}"

@@ -1,4 +1,4 @@
-"""One thread for what is done row by row.
+"""Run torch's row-by-row work on one thread.
 
 PyTorch shares every operation on more than 32,768 entries among a pool of threads, and waits for
 the last of them. On a core that another process uses, that wait takes a hundred times the

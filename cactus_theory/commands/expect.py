@@ -213,7 +213,7 @@ class DecodingLimit:
 
 
 def _observed(args: Namespace, width: int) -> Observation | None:
-    """Return what an engine counted, None if nothing is compared; asks how it drafted."""
+    """Return an engine's counts, None if nothing is compared; ask how it drafted."""
     if args.metrics is not None:
         *before, now = args.metrics
         seen = read_metrics(now, before[0] if before else None, args.rounds, width)
@@ -257,7 +257,7 @@ def _kinds(faults: Sequence[Fault]) -> list[str]:
 
 
 def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[..., Any]:
-    """Return what decodes with the models as asked, or with a fault, and returns the trace."""
+    """Return a function that decodes as asked, or with a fault, and returns the trace."""
     texts = prompts_of(args.prompts)
     groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
@@ -294,7 +294,7 @@ def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[...
 def _decoded(
     args: Namespace, trace: Trace, log: Callable[..., Any], limit: DecodingLimit
 ) -> tuple[dict[str, Any], list[Fault]]:
-    """Return what each fault counts in a decode with it, and those that no time was left for."""
+    """Return the counts of a decode with each fault, and the faults that no time was left for."""
     verifier, expectations, late = find_verifier(args.verifier), {}, []
     for fault in visible_faults(trace, verifier):
         if not fault.decodes:
@@ -310,7 +310,7 @@ def _decoded(
 
 
 def _payload(trace: Trace, expectation: Any) -> Line:
-    """Return what was decoded, the numbers that have no position, and a line for each position."""
+    """Return the decode, the numbers without a position, and a line for each position."""
     product, width = expectation.product_of_means, len(expectation.accepted)
     names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
     means = [expectation.tokens_per_call, *expectation.accepted, *expectation.if_reached]

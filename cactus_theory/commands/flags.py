@@ -70,7 +70,7 @@ def add_cuts(parser: argparse.ArgumentParser) -> None:
 
 
 def given_cuts(args: argparse.Namespace) -> Cuts | None:
-    """Return what the flags cut rows to; None if none is given."""
+    """Return the truncation that the flags name; None if none is given."""
     values = {field.name: getattr(args, field.name) for field in fields(Cuts)}
     given = {name: value for name, value in values.items() if value is not None}
     return Cuts(**given) if given else None

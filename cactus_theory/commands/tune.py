@@ -160,7 +160,7 @@ def _flag(name: str) -> str:
 
 
 def _tuned(args: Namespace) -> list[Any]:
-    """Return what tuning found, for each batch size."""
+    """Return the tuned settings of each batch size."""
     if args.cost_ratio is not None:
         costs = Costs.ratios(args.cost_ratio, batch=args.batch[0])
         return [_chosen(args, _source(args), costs)]
@@ -259,7 +259,7 @@ def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
 
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:
-    """Return what rounding costs, for the file; say so where the budget is below it."""
+    """Return the noise floor for the file; print a warning where the budget is below it."""
     if args.temperature == 0 or args.cuts != WHOLE:  # a changed token has no finite KL
         return {}
     with Progress("reading passes", FLOOR_TEXTS) as progress:

@@ -73,7 +73,7 @@ class TokenLog:
             self.emitted[slots] = emitted.gather(-1, ids[:, None])[:, 0].log().cpu()
 
     def costs(self, width: int) -> Float[Tensor, "batch width"]:
-        """Return what the first ``width`` tokens of each text were charged."""
+        """Return the charges of the first ``width`` tokens of each text."""
         return self.charges.reshape(self.batch, self.room)[:, :width].clone()
 
     def log_probs(self, width: int) -> LogProbs | None:

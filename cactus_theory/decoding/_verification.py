@@ -74,7 +74,7 @@ def assigned(
 
 
 class RowPolicies:
-    """What each text follows, one thing for all or one a row; ``distinct`` are all of them."""
+    """The policy or schedule of each text: one for all, or one a row; ``distinct`` lists them."""
 
     def __init__(self, policies: Sequence[Policy | Schedule], texts: Texts) -> None:
         if len(policies) not in (1, texts.batch):

@@ -238,7 +238,7 @@ def output_class() -> Any:
 
     @dataclass
     class SpeculativeOutput(library.GenerateDecoderOnlyOutput):
-        """What ``generate`` returns, with the statistics of the decode."""
+        """Output of ``generate`` with the statistics of the decode."""
 
         result: GenerationResult | None = None
 

@@ -210,7 +210,7 @@ class Ledger(Schedule):
 
 
 class _Charges:
-    """What is emitted at the nodes of one text's draft under policies, and what it is charged."""
+    """Emitted laws at the nodes of one text's draft under policies, and their charges."""
 
     def __init__(
         self, policies: Sequence[Policy], target_probs: Tensor, draft: Draft, judge: Verifier
@@ -223,7 +223,7 @@ class _Charges:
         self.by_policy: dict[int, tuple[Tensor, Path | None]] = {}
 
     def of(self, number: int, node: int, alive: float) -> tuple[float, Float[Tensor, "1 vocab"]]:
-        """Return what a node that is reached with P = ``alive`` is charged, and its law."""
+        """Return the charge of a node that is reached with P = ``alive``, and its law."""
         policy = self.policies[number]
         if number not in self.by_policy:
             raised, p = self.judge.looked_ahead(policy, self.target_probs, self.draft), self.p

@@ -29,7 +29,7 @@ STEPS = ("torch", "kernels")
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """What a decode tells after every round, while it runs; None: nobody listens.
+    """Callbacks of a decode after every round, while it runs; None: nobody listens.
 
     What is told are copies. The time they take is kept out of the decode's.
 

@@ -74,7 +74,7 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What one request took and cost, or all together; the module defines every reading.
+    """Counts and costs of one request, or of all together; the module defines every reading.
 
     Rates are NaN where there was nothing to count. What was emitted is None where the meter was
     off.
@@ -171,13 +171,13 @@ class Reading:
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return what was emitted a new token."""
+        """Return the emitted divergence a new token."""
         spent = self.emitted_divergence
         return None if spent is None else _share(spent, self.num_tokens)
 
     @property
     def emitted_divergence_per_row(self) -> float | None:
-        """Return what was emitted a verified row, 0 without any; None where these are unknown."""
+        """Return the emitted divergence a verified row, 0 without rows; None if unknown."""
         if self.emitted_divergence is None or self.rows is None:
             return None
         return self.emitted_divergence / self.rows if self.rows else 0.0

@@ -1,4 +1,4 @@
-"""What a decode hands back: the tokens, what they took, and what they cost in fidelity."""
+"""Results of a decode: the tokens, their counts and seconds, and their cost in fidelity."""
 
 import math
 import time
@@ -54,7 +54,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did, over all rows: sums of counts, and where its time went.
+    """Counts of one round, summed over all rows, and its seconds by part.
 
     ``rows`` is how many texts took part, ``steps`` how many passes of the draft one after another.
     """
@@ -90,7 +90,7 @@ class VerifiedRows:
 
     @cached_property
     def charges(self) -> Float[Tensor, "rows"]:
-        """Return what each row is charged: KL of its emitted law from the target's, in nats.
+        """Return the charge of each row: KL of its emitted law from the target's, in nats.
 
         What the meter adds up. Computed when it is first asked for.
 
@@ -182,7 +182,7 @@ class GenerationResult:
         return all(self.row_ended)
 
     def readings(self) -> list[Reading]:
-        """Return what each row took and emitted, by itself; see ``decoding.readings``."""
+        """Return the readings of each row by itself; see ``decoding.readings``."""
         rows = zip(self.row_rounds, self.row_lengths, strict=True)
         if self.token_charges is None:
             return [Reading(rounds, length) for rounds, length in rows]
@@ -246,6 +246,6 @@ class Stopwatch:
         self.parts["preparation"] = self.parts.get("preparation", 0.0) + seconds
 
     def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
-        """Return what has been charged so far, or since ``parts`` were these."""
+        """Return the seconds charged so far, or since ``parts`` were these."""
         before = since or {}
         return Seconds(**{part: own - before.get(part, 0.0) for part, own in self.parts.items()})

@@ -91,7 +91,7 @@ class Schedule(ABC):
     def choose_by_nodes(
         self, state: Any, target_probs: Float[Tensor, "1 K1 vocab"], draft: Draft, judge: Verifier
     ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
-        """Return what is chosen along every path of one text's draft, by node.
+        """Return the policies chosen along every path of one text's draft, by node.
 
         With it P of the path to each node for ``judge``, where it was chosen by; None if by none.
         A class of another package is asked with copies.
@@ -108,7 +108,7 @@ class Schedule(ABC):
         return choice, None
 
     def _along(self, state: Any, path: Any, q: Tensor, draft: Draft) -> Int[Tensor, "count"]:
-        """Return what is chosen for the tokens of one drafted path."""
+        """Return the policies chosen for the tokens of one drafted path."""
         shown = (draft.token_ids[0, path],)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
@@ -129,7 +129,7 @@ class Schedule(ABC):
 
 
 class OnePolicy(Schedule):
-    """One policy for every token."""
+    """A schedule with one policy for every token."""
 
     def __init__(self, policy: Spec) -> None:
         self.policies = (find_policy(policy),)
@@ -189,7 +189,7 @@ class ByPosition(Schedule):
 
 
 def find_followed(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
-    """Return what a policy's spec names, or the schedule that ``FILE.py:NAME`` stands for.
+    """Return the policy that a spec names, or the schedule that ``FILE.py:NAME`` names.
 
     Parameters of a schedule's class are its knobs; raises as :func:`cactus_theory.policy`.
     """
@@ -228,7 +228,7 @@ class Section(NamedTuple):
 
 
 class Between(Schedule):
-    """One policy between an opening and a closing marker, another one elsewhere.
+    """A schedule with one policy between an opening and a closing marker, another elsewhere.
 
     For example a thinking section decoded faster than the answer after it:
     ``Between("cactus:delta=1", opening=5, closing=6)`` is lossless outside. A marker is a token

@@ -20,7 +20,7 @@ class TextPieces:
         self.shown = ""
 
     def add(self, new: Sequence[int]) -> str:
-        """Return what can be shown now that the ids ``new`` are known, perhaps nothing."""
+        """Return the text that can be shown once the ids ``new`` are known, perhaps none."""
         self.ids.extend(new)
         text = self._text()
         settled = text.rstrip(" ")
@@ -29,7 +29,7 @@ class TextPieces:
         return self._show(settled)
 
     def rest(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         return self._show(self._text())
 
     def _show(self, text: str) -> str:

@@ -16,7 +16,7 @@ from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Draftin
 
 @dataclass(frozen=True)
 class Cuts:
-    """What rows are cut to: the ``top_k`` likeliest (0: all), of these the nucleus of ``top_p``.
+    """Truncation of rows: the ``top_k`` likeliest (0: all), of these the nucleus of ``top_p``.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Cuts:
 
     @classmethod
     def of(cls, logged: Mapping[str, Any]) -> "Cuts | None":
-        """Return what a manifest or a file says; None if it does not. ValueError for no cuts."""
+        """Return the cuts that a manifest or file states, None without; ValueError for no cuts."""
         values: list[Any] = [logged.get(field.name) for field in fields(cls)]
         return cls(*values) if "top_k" in logged else None
 

@@ -1,4 +1,4 @@
-r"""What a divergence is, the geometry that the optimum needs from it, and the one list of them.
+r"""Divergences: their definition, the geometry that the optimum needs, and their registry.
 
 Every f-divergence is :math:`D_f(h\|q) = \sum_{q>0} q f(h/q) + f'(\infty)\,h(q=0)` with convex
 f, f(1) = 0. Others are increasing functions of one (Rényi), so that their budgets translate, or

@@ -1,4 +1,4 @@
-"""One verification step on a device from raw logits, in Triton; needs the extra ``kernels``.
+"""Verification on a device from raw logits, in Triton; needs the extra ``kernels``.
 
 ``verify_logits`` is the step, ``draft_from_logits`` draws what it verifies, and ``has_kernel``
 tells which policies it decides by in a kernel. Nothing here imports Triton until one is used.

@@ -1,4 +1,4 @@
-r"""What the kernels of a step are given: groups of tensors and numbers, each with its shape.
+r"""Inputs of the kernels of a step: groups of tensors and numbers, each with its shape.
 
 A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
 no more. B requests draft up to K tokens of a vocabulary V each, in C parts; flat, N in all. Read
@@ -19,7 +19,7 @@ from cactus_theory.kernels.tiles import TOKENS_A_THREAD, part_for
 
 
 class Requests(NamedTuple):
-    """What each request drafted, and what its draws depend on: law, seed and position."""
+    """Drafted tokens of each request, and law, seed and position of its draws."""
 
     ids: Int64[Tensor, "*drafted"] | None  # (B, K), −1 after the last token; flat (N,)
     ids_step: int  # elements from one request to the next, 0 if flat
@@ -48,7 +48,7 @@ class SplitKnob(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """What makes probabilities of a request's target rows, then of its draft's, if it has rows."""
+    """Softmax constants of a request's target rows, then of its draft's, if it has rows."""
 
     part_max: Float32[Tensor, "B 2 K C"]  # a part's largest logit
     part_sum: Float32[Tensor, "B 2 K C"]  # its Σ exp((l − largest)/T)
@@ -69,7 +69,7 @@ class BandBuffers(NamedTuple):
 
 
 class DecisionBuffers(NamedTuple):
-    """What is accepted, and the residual (s q − p)₊ of the row after it."""
+    """Accepted tokens, and the residual (s q − p)₊ of the row after them."""
 
     verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, ACCEPTED or OPEN
     accepted: Int32[Tensor, "B"]  # how many tokens are accepted
@@ -99,7 +99,7 @@ class Winners(NamedTuple):
 
 
 class Emitted(NamedTuple):
-    """What the step returns."""
+    """The outputs of the step."""
 
     output: Int64[Tensor, "B K1"]
     step: int  # elements from one request to the next
@@ -108,7 +108,7 @@ class Emitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel is compiled for: sizes, and which inputs there are."""
+    """The form a kernel is compiled for: sizes, and which inputs there are."""
 
     width: int  # K
     parts: int  # C
@@ -150,7 +150,7 @@ class Form:
 
 
 class Workspace:
-    """What the kernels of one step write: two numbers a row and part, and a few a request.
+    """Memory that the kernels of a step write: two numbers a row and part, a few a request.
 
     A workspace may be used again for the same sizes, by one step at a time. With one, and
     ``out``, a step allocates nothing.

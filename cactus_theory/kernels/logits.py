@@ -33,7 +33,7 @@ LEAST_TRITON = (3, 4)
 
 
 class LogitsVerdict(NamedTuple):
-    """What a step emits."""
+    """The verdict of a step."""
 
     output_token_ids: Int[Tensor, "batch width"]
     num_accepted: Int[Tensor, "batch"]
@@ -210,7 +210,7 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def _launches() -> ModuleType:
-    """Return what launches kernels; ImportError without a Triton that can."""
+    """Return the launcher of kernels; ImportError without a Triton that can."""
     version = check.optional_module("triton", "kernels").__version__
     if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON:
         raise ImportError(f"triton: must be 3.4 or later; got {version}")

@@ -56,7 +56,7 @@ NEAREST = 1e-3
 
 
 class Precision(NamedTuple):
-    """What edges are worth in a dtype."""
+    """Precision of the edges in a dtype."""
 
     dtype: torch.dtype
     # a lower q, below the least normal number, counts as this, so that p/q stays finite
@@ -96,7 +96,7 @@ def ratio_in(drafted: float, q_n: float) -> float:
 
 
 class PricedBand:
-    """What the bands of all rows have in common at a price; a ≤ 1 ≤ u.
+    """Constants of the bands of all rows at a price; a ≤ 1 ≤ u.
 
     ``step`` is f′(u) − f′(a) = 1/ν, ``high`` a bound on u, ∞ where f′(∞) is no further; ``drop`` is
     A/U where edges are multiples of each other, else None.
@@ -124,7 +124,7 @@ class PricedBand:
 
 
 class _SolvedRow:
-    """One row whose band is solved where it refuses: then ``upper`` and ``scale`` are U and A.
+    """A row whose band is solved where it refuses: then ``upper`` and ``scale`` are U and A.
 
     ``unit`` is P in the row's units, Σp/Σq of a row by itself, and ``target`` is q.
     """
@@ -151,7 +151,7 @@ class _SolvedRow:
         return self.upper > threshold
 
     def excess(self, level: float) -> float:
-        """Return what rises with U and is 0 at the band, where the search is at ``level``."""
+        """Return a function of U at ``level`` that rises with U and is 0 at the band."""
         raise NotImplementedError
 
     def _bracket(self, threshold: float) -> tuple[float, float, float]:
@@ -284,7 +284,7 @@ class PricedRow(_SolvedRow):
 
 
 class BudgetRow(_SolvedRow):
-    """One row's band within a budget; in torch, as the cost of long rows is in their logarithms.
+    """The band of a row within a budget; in torch, as long rows cost most in their logarithms.
 
     Σ(aq − p)₊ = Σ(p − bq)₊ gives the a that belongs to b, and D rises with b. The search is for
     √D = √δ: D is flat at b = 1, so that secants in D would end too early at small δ. The sums are

@@ -1,4 +1,4 @@
-r"""What several drafts at one node offer, as one draft row: the selection law.
+r"""The selection law: several drafts at one node as one draft row.
 
 S is the set of tokens drafted at a node and f(A) = Pr(S meets A). Whoever chooses one token of S
 does so with a law p* of the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and any such law

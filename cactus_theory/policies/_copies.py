@@ -1,4 +1,4 @@
-"""What code that is not the package's own is owed: copies of rows, and how long it will take."""
+"""Copies of the rows that foreign code gets, and a forecast of how long it will take."""
 
 from __future__ import annotations
 

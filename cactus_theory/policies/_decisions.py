@@ -54,7 +54,7 @@ class Budget:
         return spent <= self.amount + self.rounding
 
     def bounds(self, stated: bool, token: str = "a token") -> str:
-        """Return what is bounded, in words; ``stated``: the policy states its proposals."""
+        """Return the bounded quantity in words; ``stated``: the policy states its proposals."""
         if self.scope == "emitted":
             return f"{self.divergence} of the emitted law"
         if stated:
@@ -64,7 +64,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a policy declares; anything declared is tested.
+    """The claims of a policy; every claim is tested.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy decides about N drafted tokens, each with its coin.
+    """Decisions of a policy about N drafted tokens, each with its coin.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class Path:
 
 
 class Node(NamedTuple):
-    """One node of a path, on the CPU, and the token drafted there; P of its path."""
+    """A node of a path, on the CPU, and the token drafted there; P of its path."""
 
     q: np.ndarray  # (V,), of one precision with p
     p: np.ndarray  # where tokens are deterministic, what was drawn from beside them; 0 if nothing
@@ -222,7 +222,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a policy's row h makes of N nodes and the tokens drafted there."""
+    """Ratios P h/p and residuals of N nodes and the tokens drafted there, under a row h."""
 
     ratio: Float[Tensor, "rows"]  # float64, P h_n/p_n; the alive ratio afterwards is min(1, ratio)
     # of (P h − p)₊, with that mass where rows are given; arbitrary where ``ratio`` ≥ 1, as a path

@@ -41,7 +41,7 @@ def of_class(kind: type[Policy]) -> dict[str, Knob]:
 
 
 def _parameters(kind: type) -> dict[str, Knob]:
-    """Return what a class is called with by name."""
+    """Return the keyword parameters of a class."""
     knobs = {}
     for name, entry in inspect.signature(kind, eval_str=True).parameters.items():
         if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):

@@ -95,7 +95,7 @@ class Policy(ABC):
 
     @property
     def declares(self) -> Declaration:
-        """Return what this policy claims."""
+        """Return the claims of this policy."""
         return Declaration()
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Policy(ABC):
         return Decision(accepted, Residual(rows=self.residual(q, p, n)))
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
-        """Return what the row h makes of nodes of a block and the tokens drafted there."""
+        """Return ratios P h/p and residuals of nodes of a block and the tokens drafted there."""
         row = self.target(q.double(), p.double(), path)
         assert row is not None
         mass = path.alive[:, None] * row

@@ -137,7 +137,7 @@ def _read(function: Function) -> tuple[int, dict[str, Any]]:
 
 
 def _class(count: int, residual: Function | None) -> type[FunctionPolicy]:
-    """Return what is made of a function of so many arguments with this residual."""
+    """Return the policy class for a function of so many arguments with this residual."""
     if count == 2:
         return FunctionTarget
     if residual is None:

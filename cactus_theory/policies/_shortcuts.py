@@ -1,4 +1,4 @@
-"""What a verifier asks before it reads whole rows: the same answers, up to rounding, for less.
+"""Shortcuts of a verifier before it reads whole rows: equal answers, up to rounding.
 
 The knobs of a policy make one such object. Entries are those of drafted tokens, float64, of one
 shape; rows are on the CPU, in one precision.
@@ -37,7 +37,7 @@ class Shortcuts:
 
 
 class AcceptsLossless(Shortcuts):
-    """What lossless sampling accepts is accepted: φ(n) ≥ min(1, q_n/p_n)."""
+    """Accepts at least the tokens of lossless sampling: φ(n) ≥ min(1, q_n/p_n)."""
 
     def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
         """Return coin < q_n/p_n."""

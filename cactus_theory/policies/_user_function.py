@@ -138,13 +138,13 @@ class FunctionPolicy(Policy):
 
     @property
     def declares(self) -> Declaration:
-        """Return what the decorator declares, with the budget at the current knob values."""
+        """Return the decorator's declaration, with the budget at the current knob values."""
         text = self.source.budget
         budget = None if text is None else read_budget(text, dict(self.values))
         return Declaration(budget=budget, **self.source.declared)
 
     def _answers(self, function: Function, questions: Questions, shape: Shape) -> Tensor:
-        """Return what ``function`` returns for the questions, (questions, *shape) float64."""
+        """Call ``function`` on the questions; return (questions, *shape) float64."""
         names = parameters(function)
         knobs = {name: value for name, value in self.values if name in names}
         call = self._call_at_once if self.source.vectorised else self._call_singly
@@ -221,7 +221,7 @@ class FunctionRule(FunctionPolicy):
     """A policy whose acceptance is a plain function of (q, p, n)."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return what the function returns; it is not called for tokens with p = 0."""
+        """Return the function's acceptance; the function is not called for tokens with p = 0."""
         q, p = ungraphed(q), ungraphed(p)
         phi = (q.gather(-1, n) > 0).double()
         drafted = p.expand(q.shape).gather(-1, n) > 0
@@ -231,7 +231,7 @@ class FunctionRule(FunctionPolicy):
         return phi
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return what ``residual`` returns where n can be rejected, q elsewhere."""
+        """Call ``residual`` where n can be rejected; return q elsewhere."""
         q, drafts = ungraphed(q), ungraphed(p).to(q.dtype)
         if self.source.residual is None:
             rows = q.double()
@@ -247,13 +247,13 @@ class FunctionRule(FunctionPolicy):
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Return what ``residual`` returns for tokens that may be refused, the row read once."""
+        """Call ``residual`` for tokens that may be refused, the row read once."""
         assert self.source.residual is not None  # else it is shared
         questions = Questions(q[None], p[None], torch.zeros_like(n), n)
         return self._answers(self.source.residual, questions, q.shape)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
-        """Return what ``proposal`` returns, None without one; q for tokens with p = 0."""
+        """Call ``proposal``, None without one; return q for tokens with p = 0."""
         if self.source.proposal is None:
             return None
         q, p = float64_rows(q, p)
@@ -266,7 +266,7 @@ class FunctionRule(FunctionPolicy):
 
 
 class SharedFunctionRule(SharedResidual, FunctionRule):
-    """One whose residual is the same whichever token was refused: the default, or f(q, p)."""
+    """A function's policy with one residual for every refused token: the default, or f(q, p)."""
 
 
 class FunctionTarget(FunctionPolicy, FixedTarget):

@@ -105,7 +105,7 @@ class OwnBands(BetweenRows, ByRow):
 
 
 class PathBands(AlongPath, ByRow):
-    """The same, solved row by row; outside of blocks every row is by itself."""
+    """Bands of p/P solved row by row; outside of blocks every row is by itself."""
 
     decide = OwnBands.decide
 
@@ -168,7 +168,7 @@ class Band(FixedTarget):
 
     @cached_property
     def priced(self) -> PricedBand | None:
-        """Return what the bands of all rows share at the price of an f-divergence, else None."""
+        """Return the constants of all rows' bands at the price of an f-divergence, else None."""
         kind = self.kind
         if self.price is None or not 0 < self.price < math.inf:
             return None

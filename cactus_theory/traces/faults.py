@@ -194,7 +194,7 @@ class Planted(Verifier):
     def verify(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
     ) -> Verdict:
-        """Return what is emitted."""
+        """Return the verdict."""
         shown = self.change(Rows(target_probs, draft.probs, self.temperature))
         shown_draft, q = replace(draft, probs=shown.p), shown.q.to(target_probs.dtype)
         return self.verifier.verify(assigned, q, shown_draft, accept, draw)

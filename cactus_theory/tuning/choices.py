@@ -53,7 +53,7 @@ class Answers:
 
     @property
     def sentence(self) -> str:
-        """Return what the mean leaves open, and what to decode with where it must not."""
+        """Say how single texts lie around the mean, and which cap bounds each of them."""
         lossy, error = 100 * (1 - self.ratio.value), 100 * self.ratio.standard_error
         less = f"{lossy:.1f}" if error != error else f"{lossy:.1f} ± {error:.1f}"
         return (
@@ -134,7 +134,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """What tuning found.
+    """The result of tuning.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-r"""What a call of the target costs, by its parts: measured in seconds, or given as ratios.
+r"""Costs of a call of the target by its parts: measured in seconds, or given as ratios.
 
 A round that drafts K tokens takes
 
@@ -149,7 +149,7 @@ class Costs:
         return spent + self._read(verify, width)
 
     def as_ratios(self) -> dict[str, float]:
-        """Return what :meth:`ratios` takes: slopes and the rest, between the least and largest K.
+        """Return the arguments of :meth:`ratios`: slopes and the rest, from least to largest K.
 
         Verification is that of the mean family.
         """

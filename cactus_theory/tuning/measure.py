@@ -29,7 +29,7 @@ TIMED, UNTIMED = 150, 10
 
 @dataclass(frozen=True)
 class TimedSetting:
-    """One way to decode: a family at a value of its knob, and K."""
+    """A setting that is timed: a family at a value of its knob, and K."""
 
     family: str
     policy: str
@@ -53,7 +53,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is decoded for timing.
+    """The prompts that are decoded for timing.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ def measure_costs(
     repeats: int = REPEATS,
     on_decode: Callable[[int, int], None] | None = None,
 ) -> Costs:
-    """Return what calls cost, from decodes of every setting and of the target alone.
+    """Measure the costs of calls in decodes of every setting and of the target alone.
 
     Every repeat decodes other prompts by all settings in a shuffled order, so that a drift of the
     machine favours none. Drafting, the target's pass and the rest are medians over all families

@@ -1,4 +1,4 @@
-"""What tuning found: a sentence, a table, and the file that ``generate --tuned`` reads."""
+"""Report of tuning: a sentence, a table, and the file that ``generate --tuned`` reads."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ ALWAYS = (
 
 
 def sentence(tuned: Tuned) -> str:
-    """Return what to do, in one sentence or two."""
+    """Return the recommendation, in one sentence or two."""
     best, lossless, unit = tuned.best, tuned.lossless, _unit(tuned)
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
@@ -72,7 +72,7 @@ def table(tuned: Tuned) -> str:
 
 
 def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
-    """Return what else to know: single answers, other batch sizes, what was not tried.
+    """Return notes: on single answers, other batch sizes, and settings that were not tried.
 
     ``others`` are the same settings at the costs of other batch sizes.
     """
@@ -113,7 +113,7 @@ def _lengths(tuned: Tuned) -> list[str]:
 
 
 def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
-    """Return what a choice among families (name@verifier), K and batch sizes leaves out."""
+    """Return the families (name@verifier), K and batch sizes that were not tried."""
     source: Any = tuned.source["tried"]
     tried: dict[str, set[str]] = {}
     for name, verifier in (key.rsplit("@", 1) for key in source["families"]):
@@ -158,7 +158,7 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
 
 
 def _chosen(tuned: Tuned) -> dict[str, Any]:
-    """Return what depends on the costs of calls, the table apart."""
+    """Return the part of the report that depends on the costs of calls, without the table."""
     best, lossless = tuned.best, tuned.lossless
     return {
         "sentence": sentence(tuned),

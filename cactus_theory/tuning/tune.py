@@ -154,7 +154,7 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
 
 
 def _about(source: Source) -> dict[str, object]:
-    """Return what a file of the result says about the trace."""
+    """Return the description of the trace for the file of the result."""
     about: dict[str, object] = {
         "cycles": len(source),
         "texts": source.texts,

@@ -1,4 +1,4 @@
-"""One verification step on tensors: drafted tokens in, accepted, recovered and bonus out."""
+"""Verification of drafted tokens on tensors: accepted, recovered and bonus tokens out."""
 
 from cactus_theory.verify.block import Block as Block
 from cactus_theory.verify.block import verify_block as verify_block

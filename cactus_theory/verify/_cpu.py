@@ -1,4 +1,4 @@
-"""What verifying a batch on a CPU reads and draws: rows where a decision needs them, and tokens."""
+"""Verification of a batch on a CPU: rows are read where a decision needs them."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -369,7 +369,7 @@ def _entries(rows: Float[Tensor, "texts nodes vocab"], index: Index) -> Float[np
 
 
 def rows_at(places: Sequence[Place]) -> Any:
-    """Return what indexes rows at the nodes of places: a view of one, copies of several."""
+    """Return an index of rows at the nodes of places: a view of one, copies of several."""
     return _at([(run.row, run.nodes[place]) for run, place in places])
 
 

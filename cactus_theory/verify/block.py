@@ -85,7 +85,7 @@ class Block(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
-        """Return what is emitted; on a CPU whole rows are read only where a decision needs them."""
+        """Return the verdict; on a CPU whole rows are read only where a decision needs them."""
         ids = draft.token_ids
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)
@@ -181,7 +181,7 @@ def _on_device(
     draw: Tensor,
     bonus: Tensor | None,
 ) -> Verdict:
-    """Return what is emitted.
+    """Return the verdict.
 
     Nothing is read on the host, but by policies that solve their rows there: the root of a band of
     p/P, a round trip for each of its steps.

@@ -43,7 +43,7 @@ class Chain(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
-        """Return what is emitted; whole rows are read only where a decision needs them."""
+        """Return the verdict; whole rows are read only where a decision needs them."""
         ids = draft.token_ids
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)

@@ -1,4 +1,4 @@
-"""What a verifier is: a draft, the target's rows and coins in, a verdict out; and their names.
+"""The contract of verifiers: a draft, target rows and coins in, a verdict out; their names.
 
 The decode loop, its caches and its meter depend on this file and on
 :mod:`~cactus_theory.verify.draft`, and on no particular verifier. A new one is one file with one
@@ -126,7 +126,7 @@ class Verifier(ABC):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        """Return what is emitted, given every coin; rows are not validated.
+        """Return the verdict, given every coin; rows are not validated.
 
         ``target_probs`` has the rows of the nodes (:class:`Draft`). Rows and draft are lent: they
         may be read until this returns, and not be written to.

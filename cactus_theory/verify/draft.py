@@ -210,7 +210,7 @@ def rows_by_choice(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verification step emits.
+    """The verdict of a verification step.
 
     Attributes
     ----------

@@ -44,7 +44,7 @@ def pick(
 
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
-    """Return what :func:`pick` does of one row on the CPU."""
+    """Draw as :func:`pick` from one row on the CPU."""
     if row.shape[0] < BLOCKED_FROM:
         return _at_share(row.cumsum(-1, dtype=torch.float64).numpy(), draw)
     whole = row.shape[0] // BLOCK * BLOCK

@@ -94,7 +94,7 @@ class Fly(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch"],
     ) -> Verdict:
-        """Return what is emitted; every row is read."""
+        """Return the verdict; every row is read."""
         chain_law, chances, window, overridable = self._conditions(assigned, target_probs, draft)
         passed, place = accept < chances, torch.arange(accept.shape[1], device=accept.device)
         on = place < torch.as_tensor(draft.counts, device=place.device)[:, None]

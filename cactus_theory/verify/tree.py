@@ -76,7 +76,7 @@ class Tree(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        """Return what is emitted; rows are read on the host, where a walk comes by.
+        """Return the verdict; rows are read on the host, where a walk comes by.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What a request gets: asked for within bounds, compared with the server's, built and tried once.
+"""Admission of a request's policy: read within bounds, compared with the server's, tried once.
 
 ``CACTUS_REQUESTS`` says what is admitted:
 
@@ -54,7 +54,7 @@ PROCESSOR_KEYS = (*KEYS, MARGIN_ARGUMENT, *(f"{ARGUMENT}_{name}" for name in CUT
 
 
 class Grant(NamedTuple):
-    """What a request gets: its policy, and what one of the three ways knows besides."""
+    """The policy, cap and truncation that a request was granted, and what its way adds."""
 
     policy: Policy
     cap: float | None = None  # nats a token of its answer, kept by the hook of model runner V1
@@ -94,7 +94,7 @@ class Admission:
         self.policies: dict[bytes, Policy] = {}
 
     def grant(self, sampling_params: Any) -> Grant:
-        """Return what a request gets; ValueError, in one line, for one that is not served so."""
+        """Return the grant of a request; ValueError, in one line, for a request that is refused."""
         extra = getattr(sampling_params, "extra_args", None)
         temperature = getattr(sampling_params, "temperature", None)
         check_keys(extra, self.way.keys)
@@ -108,7 +108,7 @@ class Admission:
         return granted
 
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
-        """Return what a request gets in a step; one that was not refused before is lossless."""
+        """Return the grant of a request in a step; one that was not refused before is lossless."""
         try:
             return self.grant(sampling_params)
         except ValueError as error:
@@ -184,7 +184,7 @@ def _of_processor(values: tuple[str, ...]) -> Admission:
 
 
 def of_processor(environ: Mapping[str, str] = os.environ) -> Admission:
-    """Return what the logits processor admits; ValueError for a bad setting of the server."""
+    """Return the admission of the logits processor; ValueError for a bad setting of the server."""
     return _of_processor(tuple(environ.get(name, "") for name in NAMES))
 
 

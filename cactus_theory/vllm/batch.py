@@ -46,7 +46,7 @@ PLACEHOLDER = -1
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """One call of the runner's rejection sampler."""
+    """A call of the runner's rejection sampler."""
 
     ids: Int[Tensor, "tokens"]
     counts: list[int]  # drafted tokens of each of B requests
@@ -114,7 +114,7 @@ class FlatBatch:
 
     @cached_property
     def draft(self) -> Draft:
-        """Return what a verifier takes: of greedy and unknown requests it may use no token."""
+        """Return the draft for a verifier, without tokens of greedy and unknown requests."""
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 
@@ -207,7 +207,7 @@ def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tenso
 
 
 def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tensor, "R K1"]:
-    """Return what is emitted, with the engine's own tokens after drafts accepted as a whole."""
+    """Return the emitted tokens, with the engine's own after drafts accepted as a whole."""
     bonus = batch.bonus[torch.tensor(batch.drafted, device=lengths.device)].long()
     last = torch.where(verdict.num_accepted == lengths, bonus, verdict.last)
     return replace(verdict, last=last).output_token_ids
@@ -216,7 +216,7 @@ def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tens
 def _with_greedy(
     batch: FlatBatch, rows: Int[Tensor, "R K1"], ids: Int[Tensor, "R K"]
 ) -> Int[Tensor, "R K1"]:
-    """Return what is emitted, with greedy requests decided by the target's largest logits."""
+    """Return the emitted tokens, with greedy requests decided by the target's largest logits."""
     assert batch.greedy is not None
     places = [place for place, row in enumerate(batch.drafted) if batch.greedy[row]]
     if not places:

@@ -105,7 +105,7 @@ def drafted_bias(
     margin: Float[Tensor, "rows"] | None = None,
     width: int,
 ) -> Float[Tensor, "rows"]:
-    """Return what to add to the logit of each row's drafted token, float64.
+    """Return the bias to add to the logit of each row's drafted token, float64.
 
     Requests lie one after another, a row for each drafted token and one for the bonus token, and
     draft ``width`` tokens at most. ``logits`` are raw; −∞ excludes a token, which is never raised

@@ -111,7 +111,7 @@ def temperature_arrives() -> bool:
 
 
 def info_of(settings: Settings) -> dict[str, str]:
-    """Return what a server was asked for, as labels of ``cactus:info``."""
+    """Return a server's settings as labels of ``cactus:info``."""
     return {
         "version": version("cactus-theory"),
         "policy": settings.policy.spec,

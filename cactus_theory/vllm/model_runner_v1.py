@@ -164,7 +164,7 @@ class Hook:
         return [self._request(name) for name in names]
 
     def _request(self, name: str) -> Request:
-        """Return what is known of a request, from its first step on."""
+        """Return the record of a request, from its first step on."""
         state = self.runner.requests.get(name)
         params = getattr(state, "sampling_params", None)
         request = self.requests.get(name)
@@ -174,7 +174,7 @@ class Hook:
         return request
 
     def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verified | None]:
-        """Return what is emitted; policies of requests that raise are replaced for the step."""
+        """Return the emitted tokens; policies of requests that raise are replaced for the step."""
         policies = [request.policy for request in requests] or [self.settings.policy]
         if all(policy is policies[0] for policy in policies):
             policies = policies[:1]

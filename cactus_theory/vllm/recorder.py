@@ -53,7 +53,7 @@ FEWEST_TEXTS = 32
 
 @dataclass
 class Rounds:
-    """What is kept of one request until it ends."""
+    """The recorded rounds of one request until it ends."""
 
     folder: Folder
     position: int = 1
@@ -112,7 +112,7 @@ class Recorder:
             self._try(rounds.folder.finish)
 
     def _rounds(self, request: Request, batch: FlatBatch) -> Rounds | None:
-        """Return what is kept of a request; None where its setting has no folder."""
+        """Return the recorded rounds of a request; None where its setting has no folder."""
         if request.rounds is None:
             header = self._header(request, batch.target_logits.shape[-1])
             if (folder := self.folders.get(repr(header))) is None:
@@ -131,7 +131,7 @@ class Recorder:
         return request.rounds
 
     def _try(self, write: Callable[[], Any]) -> Any:
-        """Return what ``write`` does; a full disk must not end the engine."""
+        """Call ``write`` and report its error; a full disk must not end the engine."""
         try:
             return write()
         except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What is relied on in vLLM: names are compared, then functions replaced; else one line says why.
+"""Replace functions of vLLM once their names and parameters are compared, or say why not.
 
 :func:`require_parameters` and :func:`require_names` compare what is relied on with what there is,
 :func:`wrapped` replaces a function, :func:`refuse_other_rules` keeps vLLM's own lossy rules apart,

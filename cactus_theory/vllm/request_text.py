@@ -1,4 +1,4 @@
-"""What a stranger's request says, read within bounds: words, knobs, numbers.
+"""Read words, knobs and numbers of a request within bounds.
 
 Lengths are bounded before anything is parsed, and refusals repeat a short part of what was said.
 """
@@ -25,7 +25,7 @@ CUTS = {
 
 
 def extra_arg(extra_args: Mapping[str, Any] | None, key: str) -> Any:
-    """Return what a request says under a key, None for nothing."""
+    """Return the value of a request's key, None without one."""
     if extra_args is None:
         return None
     if not isinstance(extra_args, Mapping):
@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def cut_of(extra_args: Mapping[str, Any] | None) -> Cut:
-    """Return what ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for."""
+    """Return the cuts of ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p``."""
     cut: dict[str, Any] = {}
     for name, (most, requirement) in CUTS.items():
         argument = f"{ARGUMENT}_{name}"

@@ -1,4 +1,4 @@
-"""What is kept of one request on model runner V1: its policy, its account, its own numbers.
+"""Requests on model runner V1: policy, account and random numbers of each.
 
 From its first step with drafts to its end, through preemption: tokens that are computed again are
 not emitted again, and cost nothing. Tokens of an account are those of rounds with a draft, at
@@ -44,7 +44,7 @@ LONGEST_NAME = 200  # characters of a request's id, which a client may choose
 
 
 class Request:
-    """One request: what it was admitted with, has been granted, has spent and has got.
+    """A request: its admission, its grant, the nats it has spent and the tokens it has got.
 
     ``followed`` is its policy, under a cap a ledger of it with its books. The meter measures every
     row, where readings are asked for.
@@ -117,7 +117,7 @@ class Request:
 
 
 def reporter_of(where: str, log: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
-    """Return what writes a reading as a line of JSON: to the log, or to the end of a file."""
+    """Return the writer of readings as lines of JSON: to the log, or to the end of a file."""
 
     def write(reading: dict[str, Any]) -> None:
         line = json.dumps(reading)

@@ -1,4 +1,4 @@
-"""What a server was asked for in its environment, and what one request may change.
+"""Settings of a server from its environment, and which of them one request may change.
 
 ======================  ===================================================================
 ``CACTUS_POLICY``       spec of the policy, such as ``band:price=2.0``; unset or empty: the
@@ -59,7 +59,7 @@ LONGEST_LINE = 1000  # characters of a refusal
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server was asked for."""
+    """The settings of a server."""
 
     policy: "Policy"  # of every request that does not choose its own
     verifier: "Verifier"
@@ -82,7 +82,7 @@ def check_names(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> Settings | None:
-    """Return what the environment asks for, None if it does not ask for a policy.
+    """Return the settings of the environment, None if it names no policy.
 
     ``by_bias`` is for the logits processor: it decides without loss where no policy is asked for,
     by policies that are a bias whoever verifies, and keeps no accounts. ValueError, in one line:

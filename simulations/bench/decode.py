@@ -29,7 +29,7 @@ LOSSLESS, RELAXED, PRICED = "speculative", "cactus:delta=0.1", "band:price=2"
 
 @dataclass(frozen=True)
 class Line(Config):
-    """One row of the table: what is decoded, how, and what it is called."""
+    """A row of the table: the pair that decodes, its options and its name."""
 
     job: str = ""
     meter: bool = False

@@ -137,7 +137,7 @@ def _jobs(
 def _block_jobs(
     q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor]
 ) -> dict[str, tuple[Callable[[], Any], str]]:
-    """Return what is timed by whole paths, and the job that each is compared with."""
+    """Return the jobs that verify whole paths, and the job that each is compared with."""
     jobs = {}
     for spec, rival in BLOCKS.items():
         policy = ct.policy(spec)

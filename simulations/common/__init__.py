@@ -1,1 +1,1 @@
-"""What the simulations share: inputs, one decode harness, job grid, journal, output."""
+"""Code that the simulations share: inputs, one decode harness, job grid, journal, output."""

@@ -27,7 +27,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Decoded:
-    """One decode: seconds, new tokens of each row, our loop's result (None for the library)."""
+    """A timed decode: seconds, new tokens of each row, our loop's result (None for the library)."""
 
     seconds: float
     outputs: list[list[int]]
@@ -40,7 +40,7 @@ class Decoded:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what is kept and summed; of the library's methods seconds and tokens alone.
+        """Return the sums that the journal keeps; of the library seconds and tokens alone.
 
         ``lengths`` and ``ended``, by itself and not by the limit, are of each row.
         """

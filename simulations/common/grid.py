@@ -29,7 +29,7 @@ USUAL = "chain"
 
 @dataclass(frozen=True)
 class Config:
-    """One line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
+    """A line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
     ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines;
     ``siblings`` are drafted beside each token. ``drafter`` names one of several; both models have
@@ -57,12 +57,12 @@ class Config:
 
     @property
     def family(self) -> str:
-        """Return what lines with other values of the knob share: ``band:price@block``."""
+        """Return the name that lines with other values of the knob share: ``band:price@block``."""
         return at(series(self.method), self.judge)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return what tables name it by."""
+        """Return the columns that name the line in tables."""
         method, knob = label(self.method)
         judge = None if method in BASELINES else self.judge
         row = {"method": method, "knob": knob, "verifier": judge}
@@ -89,7 +89,7 @@ def config_of(
 
 @dataclass(frozen=True)
 class Job:
-    """One decode: a line, which is a :class:`Config`, on one group of prompts, in one repeat."""
+    """A job: a line, which is a :class:`Config`, on one group of prompts, in one repeat."""
 
     config: Any
     repeat: int

@@ -1,4 +1,4 @@
-"""What a simulation reads: flags that name pairs and prompts, models, rows along real text."""
+"""Inputs of simulations: flags that name pairs and prompts, models, rows along real text."""
 
 import argparse
 import hashlib
@@ -75,7 +75,7 @@ def prompt_ids(args: argparse.Namespace, pair: Any, texts: Sequence[str]) -> lis
 
 
 def settings_of(args: argparse.Namespace, texts: Sequence[str], *flags: str) -> dict[str, Any]:
-    """Return what decides a decode, so that two runs are never mixed: texts, models, flags."""
+    """Return the texts, models and flags that decide a decode, so that two runs are never mixed."""
     folders = {name: vars(args)[name] for name in ("target", "draft") if name in args}
     return {
         "prompts": digest("\0".join(texts).encode()),
@@ -114,7 +114,7 @@ def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
 
 
 def digest(content: bytes) -> str:
-    """Return what tells one content from another: 16 hexadecimal digits of its SHA-256."""
+    """Return a digest of the content: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

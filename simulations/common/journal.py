@@ -64,7 +64,7 @@ class Journal(Resource):
         return self._record(1, settings)
 
     def _record(self, number: int, line: bytes) -> dict[str, Any]:
-        """Return what a line holds."""
+        """Return the record of a line."""
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One table of a figure or a page: ``python -m simulations table TABLE …``."""
+"""Write a table of a figure or a page: ``python -m simulations table TABLE …``."""
 
 import argparse
 import importlib

@@ -86,7 +86,7 @@ def at_size(data: Path) -> str:
 
 
 def tuned(data: Path) -> str:
-    """Return what the tuner would choose of each family on the shipped pair, measured.
+    """Return the measured speed of the tuner's choice of each family on the shipped pair.
 
     Settings were chosen by predicted speed, on other texts, so that no speed is the best of many.
     """

@@ -1,1 +1,1 @@
-"""One command that says whether a CUDA machine is right, how fast it is and what it gains."""
+"""Check that a CUDA machine computes right, and measure its speed and its gain."""

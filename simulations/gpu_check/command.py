@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a part works with: the device, and the seed of its numbers."""
+    """Device and seed of a part."""
 
     device: torch.device
     seed: int = 0
@@ -101,7 +101,7 @@ class Bench:
 
 
 def facts(bench: Bench) -> dict[str, str]:
-    """Return what the machine is: names, versions, clocks; on a CPU, that it is a rehearsal."""
+    """Describe the machine: names, versions, clocks; on a CPU, that the run is a rehearsal."""
     about = {"device": "cpu (rehearsal)", "source": code_digest(*SOURCE)}
     if bench.device.type == "cuda":
         about["device"] = torch.cuda.get_device_name(bench.device)
@@ -112,7 +112,7 @@ def facts(bench: Bench) -> dict[str, str]:
 
 
 def _driver(index: int) -> str:
-    """Return what nvidia-smi says of the driver, clocks and power limit, if it is there."""
+    """Return driver, clocks and power limit from nvidia-smi, if it is there."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "unknown"
@@ -359,7 +359,7 @@ def inflated(device: torch.device, target: str) -> Pair:
 
 
 def _decode(bench: Bench, target: str, line: Config) -> Row:
-    """Return what a line measured.
+    """Return the measurements of a line.
 
     Speed is of a decode without the meter, after one with it on the same seed, which so emitted the
     same tokens; loading and captures are not timed.

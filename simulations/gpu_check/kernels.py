@@ -97,7 +97,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Variant:
-    """What ``triton.compile`` is given: a kernel by its module and name, and its arguments."""
+    """Arguments of ``triton.compile``: a kernel by its module and name, and its inputs."""
 
     module: str
     name: str
@@ -242,7 +242,7 @@ def _turns(places: list[tuple[str, str]]) -> Iterator[int]:
 
 
 def _cuobjdump(cubin: bytes, flag: str) -> str:
-    """Return what cuobjdump, which comes with Triton, says of a compiled kernel."""
+    """Return the report of cuobjdump, which comes with Triton, on a compiled kernel."""
     import triton
 
     tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -1,4 +1,4 @@
-"""One round of the decode loop from each of some states, all coins and drafts added up."""
+"""Expectation of one round of the decode loop from given states, over all coins and drafts."""
 
 from dataclasses import dataclass
 from typing import Self

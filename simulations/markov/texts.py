@@ -48,7 +48,7 @@ class Tally:
             values.add_(getattr(other, name))
 
     def after(self, chance: Float[Tensor, "texts more"], cost: Float[Tensor, "texts more"]) -> Self:
-        """Return what one round leaves at each longer text, given its probability and cost."""
+        """Return probability and cost at each longer text after one round."""
         sums = (values[:, None] for values in vars(self).values())
         mass, calls, calls_squared, meter, meter_squared = sums
         longer = (

@@ -1,4 +1,4 @@
-"""What mkdocs.yml cannot say: where pages come from, and that formulas are MathML."""
+"""Hooks of mkdocs: collect the pages, and turn formulas into MathML."""
 
 import html
 import re

@@ -25,7 +25,7 @@ Cells = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind is: the flags that only it reads, its tasks, the rows of a task.
+    """A kind of sweep: the flags that only it reads, its tasks, the rows of a task.
 
     ``tasks`` are those of cells (policy, verifier), and raise for flags that would make them
     fail. ``measure`` returns the same whenever and wherever it is called; all rows of a kind share

@@ -1,4 +1,4 @@
-"""What is trained on: the Python standard library of this machine, and what the target writes.
+"""Training texts: the Python standard library of this machine, and the target's own samples.
 
 Which files count, which are held out and what identifies the corpus are pure
 functions of relative paths and contents, so two machines with the same Python
@@ -29,7 +29,7 @@ HELD_OUT_PER_10000 = 500
 
 @dataclass(frozen=True)
 class Document:
-    """One source file: path relative to the corpus root, with ``/``, and its text."""
+    """A source file: path relative to the corpus root, with ``/``, and its text."""
 
     path: str
     text: str

@@ -33,7 +33,7 @@ def at_price(price: float) -> Judge:
 
 @dataclass(frozen=True)
 class Windows:
-    """What a target says of windows (B, L + 1), and the anchors (B, A) that are drafted from.
+    """A target's outputs on windows (B, L + 1), and the anchors (B, A) that are drafted from.
 
     Unit j − 1 stands for token j. From anchor a (a unit), place i follows token a + i, and the
     target's row there is what is to be learned.

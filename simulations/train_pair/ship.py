@@ -91,7 +91,7 @@ def overlap(
 def measure_pair(
     args: argparse.Namespace, folder: Path, documents: list[Document], unseen: Stream
 ) -> Measures:
-    """Return what the stored models do on unseen files."""
+    """Measure the stored models on unseen files."""
     models = {name: load_model(folder / name) for name in MODELS}
     target, draft = models.values()
     size = num_bytes(held_out(documents))
@@ -105,7 +105,7 @@ def measure_pair(
 
 
 def measure_head(args: argparse.Namespace, folder: Path, target: Any, unseen: Stream) -> Measures:
-    """Return what the stored head does along the target's own unseen texts."""
+    """Measure the stored head along the target's own unseen texts."""
     head = heads.RecurrentHead.load(folder)
     generator = Generator().manual_seed(args.seed + 7)
     prefix = prefixes(unseen, args.overlap_rows, PREFIX, generator)

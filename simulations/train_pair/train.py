@@ -94,7 +94,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does."""
+    """Plan of a training run."""
 
     steps: int
     batch_size: int = 16

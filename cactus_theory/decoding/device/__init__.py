@@ -75,7 +75,7 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
 
 
 def _round_obstacle(opening: Opening) -> str | None:
-    """Return what makes rounds differ in kind."""
+    """Return the reason why rounds would differ in kind."""
     judge = opening.options.judge
     drafter = opening.drafter
     if drafter is not None and not (

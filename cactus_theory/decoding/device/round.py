@@ -1,4 +1,4 @@
-"""One round as a function of tensors that keep their place: draft, score, verify.
+"""A round as a function of tensors at fixed addresses: draft, score, verify.
 
 Its forward passes feed tokens whose places in the ragged cache only the device knows. It runs
 again and again: as a CUDA graph, or as it is; only that differs between a GPU and a CPU.
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class Inputs:
-    """What the host tells the device before a round, in memory taken once.
+    """Inputs of a round that the host copies to the device, in memory allocated once.
 
     ``tokens`` (B, 2) are the last two of each text (one twice if it has no more), ``lengths`` (B,)
     its tokens, ``draft_lengths`` (B,) how many drafted tokens of it count, ``coins`` (B, K + C + 1)

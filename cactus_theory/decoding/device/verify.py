@@ -30,7 +30,7 @@ from cactus_theory.verify.draw import pick
 
 @dataclass(frozen=True)
 class Logits:
-    """What a round knows before it verifies; all on the device.
+    """Logits and drafted tokens of a round before it verifies; all on the device.
 
     ``target`` and ``draft`` are logits as the models gave them (none of a deterministic draft, as
     it is at temperature 0); the first ``drafted`` tokens of a row count; ``accept`` and ``draw``

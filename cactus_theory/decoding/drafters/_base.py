@@ -17,7 +17,7 @@ from cactus_theory.verify.draw import pick
 
 
 class Features(Protocol):
-    """What a drafter may read of the target's cache, row by row of the batch.
+    """Features of the target's cache that a drafter may read, row by row of the batch.
 
     A round's verified pass has written there, and what was not accepted is rolled back: before the
     first round there is nothing, and then all tokens of a text but the last, which the target
@@ -42,7 +42,7 @@ class Features(Protocol):
 
 @dataclass(frozen=True)
 class DraftContext:
-    """What a drafter needs of one decode.
+    """The settings of one decode that a drafter needs.
 
     ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
     is how models run, see :func:`cactus_theory.generate`. With ``next_row`` the

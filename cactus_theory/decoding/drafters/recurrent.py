@@ -160,7 +160,7 @@ class RecurrentDrafting(SampledDrafting):
         return self.forward.run(x.reshape(-1, x.shape[-1]), (x.shape[0], x.shape[1]), counts)
 
     def embedded(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some width"]:
-        """Return what tokens add to units."""
+        """Return the contribution of tokens to units."""
         if self.table is not None:
             return F.embedding(tokens, self.table)
         rows = self.head.normed(self.embedding(tokens).flatten(0, -2))

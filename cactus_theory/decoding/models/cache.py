@@ -139,7 +139,7 @@ def text_config(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the fed tokens of a batch attend to."""
+    """The attention mask of the fed tokens of a batch."""
 
     positions: Int[Tensor, "batch new"]  # how many cached tokens and fed ancestors precede each
     key_positions: Int[Tensor, "batch end"] | None  # of each slot; None where it is the slot
@@ -208,7 +208,7 @@ def slots_of(
 
 
 def additive(hidden: Bool[Tensor, "*some end"], like: Tensor) -> Float[Tensor, "*some end"]:
-    """Return what is added to the scores: the least finite number where hidden, else 0."""
+    """Return the mask to add to the scores: the least finite number where hidden, else 0."""
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=hidden.device)
     return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)
 
@@ -221,7 +221,7 @@ def _tree(
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
-    """Return what nodes of trees attend to: the cached prefix, their ancestors, themselves."""
+    """Return the mask of nodes of trees: the cached prefix, their ancestors, themselves."""
     batch, new = slots.shape
     if real is not None:
         parents = torch.where(real, parents, -1)

@@ -31,7 +31,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class _Layer:
-    """One layer of the cache, as a ``transformers`` model asks for it.
+    """A layer of the cache with the interface that a ``transformers`` model expects.
 
     Holds no states: :class:`LibraryForward` says before each pass which rows and slots to show.
     """

@@ -295,7 +295,7 @@ class FastForward:
 
 
 def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
-    """Return what is added to the scores, None where all is seen or plain causality does."""
+    """Return the mask to add to the scores, None where all is seen or plain causality does."""
     if at.sight is not None:
         return additive(at.sight.hidden, like)[:, None]
     if new == 1 or not at.start:

@@ -19,7 +19,7 @@ from cactus_theory.decoding.models.llama_forward import FastForward, obstacle
 
 
 class CachedModel:
-    """One Hugging Face causal LM and the positions each row has consumed.
+    """A Hugging Face causal LM and the number of positions each row has consumed.
 
     A recognised Llama-like model runs in :class:`FastForward`; any other in the library's own
     forward pass, which must give the same logits over a cache as without (tried once per

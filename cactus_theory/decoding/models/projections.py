@@ -122,7 +122,7 @@ def _half(weight: Tensor) -> Any:
 
 
 def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
-    """Return what ``make`` makes of a module (and of ``others``), made once for its weights.
+    """Return ``make`` of a module (and of ``others``), computed once for its weights.
 
     Weights are told by address, type and the sum of their bits, as not every change counts a
     version. One that keeps all of these, such as two values exchanged, is not seen.
