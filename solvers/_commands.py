@@ -54,7 +54,9 @@ def _optimal_arguments(parser: Parser) -> None:
     add("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--support", choices=optimal.SUPPORTS, default="target")
-    kind.add_argument("--pooled", action="store_true", help="one budget for the sum over all rows")
+    kind.add_argument(
+        "--sequence", action="store_true", help="one budget for the sum over all rows"
+    )
     kind.add_argument("--token", type=int, metavar="N",
         help="raise this token, from 0, as far as the budget allows, without draft rows (the "
         "Cactus program)")  # fmt: skip
@@ -87,7 +89,7 @@ def _optimal(args: argparse.Namespace) -> Jobs:
         rows = load_rows(path, logits=args.logits, normalise=args.normalise)
         for target in rows.reshape(-1, rows.shape[-1]):
             yield partial(per_proposal.solve, target, args.token, **budget)
-    elif args.pooled:
+    elif args.sequence:
         yield partial(sequence.solve, *_pairs(args), **budget)
     else:
         for q, p in zip(*_pairs(args), strict=True):

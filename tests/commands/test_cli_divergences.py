@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "optimal": (solvers, "optimal", *ROWS, "--delta", "0.1", "--divergence", "{}"),
     "design": (solvers, "design", *ROWS, "--budget", "{}=0.1"),
-    "all rows": (solvers, "optimal", *ROWS, "--pooled", "--delta", "0.1", "--divergence", "{}"),
+    "all rows": (solvers, "optimal", *ROWS, "--sequence", "--delta", "0.1", "--divergence", "{}"),
     "decode": (
         *(solvers, "decode", "v.npy", "v.npy", "--num-draft-tokens", "1"),
         *("--divergence-per-token", "0.1", "--divergence", "{}"),

@@ -82,7 +82,7 @@ def test_a_design_as_json(files, capsys):
 
 
 def test_one_budget_over_a_batch(files, capsys):
-    arguments = (files["target"], files["batch"], "--delta", 0.1, "--pooled", "--json")
+    arguments = (files["target"], files["batch"], "--delta", 0.1, "--sequence", "--json")
     _, out, _ = run(capsys, "optimal", *arguments)
     (row,) = json.loads(out)["rows"]
     expected = sequence.solve(np.stack([Q, Q]), np.stack([P, Q]), delta=0.1)
@@ -140,7 +140,7 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
         ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row meets all of"),
         (
             *("optimal", ["target", "draft"]),
-            *(["--pooled", "--delta", 1, "--divergence", "renyi:a=2"], "summed"),
+            *(["--sequence", "--delta", 1, "--divergence", "renyi:a=2"], "summed"),
         ),
         ("block", ["absent"], ["--price", 1], "absent.npy::target: only .npz"),
     ],
@@ -165,8 +165,8 @@ def test_errors_are_one_line_and_exit_code_2(
         (["guess"], "invalid choice: 'guess'"),
         (["optimal", "q.npy", "p.npy"], "--delta"),
         (["optimal", "q.npy", "p.npy", "--delta", "x"], "invalid float value"),
-        (["optimal", "q.npy", "--delta", "1", "--token", "1", "--pooled"], "not allowed with"),
-        (["optimal", "q.npy", "--delta", "1", "--pooled", "--support", "free"], "not allowed"),
+        (["optimal", "q.npy", "--delta", "1", "--token", "1", "--sequence"], "not allowed with"),
+        (["optimal", "q.npy", "--delta", "1", "--sequence", "--support", "free"], "not allowed"),
     ],
 )
 def test_usage_errors_are_one_line_too(capsys, arguments, message):
