@@ -15,7 +15,7 @@ from .design import Design, DesignedRow
 from .path_tree import PathTree
 
 Parser = argparse.ArgumentParser
-# what solves one row
+# a call that solves the program of one row
 Job = Callable[[], Any]
 Jobs = Iterator[Job]
 
@@ -54,9 +54,7 @@ def _optimal_arguments(parser: Parser) -> None:
     add("--delta", type=float, required=True, help="budget ≥ 0, nats for kl")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--support", choices=optimal.SUPPORTS, default="target")
-    kind.add_argument(
-        "--sequence", action="store_true", help="one budget for the sum over all rows"
-    )
+    kind.add_argument("--sequence", action="store_true", help="one budget for the sum over rows")
     kind.add_argument("--token", type=int, metavar="N",
         help="raise this token, from 0, as far as the budget allows, without draft rows (the "
         "Cactus program)")  # fmt: skip

@@ -34,7 +34,7 @@ __all__ = [
     "verifier_property",
 ]
 
-# modules and what is taken from each, on first use: hypothesis is only needed where it is used
+# module → names imported from it on first use, so that hypothesis is loaded only when needed
 _HOMES = {
     "_divergence": ("assert_divergence_properties",),
     "_drafter": ("assert_drafter_properties",),

@@ -18,11 +18,11 @@ from typing import Any
 from cactus_theory.base.specs import split
 from cactus_theory.testing._report import Finding, Report
 
-# seconds for starting Python and for drawing one row, on a busy machine
+# seconds allowed for starting Python, and for drawing one row, on a busy machine
 STARTING, DRAWING = 60.0, 0.05
-# and on top of the limit of a question: a package that the rule imports, shrinking a finding
+# seconds added to every time limit: for packages that the rule imports, and for shrinking
 PATIENCE = 10.0
-SAID = 400
+SAID = 400  # characters of the rule's output that a finding quotes
 WORK = "from cactus_theory.testing._worker import main; main()"
 
 
@@ -75,9 +75,9 @@ def check_file(
 
 
 def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[str, Any]]:
-    """Start a worker and yield what it says; at the end its process group is ended.
+    """Start a worker and yield its events; at the end its process group is killed.
 
-    The last event has the ``fault`` of one that died, or that said nothing for the number of
+    The last event has the ``fault`` of a worker that died, or was silent for more than the
     seconds that it had announced (``silence`` at first) and is ``late``.
     """
     # Hypothesis must not create its database next to the user's rule
@@ -101,7 +101,7 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
             yield event
             if event.get("done"):
                 return
-        code = process.wait(silence)  # a rule may close what it says, and go on
+        code = process.wait(silence)  # a rule may close its output, and go on
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         yield {"fault": f"the process ended with {how}", "late": False}
     except (queue.Empty, subprocess.TimeoutExpired):
@@ -115,7 +115,7 @@ def run(options: dict[str, Any], silence: float, printed: Any) -> Iterator[dict[
 
 
 def _read(stream: Any, events: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Collect the events, and None at their end."""
+    """Put the worker's events into the queue, then None."""
     with stream:
         for line in stream:
             with suppress(ValueError):
@@ -124,7 +124,7 @@ def _read(stream: Any, events: "queue.Queue[dict[str, Any] | None]") -> None:
 
 
 def _tail(printed: Any) -> str:
-    """Return what was printed last, in words; nothing if nothing was."""
+    """Return the end of the process's output as a clause, empty if there was no output."""
     end = printed.seek(0, os.SEEK_END)
     printed.seek(max(0, end - 8 * SAID))
     output = " ".join(printed.read().decode("utf-8", "replace").split())[-SAID:]

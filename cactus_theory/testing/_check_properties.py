@@ -1,4 +1,4 @@
-"""How a stranger's policy is checked: its errors are borne, and its rows made simple."""
+"""Check a user's policy: its exceptions become findings, and failing rows are shrunk."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from cactus_theory.testing.properties import Behaviour
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]
 
-# decimal places that entries are rounded to, fewest first
+# decimal places to which shrinking rounds entries, fewest first
 DIGITS = (1, 2, 3, 4, 6)
 
 
@@ -47,7 +47,7 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
 
 
 def size(pair: Pair) -> tuple[int, int, int]:
-    """Return what shrinking reduces: tokens, digits to write down, entries that are not 0."""
+    """Return a pair's size for shrinking: tokens, characters of its entries, nonzero entries."""
     entries = torch.cat(pair).tolist()
     return len(pair[0]), sum(len(repr(x)) for x in entries), sum(x != 0 for x in entries)
 
@@ -82,7 +82,7 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
 
 
 def _rounded(row: Tensor, digits: int) -> Tensor:
-    """Return the row rounded, its largest entry taking what is left over."""
+    """Return the row rounded; its largest entry takes the rounding error, so that the sum is 1."""
     short = (row * 10**digits).round()
     largest = int(short.argmax())
     short[largest] += 10**digits - short.sum()
@@ -111,7 +111,7 @@ Crash = tuple[Behaviour, Exception]
 
 @dataclass
 class Checker:
-    """How properties are checked; see :func:`cactus_theory.testing._policies.check_policy`."""
+    """Checks properties of one policy; see :func:`cactus_theory.testing._policies.check_policy`."""
 
     policy: Policy
     asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None
@@ -133,7 +133,7 @@ class Checker:
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return what the rows without errors do, and the others' errors."""
+        """Return behaviours on the rows without errors, and (behaviour, error) on the others."""
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:
@@ -151,7 +151,7 @@ class Checker:
         return sound, crashed
 
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
-        """Return what the rule raises there, if anything."""
+        """Return the exception that the rule raises on these rows, or None."""
         try:
             self.worst(prop, seen)
         except Exception as error:  # whatever the user's code raises
@@ -227,7 +227,7 @@ class Checker:
 
 
 def _printable(text: str) -> str:
-    """Return a text without codes that a terminal obeys or that cannot be written as UTF-8."""
+    """Return a text without terminal control codes and characters that UTF-8 cannot hold."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

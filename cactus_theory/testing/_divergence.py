@@ -1,4 +1,4 @@
-"""Hold a divergence to what the optimum relies on: its generator, its geometry, its values."""
+"""Check a divergence for the optimum: its generator, its geometry, its values."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -16,20 +16,20 @@ from cactus_theory.testing._property import EXACT, Bounds, Properties, Seen, bro
 from cactus_theory.testing._report import row as shown_row
 from cactus_theory.testing.properties._behaviour import shaped
 
-# properties of f and of the geometry, and of values on rows
+# properties of the generator f and of the geometry; properties of values on rows
 GENERATOR_PROPERTIES = Properties("generator_property")
 VALUE_PROPERTIES = Properties("value_property")
-# two float64 evaluations of a sum of a few dozen terms of order one
+# difference of two float64 evaluations of a sum of a few dozen terms of order one
 ROUNDING = 1e-12
-# relative step of central differences, and what they miss by it and by rounding
+# relative step of central differences, and their relative error
 STEP, ROUGH = 1e-5, 1e-6
-# ratios that stand in for 0 and for infinity, and how near f gets to its limits there
+# ratios in place of 0 and infinity, and the tolerance for f's limits there
 NEAREST, FAR, LIMIT = 1e-300, 1e300, 1e-2
-# f or f′ there, where it has no limit
+# least |f| or |f′| at NEAREST or FAR where the limit is infinite
 UNBOUNDED = 20.0
-# rows this far apart in total variation are different
+# total variation from which two rows count as different
 APART = 1e-3
-# rows of a batch that are also measured one by one
+# number of rows of a batch that are also measured one by one
 SINGLY = 3
 
 
@@ -99,7 +99,7 @@ class _Geometry(Seen):
 
     @property
     def f(self) -> FDivergence:
-        """Return the generator, of a divergence that has one."""
+        """Return the generator, of a divergence with one."""
         assert self.kind.generator is not None
         return self.kind.generator
 
@@ -113,7 +113,7 @@ def _rise(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 def _equal(
     values: Tensor, expected: Tensor | float, about: str, at: Tensor, relative: float = ROUGH
 ) -> Bounds:
-    """Return that numbers (N,) are equal, each at the point that its text names by ``{at}``."""
+    """Return bounds for values (N,) equal to ``expected``; ``about`` names the point ``{at}``."""
     expected = torch.as_tensor(expected, dtype=torch.float64).expand(values.shape)
     allowed = relative * (1 + expected.abs().nan_to_num(posinf=0.0))
     tell = lambda index: about.format(at=f"{float(at[index]):.4g}")  # noqa: E731
@@ -222,7 +222,7 @@ def budgets_translate_both_ways(seen: _Geometry) -> Iterator[Bounds]:
 
 @dataclass
 class _Rows(Seen):
-    """What a divergence costs on rows q and h (R, V)."""
+    """A divergence on rows q and h, (R, V)."""
 
     kind: Divergence
     q: Tensor
@@ -239,7 +239,7 @@ class _Rows(Seen):
         return f"{call}, examples={self.drawn[0]}, seed={self.drawn[1]})"
 
     def cost(self, h: Tensor, q: Tensor) -> Tensor:
-        """Return D(h‖q) of rows (R, V), which are copied, (R,)."""
+        """Return D(h‖q), (R,), of copies of rows (R, V)."""
         return shaped("value", self.kind.value(h.clone(), q.clone()), (len(q),))
 
     @cached_property
@@ -249,7 +249,7 @@ class _Rows(Seen):
 
     @property
     def allowed(self) -> Tensor:
-        """Return what rounding may change of the values, (R,)."""
+        """Return the rounding error allowed for each value, (R,)."""
         return EXACT * (1 + self.value.nan_to_num(posinf=0.0))
 
 
@@ -314,7 +314,7 @@ def values_are_those_of_the_generator(seen: _Rows) -> Iterator[Bounds]:
         allowed = seen.allowed + EXACT * terms.abs().sum(-1).nan_to_num(posinf=0.0)
     else:
         generated = f.value(h.clone(), q.clone())
-        # far apart, where what is left of 1 translates to nats, the translation back has the digits
+        # rows far apart lose the digits in the generator's value: compare after translating back
         same = torch.isclose(kind.to_generator(seen.value), generated, rtol=EXACT, atol=0.0)
         due = torch.where(same, seen.value, kind.from_generator(generated))
         allowed = seen.allowed

@@ -1,4 +1,4 @@
-"""Hold a drafter, and a round of decoding, to what acceptance relies on.
+"""Check a drafter, and a round of decoding with it, for all that acceptance relies on.
 
 Its tokens are drawn from the rows that it reports, and every uniform number is used once. If the
 token that replaces a refused one is drawn with the number that drew the refused one, or with the
@@ -32,15 +32,15 @@ from cactus_theory.verify import Assignment, Verifier, find_verifier
 from cactus_theory.verify.draw import pick
 
 DRAFTER_PROPERTIES = Properties("drafter_property")
-# rows are float32, and sum to 1 up to its rounding
+# tolerance of the sum of a float32 row
 SUMS = 1e-4
-# a model run with its cache and without, in float32
+# tolerance between float32 rows of a model with its cache and without
 AGREES = 1e-4
-# a coin this far inside a token's share cannot be mistaken for its neighbour's
+# distance of a test coin from the border of a token's share
 INSIDE = 1e-6
-# drafts of a batch whose numbers are counted
+# draft lengths of the batch in which the use of random numbers is counted
 LENGTHS = (3, 1, 2)
-# of tokens after caught ones so many are looked at
+# number of tokens after caught siblings that are checked
 FEW = 3
 
 

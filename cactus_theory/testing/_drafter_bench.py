@@ -24,13 +24,13 @@ from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
 # tokens of the made-up prompts: in the third and the last an n-gram drafter finds something
 PROMPTS = ((1, 5, 9), (2,), (3, 3, 7, 3, 3, 7, 3), (8, 4, 8, 1, 8, 4))
-# the likeliest drafted tokens, and of the tokens that follow each, that are looked at
+# number of likeliest drafted tokens, and of likeliest tokens after each, that are checked
 MOST = 16
-# shares thinner than this are left out: models round differently in other batches
+# least probability of a checked token: models round differently in other batches
 THIN = 1e-3
-# rows that are also decoded as a batch of one, which tosses its coins elsewhere
+# number of rows also decoded as a batch of one, whose coins lie elsewhere
 SINGLY = 4
-# what a token loses that its text holds already
+# logits taken off a token that its text holds already
 PENALTY = 1.5
 
 
@@ -39,9 +39,9 @@ class RecordedDraft:
     """A draft as it was proposed: copies, as a drafter may go on using its memory."""
 
     before: list[list[int]]  # the texts
-    most: list[int]  # tokens that a path of each may have
+    most: list[int]  # most tokens of a path, by text
     draft: Draft
-    written: Tensor  # (B, K), what stands in the texts now
+    written: Tensor  # (B, K) tokens that the drafter has written into the texts
     coins: Tensor  # (B, most)
 
     @property
@@ -140,12 +140,12 @@ class Bench(Seen):
 
 
 def lowered(ids: Tensor, scores: Tensor) -> Tensor:
-    """Return scores in which the tokens of a text so far have lost PENALTY."""
+    """Return scores, less PENALTY for every token that its text holds already."""
     return scores.scatter_add(1, ids, torch.full_like(scores, -PENALTY).gather(1, ids))
 
 
 class _Fed:
-    """The states of settled texts but their last tokens, computed when somebody looks."""
+    """The states of settled texts without their last tokens, computed on first use."""
 
     def __init__(self, target: CachedModel, texts: Texts) -> None:
         self.target, self.texts = target, texts
@@ -164,7 +164,7 @@ class _Fed:
 
 
 def _feed(target: CachedModel, texts: Texts) -> None:
-    """Feed a target what it lacks of settled texts, but for their last tokens."""
+    """Feed a target the missing tokens of settled texts, without their last tokens."""
     counts = [len(ids) - 1 - length for ids, length in zip(texts.ids, target.lengths, strict=True)]
     if any(counts):
         target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
@@ -179,7 +179,7 @@ def _proposed(texts: Texts, drafting: Drafting, lengths: list[int], coins: Tenso
 
 
 def _taken(one: RecordedDraft, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
-    """Yield what each row goes on with: some of its draft, and one more token."""
+    """Yield the tokens that each row goes on with: some of its draft, and one more."""
     for row, ids in enumerate(one.draft.token_ids.tolist()):
         yield [*ids[: min((turn + row) % 4, one.draft.lengths[row])], last[row]]
 
@@ -195,7 +195,7 @@ def stream(numbers: Float[Tensor, "count"]) -> Uniforms:
 
 
 class WatchedVerifier(Verifier):
-    """A verifier that remembers what it was shown."""
+    """A verifier that records the rows and drafts that it is given."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier, self.name = verifier, verifier.name  # type: ignore[misc]
@@ -248,7 +248,7 @@ def decoded(
 def compared(
     bench: Bench, prompt: list[int], due: list[list[int]], numbers: list[list[float]]
 ) -> Iterator[Bounds]:
-    """Yield whether the numbers give what is due, as one batch and singly."""
+    """Yield whether the coins give the expected tokens, in one batch and row by row."""
     yield _compared(decoded(bench, prompt, numbers)[0], due, numbers)
     for one, expected in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
         yield _compared(decoded(bench, prompt, [one])[0], [expected], [one])

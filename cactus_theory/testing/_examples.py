@@ -20,7 +20,7 @@ Group = tuple[Tensor, Tensor]
 ONE_IN = 20
 WIDTHS = ((257, 512), (50, 64), (16, 49), (65, 256))
 ORDER = (0, 1, 2, 3, 1, 2, 3)
-# of two pairs and more, one is as wide as a small vocabulary, of 10,000 one as a real one
+# widths of one pair among two or more, and of one more among THOROUGH or more
 SMALL, THOROUGH, VOCABULARY = (1_000, 1_400), 10_000, 32_000
 
 

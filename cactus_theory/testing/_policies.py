@@ -1,4 +1,4 @@
-"""Check a policy against its properties on a pool of rows: the runner, and the door for pytest."""
+"""Check a policy against its properties on a pool of rows: the runner, and the assertion."""
 
 import math
 import time
@@ -22,13 +22,13 @@ from cactus_theory.testing.properties._behaviour import (
     own_value,
 )
 
-# rows on which a rule is tried at each other value of its knob
+# number of rows on which a policy is checked at each other value of its knob
 ROWS_AT_OTHER_KNOBS = 24
-# the most tokens of such a row
+# most tokens of such a row
 NARROW = 8
-# time limit for shrinking one counterexample
+# seconds for shrinking one counterexample
 SHRINK_SECONDS = 10.0
-# after a longer check of a plain function the report says how to make it faster
+# seconds of checking a function, from which the report says how to make it faster
 SLOW_SECONDS = 20.0
 
 
@@ -139,7 +139,7 @@ def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Beh
 
 
 def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
-    """Return those on which the rule returns finite numbers, without the other rows."""
+    """Return the behaviours on the rows where the policy returns finite numbers."""
     answering = (b for b in others if checker.error_on(PROPERTIES["answers"], b) is None)
     return [b for b in map(checker.with_numbers, answering) if len(b.q)]
 

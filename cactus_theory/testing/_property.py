@@ -1,8 +1,8 @@
-"""What a property is, and how it is measured: bounds on numbers of something, seen on examples.
+"""Define a property, bounds on numbers of a thing seen on examples, and measure it.
 
 A kind of thing that is checked (policies, verifiers, drafters, schedules, divergences) is a table
-of :class:`Properties` and a class of what is :class:`Seen` on its examples; :func:`broken` is all
-that is needed then. Policies may come from a stranger: see ``_check_properties.py``.
+of :class:`Properties` and a subclass of :class:`Seen` for its examples; :func:`broken` does the
+rest. Policies may come from a user: see ``_check_properties.py``.
 """
 
 import inspect
@@ -18,17 +18,17 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.testing._report import Finding, message
 
-# sums of a few dozen float64 terms, each at most 1, and roots solved to that accuracy
+# tolerance of float64 sums of a few dozen terms ≤ 1, and of roots
 EXACT = 1e-9
-# what the order of the terms may change of a sum over a row
+# tolerance of a row's sum in another order of its terms
 ROUNDING = 1e-15
 # the largest float64 below 1, the last value a coin can take
 LAST_COIN = 1 - 2.0**-53
 # the widest row that a property is checked on by default
 WIDEST = 512
-# bounds for numbers that only have to be finite
+# bound for numbers that only have to be finite
 FINITE = torch.finfo(torch.float64).max
-# outcomes expected less often than this must not occur; others below LEAST are put together
+# expected counts: below NEVER an outcome must not occur, below LEAST outcomes are merged
 NEVER, LEAST = 1e-6, 5
 
 
@@ -38,8 +38,8 @@ class Bounds:
 
     Attributes
     ----------
-    found : (N, …) numbers of the rule. ``low``, ``high`` : what they must lie between.
-    about : what one number is: a text with places for its indices after the first, such as
+    found : (N, …) numbers of the rule. ``low``, ``high`` : bounds on them.
+    about : the name of one number: a text with places for its indices after the first, such as
         ``"acceptance of token {0}"``, or a function of the whole index.
     allowed : what rounding may add; (N, …) if that depends on the entry.
     counts : (N, …) bool, the entries to which the property applies; None for all.
@@ -109,12 +109,12 @@ def chance_of_counts(counts: Tensor, expected: Tensor) -> Tensor:
 
 
 class Seen:
-    """What a kind of thing does on some examples: the numbers that its properties are about."""
+    """Numbers of a policy, a verifier, … on some examples, for its properties to bound."""
 
-    width = 0  # tokens of a row; a property is left out where enumerating so many is too slow
+    width = 0  # tokens of a row; a property is skipped beyond its ``widest``
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
-        """Yield lines (label, text) that show one example to whoever reads a failure."""
+        """Yield lines (label, text) that show one example in the message of a failure."""
         yield from ()
 
     def again(self, row: int, name: str) -> str:
@@ -126,20 +126,20 @@ Measure = TypeVar("Measure", bound=Callable[[Any], Iterator[Bounds]])
 
 
 def always(thing: Any) -> bool:
-    """Return True: everything of a kind must have the property."""
+    """Return True: the property holds for all things of a kind."""
     return True
 
 
 @dataclass(frozen=True)
 class Property:
-    """One property of policies, of verifiers, or of another kind.
+    """A property of policies, of verifiers, or of another kind.
 
     Attributes
     ----------
     name : its name in reports and in ``properties=``.
     statement : the first paragraph of its docstring.
     applies : whether a policy, a verifier, … has to have it (always, or because it says so).
-    measure : what is seen on examples → the bounds it has to keep.
+    measure : a :class:`Seen` → the bounds that its numbers must keep.
     hint : the likeliest cause of a failure, in words.
     steady : whether policies with jumps (``continuous=False``) are judged away from them only.
     at_other_knobs : whether it is also checked at other values of a policy's knob.
@@ -161,7 +161,7 @@ class Properties(dict[str, Property]):
 
     def __init__(self, decorator: str) -> None:
         super().__init__()
-        self.decorator = decorator  # what enters one, as its errors call it
+        self.decorator = decorator  # name of the decorator in error messages
 
     def enter(
         self, applies: Callable[[Any], bool] = always, **options: Any
@@ -236,13 +236,13 @@ def measure(prop: Property, seen: Seen) -> Worst:
 def finding(
     prop: Property, worst: Worst, rows: tuple[list[float], list[float]] = ([], []), **more: Any
 ) -> Finding:
-    """Return what is known about a broken property; ``more`` are the last fields."""
+    """Return the finding for a broken property; ``more`` are its last fields."""
     numbers = worst.about, worst.expected, worst.found, worst.margin
     return Finding(prop.name, prop.statement, *rows, *numbers, **more)
 
 
 def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
-    """Return what a failing test says of the first broken property; nothing if all hold."""
+    """Return the message of the first broken property, empty if all hold."""
     chosen = list(properties)
     for seen in examples:  # in the order of their size: the first that fails is the smallest
         for prop in chosen:

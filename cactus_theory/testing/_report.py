@@ -10,15 +10,15 @@ from cactus_theory.base.tables import aligned
 from cactus_theory.policies import Policy
 
 Outcome = Literal["passed", "failed", "inconclusive"]
-# entries of a row that fit on one line
+# entries of a row shown on one line
 SHOWN = 12
-# a margin above this means that any number was allowed
+# margin above which any number was allowed
 UNBOUNDED = 1e300
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One way in which a property is broken, on the simplest rows found.
+    """A broken property on the simplest rows found.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class PropertyVerdict:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a check found about a rule.
+    """The result of checking a policy against all properties.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Report:
 
 
 def declared(policy: Policy) -> str:
-    """Return what a rule declares, in words."""
+    """Return a policy's declaration, in words."""
     claims = policy.declares
     parts = [
         f"{entry.name} {getattr(claims, entry.name)}".replace("_", " ").removesuffix(" True")

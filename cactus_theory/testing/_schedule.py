@@ -1,4 +1,4 @@
-"""Hold a schedule to what decoding relies on: no look-ahead, no memory between texts."""
+"""Check a schedule for decoding: no look-ahead, no memory between texts."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ JUDGE = find_verifier("chain")
 
 @dataclass(frozen=True)
 class _Round:
-    """One round of a made-up text: what is drafted, on which rows, and what is emitted."""
+    """A round of a made-up text: drafted tokens, their rows, and how many are accepted."""
 
     drafted: Tensor
     target_probs: Tensor
@@ -80,7 +80,7 @@ def assert_schedule_properties(
 
 
 class _Text(Seen):
-    """What a schedule chooses on a made-up text, and what another text is made of."""
+    """The choices of a schedule on a made-up text, and the rounds of another text."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Text(Seen):
     def follow(self, state: Any, turn: _Round) -> tuple[Tensor, Any]:
         """Return the choices of a round, (K,), and the state after it."""
         chosen, policies = self.chosen(state, turn).clone(), self.schedule.policies
-        # numbers of no policy are for the property that looks at them
+        # numbers that are no policy's are left to ``choices_are_numbers_of_policies``
         judged = [policies[at] for at in chosen.tolist() if 0 <= at < len(policies)]
         seen = self.schedule.observe(state, turn.verified(judged))
         return chosen, self.schedule.advance(seen, turn.new_ids)

@@ -32,15 +32,15 @@ from cactus_theory.testing._schedule import assert_schedule_properties
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 
 Say = Callable[..., None]
-# the part of the machine's memory that a rule may use
+# share of the machine's memory that a rule may use
 MEMORY_SHARE = 0.5
-# a property makes each call up to this often (at values of a knob), on a machine that may become
-# busier by this factor than it was during the first calls
+# most repeats of a call in one property (at values of a knob), and the factor by which the
+# machine may become slower than it was during the first calls
 OFTEN, BUSIER = 40, 5.0
 
 
 def main() -> None:
-    """Check the rule; threads, and what is registered for the end of Python, do not run on."""
+    """Check the rule, then end the process at once, its threads and exit handlers included."""
     code = 1
     try:
         _limit()
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Keep the rule from filling the memory, where the system can."""
+    """Limit the rule's memory, where the system can."""
     with suppress(ImportError):
         import resource
 
@@ -76,7 +76,7 @@ def _speaker() -> Say:
 
 
 def _work(options: dict[str, Any], say: Say) -> None:
-    """Check the rule and say what is known so far."""
+    """Check the rule and report every result so far as an event."""
     torch.set_num_threads(1)
     source, names = options["source"], options["properties"]
     try:
@@ -91,7 +91,7 @@ def _work(options: dict[str, Any], say: Say) -> None:
     def progress(law: str, report: Report) -> None:
         say(law=law, report=asdict(report))
 
-    each = 0.0  # seconds that making each call once takes a drafted token
+    each = 0.0  # seconds of each call once, by drafted token
 
     def ask(prop: Property, seen: Behaviour) -> None:
         more = OFTEN * BUSIER * each * int(seen.drafted.sum())
@@ -101,7 +101,7 @@ def _work(options: dict[str, Any], say: Say) -> None:
         say(seconds=options["timeout"], rows=(seen.q[0].tolist(), seen.p[0].tolist()))
 
     def rows() -> Iterator[Pair]:
-        """Yield the rows after each by itself: where the rule ends or hangs it was told which."""
+        """Check every row by itself first, so that a crash or hang names its row; yield all."""
         nonlocal each
         groups = examples(options["examples"], options["seed"])
         singly = [(q[i : i + 1], p[i : i + 1]) for q, p in groups for i in range(len(q))]
@@ -119,14 +119,14 @@ def _work(options: dict[str, Any], say: Say) -> None:
 
 
 def _read(source: str) -> Policy | Schedule | Divergence:
-    """Return what ``FILE.py:NAME`` stands for."""
+    """Return the policy, schedule or divergence of ``FILE.py:NAME``."""
     entry, _ = POLICIES.read(source, Schedule, Divergence)
     kind = entry if isinstance(entry, type) else type(entry)
     return find_divergence(source) if issubclass(kind, Divergence) else find_followed(source)
 
 
 def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Say) -> Report:
-    """Hold a schedule or a divergence to the assertion of its kind, as one property."""
+    """Check a schedule or a divergence by the assertion of its kind, as one property."""
     if isinstance(what, Schedule):
         name, hold = "schedule", assert_schedule_properties
         statement = "a choice knows only what is known before its token, and its own text alone"
@@ -150,7 +150,7 @@ def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: 
 
 
 def _kind_of(divergence: Divergence) -> str:
-    """Return what a divergence is, in words."""
+    """Return the kind of a divergence, in words."""
     if isinstance(divergence, FDivergence):
         return "an f-divergence"
     generator = divergence.generator
@@ -158,7 +158,7 @@ def _kind_of(divergence: Divergence) -> str:
 
 
 def declaration(policy: Policy, source: str) -> str:
-    """Return what the rule declares; raise ValueError for a declaration that cannot be read."""
+    """Return the policy's declaration; raise ValueError if it cannot be read."""
     try:
         claims = policy.declares
         if claims.budget is not None:

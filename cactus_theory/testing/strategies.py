@@ -23,9 +23,9 @@ __all__ = ["budgets", "distributions", "pairs"]
 
 # −log10 of the smallest weight drawn together with weights of order one
 TINY_EXPONENT = 30
-# near ties: factors this many float64 roundings away from 1
+# most float64 roundings by which the entries of a near tie differ
 TIE_ULPS = 4
-# how many powers of ten a tail spans, and the deepest one whose ratio p/q is still a number
+# powers of ten that a tail spans, and the deepest whose ratio p/q is finite
 TAIL_SPREAD, DEEPEST_RATIO = 15, 307
 
 
@@ -206,13 +206,13 @@ def acceptances() -> st.SearchStrategy[float]:
     return st.one_of(st.floats(0, 1), st.sampled_from((0.0, 1.0)))
 
 
-# smaller entries become 0, so that float32 holds all; narrow rows test deeper tails
+# least entry of a wide row, so that float32 holds it; narrow rows test deeper tails
 LEAST = 1e-30
-# how many tokens a draft cut to its top proposes
+# number of tokens that a draft cut to its top proposes
 TOP = 16
 TARGETS = ("zipf", "zipf", "dirichlet", "flat", "zeros")
 DRAFTS = ("tempered", "independent", "top", "equal", "over")
-# in wider rows every draft is cut to its top, as enumerating drafted tokens takes O(V) each
+# V above which every draft is cut to its top: enumeration takes O(V) for a drafted token
 DENSE = 64
 
 

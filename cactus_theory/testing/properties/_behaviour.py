@@ -1,4 +1,4 @@
-"""What a rule does on a batch of rows, at its own knob and at others: φ, g, the emitted law."""
+"""Compute φ, g and the emitted law of a policy on a batch of rows, at several knobs."""
 
 import math
 import random
@@ -14,9 +14,9 @@ from cactus_theory.policies import _knobs as knobs
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
 
-# as wide as real vocabularies, for properties that cost O(V) a drafted token
+# largest V of properties that take O(V) for a drafted token: a real vocabulary
 REAL = 200_000
-# a rule with jumps is judged only where moving the rows by this much (relative) changes nothing
+# relative change of rows that must not move an answer by more than JUMP, or a jump is near
 AWAY = 1e-4
 JUMP = 1e-2
 
@@ -28,7 +28,7 @@ class Behaviour(Seen):
     ----------
     rule, q, p : as given.
     drafted : (R, V) whether the draft can propose the token.
-    knobs : what was changed to get ``rule`` from the policy that is being checked.
+    knobs : the values by which ``rule`` differs from the policy that is being checked.
 
     Examples
     --------
@@ -161,12 +161,12 @@ def policy_property(
 
 
 def of_token(token: Tensor, text: str) -> Callable[[tuple[int, ...]], str]:
-    """Return what names an entry whose first index counts drafted tokens: ``{n}`` is its token."""
+    """Return a function index → name of an entry of drafted tokens; ``{n}`` is the token."""
     return lambda index: text.format(*index[1:], n=int(token[index[0]]))
 
 
 def residual_entry(seen: Behaviour, more: str = "") -> Callable[[tuple[int, ...]], str]:
-    """Return what names an entry of ``seen.recovered``."""
+    """Return a function index → name of an entry of ``seen.recovered``."""
     return of_token(seen.pairs[1], f"residual probability of token {{0}} after token {{n}}{more}")
 
 
@@ -179,16 +179,16 @@ def shaped(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     return value.detach().double()
 
 
-# values at which a registered policy's knob is tried; those outside its range are left out
+# knob values at which a registered policy is checked, as far as its range allows them
 KNOB_VALUES = (0.0, 0.1, 0.3, 0.7, 1.0, 3.0, float("inf"))
 WHOLE_VALUES = (0, 1, 2, 3, 5, 8, 20)
-# the same for a knob of a plain function, in multiples of its own value
+# knob values for a plain function, in multiples of its own value
 FACTORS = (0.5, 1.0, 2.0)
-# and the values for one whose own is 0, as its multiples are
+# knob values for a plain function whose own value is 0
 FROM_ZERO = (0.0, 0.1, 1.0)
-# beyond the last finite value, drawn ones reach this many times as far
+# largest drawn knob value, in multiples of the last finite one
 BEYOND = 4.0
-# drawn values in each gap, one in each half of it
+# number of drawn knob values in each gap, one in each half of it
 BETWEEN = 2
 
 

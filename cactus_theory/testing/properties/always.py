@@ -18,7 +18,7 @@ from cactus_theory.testing.properties._behaviour import (
 )
 from cactus_theory.verify import verify_chain
 
-# probabilities are compared with 0 and 1 to the last few roundings
+# tolerance of a probability's comparison with 0 and 1
 PROBABILITY = 1e-12
 
 
@@ -120,14 +120,14 @@ def _resummed(seen: Behaviour) -> Tensor:
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
 
 
-# a draw this close to the border of two tokens may fall on either side
+# distance from the border of two tokens within which a draw may give either
 BORDER = 1e-9
-# rows, and drafted tokens in them, whose coins are enumerated
+# most rows, and most drafted tokens in them, whose coins are enumerated
 MOST_ROWS, MOST_PAIRS = 10, 40
 COINS = 4
-# draws in a wide row, and entries of the target rows that are verified at once
+# most draws in a wide row, and most entries of target rows verified at once
 MOST_DRAWS, ENTRIES = 16, 2**18
-# coins this far from φ cannot be mistaken for it; fractions of 2^20 are computed exactly
+# distance of a coin from φ that is certain to decide, and the denominator of exact coins
 APART, SHORT = 1e-12, 2.0**20
 
 

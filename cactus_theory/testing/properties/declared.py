@@ -24,11 +24,11 @@ from cactus_theory.testing.properties._behaviour import (
 )
 from cactus_theory.verify import verify_chain
 
-# float32 rows have 7 digits; a rule may lose three of them
+# tolerance on float32 rows: they have 7 digits, of which a policy may lose three
 NARROW = 1e-4
-# at a per-proposal optimum, this relative step towards 1 exceeds the budget
+# relative step towards 1 that exceeds the budget at a per-proposal optimum
 STEP = 1e-6
-# rows of at most so many tokens are also tried at drawn values of the knob
+# most tokens of a row that is also checked at drawn values of the knob
 NARROW_ROW = 5
 
 
@@ -100,7 +100,7 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
         row = policy.target(seen.q, seen.p)
     elif not _may_spend_nothing(policy):
         lossless = policy.declares.strict
-        if lossless is None or seen.knobs:  # at other knobs it is the same rule
+        if lossless is None or seen.knobs:  # the lossless policy is the same at other knobs
             return
         policy, where = at_knob(policy, lossless), f" at {policy.knob}={lossless:g}"
     exact = seen if policy is seen.policy else seen.on(seen.q, seen.p, policy=policy)
@@ -109,7 +109,7 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     recovered, residual = exact.emitted - exact.accepted, (row - seen.p).clamp(min=0.0)
     about = f"mass of token {{0}} after refusals{where}, beside its residual (h − p)₊"
     judged = judged[:, None].expand(row.shape)
-    # what is accepted may be off by as much as what is emitted
+    # accepted and emitted masses each have an error of EXACT
     yield Bounds(recovered, residual, residual, about, 2 * EXACT, judged)
 
 
@@ -192,7 +192,7 @@ def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
     hint="a difference of nearly equal numbers, or a threshold, in float32", steady=True
 )
 def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
-    """The same rows in float32 and in float64 are treated alike to 1e-4.
+    """Rows in float32 are treated as in float64, to 1e-4.
 
     Rules with jumps (``continuous=False``) are judged where moving the rows by 1e-4 meets none.
     """

@@ -17,9 +17,9 @@ from cactus_theory.testing._property import Measure, Properties, Seen, always
 from cactus_theory.testing.verifiers._trees import Trees
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
-# paths of a tree that coins are tossed for: of the likeliest, of any, and with impossible tokens
+# paths of a tree tried with coins, of each kind: likeliest, any, and with impossible tokens
 EACH = 2
-# trees with at most so many rows are shown in full
+# most rows of a tree that is shown in full
 SHOWN = 30
 ByNode = tuple[Float[Tensor, "trees _"], ...]
 RowsByNode = tuple[Float[Tensor, "trees _ vocab"], ...]
@@ -54,7 +54,7 @@ def verifier_property(
 
 @dataclass(frozen=True)
 class PathLaw:
-    """What a verifier states on every path of every tree: a ``VerdictLaw`` with one more axis."""
+    """The law stated by a verifier on every path of every tree: ``VerdictLaw`` with a tree axis."""
 
     stop: Float[Tensor, "trees paths K1"]
     last: Float[Tensor, "trees paths K1 vocab"]
@@ -119,11 +119,11 @@ class Enumeration(Seen):
 
     @cached_property
     def law(self) -> PathLaw:
-        """Return what the verifier states on the trees' own rows."""
+        """Return the verifier's law on the trees' own rows."""
         return self.law_of(self.q, self.p)
 
     def law_of(self, q: Tensor, p: Tensor, verifier: Verifier | None = None) -> PathLaw:
-        """Return what a verifier, its own if none, states on rows (T, V^K, …) along every path."""
+        """Return the law of a verifier (default: its own) on rows (T, V^K, …) along every path."""
         count, paths = q.shape[:2]
         ids = self.trees.paths.repeat(count, 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
@@ -221,10 +221,10 @@ def aim(
 
 
 class Paths:
-    """N paths with their rows, and what the verifier does on them with chosen coins.
+    """N paths with their rows, and the verifier's verdicts on them with chosen coins.
 
-    ``tree`` and ``path``, (N,), say which they are; ``stop``, ``last``, ``alive`` and ``turns`` are
-    what the law states of them, ``aims`` (N, K + 1, V) is h, and the target's row at the end.
+    ``tree`` and ``path``, (N,), are their numbers; ``stop``, ``last``, ``alive`` and ``turns`` are
+    their parts of the law, ``aims`` (N, K + 1, V) is h, and the target's row at the end.
     """
 
     def __init__(self, seen: Enumeration, tree: Tensor, path: Tensor) -> None:
@@ -235,7 +235,7 @@ class Paths:
         self.alive, self.aims = seen.law.alive[tree, path], seen.aims[tree, path]
         self.turns = None if seen.law.turns is None else seen.law.turns[tree, path]
         self.length = self.ids.shape[1]
-        self.coins = seen.verifier.coins(self.length)  # that decide on acceptance, of each path
+        self.coins = seen.verifier.coins(self.length)  # number of acceptance coins of a path
 
     def part(self, chosen: Tensor) -> "Paths":
         return Paths(self.seen, self.tree[chosen], self.path[chosen])
@@ -274,7 +274,7 @@ class Paths:
         return pairs.nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
     def about(self, describe: Callable[[tuple[int, ...]], str]) -> Callable[..., str]:
-        """Return a text about an entry: its drafted tokens, then what ``describe`` says of it."""
+        """Return a function index → text: the drafted tokens, then ``describe(index)``."""
 
         def text(index: tuple[int, ...]) -> str:
             drafted = " ".join(map(str, self.ids[index[0]].tolist()))

@@ -15,9 +15,9 @@ from torch import Tensor
 
 # (V, K) of trees number 0, 1, … in turn
 SHAPES = ((2, 1), (3, 2), (2, 3), (4, 1), (2, 2), (3, 3), (3, 1), (4, 2), (2, 3), (3, 2), (4, 3))
-# trees of one shape that are enumerated together, so that memory stays small
+# most trees of one shape enumerated together, for memory's sake
 TOGETHER = 100
-# float64 numbers from 1 to 2 are this far apart
+# spacing of float64 numbers from 1 to 2
 ULP = 2.0**-52
 # relative distances between rows that are nearly equal
 NEAR = (1e-6, 1e-10, 1e-15)
@@ -125,7 +125,7 @@ def _nearly_equal(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _swapped(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return a draft that likes what the target does not."""
+    """Return rows of which the draft's are the target's with its probabilities in reverse order."""
     q = _smooth(count, vocab, source)[0].sort(-1).values
     return q, q.flip(-1)
 

@@ -22,11 +22,11 @@ from cactus_theory.testing.verifiers._enumeration import (
 from cactus_theory.verify import Assignment, Draft, Verdict
 from cactus_theory.verify._checks import verify_tensors
 
-# rows of a ragged batch, and trials of coins for each deterministic draft
+# number of rows of a ragged batch, and of coin trials for each deterministic draft
 BATCH, TRIALS = 6, 4
-# trees that are drawn for, chance that a correct verifier fails on one of them, and draws
+# trees with sampled verdicts, probability of a false alarm on each, and number of samples
 DRAWN, FALSE_ALARM, DRAWS = (1, 14, 18), 1e-6, 2000
-# a policy beside the one that is checked
+# policies beside the one that is checked
 OTHERS = ("speculative", "mixture:alpha=0.5")
 
 

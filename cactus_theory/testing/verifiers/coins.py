@@ -1,4 +1,4 @@
-"""Properties of what a verifier does with coins: the verdict has the law that it states."""
+"""Properties of verdicts over all coins: they have the law that the verifier states."""
 
 import math
 from collections.abc import Iterator
@@ -17,23 +17,23 @@ from cactus_theory.testing.verifiers._enumeration import (
     verifier_property,
 )
 
-# coins are tried this close to where a decision turns; a policy decides to about 1e-12
+# distance of a tried coin from where a decision turns; a policy decides to about 1e-12
 INSIDE = 1e-9
-# which is that much of the coin of a drafted token of such a probability; paths with rarer ones
-# count as much as they occur
+# least probability of a drafted token whose decision, at 1e-12, is exact to INSIDE; paths with
+# rarer tokens count in proportion to their probability
 FAINT = 1e-3
-# what cells thinner than that, and rounding, may add to a probability
+# tolerance of a probability: thin cells without coins, and rounding
 COUNTED = 1e-7
-# the same for rows in single precision, which round to 6e-8
+# INSIDE and COUNTED for float32 rows, which round to 6e-8
 INSIDE_SINGLE, COUNTED_SINGLE = 1e-5, 1e-3
-# outcomes are looked at if they are no rarer: a residual is a difference of masses, and on nearly
-# equal rows that of a rarer one is rounded by more than what coins are tried beside
+# least probability of a checked outcome: a residual is a difference of masses, and on nearly equal
+# rows the rounding of a rarer one exceeds INSIDE
 RARE = 1e-6
-# patterns of acceptance coins with which the token after each count is drawn
+# number of coin patterns with which the token after each count is drawn
 PATTERNS = 3
-# paths that are tried with every value for every coin
+# number of paths tried with every value for every coin
 EXTRA = 20
-# a coin this far above a threshold cannot be mistaken for it; fractions of 2^20 are exact
+# distance of a coin above a threshold, and the denominator of exact coins
 BESIDE, SHORT = 1e-11, 2.0**20
 
 
@@ -103,7 +103,7 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _weights(paths: Paths) -> Tensor:
-    """Return how much each path counts, (N, 1): 1, or its probability where it is all but none."""
+    """Return each path's weight, (N, 1): 1, or its probability if it has a token below FAINT."""
     drafted = paths.p.gather(-1, paths.ids[..., None])[..., 0]
     return torch.where((drafted >= FAINT).all(-1), 1.0, paths.weight)[:, None]
 
@@ -259,7 +259,7 @@ def what_is_sure_is_accepted(seen: Enumeration) -> Iterator[Bounds]:
     rows = paths.aims[:, :-1], paths.p
     h, p = (part.gather(-1, paths.ids[..., None])[..., 0] for part in rows)
     ratio = paths.alive[:, :-1] * h / p
-    clear = ((ratio - 1).abs() > COUNTED).cumprod(-1) == 1  # whatever rounding makes of them
+    clear = ((ratio - 1).abs() > COUNTED).cumprod(-1) == 1  # ratios are not near 1
     places = torch.arange(1, paths.length + 1)
     least = torch.where(clear & (ratio > 1) & (paths.alive[:, 1:] == 1), places, 0).amax(-1)
     coins = torch.full((len(least), 1, paths.coins), LAST_COIN, dtype=torch.float64)

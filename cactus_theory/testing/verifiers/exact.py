@@ -16,14 +16,14 @@ from cactus_theory.testing.verifiers._enumeration import (
 )
 from cactus_theory.verify import Chain, Draft
 
-# rounding of a difference of two masses at a node, relative to the probability of its text
+# rounding error of a difference of masses at a node, relative to its text's probability
 ROUNDING = 1e-14
-# a law moves at most so much when its rows are rounded to float32 (6e-8 an entry, relative)
+# most change of a law when its rows are rounded to float32 (6e-8 an entry, relative)
 SINGLE = 1e-6
 
 
 def _rounding(value: Tensor, reached: Tensor) -> Tensor:
-    """Return what rounding may change of masses at a node: their own share and a difference's."""
+    """Return the rounding error allowed for masses at a node: their own and a difference's."""
     return EXACT * value.abs() + ROUNDING * reached
 
 
