@@ -21,17 +21,17 @@ from . import _conic
 from ._dual_bounds import lagrange_bound
 from ._perspective import Scaled, cvxpy
 
-# Interior-point answers are good to about 1e-9; the row may overspend by this, in D's unit.
+# Most divergence above the budget, in D's unit; interior-point answers are good to about 1e-9.
 FEASIBILITY = 1e-7
-# An answer further than this below its own dual bound is not called optimal.
+# Most gap below its own dual bound of an answer that is called optimal.
 OPTIMALITY = 1e-6
 
-# A failed attempt's answer scales the next one, but no token below this share of q.
+# Least scale of a token, as a share of q, taken from a failed attempt's answer.
 SMALLEST_SCALE = 1e-6
 
-# a price is the multiplier of a bound, and as good as the bound is tight: of a sum over positions
-# a gap above this share of the price is worth another attempt, at the scale of the rows found
-# (4e-7 left a price 0.2 % off)
+# Largest gap, as a share of the price, at which a sum over positions is not solved again at the
+# scale of the rows found: a price is as accurate as its bound is tight (a gap of 4e-7 left a price
+# 0.2 % off).
 SHARP = 1e-7
 
 # Tight first: the gap then stays near 1e-10. Rows that stall there may pass at the defaults.
@@ -124,7 +124,7 @@ def believable(problem: Any, solver: str, options: dict) -> bool:
     )
 
 
-# a name that cvxpy knows, and options
+# cvxpy's name of a solver, and its options
 Solver = tuple[str, dict[str, Any]]
 
 
@@ -140,7 +140,7 @@ Solution = TypeVar("Solution")
 class Attempted(Generic[Solution]):
     """A program that solvers try in turn, each answer being checked."""
 
-    promise: str = ""  # what an answer must keep, for the error when none does
+    promise: str = ""  # the conditions on an answer, for the error message
 
     @property
     def linear(self) -> bool:

@@ -23,7 +23,7 @@ from ._perspective import Scaled, Terms, cvxpy, entered_in, perspective, power
 LARGEST_EXPONENT = 700.0
 
 _LEFT_SIDES: dict[type, Callable[[Scaled, Any], Any]] = {}
-# registers a function of (row, divergence) as the sum of a class, in place of the table's
+# decorator: a function of (row, divergence) becomes the sum of a class instead of the table's
 left_side_of = partial(entered_in, _LEFT_SIDES)
 
 
@@ -72,7 +72,7 @@ class Budget:
 
 
 _FORMS: dict[type, Callable[[Scaled, Any, float], Budget]] = {}
-# registers a function of (row, divergence, delta) as the form of a class's budget
+# decorator: a function of (row, divergence, delta) becomes the budget of a class
 budget_of = partial(entered_in, _FORMS)
 
 

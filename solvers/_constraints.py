@@ -1,4 +1,4 @@
-"""What constraints of a design may use by name, and their kinds.
+"""The quantities that constraints of a design use by name, and the kinds of constraints.
 
 Each kind builds, measures and prices itself.
 """
@@ -21,14 +21,14 @@ from ._dual_bounds import Lagrangian
 from ._perspective import Scaled, cvxpy
 
 Dual = float | dict[int, float]
-# interior-point answers leave what binds within 1e-5 of its limit, relative to it, and keep
-# everything else further away than this
+# relative distance from a limit within which it binds: interior-point answers are within 1e-5 of
+# limits that bind, and further than this from all others
 TIGHT = 1e-4
 
 
 @dataclass(frozen=True)
 class Quantities:
-    """One row being designed, as cvxpy expressions and numpy rows over the vocabulary (V,)."""
+    """The row being designed, as cvxpy expressions and numpy rows over the vocabulary (V,)."""
 
     q: np.ndarray
     p: np.ndarray

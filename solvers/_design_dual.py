@@ -26,17 +26,17 @@ from ._constraints import (
 )
 from ._dual_bounds import Lagrangian
 
-# tokens with q > 0 up to which a conic solver is quick, a second or two, and needs no dual
+# most tokens with q > 0 of a design that a conic solver solves in a second or two
 SMALL = 5_000
-# it takes five to ten; where it takes more the conic solver follows
+# most Newton steps (usually five to ten) before the conic solver is tried, and most halvings
 STEPS, HALVED = 60, 40
-# of Σh, D and expectations in their units: two digits below what an answer may miss
+# largest residual of Σh, D and expectations in their units: a hundredth of FEASIBILITY
 RESIDUAL = 1e-9
-# a step may take this share of the way to a multiplier of 0
+# most of the way to a multiplier of 0 that one step takes
 SHARE = 0.9
-# of the decrease that the gradient promises, as usual, and what rounding adds to a value
+# Armijo's share of the decrease that the gradient predicts, and the rounding error of a value
 ARMIJO, ROUNDING = 1e-4, 1e-15
-# relative to the Hessian's largest entry: it may be singular where few tokens move
+# ridge over the Hessian's largest entry: the Hessian may be singular where few tokens move
 RIDGE = 1e-13
 
 
@@ -95,7 +95,7 @@ class Dual:
         return charged
 
     def residuals(self, h: np.ndarray) -> np.ndarray:
-        """Return what is left of the budget and of each sum: the gradient where h is best."""
+        """Return the slack of the budget and of each sum: the dual's gradient where h is best."""
         q = self.program.q
         spent = q @ self.f.f(torch.from_numpy(h / q)).numpy()
         return np.append(self.delta - spent, self.right - self.rows @ h)

@@ -48,11 +48,11 @@ from cactus_theory.divergences.classical import KL
 from ._conic import generator_budget, most_of
 from .path_tree import PathTree
 
-# the bracket [0, 1] of a row's entry shrinks to 2^-100; the value is then exact to rounding
+# halvings of the bracket [0, 1] of a row's entry, to 2^-100: exact to rounding
 HALVINGS = 100
-# the bracket of a level shrinks below an ulp of it
+# halvings of the bracket of a level, to below its ulp
 LEVEL_HALVINGS = 60
-# below this, dividing by a price may overflow; a price of 0 then gives a bound as well
+# least price divided by without overflow; below it a price of 0 gives a bound as well
 SMALLEST_PRICE = 1e-150
 
 
@@ -68,7 +68,7 @@ def halved(low: Any, high: Any, below: Callable[[Any], Any], steps: int) -> tupl
 
 @dataclass
 class Lagrangian:
-    """What the constraints of a program contribute at their multipliers; arrays are (m,).
+    """A program's objective less its constraints at their multipliers; arrays are (m,).
 
     ``q`` is the target on tokens with q > 0, ``cap`` the caps c of the reward, ``low`` and ``high``
     the box that the row is known to stay in.
@@ -136,7 +136,7 @@ class Lagrangian:
         return np.minimum(self.cap, h) - self.linear * h - paid
 
     def slope(self, h: np.ndarray) -> np.ndarray:
-        """Return what more mass on each token is worth at the row ``h`` (m,)."""
+        """Return the derivative in each token's mass at the row ``h`` (m,)."""
         ratio = torch.from_numpy(h / self.q)
         paid = sum(price * f.slope(ratio).numpy() for price, f in self.costs)
         return (h < self.cap) - self.linear - paid

@@ -34,7 +34,7 @@ from cactus_theory.divergences.classical import (
     TotalVariation,
 )
 
-# Exponents a with at most this denominator become a few second-order cones per token.
+# Largest denominator of an exponent a that becomes a few second-order cones per token.
 LARGEST_DENOMINATOR = 64
 
 
@@ -156,7 +156,7 @@ def entered_in(forms: dict[type, Any], kind: type) -> Callable[[Form], Form]:
 
 
 _FORMS: dict[type, Callable[[Terms, Any], Any]] = {}
-# registers a function of (terms, divergence) as the form of a generator class
+# decorator: a function of (terms, divergence) becomes the form of a generator class
 perspective_of = partial(entered_in, _FORMS)
 
 

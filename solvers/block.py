@@ -35,7 +35,7 @@ from ._dual_bounds import halved, lossless_multipliers, price_bound
 from ._perspective import Terms, cvxpy, perspective, times
 from .path_tree import Followed, PathTree, follow
 
-# the bracket [0, 1] of a row's lower edge shrinks below an ulp
+# halvings of the bracket [0, 1] of a row's lower edge, to below an ulp
 HALVINGS = 60
 PRICE, PER_CALL, PER_TOKEN = "price", "per_call", "per_token"
 
@@ -52,7 +52,7 @@ class BlockProgram:
     divergence: float  # metered per call, in the divergence's unit (nats for KL)
     per_token: float  # metered per emitted token
     lossless: float  # tokens per call of lossless block verification, for comparison
-    value: float  # what was maximised: tokens − price·divergence, or tokens within a budget
+    value: float  # the objective: tokens − price·divergence, or tokens within a budget
     price: float
     bound: float  # proven upper bound on the value
     gap: float  # bound minus value
@@ -60,8 +60,8 @@ class BlockProgram:
     alive: np.ndarray  # (nodes + V^K,) the probability of accepting a prefix if drafted, t/p
     reached: np.ndarray  # (nodes + V^K,) t
     multipliers: np.ndarray  # (nodes, V) of t ≤ g: what mass on a token is worth at a price
-    solver: str  # what solved it; ``identity`` if nothing had to
-    status: str  # what it said
+    solver: str  # the solver; ``identity`` if none was needed
+    status: str  # the solver's status
     seconds: float  # wall time, building the program included
 
 
@@ -126,13 +126,13 @@ def solve(
 
 @dataclass(frozen=True)
 class Goal:
-    """What is maximised: tokens − price·divergence, or tokens within a budget."""
+    """The objective: tokens − price·divergence, or tokens within a budget."""
 
     form: str
     amount: float
 
     def value(self, followed: Followed) -> float:
-        """Return what is maximised, of rows that come to ``followed``."""
+        """Return the objective's value for rows with the result ``followed``."""
         if self.form != PRICE:
             return followed.tokens
         return followed.tokens - (self.amount * followed.divergence if self.amount else 0.0)
@@ -230,7 +230,7 @@ class Layout:
 
 
 class Flow:
-    """What every verifier keeps to, in variables w and t of one scaling; S trees' own ``rounds``.
+    """The constraints of every verifier, in scaled variables w and t, on S trees with ``rounds``.
 
     ``alive`` (m,) is P at each entry's node, ``tokens`` what is emitted; the first of ``limits`` is
     t ≤ g.
@@ -327,7 +327,7 @@ class Program(Attempted[Answer]):
         return Answer(target, alpha, followed, price, bound, solver[0], problem.status)
 
     def fault(self, answer: Answer) -> str | None:
-        """Return what an answer breaks, None if it keeps its budget and meets its bound."""
+        """Return why an answer is refused; None if it keeps its budget and meets its bound."""
         excess = self.goal.excess(answer.followed)
         if not excess <= FEASIBILITY:
             return f"{answer.status}, but the budget is exceeded by {excess:.3g}"

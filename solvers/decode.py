@@ -35,9 +35,9 @@ from ._perspective import cvxpy, times
 from .block import Flow, Layout, counted
 from .path_tree import Followed, PathTree, count_prefixes, follow, state_tree
 
-# the lazy chain of states is squared so often that only its recurrent part is left
+# squarings of the lazy chain of states, until only its recurrent part is left
 SQUARINGS = 60
-# of all states together: prefixes, and cells of what says in which state a round ends (64 MiB)
+# most prefixes of all states together, and most cells of their end states' matrix (64 MiB)
 MOST_PREFIXES, MOST_CELLS = 20_000, 2**23
 
 
@@ -52,8 +52,8 @@ class DecodeProgram:
     gap: float  # bound minus tokens
     occupancy: np.ndarray  # (S,) how often a round begins in each state
     target: np.ndarray  # (S, nodes, V) h, the row to verify against at each prefix of each tree
-    solver: str  # what solved it
-    status: str  # what it said
+    solver: str  # the solver
+    status: str  # the solver's status
     seconds: float  # wall time, building the program included
 
 
@@ -208,7 +208,7 @@ class Program(Attempted[Answer]):
         return Answer(target, followed, occupancy, price, bound, solver[0], problem.status)
 
     def fault(self, answer: Answer) -> str | None:
-        """Return what an answer breaks, None if it keeps its budget and meets its bound."""
+        """Return why an answer is refused; None if it keeps its budget and meets its bound."""
         excess = (answer.divergence - self.budget) * answer.tokens
         if not excess <= FEASIBILITY:
             return f"{answer.status}, but the budget is exceeded by {excess:.3g}"

@@ -43,11 +43,11 @@ from ._dual_bounds import Lagrangian
 from ._perspective import Scaled, cvxpy
 from .per_proposal import raised_ceiling
 
-# rounds of rescaling the entries between their limits, once the others are set to theirs
+# rounds of rescaling the entries between their limits; entries at a limit are fixed
 POLISHING = 8
-# how a large design is solved first
+# name and options of the method tried first on a large design
 DUAL = ("lagrange dual", {})
-# a price below this, relative to the largest of a design (or to 1), is a solver's noise
+# least price, relative to the largest of a design (or to 1), that is not a solver's noise
 NOISE = 1e-6
 
 Tokens = int | Iterable[int]
@@ -86,7 +86,7 @@ class DesignedRow:
     seconds: float  # wall time
 
     def report(self) -> str:
-        """Return what was found in a few lines of plain text."""
+        """Return the result in a few lines of plain text."""
         lines = [
             f"acceptance  {self.acceptance:.9g}   (lossless {self.lossless:.9g})",
             f"proof       {self.proof}, {self.bound:.9g} at most; gap {self.gap:.1e}",

@@ -27,13 +27,13 @@ class OptimalProgram:
     """A solved optimal program."""
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
-    acceptance: float  # Σ min(p, h), the probability of keeping the drafted token
+    acceptance: float  # Σ min(p, h), the probability of accepting the drafted token
     divergence: float  # D(h‖q) spent, in the divergence's unit (nats for KL)
     price: float  # dA/dδ, from the dual value of the budget
     bound: float  # proven upper bound on the acceptance
     gap: float  # bound minus acceptance
-    solver: str  # what solved it; ``identity`` if nothing had to
-    status: str  # what it said
+    solver: str  # the solver; ``identity`` if none was needed
+    status: str  # the solver's status
     seconds: float  # wall time, building the program included
 
 

@@ -20,7 +20,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import load_rows, pair_in
 from cactus_theory.divergences import FDivergence
 
-# every prefix costs a few variables of a program, and solvers take a minute up to here
+# most prefixes of a tree: each is a few variables, and solvers take a minute at this size
 MOST_PREFIXES = 5_000
 
 
@@ -101,7 +101,7 @@ class PathTree:
 
 @dataclass(frozen=True)
 class Followed:
-    """What the verification of a block comes to with a row h at every node.
+    """The result of verifying a block with a row h at every node.
 
     ``alive`` (nodes + V^K,) is P, the probability that a drafted prefix is accepted; 0 where it
     cannot be drafted.
@@ -119,7 +119,7 @@ class Followed:
 
 
 def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
-    """Return what the rows ``target`` (nodes, V) come to, exactly, by walking every path."""
+    """Return the exact result of the rows ``target`` (nodes, V), by walking every path."""
     alive = [np.ones(1)]
     for level in tree.levels:
         mass, drafted = alive[-1][:, None] * target[level], tree.draft[level]

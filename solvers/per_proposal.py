@@ -33,7 +33,7 @@ class PerProposalProgram:
     divergence: float  # D(h‖q) spent, in the divergence's unit (nats for KL)
     price: float  # dγ/dδ, the dual value of the budget; inf at δ = 0 where h = q is forced
     bound: float  # proven upper bound on γ, from the solver's dual values
-    solver: str  # what solved it; ``identity`` if nothing had to
+    solver: str  # the solver; ``identity`` if none was needed
     seconds: float
 
 

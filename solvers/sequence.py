@@ -31,15 +31,15 @@ class SequenceProgram:
     """
 
     target: np.ndarray  # (T, V) float64, the row to verify against at each position
-    acceptance: np.ndarray  # (T,) what each position accepts
-    divergence: np.ndarray  # (T,) what each position spends
+    acceptance: np.ndarray  # (T,) Σ min(p, h) at each position
+    divergence: np.ndarray  # (T,) D(h‖q) at each position
     total_acceptance: float
     total_divergence: float
     price: float
     bound: float  # proven upper bound on the total acceptance
     gap: float  # bound minus total acceptance
-    solver: str  # what solved it; ``identity`` if nothing had to
-    status: str  # what it said
+    solver: str  # the solver; ``identity`` if none was needed
+    status: str  # the solver's status
     seconds: float  # wall time
 
 

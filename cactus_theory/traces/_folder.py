@@ -26,13 +26,13 @@ from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_byte
 FORMAT, VERSION = "cactus-theory trace", 1
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 COUNTS = "cycles", "target_rows", "draft_rows"
-# more tokens a cycle are drafted by nobody, and replays have a column for each
+# most drafted tokens of a cycle; replays have a column for each
 MOST_DRAFTED = 4096
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known before the first text is decoded; a folder is taken up only if it is equal.
+    """Settings of a decode, known before its first text; a run goes on in a folder with equal ones.
 
     ``num_draft_tokens`` is the most a cycle may have drafted, of trees the most of a path; the
     most tokens of a tree are ``nodes`` in ``details``, with whatever else decides the content.
@@ -72,7 +72,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """One shard: its file, what it holds, and how to know that it is the same."""
+    """A shard: its file, its counts, its size and its digest."""
 
     file: str
     cycles: int

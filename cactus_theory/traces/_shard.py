@@ -1,4 +1,4 @@
-"""One round of a decode, and those of one text as bytes: ragged rows end to end, with offsets.
+"""Cycles (rounds) of a decode, stored by text as bytes: ragged rows end to end, with offsets.
 
 A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
 M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
@@ -33,7 +33,7 @@ FAMILIES = "families"
 
 @dataclass(frozen=True)
 class Cycle:
-    """One round of a decode, all of it: rows after the first refusal too.
+    """A round of a decode with all its rows, those after the first refusal too.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Cycle:
     deterministic: Bool[Tensor, "K"] | None = None
 
     def draft(self) -> Draft:
-        """Return what was drafted, as a batch of one."""
+        """Return the draft, as a batch of one."""
         ids, tree = self.draft_token_ids[None], (self.parents, self.sampled, self.deterministic)
         parents, sampled, deterministic = (None if part is None else part[None] for part in tree)
         probs = None if self.draft_probs is None else self.draft_probs[None]

@@ -1,4 +1,4 @@
-"""What an engine counted, held against what is expected: which position is off, and by how much.
+"""Compare an engine's counts with expected acceptance: which position is off, and by how much.
 
 Positions are compared among the tokens that reach them, since an early fault lowers every later
 count. Errors are the expectation's over texts, and those of the counts: binomial, or larger where
@@ -32,15 +32,15 @@ LINE = re.compile(
     re.MULTILINE,
 )
 POSITION, MODEL = re.compile(r'[{,]\s*position="(\d+)"'), re.compile(r'[{,]\s*model_name="([^"]*)"')
-# of the drafted tokens; a few rounds at the end of answers draft fewer than the rest
+# most missing share of K drafted tokens a round: rounds at the end of answers draft fewer
 FEWER = 0.05
-# of what is taken off for these rounds, whose lengths nobody counted: its standard deviation
+# standard deviation of the correction for those rounds, as a share of it
 UNSURE = 0.5
-# whole numbers are exact in float64 up to here
+# most rounds: whole numbers are exact in float64 up to here
 MOST_ROUNDS = 2.0**53
-# of all tests of one comparison together: of 50 healthy engines one may raise an alarm
+# probability of no alarm on a healthy engine, all tests of a comparison together
 QUIET = 0.98
-# a position that fewer rounds reached is not judged: its share is no normal number
+# least rounds that reach a judged position: the share of fewer is not normal
 FEWEST = 10
 GAP = "position", "expected", "expected_error", "observed", "observed_error", "errors", "off"
 Column = Float[np.ndarray, "numbers"]
@@ -48,7 +48,7 @@ Column = Float[np.ndarray, "numbers"]
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What was counted.
+    """Acceptance counted by an engine.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class Observation:
 def observed_rates(
     text: str, rounds: float | None, width: int, drafted: float | None = None
 ) -> Observation:
-    """Return what an engine prints: accepted at each position over drafts, or tokens per call.
+    """Read printed numbers: accepted at each position over drafts, or tokens per call.
 
     ``drafted`` is how many tokens were drafted in these rounds, if that was printed, too. Raises
     ValueError for numbers that are neither, that rise, or that drafts of ``width`` tokens cannot
@@ -144,7 +144,7 @@ def observed_rates(
 
 
 def _digits(words: Sequence[str]) -> Column:
-    """Return the standard deviations of what was rounded away in printing numbers."""
+    """Return the standard deviations of the rounding errors of printed numbers."""
     digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
     return 10.0 ** -np.array(digits) / np.sqrt(12)
 
@@ -157,7 +157,7 @@ def _rated(
     drafted: float | None,
     is_length: bool,
 ) -> Observation:
-    """Return checked numbers; what they are is looked at before rounds are asked for."""
+    """Return the checked observation; errors in the numbers come before missing rounds."""
     seen = Observation(rates, FEWEST, rounding, is_length)
     seen.check_width(width)
     if rounds is None:
@@ -174,7 +174,7 @@ def _rated(
 def read_metrics(
     path: str | Path, before: str | Path | None, rounds: float | None, width: int
 ) -> Observation:
-    """Return what the Prometheus text of vLLM or SGLang says; ``before`` is taken off counters.
+    """Read the Prometheus text of vLLM or SGLang; ``before`` is subtracted from counters.
 
     Raises OSError or ValueError for files that cannot be read, that hold neither engine's numbers,
     several models, or numbers that drafts of ``width`` tokens cannot have.
@@ -322,7 +322,7 @@ class _Gaps:
             self.places, self.means, half = places, [expectation.tokens_per_call], 0.0
             scatter = np.array([expectation.length_scatter])
         else:
-            self.places, half = places + 1, 0.5  # of a count, which is a whole number
+            self.places, half = places + 1, 0.5  # continuity correction of a count
             self.means = [expectation.if_reached[place] for place in places.tolist()]
             scatter = np.nan_to_num([expectation.scatter(place) for place in places.tolist()])
         count = before * rounds[places]

@@ -1,4 +1,4 @@
-"""What a decode did on a trace, and replays compared, with errors that count texts.
+"""Results of replays on a trace and their comparison, with standard errors over texts.
 
 The cycles of a text are alike, so errors are the jackknife's over texts; those of differences and
 of levels at equal divergence are paired.
@@ -29,7 +29,7 @@ class Estimate:
     ----------
     value : from all texts.
     left_out : (T,), from all texts but one.
-    source : what the texts are from.
+    source : fingerprint of the texts' trace.
     """
 
     value: float
@@ -107,7 +107,7 @@ def _all_but_one(values: PerText) -> PerText:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a policy and a verifier do on a trace."""
+    """Sums by text of a policy and a verifier on a trace."""
 
     policy: str
     verifier: str
@@ -142,7 +142,7 @@ class Replay:
         return tuple(ratio_of_sums(accepted, reached, self.source) for accepted, reached in pairs)
 
     def part(self, texts: Sequence[int]) -> "Replay":
-        """Return what it does on some of the texts; parts of the same texts can be paired."""
+        """Return the replay of some of the texts; parts of the same texts can be paired."""
         numbers = np.array(texts, dtype=np.int64)
         sums = {
             field.name: array[..., numbers]

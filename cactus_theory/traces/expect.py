@@ -1,4 +1,4 @@
-r"""What acceptance to expect at each position of a draft, from rows, with errors that count texts.
+r"""Expected acceptance at each position of a draft, from rows, with standard errors over texts.
 
 A round accepts at least i drafted tokens with probability :math:`P_i = Π_{j≤i} φ_j` given its
 rows (a chain; ``VerdictLaw.alive`` for any verifier). Expected are the means over rounds:
@@ -29,13 +29,13 @@ from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
 
-# of all intervals of one table together
+# joint confidence level of all intervals of a table
 LEVEL = 0.99
 
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """What a policy and a verifier accept on a trace, by position.
+    """Expected acceptance of a policy and a verifier on a trace, by position.
 
     Attributes
     ----------

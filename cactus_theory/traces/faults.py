@@ -32,7 +32,7 @@ from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 @dataclass(frozen=True)
 class Misled(ModelDrafter):
-    """Draft with ``model`` by passes that are shown something else than the text so far.
+    """Draft with ``model`` by passes over another input than the text so far.
 
     ``unseen`` is how many of the last tokens are not fed: the row is that of a slot before.
     ``from_round`` lets drafted tokens' positions begin at 0. ``lost`` is how many tokens a refusal
@@ -112,7 +112,7 @@ class MisledDrafting(ModelDrafting):
                 lost |= set(places[-self.drafter.lost :])
 
 
-# what engines cut rows to where nobody said otherwise
+# usual default truncation of engines
 USUAL_TOP_K = 50
 USUAL_TOP_P = 0.95
 # other temperatures that engines are often at: 1 where it is ignored, 0 where drafts must be greedy
@@ -135,7 +135,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of an engine; ``needs`` are words for what it can show in.
+    """A fault of an engine; ``needs`` are words for the decodes in which it can show.
 
     These are a decode that is ``tempered``, ``random`` (no temperature of 0) or ``limited`` (its
     trace says how long texts may be), ``sampled`` or ``deterministic`` drafts, the ``block``
@@ -146,12 +146,12 @@ class Fault:
 
     name: str
     says: str
-    thread: str  # where it was seen
+    thread: str  # issue that reports it
     needs: str = ""
     rows: Change | None = None
-    replacement: Verifier | None = None  # in the place of another
+    replacement: Verifier | None = None  # the verifier used instead
     draft: Callable[[Any, bool], Drafter | None] | None = None
-    temperature: float | None = None  # that both models have instead
+    temperature: float | None = None  # the temperature of both models instead
     short_ends: bool = False  # see expect
     resamples: bool = False  # tokens are drawn otherwise: no verifier alone can decode with it
     check_first: str = ""  # no fault if the engine was asked for it: the flag that says so
@@ -181,20 +181,20 @@ class Fault:
 
 
 class Planted(Verifier):
-    """A verifier that is shown other rows than it should be."""
+    """A verifier that gets changed rows."""
 
     def __init__(self, verifier: Verifier, name: str, change: Change, temperature: float) -> None:
         self.verifier, self.change, self.temperature = verifier, change, temperature
         self.name = f"{verifier.spec} with {name}"  # type: ignore[misc]
 
     def check(self, policy: Policy) -> None:
-        """Raise where the verifier does."""
+        """Raise as the verifier without the fault does."""
         self.verifier.check(policy)
 
     def verify(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
     ) -> Verdict:
-        """Return the verdict."""
+        """Return the verdict on the changed rows."""
         shown = self.change(Rows(target_probs, draft.probs, self.temperature))
         shown_draft, q = replace(draft, probs=shown.p), shown.q.to(target_probs.dtype)
         return self.verifier.verify(assigned, q, shown_draft, accept, draw)
@@ -418,7 +418,7 @@ def row_signatures(
     num_draft_tokens: int | None = None,
     on_fault: Callable[[str], Any] = str,
 ) -> dict[str, Expectation]:
-    """Return what each fault would count at the places of a healthy trace, where rows suffice.
+    """Return the expected acceptance under each fault that a healthy trace's rows determine.
 
     ``on_fault`` is called with the name of each one that is done.
 

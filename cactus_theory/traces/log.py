@@ -27,9 +27,9 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft
 
-# of a decode whose header names none
+# policy and verifier of a decode whose header names none
 USUAL = {"policy": "speculative", "verifier": "chain"}
-# entries of every weight that are compared: other weights of the same shape differ in them
+# number of entries compared of every weight: other weights of the same shape differ in them
 WEIGHT_ENTRIES = 8
 OnText = Callable[[int, int], Any]
 
@@ -269,7 +269,7 @@ def _cycles(
 
 
 def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: DecodeOptions) -> None:
-    """Raise for what would fail at some later text."""
+    """Raise now for prompts and options that would fail at some later text."""
     if not prompts:
         raise ValueError("prompts_ids: must hold at least one prompt; got none")
     if _nodes(drafter, 1) and "tree" not in options.judge.drafts:

@@ -39,7 +39,7 @@ from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
-# what a schedule knows of a text is drawn with this seed plus the text's number
+# seed, plus the text's number, of the tokens that a replay draws for a schedule
 SEED = 0
 OnCycles = Callable[[int], None]
 
@@ -53,7 +53,7 @@ def replay(
     divergences: Sequence[str | Divergence] = ("kl",),
     on_cycles: OnCycles | None = None,
 ) -> Replay:
-    """Return what a policy and a verifier do on logged cycles; exact, nothing is sampled.
+    """Replay a policy and a verifier on logged cycles; exact, nothing is sampled.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Saved rows in the place of a trace, and what a policy does on many rows."""
+"""Saved rows in the place of a trace, and the audit of a policy on many rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
-# numbers of target rows judged at once: a few dozen at V=2,048, so that arrays stay near a core
+# entries of target rows judged at once: 64 rows at V=2,048, so that arrays stay near a core
 ENTRIES = 2**17
 Rows = Float[Tensor, "rows vocab"]
 
@@ -72,7 +72,7 @@ class SavedRows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return what tells these rows from others: a digest."""
+        """Return a digest of the rows."""
         content = (rows.numpy().tobytes() for rows in (self.target_probs, self.draft_probs))
         return digest(b"".join(content))
 
@@ -161,7 +161,7 @@ def pooled_audit(
     divergence: str | Divergence = "kl",
     on_rows: Callable[[int], None] | None = None,
 ) -> PooledAudit:
-    """Return what a policy does on all rows of a trace or of saved rows; nothing is sampled.
+    """Audit a policy on all rows of a trace or of saved rows; nothing is sampled.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from cactus_theory.traces._folder import (
 )
 from cactus_theory.traces._shard import Cycle, Shard, family, from_bytes
 
-# so many cycles do not all draft equally many tokens by chance, fewer than they could
+# cycles from which equal drafts shorter than the manifest's K are an error, not chance
 ENOUGH_CYCLES = 8
 
 
@@ -66,9 +66,9 @@ class Trace:
         self, folder: Path, manifest: Manifest, numbers: Sequence[int] | None = None
     ) -> None:
         self.folder, self.manifest = folder, manifest
-        # of the texts among all that were logged
+        # numbers of the texts among all that were logged
         self.numbers = list(range(len(manifest.shards)) if numbers is None else numbers)
-        self._unchanged: set[str] = set()  # files whose sha256 was right
+        self._unchanged: set[str] = set()  # files whose sha256 has been checked
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
@@ -107,7 +107,7 @@ class Trace:
 
     @property
     def header(self) -> Header:
-        """Return what was decoded and how."""
+        """Return the settings of the decode."""
         return self.manifest.header
 
     @property
@@ -127,7 +127,7 @@ class Trace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return what tells this trace from others: a digest over its shards'."""
+        """Return a digest over the digests of the shards."""
         return digest("".join(entry.sha256 for entry in self.manifest.shards).encode())
 
     def part(self, texts: Sequence[int]) -> "Trace":
@@ -198,7 +198,7 @@ class Trace:
             raise self.refusal(reader)
 
     def refusal(self, reader: str) -> ValueError:
-        """Return what to raise where ``reader`` cannot follow the trace's trees."""
+        """Return the error of a ``reader`` that cannot follow the trace's trees."""
         return ValueError(
             f"{reader} cannot follow the drafted trees of {self.folder}; replay them with "
             "verifier='tree', or log a drafter of chains"

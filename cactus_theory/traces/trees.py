@@ -1,4 +1,4 @@
-r"""Drafted trees: what walks down one do on average.
+r"""Expected tokens and divergence of random walks down drafted trees.
 
 A walk that comes to a node with probability m is judged along the run of sampled tokens below
 it: with the chances :math:`s_i` to stop after i of them the token after those has the law
