@@ -111,6 +111,18 @@ def test_public_names_are_few_and_each_is_listed_once() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def test_the_first_line_of_a_docstring_names_the_thing() -> None:
+    vague = ("What ", "That ", "One ", "Whoever", "The same", "Return what ")
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, described) and (text := ast.get_docstring(node) or "").startswith(vague)
+    ]
+    assert found == []
+
+
 def test_every_public_name_has_an_example() -> None:
     without = {name for name, (_, found) in PUBLIC.items() if ">>> " not in (found.__doc__ or "")}
     assert without == set(WITHOUT)
