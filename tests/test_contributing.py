@@ -8,6 +8,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.cli import main
+from cactus_theory.divergences.definition import DIVERGENCES
 from cactus_theory.policies import _registry
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing.properties import PROPERTIES
@@ -16,7 +17,7 @@ from tests.testing.faulty_verifiers import TokenWise
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-POLICY, PROPERTY, VERIFIER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+POLICY, DIVERGENCE, PROPERTY, VERIFIER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
 
 
 @pytest.fixture
@@ -50,8 +51,20 @@ def test_it_is_picked_up_everywhere(boosted: str, capsys: pytest.CaptureFixture[
 
 def test_every_command_runs(boosted: str) -> None:
     Path("simulations").symlink_to(ROOT / "simulations")
-    (asked,) = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
+    asked, _ = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
     assert [run(words) for words, _ in commands(asked)] == [0, 0, 0]
+
+
+def test_the_divergence_of_one_file_is_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(DIVERGENCES, "known", dict(DIVERGENCES.known))
+    monkeypatch.chdir(tmp_path)
+    Path("simulations").symlink_to(ROOT / "simulations")
+    Path("lecam.py").write_text(DIVERGENCE, encoding="utf-8")
+    _, asked = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
+    assert [run(words) for words, _ in commands(asked)] == [0, 0]
+    assert "le_cam" in ct.divergence("lecam.py:LeCam").name
+    Path("wrong.py").write_text(DIVERGENCE.replace('"le_cam"', '"wrong"').replace("- 2 /", "- 1 /"))
+    assert run(["cactus-theory", "check", "wrong.py:LeCam"]) != 0
 
 
 def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
