@@ -14,13 +14,13 @@ from cactus_theory.base.tolerances import NEAR_ONE, ROW_SUM_TOLERANCE
 
 ArrayLike = Any  # torch.Tensor, numpy.ndarray, or nested sequences of floats
 
-# counts are multiplied with floats
+# largest whole number of an argument (int64); counts are multiplied with floats
 MOST_WHOLE = 2**63 - 1
 ROUNDED = (
     "; rows that were rounded may be divided by their sums (normalise=True; on the command line "
     "--normalise)"
 )
-# their tokens are fewer than a vocabulary, and their mass is short of 1
+# hint for rows of the likeliest tokens alone, whose mass is short of 1
 LIKELIEST = (
     "; rows of the likeliest tokens alone, such as the top-k log-probabilities of an API, lack the "
     "mass of the rest: give it a token of its own, last in target and draft, over the same tokens "
@@ -30,7 +30,7 @@ LOGITS = "; did you mean logits? Their softmax is probabilities (on the command 
 
 
 MOST_THREADS = 1024
-# entries of rows that are worked on at once, but at least one row
+# most entries (rows times vocabulary) that are computed at once; always at least one row
 AT_ONCE = 1 << 18
 
 
@@ -68,7 +68,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 
 
 def place(at: Sequence[int], shape: Sequence[int]) -> str:
-    """Return where a row of a batch (...) is: row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
+    """Name the place of a row in a batch (...): row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
     if not shape:
         return "the row"
     return f"row {', '.join(map(str, at))} of {' x '.join(map(str, shape))} (from 0)"
@@ -149,12 +149,12 @@ def check_pair(target: Tensor, draft: Tensor, names: tuple[str, str]) -> None:
 
 
 def ungraphed(row: Tensor) -> Tensor:
-    """Return a row outside of any graph; one that is in none as it is."""
+    """Return a row detached from its graph; a row without a graph is returned as it is."""
     return row.detach() if row.requires_grad else row
 
 
 def float64_rows(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return rows in float64 and outside of graphs; those that are so already as they are."""
+    """Return rows in float64 and detached; rows that already are both are returned as they are."""
     return tuple(ungraphed(row).double() for row in rows)
 
 

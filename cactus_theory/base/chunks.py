@@ -18,7 +18,7 @@ from cactus_theory.base.reused_memory import scratch
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-    """Yield which rows, and float64 rows (R, V) divided by their sums, of batches (..., V).
+    """Yield slices of rows, and float64 rows (R, V) divided by their sums, of batches (..., V).
 
     All have one shape, and rows are numbered in its order. No row at all is one part, and so are
     all rows on a GPU, whose memory is kept by its allocator.
@@ -34,7 +34,7 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
 
 
 def parts_of(rows: Tensor) -> Iterator[slice]:
-    """Yield which rows of (R, V) are worked on together, on any device; nothing for none."""
+    """Yield slices of (R, V), each of at most AT_ONCE entries, on any device; none without rows."""
     count, vocab = rows.shape
     step = max(1, AT_ONCE // vocab)
     for start in range(0, count, step):
@@ -42,7 +42,7 @@ def parts_of(rows: Tensor) -> Iterator[slice]:
 
 
 def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -> Sequence[Any]:
-    """Return, for all of ``count`` rows, what the parts have for some: which ones, and values.
+    """Join the results of parts, each a slice and its tensors, into tensors of all ``count`` rows.
 
     None stays None. Into memory that is taken at once: small results that stay would lie where the
     large temporaries of the next rows might have been.

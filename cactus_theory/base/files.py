@@ -86,15 +86,15 @@ def write_marked(path: Path, kind: str, version: int, content: dict[str, Any]) -
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
 class Resource:
-    """A resource that ``with`` closes at its end."""
+    """Base of objects with ``close`` that ``with`` closes."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release the resource."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

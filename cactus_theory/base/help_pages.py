@@ -13,7 +13,7 @@ EXAMPLE_WIDTH = 74  # columns, of 80
 
 
 class Help(argparse.HelpFormatter):
-    """Wraps text paragraph by paragraph, and leaves one with indented lines as it is."""
+    """Help text wrapped paragraph by paragraph; paragraphs with indented lines stay unwrapped."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(

@@ -13,9 +13,9 @@ import weakref
 import torch
 from torch import Tensor
 
-# larger buffers are not kept: one large batch must not hold its memory for ever
+# bytes of the largest buffer that is kept: one large batch must not hold its memory for ever
 MOST_KEPT = 1 << 26
-# entries of laws whose memory is kept: fewer are allocated sooner
+# entries of a law whose memory is kept; allocating fewer is faster than looking for them
 LEAST_OF_LAWS, MOST_OF_LAWS = 1 << 13, 1 << 18
 # buffers that a slot keeps: one, and one for each user in the middle of another's work
 MOST_BUFFERS = 4

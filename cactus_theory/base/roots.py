@@ -10,15 +10,15 @@ from torch import Tensor
 Values = Float[Tensor, "*rows"]
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-# Bisection alone needs 53 halvings to exhaust float64 on [0, 1] and some more near 0, and 60 of
-# ln x; a secant takes about five steps.
+# Most steps of a search. Bisection alone needs 53 halvings to exhaust float64 on [0, 1], some more
+# near 0, and 60 of ln x; a secant takes about five steps.
 MOST_STEPS = 140
-# of a secant step and the one before it, the product may be this share of what settles a root
+# share of the settled width that a secant step times the step before it may have at a root
 SECOND = 1 / 200
-# no guess is further away than a factor of e to this
+# largest step of a guess, in ln x
 FARTHEST = 50.0
-# The function is a sum of many rounded terms: closer to the budget than this, on either side,
-# is equal to it.
+# Relative distance from the budget that counts as equal to it: the function is a sum of many
+# rounded terms.
 BUDGET_ULPS = 4e-16
 
 

@@ -26,17 +26,17 @@ from cactus_theory.base.files import first_line, parsed_json, write_whole
 from cactus_theory.base.tolerances import NEAR_ONE
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
-# bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
+# most bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
 UNPACKED = 2**32
-# how a .npz names its rows that holds both models'
+# names of target and draft rows in a .npz that holds both
 PAIRS = (("target_probs", "draft_probs"), ("target", "draft"))
 NO_NPZ = "must be a .npz file of numbers"
-# what numpy, zipfile and their codecs raise for broken content
+# errors that numpy, zipfile and their codecs raise for broken content
 BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
           tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
-# Between these a score is divided as it is. Colder, float32 has not the digits for quotients that
-# differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below 1e-37;
-# hotter, the temperature itself does.
+# Temperatures by which a score is divided as it is. Colder, float32 lacks the digits for quotients
+# that differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below
+# 1e-37; hotter, the temperature itself overflows.
 ORDINARY = (1e-3, 1e30)
 
 

@@ -21,13 +21,13 @@ from typing import Any, Generic, TypeVar
 from cactus_theory.base import arguments as check
 
 Kind = TypeVar("Kind")
-# what follows a registered name may name files: ``band:price=1,divergence=mine.py:Mine``
+# FILE.py:NAME:knobs, but no registered name whose knobs name a file: ``band:divergence=mine.py:D``
 FORM = re.compile(
     r"(?!\s*\w*\s*:\s*\w+\s*=)(?P<file>.+?\.py)(?::(?P<name>[^:]*))?(?::(?P<knobs>.*))?", re.DOTALL
 )
 
 
-# files that run at the moment: one that names itself would run without end
+# files that are being run: a file that names itself would run without end
 _BEING_READ: set[Path] = set()
 
 
@@ -156,7 +156,7 @@ class Registry(Generic[Kind]):
         return _named(value, module, path, name), f"{path}:{name}"
 
     def _offers(self, module: ModuleType) -> str:
-        """Return which of its kind a file defines, in words."""
+        """List the names of this kind that a file defines, in words."""
         names = ", ".join(self._defined(module))
         return f"it defines {names or f'no {self.word}'}"
 
@@ -172,13 +172,13 @@ def _kind_of(value: Any) -> type:
 
 
 def _origin(value: Any) -> tuple[str, str]:
-    """Return where a class, the function of a rule or an object's class was written."""
+    """Return module and name of a class, of a rule's function or of an object's class."""
     written = value if isinstance(value, type) else getattr(value, "function", type(value))
     return getattr(written, "__module__", ""), getattr(written, "__qualname__", repr(written))
 
 
 def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
-    """Make the spec of what was read from a file name the file."""
+    """Set the spec of an object read from a file to ``FILE.py:NAME``."""
     if not isinstance(value, type) and hasattr(value, "read_as"):
         return value.read_as(f"{path}:{name}")
     kind: Any = _kind_of(value)

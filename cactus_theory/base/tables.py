@@ -18,7 +18,7 @@ from cactus_theory.base.files import write_whole
 
 Cells = Sequence[str]
 PLUS_MINUS = " ±"
-# what LaTeX reads as commands, and what it has as mathematics
+# characters that LaTeX reads as commands, and signs that it sets as mathematics
 ESCAPED = {
     "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -39,7 +39,7 @@ def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> N
 
 
 def save_table(path: str, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> None:
-    """Write what :func:`write_csv` does, its columns those of the first line, to a .csv."""
+    """Write lines to a .csv as :func:`write_csv` does; the columns are those of the first line."""
     if not path.endswith(".csv"):
         raise ValueError(f"--csv: must end in .csv; got {path!r}")
     write_csv(path, list(lines[0]), lines, notes)
@@ -88,13 +88,13 @@ def _escaped(text: str) -> str:
     return "".join(ESCAPED.get(letter, letter) for letter in text)
 
 
-ROUNDING = 1e-12  # shown as 0; the CSV keeps every digit
+ROUNDING = 1e-12  # magnitudes below are shown as 0; the CSV keeps every digit
 WORDS = ("policy", "method", "verifier", "knob", "declared budget", "", "proof of optimality")
 GAP = "  "
 
 
 def width_of_terminal(most: int) -> int:
-    """Return the columns the terminal has (``COLUMNS`` counts), at most ``most``; that without."""
+    """Return the terminal's columns (``COLUMNS`` counts), at most ``most``; by default ``most``."""
     return min(most, shutil.get_terminal_size(fallback=(most, 24)).columns)
 
 
@@ -144,7 +144,7 @@ def fitted(
 
 
 def shown(value: Any) -> str:
-    """Return a cell's text: four digits, a dash for what there is none of."""
+    """Return a cell's text: four digits, a dash where there is no value."""
     if value is None or value == "":
         return "–"
     if isinstance(value, bool):
@@ -154,7 +154,7 @@ def shown(value: Any) -> str:
     return "0" if abs(value) < ROUNDING else f"{value:.4g}"
 
 
-# a longer table would scroll the summary off a terminal
+# most rows of a printed table: a longer one would scroll the summary off a terminal
 ROWS_SHOWN = 20
 Columns = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""How a command shows its progress, and how it ends.
+"""Progress and end of a command.
 
 A bar on a terminal that rich can draw on, else a line now and then; one line for an error or
 Ctrl-C, and silence when the output has no reader.
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec
 
-# what a shell reports of a command that SIGPIPE ended: 128 + 13
+# exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
 BROKEN_PIPE = 141
-# and of one that Ctrl-C ended: 128 + 2
+# exit status of a command that Ctrl-C ended: 128 + 2
 INTERRUPTED = 130
 NOTHING_KEPT = "nothing is kept: the same command starts again"
-LONGEST = 1200  # characters of an error
+LONGEST = 1200  # most characters of an error's line
 Given = ParamSpec("Given")
 
 
@@ -52,7 +52,7 @@ def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
 
 
 def interrupted(command: str, kept: str | None = None) -> int:
-    """Say on a line of its own that Ctrl-C ended a command and what is kept; return 130."""
+    """Print that Ctrl-C ended a command and which results are kept; return 130."""
     start = "\r\033[K" if sys.stderr.isatty() else ""  # over ^C and a line of progress
     print(f"{start}{command}: interrupted; {kept or NOTHING_KEPT}", file=sys.stderr)
     return INTERRUPTED
@@ -88,7 +88,7 @@ class _Output:
         raise SystemExit(BROKEN_PIPE)
 
 
-# seconds between two lines where no bar can be drawn
+# seconds between two lines of progress where no bar can be drawn
 LINE_EVERY_S = 15.0
 
 

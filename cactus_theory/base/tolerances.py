@@ -1,17 +1,17 @@
-"""How far numbers of each dtype may be off: row sums, stored row sums, and logits of one model."""
+"""Tolerances by dtype: sums of rows, sums of stored rows, and logits of one model."""
 
 import torch
 
-# a row's sum from 1: as far as a softmax in that dtype over many tokens gets
+# largest |sum of a row − 1|: as far as a softmax in that dtype over many tokens gets
 ROW_SUM_TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
 }
-# sums this near 1 were meant to be 1: rows that were rounded when written, or of half precision
+# largest |sum − 1| of rows meant to sum to 1: rounded when written, or of half precision
 NEAR_ONE = 1e-2
-# a stored row's sum from 1: rounding what is stored moves a log-probability of −16 in float16 by
+# largest |sum of a stored row − 1|: storing moves a log-probability of −16 in float16 by
 # 2⁻⁸ at most, and in float32 by far less than rows of that dtype may miss 1 anyway
 STORED_SUM_TOLERANCE = {torch.float16: 1e-2, torch.float32: 1e-4}
 # Logits of one model with and without a cache: root of the mean squared difference over that of
