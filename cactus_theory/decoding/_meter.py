@@ -67,7 +67,7 @@ class TokenLog:
         emitted: Float[Tensor, "rows vocab"],
         spent: Float[Tensor, "rows"],
     ) -> None:
-        """Enter what charged tokens cost, and ln h."""
+        """Enter the charges of tokens, in the meter's divergence, and ln h."""
         self.charges[slots] = spent.cpu()
         if self.emitted is not None:
             self.emitted[slots] = emitted.gather(-1, ids[:, None])[:, 0].log().cpu()
@@ -146,7 +146,7 @@ class Meter:
             self._measure_waiting()
 
     def sums(self) -> tuple[int, float]:
-        """Return how many rows were measured, and what they add up to; rows wait for this."""
+        """Return the number of measured rows and their summed divergence; rows wait for this."""
         self._measure_waiting()
         return self.rows, float(self.total)
 

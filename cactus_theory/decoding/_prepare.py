@@ -17,9 +17,9 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 
 HALF = (torch.float16, torch.bfloat16)
-# a draft with so many times its target's parameters is no draft; a little more may be meant
+# least ratio of a draft's parameters to its target's at which a swap is warned of
 SWAPPED = 1.5
-# parameters of models that were looked at
+# model → its number of parameters, counted once
 _SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
@@ -80,7 +80,7 @@ def opened_texts(
 
 
 def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:
-    """Return which tokens of each prompt the models see; masked ones take no position."""
+    """Return the mask of the prompts' tokens that models see; masked ones take no position."""
     batch, length = input_ids.shape
     if attention_mask is None:
         return [[True] * length] * batch

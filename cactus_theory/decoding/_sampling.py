@@ -51,7 +51,7 @@ class Warp:
     ) -> None:
         self.temperature, self.processors = temperature, list(processors)
         self.padding, self.checked = padding, not self.processors
-        # where each row stood in the batch that the processors were made for
+        # number of each row in the batch that the processors were made for
         self.text_numbers, self.batch = list(range(len(padding))), max(len(padding), 1)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -211,7 +211,7 @@ class Coins:
 
 
 def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> Sources:
-    """Return where random numbers come from: a first seed, or seeds or generators of all rows."""
+    """Return the checked sources of coins: a first seed, or seeds or generators of all rows."""
     if seed is not None and generator is not None:
         raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
     if generator is not None:

@@ -59,7 +59,7 @@ class Texts:
         self.buffer = self.buffer[: len(rows)]
 
     def room(self, row: int) -> int:
-        """Return how many tokens a row may still get; 0 once its text has ended."""
+        """Return the number of tokens a row may still get; 0 once its text has ended."""
         return 0 if self.ended[row] else self.limits[row] - self.lengths[row]
 
     def new_ids(self, row: int) -> list[int]:

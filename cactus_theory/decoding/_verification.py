@@ -32,7 +32,7 @@ class Followed:
     def choose(
         self, row: int, q: Tensor, draft: Draft, judge: Verifier
     ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
-        """Return which of the policies judges what follows each node of a row, and P there."""
+        """Return the number of the policy of the tokens after each node of a row, and P there."""
         one = draft.of_text(row)
         return self.schedule.choose_by_nodes(self.state, q[row : row + 1], one, judge)
 
@@ -60,7 +60,7 @@ def assigned(
     draft: Draft,
     judge: Verifier,
 ) -> Assignment:
-    """Return which of ``policies`` judges which drafted token of a round."""
+    """Assign one of ``policies`` to each drafted token of a round."""
     if len(policies) == 1:
         return Assignment(policies)
     chosen, ratios, known = [], draft.token_ids.double() * math.nan, False
@@ -146,7 +146,7 @@ def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) 
 
 
 def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
-    """Return how charged rows of one text were reached, None where it does not matter."""
+    """Return the path to the charged rows of one text, None where verified token by token."""
     verdict, draft = verified.verdict, verified.draft
     if verdict.alive is None:
         return None

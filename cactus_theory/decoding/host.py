@@ -119,7 +119,7 @@ class HostRounds(Rounds):
         return proposal
 
     def _coins(self, drafted: int) -> int:
-        """Return how many acceptance coins a row takes that drafts paths of so many tokens."""
+        """Return the number of acceptance coins of a row that drafts paths of so many tokens."""
         drafter = self.opening.drafter
         return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 

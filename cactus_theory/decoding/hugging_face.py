@@ -25,7 +25,7 @@ from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.verify.contract import Verifier
 
-# options of other loops of the library, with the value that asks for nothing
+# options of the library's other loops, each with the value that leaves its loop off
 OTHER_LOOPS = {
     "num_beams": 1, "prompt_lookup_num_tokens": None, "assistant_early_exit": None,
     "num_assistant_tokens": 20, "penalty_alpha": 0, "dola_layers": None, "force_words_ids": None,

@@ -25,9 +25,9 @@ from cactus_theory.verify.tree import Tree
 
 KL = divergence("kl")
 LOSSLESS = "speculative"
-# a priced policy is also offered at so many higher prices, each this many times the one before
+# prices on a policy's ladder, its own among them, and the ratio of each to the one before
 RUNGS, STEP = 7, math.sqrt(2)
-# below so many tokens' worth of credit prices rise, by STEP whenever it falls by STEP². On answers
+# credit, in tokens, below which prices rise, by STEP whenever it falls by STEP². On answers
 # of 64 tokens of the shipped pair, 4 spends 93 to 98 % of caps from 0.02 to 0.1, 16 spends 82 to
 # 97 % and 64 spends 49 to 89 %; tokens per call at equal KL are the same up to noise
 PATIENCE = 4.0
@@ -108,7 +108,7 @@ class Ledger(Schedule):
 
     @cached_property
     def ladders(self) -> tuple[tuple[Policy, ...], ...]:
-        """Return for each policy of the inner schedule what a row may be offered, loosest first."""
+        """Return each policy's ladder: the policy at rising prices, then the lossless one."""
         strict = find_policy(LOSSLESS)
         return tuple((*_ladder(policy), strict) for policy in self.inner.policies)
 
@@ -122,7 +122,7 @@ class Ledger(Schedule):
 
     @cached_property
     def numbers(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ladders as places in ``policies``."""
+        """Return the ladders as indices into ``policies``."""
         return tuple(tuple(map(self.policies.index, ladder)) for ladder in self.ladders)
 
     def check(self, verifier: Verifier) -> None:
@@ -146,7 +146,7 @@ class Ledger(Schedule):
         return replace(state, inner=inner, emitted=state.emitted + len(new_ids), offered={})
 
     def choose(self, state: Account, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Raise: what a token is charged depends on its rows and the path to it."""
+        """Raise NotImplementedError: a ledger chooses by rows and paths (``choose_by_nodes``)."""
         raise NotImplementedError("choose: a ledger needs rows and paths; call choose_by_nodes")
 
     def choose_by_nodes(
@@ -265,7 +265,7 @@ class _Charges:
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:
-    """Return a policy and, if it has a price, the same at higher ones."""
+    """Return a policy and, if it has a price, the policy at RUNGS − 1 higher prices."""
     price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
         return (policy,)

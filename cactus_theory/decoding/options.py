@@ -23,7 +23,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
 
-# who verifies in the device loop, where it is said
+# values of ``device_loop`` that name the verifying step
 STEPS = ("torch", "kernels")
 
 

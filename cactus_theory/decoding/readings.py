@@ -106,7 +106,7 @@ class Reading:
 
     @property
     def acceptance_histogram(self) -> tuple[int, ...]:
-        """Return how many drafts had exactly a accepted tokens, for a = 0, 1, …"""
+        """Return the number of drafts with exactly a accepted tokens, for a = 0, 1, …"""
         histogram = [0] * (max((drafted for drafted, _, _ in self.drafts), default=0) + 1)
         for (_, accepted, _), times in self.drafts.items():
             histogram[accepted] += times
@@ -124,7 +124,7 @@ class Reading:
 
     @property
     def num_accepted_tokens_per_pos(self) -> tuple[int, ...]:
-        """Return for each place of a draft how many drafts had its token accepted."""
+        """Return for each place of a draft the number of drafts whose token there was accepted."""
         return tuple(accumulate(reversed(self.acceptance_histogram[1:])))[::-1]
 
     @property
@@ -196,7 +196,7 @@ class Reading:
 
 
 def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:
-    """Return how many rounds of all texts did each thing."""
+    """Return the number of rounds of each kind, over all texts."""
     total: Counter[Kind] = Counter()
     for counts in rounds:
         total.update(counts)
@@ -204,7 +204,7 @@ def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:
 
 
 def _reached(rounds: Mapping[Kind, int], place: int) -> int:
-    """Return how many drafts had all tokens before ``place`` accepted and one drafted there."""
+    """Return the number of drafts with a token at ``place`` and all tokens before it accepted."""
     return sum(
         times
         for (drafted, accepted, ended), times in rounds.items()

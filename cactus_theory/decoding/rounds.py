@@ -67,7 +67,7 @@ class Rounds(ABC):
         recorded = opening.drafter is not None and self.options.record_rows
         self.recorder: list[VerifiedRows] | None = [] if recorded else None
         self.text_numbers = list(range(self.texts.batch))
-        # for each text (drafted, accepted, ended inside) → how many rounds did that
+        # of each text: (drafted, accepted, ended inside) → number of such rounds
         self.kinds: list[dict[Kind, int]] = [{} for _ in self.text_numbers]
         # number of a text → (new ids, whether it ended by itself)
         self.finished: dict[int, tuple[list[int], bool]] = {}
@@ -109,7 +109,7 @@ class Rounds(ABC):
 
     @one_thread()
     def measure(self, verified: Verified, new: list[list[int]]) -> None:
-        """Show the meter, the recorder and the schedules what was verified, text by text.
+        """Pass the verified rows of each text to the meter, the recorder and the schedules.
 
         ``new`` are the tokens that each text took, perhaps none.
         """

@@ -79,7 +79,7 @@ class Schedule(ABC):
         target_probs: Float[Tensor, "K vocab"],
         draft_probs: Float[Tensor, "K vocab"],
     ) -> Int[Tensor, "K"]:
-        """Return the same, knowing the rows that the tokens are verified on.
+        """Return the policies' indices, given the rows that the tokens are verified on.
 
         Called instead of :meth:`choose` where a subclass overrides it. The policy of token i may
         depend on ``drafted[:i]`` and on the rows up to and including number i: these are known
@@ -312,7 +312,7 @@ class Between(Schedule):
             _ends(text, markers)[len(state.tail) :] for markers in (self.closing, self.opening)
         )
         count = torch.arange(1, len(ids) + 1, device=ids.device)
-        # the latest marker up to each token, 0 for none
+        # place of the latest marker up to each token, 0 for none
         latest = torch.where(opened | closed, count, 0).cummax(0).values
         changed = (opened & ~closed)[(latest - 1).clamp(min=0)] if len(ids) else opened
         return torch.where(latest > 0, changed, torch.full_like(changed, state.open))

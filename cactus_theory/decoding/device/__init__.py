@@ -33,7 +33,7 @@ BY_KERNELS = "device, by kernels"
 
 
 def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
-    """Return the device's decode if it is to run, and what a result says of its loop.
+    """Return the device's decode if it is to run, and the name of the loop for the result.
 
     Raises ValueError where it, or the kernels, are required and cannot run.
     """
@@ -57,7 +57,7 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 
 
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
-    """Return the kernels' step where it is to verify, and what a result says of the loop."""
+    """Return the kernels' step where it is to verify, and the name of the loop for the result."""
     options, policies, coins = opening.options, opening.policies.distinct, opening.coins
     device_loop, judge, temperature = options.device_loop, options.judge, options.temperature
     if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
@@ -75,7 +75,7 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
 
 
 def _round_obstacle(opening: Opening) -> str | None:
-    """Return the reason why rounds would differ in kind."""
+    """Return why this decode cannot run as one captured round, in words, or None."""
     judge = opening.options.judge
     drafter = opening.drafter
     if drafter is not None and not (
@@ -94,7 +94,7 @@ def _round_obstacle(opening: Opening) -> str | None:
 
 
 def _option_obstacle(options: DecodeOptions) -> str | None:
-    """Return which options are given that the device loop does not have."""
+    """Return the given options that the device loop lacks, in words, or None."""
     names = ["record_rows"] * options.record_rows
     names += [name for name in ("on_rows", "on_round") if getattr(options.callbacks, name)]
     names += ["fast_forward"] * (options.fast_forward is False)

@@ -16,7 +16,7 @@ from cactus_theory.verify.draft import Assignment, Draft, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 
 Tokens = list[list[int]]
-# positions by which the part of the cache that attention reads grows
+# positions by which the part of the cache that attention reads grows at a time
 BUCKET = 256
 
 
@@ -129,7 +129,7 @@ def _whole_buckets(positions: int) -> int:
 
 
 def _choice(policies: RowPolicies, texts: Texts, width: int) -> Tensor | None:
-    """Return which policy judges which drafted token, None if there is one policy."""
+    """Return the policy's number for each drafted token (B, K), None if there is one policy."""
     if len(policies.distinct) == 1:
         return None
     numbers = [policies.distinct.index(own.policies[0]) for own in policies.followed]

@@ -23,7 +23,7 @@ from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
 
 Result = TypeVar("Result")
-# runs before a capture: libraries choose kernels and take workspace at the first ones
+# runs before a capture, in which libraries choose kernels and allocate workspace
 WARM_UP = 2
 
 

@@ -46,7 +46,7 @@ class Logits:
     positions: Int[Tensor, "batch"]
 
 
-# how a round is verified; the temperature is the step's own affair
+# function that verifies a round; it applies the temperature itself
 VerifyStep = Callable[[Logits], Verdict]
 
 

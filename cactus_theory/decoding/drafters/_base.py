@@ -26,7 +26,7 @@ class Features(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Return how many tokens of each text have states."""
+        """Return the number of tokens of each text that have states."""
         ...
 
     def hidden(

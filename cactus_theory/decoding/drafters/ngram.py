@@ -11,7 +11,7 @@ from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, write
 from cactus_theory.verify.draft import Draft
 
-# by the tokens before it each token that followed, the latest one last, and where
+# n tokens → {each token that followed them, the latest one last: its position}
 Table = dict[tuple[int, ...], dict[int, int]]
 
 

@@ -30,7 +30,7 @@ from cactus_theory.decoding.models.llama_forward import FastForward
 from cactus_theory.decoding.models.projections import Linear, prepared
 from cactus_theory.verify.draft import Draft
 
-# what all tokens add to units is kept up to so many numbers (16 MB)
+# most numbers of the kept table of all tokens' contributions to units (16 MB)
 TABLE_ENTRIES = 2**22
 
 
@@ -91,7 +91,7 @@ def packed_maps(
 
 
 class RecurrentDrafting(SampledDrafting):
-    """A head at work: its cache of units, and what is left to feed it."""
+    """The head's state in one decode: its cache of units, and its weights packed for few rows."""
 
     def __init__(self, setting: DraftContext, head: RecurrentHead, greedy: bool) -> None:
         super().__init__(setting, greedy)
@@ -131,7 +131,7 @@ class RecurrentDrafting(SampledDrafting):
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def planned(self, wanted: Sequence[int]) -> list[int]:
-        """Return how many tokens each row may draft: none before its states are there."""
+        """Return the number of tokens each row may draft: none before its states are there."""
         places = self.head.shape.places - self.next_row
         read = [0] * len(wanted) if self.features is None else self.features.lengths
         rows = zip(wanted, read, self.texts.lengths, strict=True)

@@ -71,7 +71,7 @@ class Siblings(Drafter):
 
 
 class SiblingsDrafting(Drafting):
-    """A drafter of paths at work, which also says what else it would have drafted."""
+    """Drafts a path and adds, at each of its places, up to ``m`` other tokens."""
 
     def __init__(
         self, setting: DraftContext, drafter: Drafter, m: int, deterministic: bool

@@ -141,12 +141,12 @@ def text_config(model: Any) -> Any:
 class Sight:
     """The attention mask of the fed tokens of a batch."""
 
-    positions: Int[Tensor, "batch new"]  # how many cached tokens and fed ancestors precede each
+    positions: Int[Tensor, "batch new"]  # number of cached tokens and fed ancestors before each
     key_positions: Int[Tensor, "batch end"] | None  # of each slot; None where it is the slot
     hidden: Bool[Tensor, "batch new end"]  # the slots that a fed token must not attend to
 
     def within(self, window: int | None) -> Bool[Tensor, "batch new end"]:
-        """Return ``hidden`` together with what lies ``window`` or more positions back."""
+        """Return the mask that also hides keys ``window`` or more positions back."""
         end = self.hidden.shape[-1]
         if window is None or window >= end:
             return self.hidden
@@ -239,7 +239,7 @@ def _tree(
 
 
 def _ancestors(parents: Int[Tensor, "batch new"]) -> Bool[Tensor, "batch new new"]:
-    """Return which fed tokens lie on each one's path to the cached text, itself included.
+    """Return the mask of each fed token's ancestors among the fed ones, itself included.
 
     Squares (identity + parenthood) until paths of every length are in, but for the first tokens
     of a prompt, each of which follows the one before it.

@@ -1,4 +1,4 @@
-"""Find out, once per model, whether cached forward passes compute what whole ones do.
+"""Check, once per model, that cached forward passes give the logits of uncached ones.
 
 Some families ignore the cache, count positions from a padding id, or make masks of their own
 that do not fit one call for rows of different lengths. So a few tokens are run in every way in
@@ -20,16 +20,16 @@ from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, gathered
 from cactus_theory.decoding.models.projections import preparing
 
-# small texts, with room for two rows of different lengths, a prefix and a branch
+# tokens and rows of the check: room for two different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
-# windows that a family applies by itself, counted in slots: a few tokens cannot show them
+# settings of windows that a family applies by itself, in slots: a few tokens cannot show them
 OWN_WINDOWS = ("window_size", "attention_window", "local_attention", "attention_chunk_size")
 
-# settings of a configuration that may change the answer for the same embedding
+# settings of a configuration that may change the check's answer for the same embedding
 DECIDING = ("num_hidden_layers", "_attn_implementation")
 
 Answer = tuple[str | None, bool]
-# by the embedding, which the views of a model's first layers share with it
+# embedding → answers; the views of a model's first layers share its embedding
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 
 
@@ -128,7 +128,7 @@ def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 
 def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
-    """Return ``whole`` with what rows give that run ahead of each other, at last in trees."""
+    """Return the logits of the same texts, fed in ragged steps and at last as trees."""
     forward, logits = _forward(model, together=True), whole.clone()
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths

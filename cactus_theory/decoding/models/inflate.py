@@ -63,13 +63,13 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Return how many weights such a model has."""
+        """Return the number of weights of such a model."""
         layer = self.hidden * (2 * self.head * (self.heads + self.kv_heads) + 3 * self.inner + 2)
         ends = self.vocab * self.hidden * (1 if self.tied else 2)
         return ends + self.layers * layer + self.hidden
 
 
-# 8b to 0.6b as the models of these names have them, 1b as TinyLlama
+# name → shape; 8b, 14b and 0.6b are those of the models named beside them, 1b is TinyLlama's
 SHAPES = {
     "134m": Shape(768, 12, 12, 12, 64, 2048, 32_000),
     "5m": Shape(144, 2, 4, 4, 32, 384, 32_000, tied=True),
@@ -82,21 +82,21 @@ SHAPES = {
     "tiny-draft": Shape(160, 2, 8, 4, 64, 384, 2176, tied=True),
 }
 
-# target → the draft that goes with it, of the same vocabulary
+# target → its draft, of the same vocabulary
 DRAFTS = {"134m": "5m", "1b": "40m", "8b": "0.6b", "14b": "0.6b", "tiny": "tiny-draft"}
 
-# the constant channel; its square must be lost in any sum of squares of the stream
+# value of the constant channel; its square is lost in any sum of squares of the stream
 CONSTANT = 2.0**-32
-# by how much a copy's logit is lower at least; over it rows of the shipped pair, whose own entries
+# least logit by which a copy lies below its token; at more, rows of the shipped pair, whose entries
 # go down to e^-32 and whose rms varies threefold, would leave the normal numbers of float32
 FAR = 20.0
-# tokens of the texts on which the rms of the stream is looked at
+# tokens of each text on which the stream's rms is measured
 LOOKED_AT = 32
 # standard deviation of random weights, as models are initialised: nothing overflows
 SPREAD = 0.02
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 MEMINFO = Path("/proc/meminfo")
-# passes of each length, of which the fastest counts
+# timed passes of each length; the fastest counts
 TIMED = 5
 
 
@@ -142,7 +142,7 @@ def _check_memory(
 
 
 def free_memory(device: torch.device) -> float:
-    """Return how many bytes may be taken there, infinity where nothing says so."""
+    """Return the free bytes of a device, infinity where they are unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if not MEMINFO.is_file():
@@ -231,7 +231,7 @@ def _check(model: Any, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype) -> Any:
-    """Return a model of the shape whose weights are memory that nothing was written to."""
+    """Return a model of the shape whose weights are uninitialised memory."""
     import transformers
 
     small = model.config
@@ -290,7 +290,7 @@ def _largest_rms(model: Any) -> float:
 
 
 def _fill_noise(layer: Any, noise: torch.Generator) -> None:
-    """Fill a layer with random weights that nothing leaves."""
+    """Fill a layer with random weights whose output does not reach the stream."""
     for weight in layer.parameters():
         if weight.ndim == 2:
             weight.normal_(0.0, SPREAD, generator=noise)

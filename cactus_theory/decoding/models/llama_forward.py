@@ -24,7 +24,7 @@ from cactus_theory.decoding.models.projections import (
     prepared,
 )
 
-# small layers are bound by calls, not by arithmetic: their projections are joined into one
+# most weights of layers whose projections are joined: calls, not arithmetic, take their time
 JOINED_ENTRIES = 2**24
 
 
@@ -172,7 +172,7 @@ def _length(norm: Any) -> Any:
 
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-# its hooks stay on a model that was once asked for hidden states, and do nothing in other passes
+# module of hooks that stay on a model once asked for hidden states, and else do nothing
 CAPTURING = "transformers.utils.output_capturing"
 ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
 
@@ -295,7 +295,7 @@ class FastForward:
 
 
 def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
-    """Return the mask to add to the scores, None where all is seen or plain causality does."""
+    """Return the mask to add to the scores, None where every key is seen or causality suffices."""
     if at.sight is not None:
         return additive(at.sight.hidden, like)[:, None]
     if new == 1 or not at.start:

@@ -74,7 +74,7 @@ class CachedModel:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Return how many tokens of each row are cached; only :meth:`feed` and rollbacks write."""
+        """Return the number of cached tokens of each row; only :meth:`feed` and rollbacks write."""
         return self.cache.lengths
 
     def hidden(

@@ -19,24 +19,24 @@ from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
 
-# multiply-adds up to which FBGEMM's kernel, which runs on one thread, is the one to take. Measured
+# most multiply-adds of a map that FBGEMM's kernel computes, which runs on one thread. Measured
 # on one thread over all maps of a model of 4.5 million weights, it against oneDNN's, in µs:
 # 170 and 480 for 1 row, 230 and 540 for 5, 1,580 and 1,940 for 40, 10,600 and 11,000 for 256
 HALF_UP_TO = 2**24
-# the self-check of FBGEMM's kernel: a sum of some hundred products in single precision
+# largest relative error in the self-check of FBGEMM's kernel: sums of some hundred float32 products
 KERNEL_ERROR = 1e-4
-# what was made of modules in use, beside the state of their weights
+# module in use → the state of its weights, and the object made of them
 _PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 class Preparing(threading.local):
-    """How long this thread has prepared models, all of them together."""
+    """Seconds that this thread has spent preparing models."""
 
     seconds = 0.0
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Add what is done here."""
+        """Add the seconds of the ``with`` block."""
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
