@@ -43,8 +43,8 @@ from cactus_theory.vllm.settings import (
     read,
 )
 
-REMEMBERED = 1024  # policies
-# knobs that hold text a request may choose: names that are looked up in the package's own lists
+REMEMBERED = 1024  # most admitted policies that are kept, by digest
+# knobs whose text a request may choose: names that are looked up in the package's own lists
 TEXTS = ("divergence", "form", "recover")
 LOSSLESS = policy("speculative")
 KEYS = (ARGUMENT, CAP_ARGUMENT)
@@ -54,12 +54,12 @@ PROCESSOR_KEYS = (*KEYS, MARGIN_ARGUMENT, *(f"{ARGUMENT}_{name}" for name in CUT
 
 
 class Grant(NamedTuple):
-    """The policy, cap and truncation that a request was granted, and what its way adds."""
+    """The policy, cap, truncation and margin that a request was granted."""
 
     policy: Policy
     cap: float | None = None  # nats a token of its answer, kept by the hook of model runner V1
     cut: Cut = Cut()  # made by the logits processor at positive temperatures
-    margin: float = 0.0  # in logits, what the logits processor adds at temperature 0
+    margin: float = 0.0  # logits that the logits processor adds at temperature 0
 
     def acts(self, temperature: float) -> bool:
         """Return whether the logits processor changes logits."""
@@ -84,7 +84,7 @@ BY_BIAS = Way(PROCESSOR_KEYS, lambda one, _: check_policy(one), lambda one, _: t
 
 
 class Admission:
-    """Decides what requests get, whichever of the three ways serves them.
+    """Admits requests and grants them policies, whichever of the three ways serves them.
 
     ``policies`` are kept by the digest of what asked for them.
     """

@@ -50,7 +50,7 @@ class FlatBatch:
 
     ids: Int[Tensor, "tokens"]
     counts: list[int]  # drafted tokens of each of B requests
-    width: int  # the most of them
+    width: int  # most drafted tokens of one request
     draft_probs: Float[Tensor, "tokens vocab"] | None
     target_logits: Float[Tensor, "tokens vocab"]
     bonus: Int[Tensor, "batch"]  # drawn from the target after the last draft
@@ -67,12 +67,12 @@ class FlatBatch:
 
     @cached_property
     def ragged(self) -> bool:
-        """Return whether these have different numbers of drafts."""
+        """Return whether the requests with drafts have different numbers of drafted tokens."""
         return len({self.counts[row] for row in self.drafted}) > 1
 
     @cached_property
     def starts(self) -> list[int]:
-        """Return where each of these begins in the flat tables."""
+        """Return the first index of each request with drafts in the flat tables."""
         starts = [0, *accumulate(self.counts)]
         return [starts[row] for row in self.drafted]
 
@@ -87,7 +87,7 @@ class FlatBatch:
         torch.softmax(logits, -1, out=flat[:tokens])
         flat[tokens] = 0.0
         width = tokens // len(self.drafted)
-        # a request's row after its last is the next request's first: it is drawn from in vain
+        # the row after a request's last is the next request's first; its draw is discarded
         return flat.as_strided((len(self.drafted), width + 1, vocab), (width * vocab, vocab, 1))
 
     @cached_property
@@ -195,7 +195,7 @@ def toss(batch: FlatBatch) -> Coins:
 
 
 def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:
-    """Return how many drafts the verifier may use: none of greedy and unknown requests."""
+    """Return the numbers of drafted tokens to verify: 0 for greedy and unknown requests."""
     usable = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
     barred = [
         row in batch.unknown or (batch.greedy is not None and batch.greedy[row])
@@ -235,7 +235,7 @@ def _with_greedy(
     return rows
 
 
-# target and draft: alike, apart, one-hot (of the same token, or not), holes in either,
+# trial rows of target and draft: alike, apart, one-hot (same token, or not), holes in either,
 # probabilities that only float64 tells from 0
 ROWS = (
     ((0.4, 0.3, 0.2, 0.1), (0.25, 0.25, 0.25, 0.25)),
@@ -246,12 +246,12 @@ ROWS = (
     ((0.0, 0.5, 0.5, 0.0), (0.2, 0.2, 0.0, 0.6)),
     ((0.5, 0.5 - 1e-30, 1e-30, 0.0), (1e-30, 0.5, 0.5 - 1e-30, 0.0)),
 )
-# of an emitted law, which is float64 and may end a search for its knob at 1e-9
+# largest error of an emitted law, which is float64 and may end a search for its knob at 1e-9
 LAW_ROUNDING = 1e-6
 DRAFTED = (0, 3, 3, 0, 1, 0, 2)
-# at 0 a token is accepted if that is possible, at the last one it is refused if that is
+# trial coins: at 0 a token is accepted if that is possible, at the last it is refused if possible
 COINS = (0.0, 0.37, 1 - 2**-53)
-# every row by itself at each coin, and two drafts of all of them
+# drafted tokens of each trial request: one row at each coin, and two drafts of all rows
 TRIAL_COUNTS = (1,) * (len(ROWS) * len(COINS)) + (len(ROWS),) * 2
 
 

@@ -34,25 +34,25 @@ from cactus_theory.policies._base_classes import Entrywise
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.speculative import Speculative
 
-# odds of the drafted token at h_d = 1; what is left to the others is 0 in the dtype of the row
+# log-odds of the drafted token at h_d = 1, by dtype: the others' mass is 0 in that dtype
 MOST_ODDS = {torch.float32: 110.0, torch.float64: 760.0}
-# a bias on logits, T ln r, stays far inside float32; rows are uniform to their last digit before
+# highest temperature T: a bias T ln r stays far inside float32, and rows are uniform long before
 HOTTEST = 1e6
-# a constant ln r above this is this: it outweighs every difference of logits, and stays finite
+# largest constant ln r: it outweighs every difference of logits, and stays finite
 MOST_UNIT = 1e4
 
 
 @dataclass(frozen=True)
 class Lifts:
-    """Policies, as what they do to the logits of drafted tokens."""
+    """The biases that policies add to the logits of drafted tokens, as ln r."""
 
     units: Float[Tensor, "m"]  # ln r of each policy where it is a constant, else 0; float64
     ahead: Bool[Tensor, "m"]  # whether ln r is ln z of the following row
-    looking: tuple[int, ...]  # the numbers of these policies
-    solved: tuple[tuple[int, Policy], ...]  # those that are neither, with their numbers
+    looking: tuple[int, ...]  # numbers of the policies that look ahead
+    solved: tuple[tuple[int, Policy], ...]  # the other policies, with their numbers
 
     def only(self, numbers: Collection[int]) -> "Lifts":
-        """Return the same for a batch in which no other policies occur."""
+        """Return the biases for a batch in which only these policies occur."""
         looking = tuple(number for number in self.looking if number in numbers)
         return replace(self, looking=looking, solved=tuple(
             (number, policy) for number, policy in self.solved if number in numbers

@@ -11,7 +11,7 @@ from cactus_theory.vllm.settings import Settings, refuse_accounts
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
 CONFIG = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
-# decides deterministic drafts of model runner V2
+# logits processor that decides deterministic drafts of model runner V2
 PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 
 
@@ -123,7 +123,7 @@ def info_of(settings: Settings) -> dict[str, str]:
 
 
 def show_info(settings: Settings, model: str, log: Callable[[str], None]) -> None:
-    """Set the gauge ``cactus:info`` of this process, and say the same in one line of the log."""
+    """Set the gauge ``cactus:info`` of this process, and log its labels in one line."""
     import prometheus_client as client  # pyright: ignore[reportMissingImports]
 
     labels = info_of(settings)

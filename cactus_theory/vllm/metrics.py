@@ -59,9 +59,9 @@ from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import family
 from cactus_theory.vllm.settings import Settings
 
-# nats of an answer: a price of 2 spends about 0.02 a token on the shipped pair
+# bounds of a histogram, nats of an answer: price 2 spends about 0.02 a token on the shipped pair
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-METERS = 16  # policies under one label whose rows are collected at the same time
+METERS = 16  # most policies under one label whose rows are collected at the same time
 COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")
 WORDS = {
     "verified_rows": "Target rows whose emitted law was the policy's",
@@ -189,7 +189,7 @@ class Tally:
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:
-        """Return how many rows to pass over: each is measured with probability 1/meter."""
+        """Return the number of rows to skip: each is measured with probability 1/meter."""
         if self.settings.meter <= 1:
             return 0  # all of them, or the meter is off
         gap = math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter)

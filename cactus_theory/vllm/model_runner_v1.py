@@ -77,7 +77,7 @@ class Hook:
         self.requests: dict[str, Request] = {}
         self.write: Callable[[dict[str, Any]], None] | None = None
         self.recorder: Recorder | None = None  # with CACTUS_TRACE, in the one that counts
-        self.model = ""  # the name that it is served by
+        self.model = ""  # the name that the model is served by
 
     def rejection_sample(
         self,

@@ -56,7 +56,7 @@ from cactus_theory.vllm.replace import (
     wrapped,
 )
 
-# the digits of π, as 62 bits: a request whose seed differs from another's by this is no accident
+# XOR mask of seeds, digits of π in 62 bits: no two requests' seeds differ by it by accident
 SALT = 0x3141592653589793
 
 

@@ -44,10 +44,10 @@ from cactus_theory.vllm.settings import Settings
 
 DTYPE = torch.float16
 MOST_SETTINGS = 8
-# bytes beside rows: of a folder (manifest, lock), of a text (its file's header and its line of the
-# manifest), and of a cycle or a drafted token (numbers)
+# bytes of a trace beside its rows: a folder's (manifest, lock), a text's (header of its file, line
+# of the manifest), and those of a cycle or a drafted token (numbers)
 OF_FOLDER, OF_TEXT, OF_CYCLE = 8192, 2048, 32
-# so many texts have room, at least a round of each, since errors count texts
+# fewest texts that have room, at least a round of each: standard errors are over texts
 FEWEST_TEXTS = 32
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-# run in an engine here; the first eight parameters were read in 0.18.0, 0.22.0, 0.27.0 and 0.33.0
+# versions run in an engine; the first eight parameters were read in 0.18.0, 0.22.0, 0.27.0, 0.33.0
 TESTED = ("0.32.0",)
 TESTED_V2 = ("0.32.0", "0.33.0")  # functions and interface of model runner V2; no engine was run
 
@@ -63,7 +63,7 @@ def require_names(
 
 
 def stop(line: str) -> None:
-    """End the process with one line: what a plugin raises besides is logged, or a traceback."""
+    """End the process with one line; other errors of a plugin are logged or end in a traceback."""
     raise SystemExit(f"cactus-theory: {line}")
 
 

@@ -10,13 +10,13 @@ from cactus_theory.base.specs import names_a_file, parse_knobs, parse_spec
 from cactus_theory.vllm.bias import Cut
 from cactus_theory.vllm.settings import ARGUMENT
 
-# the longest spec of a policy of this package, with every knob to its last digit, has about 130
+# most characters of a spec; this package's longest, every knob to its last digit, has about 130
 LONGEST = 200
 MOST_KNOBS = 8
-LONGEST_INTEGER = 64  # bits
+LONGEST_INTEGER = 64  # most bits of a knob's integer
 SHOWN = 60  # characters of a value that a refusal repeats
 NamedKnobs = tuple[str | None, dict[str, Any]]
-# of each part of a cut: the most, and what it must be
+# part of a cut → its largest value, and the requirement that a refusal states
 CUTS = {
     "top_p": (1.0, "must lie in (0, 1]"),
     "top_k": (2**31, "must be a whole number of at least 0"),
@@ -104,7 +104,7 @@ def _split(spec: str) -> NamedKnobs:
 
 
 def _plain(name: str, text: str) -> str:
-    """Return text that is short, and printed as it is."""
+    """Return the text; ValueError unless it is short and printable ASCII."""
     if len(text) > LONGEST:
         raise ValueError(f"{name}: must have at most {LONGEST} characters; got {shown(text)}")
     if not (text.isascii() and text.isprintable()):

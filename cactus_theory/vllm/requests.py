@@ -1,4 +1,4 @@
-"""Requests on model runner V1: policy, account and random numbers of each.
+"""The record of a request on model runner V1: its policy, its account, its own readings.
 
 From its first step with drafts to its end, through preemption: tokens that are computed again are
 not emitted again, and cost nothing. Tokens of an account are those of rounds with a draft, at
@@ -40,7 +40,7 @@ from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import Grant
 from cactus_theory.vllm.settings import LOG, Settings
 
-LONGEST_NAME = 200  # characters of a request's id, which a client may choose
+LONGEST_NAME = 200  # most characters of a request's id, which a client may choose
 
 
 class Request:
@@ -58,7 +58,7 @@ class Request:
         self.meter: Meter | None = None
         if measured:
             self.meter = Meter(self.followed.policies, settings.divergence, settings.verifier)
-        self.rounds: Any = None  # what CACTUS_TRACE keeps of it
+        self.rounds: Any = None  # rounds recorded for CACTUS_TRACE
         self.drafted = self.accepted = self.emitted = 0
         self.greedy = getattr(params, "temperature", None) == 0
 
@@ -68,7 +68,7 @@ class Request:
         return self.cap is not None or self.meter is not None
 
     def book(self, verified: Verified, place: int) -> tuple[int, float]:
-        """Enter what a round has emitted, at row ``place`` of what was verified.
+        """Enter the tokens and charges of a round, at row ``place`` of the verified batch.
 
         Return the rows that were measured and what they add up to.
         """

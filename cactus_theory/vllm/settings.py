@@ -51,10 +51,10 @@ OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|POR
 ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
 MODES = ("stricter", "any", "off")
 LOG = "log"
-MOST_MARGIN = 1e6  # logits
-TRACED = 1e9  # bytes
-MEASURED = 16  # measuring a row of a large vocabulary costs as much as verifying a whole batch
-LONGEST_LINE = 1000  # characters of a refusal
+MOST_MARGIN = 1e6  # largest margin, in logits
+TRACED = 1e9  # most bytes of a trace folder, by default
+MEASURED = 16  # one verified row in so many is measured: a large row costs a batch's verification
+LONGEST_LINE = 1000  # most characters of a refusal
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Settings:
     readings: str = ""  # ``log`` or a file for the numbers of single requests
     trace: str = ""  # folder of traces
     trace_bytes: float = TRACED
-    margin: float = 0.0  # what greedy requests give up, in logits; the logits processor alone
+    margin: float = 0.0  # logits that greedy requests give up; the logits processor alone
 
 
 def check_names(environ: Mapping[str, str] = os.environ) -> None:
