@@ -69,7 +69,7 @@ __all__ = [
     "verify_tree",
 ]
 
-# loaded when asked for: a plugin of an engine that asks for nothing must not load torch
+# name → module, loaded when asked for: an engine's plugin without a policy must not load torch
 _FROM = {
     "confidence_bound": "answer_bounds",
     "event_bounds": "answer_bounds",

@@ -32,21 +32,21 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.roots import rising_root
 
-# searches go on to the last digit: beside 0 and 1 the KL is so steep that secants settle too early
+# relative step at which a search ends: the last digit, as secants settle early beside 0 and 1
 SETTLED = 1e-30
-# below it a series of so many terms is more exact than logarithms: 0.05^14 < 1e-18
+# relative change below which a series of TERMS terms is more exact than logarithms: 0.05^14 < 1e-18
 SMALL, TERMS = 0.05, 14
-# Pinsker's inequality is met to 1e-7 of it below the first, 1 − e^−C to rounding beyond the second
+# caps in nats: below LITTLE Pinsker's inequality is exact to 1e-7, beyond MUCH 1 − e^−C to rounding
 LITTLE, MUCH = 1e-6, 4.0
-# of the distance from a mean to 1; a nearer bound is as good as the mean
+# least distance of a bound from its mean, as a share of 1 − mean: nearer ones equal the mean
 EXACT = 1e-15
-# a meter adds the same numbers up in another order than a ledger
+# relative excess of a reading over its cap that is rounding: meter and ledger add in other orders
 ROUNDING = 1e-6
-# that the bound from readings is wrong
+# probability that the bound from readings is wrong
 RISK = 0.05
-# e^-FAR is no number beside 1; a tilt of LEVEL over the longest answer is none
+# largest tilt (e^-FAR vanishes beside 1), and the least one, times the longest answer
 FAR, LEVEL = 800.0, 1e-9
-# new tokens of an answer where nobody says how many
+# new tokens of an answer, by default
 USUAL_TOKENS = 64
 
 

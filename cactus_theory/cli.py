@@ -14,7 +14,7 @@ from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 from cactus_theory.commands import COMMANDS, tune
 
-# Raised by bad input, and reported in one line; anything else is a bug and keeps its traceback.
+# Errors of bad input, reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 
 

@@ -22,7 +22,7 @@ from cactus_theory.policies._copies import enter
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
 from cactus_theory.policies._policy import one_hot
 
-# what rounding may add to a sum over the vocabulary
+# most that rounding adds to a sum over the vocabulary
 SUM = 1e-9
 
 
@@ -68,7 +68,7 @@ def emitted_law(
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
-# a token with this share of the largest target probability is at the head
+# least share of the largest target probability that a token of the head has
 HEAD = 0.2
 
 
@@ -86,7 +86,7 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
 
 
 class RaisedOffHead(Divergence):
-    """The raised mass of a thousand rows as a divergence, for code that adds one up.
+    """Raised mass off the head, of 1,000 rows, as a divergence, so that meters can add it up.
 
     It is 0 where h = q, as a divergence is, but elsewhere, too.
     """
@@ -198,7 +198,7 @@ def audit(
 def _measured(
     policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
-    """Return acceptance, raised mass, what is spent and over it, the optima, every divergence."""
+    """Return acceptance, raised mass, spending, share over budget, optima and every divergence."""
     law = policy.emitted(q, p)
     accepted = (p * policy.acceptance_row(q, p)).sum(-1)
     kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)

@@ -38,10 +38,10 @@ __all__ = [
     "total_variation",
 ]
 
-# of the target; the draft's have the same shape, and the package's own error says where not
+# logits of the target; the draft's must have the same shape, or the package's own error says so
 Logits = Float[Tensor, "*rows vocab"]
 PerRow = Float[Tensor, "*rows"]
-# of LK's mixture: how fast the weight moves from KL to total variation as the overlap grows
+# rate of LK's mixture, at which the weight moves from KL to total variation as the overlap grows
 LK_RATE = 3.0
 
 

@@ -7,13 +7,13 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.tables import print_json
 from cactus_theory.testing._report import Report, message, pasted_test, payload, summary, table
 
-# pairs of rows that catch every planted fault, most of them within 50
+# pairs of rows that are tried: they catch every planted fault, most of them within 50
 DEFAULT_EXAMPLES = 2000
-# seconds for one property on a few rows, far more than rules usually need
+# seconds that one property may take on a few rows, far more than rules usually need
 DEFAULT_TIMEOUT = 30.0
-# the longest time that alarms of the system are good for, in seconds
+# longest --timeout in seconds, which alarms of the system still take
 LONGEST = 1e6
-# exit codes; 2 is for a request or a file that cannot be read
+# outcome → exit code; 2 is for a request or a file that cannot be read
 STATUS = {"passed": 0, "failed": 1, "inconclusive": 3}
 
 

@@ -41,14 +41,14 @@ from cactus_theory.verify.contract import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-# texts are enough for a noise floor whose error is small beside it
+# texts of a noise floor: enough for an error that is small beside it
 FLOOR_TEXTS = 32
 # seconds of decoding after which no text begins
 SECONDS = 1800.0
-# texts that errors need
+# fewest texts that have standard errors
 FEWEST_TEXTS = 2
 USUAL_DRAFT = 4
-# standard errors at a position from which on it pays to decode with faults: two thirds or more of
+# standard errors at a position above which faults are decoded: two thirds or more of
 # healthy engines, and hardly one with a fault that could be named, stay below at every position
 DOUBTFUL = 2.0
 # rounds to decode: thrice those counted, so that what is expected has the smaller error, and so has
@@ -167,7 +167,7 @@ def run(args: Namespace) -> int:
 
 
 def _check(args: Namespace) -> None:
-    """Raise for what would fail after the long part."""
+    """Raise ValueError for bad arguments before the models are loaded."""
     names = [name for name in OF_MODELS if getattr(args, name) is not None]
     if args.floor and (args.trace or args.target is None or args.prompts is None):
         raise ValueError("--floor: must be given with --target and --prompts; it needs no trace")
@@ -197,7 +197,7 @@ def _check(args: Namespace) -> None:
 
 
 class DecodingLimit:
-    """How many texts and seconds decoding may take."""
+    """The most texts and seconds that decoding may take."""
 
     def __init__(self, texts: int | None, seconds: float) -> None:
         self.texts, self.end = texts, time.monotonic() + seconds
@@ -230,7 +230,7 @@ def _observed(args: Namespace, width: int) -> Observation | None:
 
 
 def _ask_for_cuts(args: Namespace, trace: Trace | None, defaults: Any = None) -> None:
-    """Raise ValueError where counts are compared and nobody knows what rows were cut to.
+    """Raise ValueError where counts are compared and the truncation of the rows is unknown.
 
     ``defaults`` is the target's own generation configuration, which engines may follow.
     """

@@ -25,10 +25,10 @@ from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
 from cactus_theory.traces.trace import is_trace
 
-# bytes of a target's weights from which on its passes gain by a second thread; those of the shipped
-# one are 10 MB, and it loses by it
+# bytes of a target's weights from which on a second thread makes its passes faster; the shipped
+# target's are 10 MB, and a second thread makes it slower
 LARGE = 1 << 26
-# of dtypes
+# value of --dtype that takes the faster dtype
 FASTER = "faster"
 
 
@@ -52,7 +52,7 @@ def one_policy(args: argparse.Namespace) -> str | None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--trust-code``, without which no file that is read names code that is run."""
+    """Declare ``--trust-code``, without which no code that a file names is run."""
     parser.add_argument(
         "--trust-code",
         action="store_true",
@@ -61,7 +61,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cuts(parser: argparse.ArgumentParser) -> None:
-    """Declare what rows are cut to, after the temperature."""
+    """Declare the flags of top-k and top-p, which cut rows after the temperature."""
     add = parser.add_argument
     add("--top-k", type=int, metavar="K", help="cut both models' rows to the K likeliest (0: no)")
     add("--top-p", type=float, metavar="P", help="cut both to a nucleus of this mass (1: no)")

@@ -151,7 +151,7 @@ def _print(text: str) -> None:
 
 
 def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
-    """Return how to decode: as the flags say, or a file from ``cactus-theory tune``."""
+    """Return the setting to decode with, from the flags or a file of ``cactus-theory tune``."""
     from cactus_theory.decoding.schedule import find_followed
 
     named = one_policy(args)

@@ -14,7 +14,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import write_whole
 
-# the figures of the project read these two files, too
+# folder of the style and colours, which the project's figures read, too
 BASE = Path(__file__).resolve().parent.parent / "base"
 POLICIES, SETTINGS = BASE / "looks.csv", BASE / "look.mplstyle"
 
@@ -45,15 +45,15 @@ COMPARED = {
     "Cactus": [f"cactus:delta={delta}" for delta in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)],
     "typical": [f"typical:epsilon={epsilon}" for epsilon in (0.5, 0.2, 0.09, 0.04, 0.01)],
 }
-# nothing of the day or the machine goes into a file: equal rows give equal bytes
+# metadata left out of each kind of file, so that equal rows give equal bytes
 METADATA = {
     ".png": {"Software": None},
     ".pdf": {"Creator": None, "Producer": None, "CreationDate": None},
     ".svg": {"Creator": None, "Date": None},
 }
-# enough for a line without corners
+# points of a drawn frontier: enough for a line without corners
 FRONTIER_POINTS = 65
-# Ratios are drawn between these; tokens beyond are nearly excluded by one of the two models.
+# least and largest ratio drawn; tokens beyond are nearly excluded by one of the two models
 SHOWN_RATIOS = (1e-3, 1e3)
 
 
@@ -167,7 +167,7 @@ def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[
     return spent, float((p * phi).sum())
 
 
-# whatever the policies are; the optimum has the blue
+# names whose colours the policies take in turn; the optimum has the blue
 SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
 COLOURS = [COLOUR[name] for name in SHOWN]
 MARKERS = "osD^vP*X"

@@ -117,7 +117,7 @@ def _table(events: list[EventBounds], title: str) -> str:
 
 
 def _equal(args: argparse.Namespace, bounds: EventBounds) -> str:
-    """Return which temperature is as far from the target a token, if there are rows."""
+    """Name the temperature that is as far from the target a token, if there are rows."""
     if args.trace is None:
         return NO_ROWS
     if bounds.tokens is None:

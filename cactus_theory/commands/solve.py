@@ -10,7 +10,7 @@ from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
 from cactus_theory.commands.flags import add_rows, check_outputs, pair, save_outputs
 
-# of a frontier, unless another number is given
+# points of a frontier, by default
 POINTS = 33
 
 

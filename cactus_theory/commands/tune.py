@@ -48,18 +48,18 @@ from cactus_theory.tuning.measure import (
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 
-# texts that the noise floor is read on
+# texts on which the noise floor is measured
 FLOOR_TEXTS = 8
-# what each argument is for: naming one of another kind is a mistake worth saying
+# flags that name the models and their prompts: all or none are given
 OF_MODELS = ("target", "draft", "prompts")
-# what logged rows depend on, beside models, prompts and the largest K
+# flags that logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype")
 # rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
 # and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
 CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
-COSTS = ("target", "cost_ratio", "costs")  # where they come from
-# of the limit: where timed texts are longer on average, lengths say more of the limit than of
-# answers, and no policy can make them longer by more than the twentieth that is left
+COSTS = ("target", "cost_ratio", "costs")  # flags that give the costs of calls
+# largest share of the limit that timed texts may have on average for lengths to be compared: above,
+# they tell of the limit, and no policy can make them longer by more than the twentieth that is left
 CUT_OFF = 0.95
 
 
@@ -105,7 +105,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object only")
 
 
-# what an interrupted command has kept
+# message about the results that an interrupted command has kept
 KEPT = "texts logged so far are kept in --work: the same command goes on from there"
 WORK = Path("build/tune")
 
@@ -129,7 +129,7 @@ def run(args: Namespace) -> int:
 
 
 def _check(args: Namespace) -> None:
-    """Raise for what would fail after the long part."""
+    """Raise ValueError for bad arguments before the models are loaded."""
     args.cuts = given_cuts(args) or WHOLE
     checked_level(args.divergence_per_token)
     families(find_divergence(args.divergence), args.policies)
@@ -238,7 +238,7 @@ def _work(args: Namespace, texts: Sequence[str]) -> Path:
 
 
 def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
-    """Return how long logging and timing may take, from a round and a token on one prompt."""
+    """Forecast the seconds of logging and timing, from a round and a token on one prompt."""
     widths = args.num_draft_tokens or WIDTHS
     ids, seconds = torch.tensor([prompt], device=pair.target.device), []
     for draft in (None, None, pair.draft, pair.draft):  # the first ones allocate

@@ -19,29 +19,29 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import Family
 
-# a ledger raises prices as credit runs out, so its policy may begin looser than the mean allows;
-# at 1, 1.4 and 2 times the looseness that was tuned ledgers made as many tokens a call (± 0.003)
+# looseness of a ledger's policy over the tuned one: prices rise as credit runs out, so it may begin
+# looser. At 1, 1.4 and 2 times the looseness ledgers made as many tokens a call (± 0.003)
 LOOSER = 1.4
-# the share of answers in the upper quantile
+# share of answers below the upper quantile
 UPPER = 0.9
-# standard errors on either side of a 95 % interval
+# half-width of a 95 % interval, in standard errors
 WIDE = 1.96
-# nats an answer that leave little open
+# nats an answer of the tight cap that is reported beside the usual one
 TIGHT = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """How a tuned mean falls on single texts, and the cap on every answer that it may become.
+    """Spread of a tuned mean over single texts, and the cap on every answer in its place.
 
     Coins are integrated out, so that single answers vary more than texts do.
     """
 
     level: float  # nats a token, the mean that was tuned for; also the cap
-    above: float  # share of logged texts whose own mean is above it
+    above: float  # share of logged texts whose own mean is above the level
     upper: float  # the 0.9 quantile of their means
     worst: float
-    policy: str  # what ``Ledger(policy, level)`` decodes with
+    policy: str  # spec of the policy in ``Ledger(policy, level)``
     verifier: str
     num_draft_tokens: int
     ratio: Estimate  # its tokens a call over those of the policy tuned for the level without a cap
@@ -76,7 +76,7 @@ class Answers:
 
 
 def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answers | None:
-    """Return how the fastest lossy setting, a band if there is one, spends on texts, and capped."""
+    """Return the spread over texts of the fastest lossy setting, a band if any, and its cap."""
     bands = [choice for choice in choices if choice.family.name == "band:price"]
     choice = fastest([choice for choice in bands or choices if not choice.family.lossless])
     if choice is None:
@@ -174,7 +174,7 @@ class Tuned:
         return first if slower_half / first.longer > self.plain else None
 
     def with_lengths(self, measure: Callable[[Choice], Estimate]) -> "Tuned":
-        """Return the same, ranked by answers: the two fastest settings beside lossless ones.
+        """Return the result ranked by answers: the two fastest settings beside lossless ones.
 
         ``measure`` returns the mean length of a setting's answers.
         """
@@ -188,7 +188,7 @@ class Tuned:
         return replace(self, choices=tuple(choices))
 
     def at_costs(self, costs: Costs) -> "Tuned":
-        """Return the same settings at other costs: of another batch or machine.
+        """Return the settings at other costs, of another batch or machine.
 
         Raises
         ------

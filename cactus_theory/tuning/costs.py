@@ -29,7 +29,7 @@ from cactus_theory.tuned import FORMAT, VERSION
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
-# seconds or plain steps: decades
+# largest amount of a cost, in seconds or plain steps
 MOST = 1e9
 
 

@@ -59,14 +59,14 @@ class Family:
         return find_policy(self.spec(looseness))
 
 
-# knob, least, first and most looseness; beyond them nothing changes in any digit that is shown
+# knob → its value by looseness, and the least, first and most looseness that are tried
 KNOBS = {
     "delta": (float, 1e-9, 1e-3, 1e2),
     "price": (lambda looseness: 1 / looseness, 1e-4, 1.0, 1e2),
     "lenience": (lambda looseness: math.exp(-looseness), 1e-6, 0.5, 30.0),
     "alpha": (float, 1e-6, 0.1, 1.0),
 }
-# each with the verifiers it is tried with
+# family tried by default → its verifiers
 USUAL = {
     LOSSLESS: ("chain", "block"),
     "cactus:delta": ("chain",),
@@ -75,7 +75,7 @@ USUAL = {
     "mixture:alpha": ("chain",),
 }
 OTHERS = ("band:delta", "cactus_exact:delta")
-# whose rows are the best ones for the divergence that they are given
+# families whose rows are optimal for the divergence that they are given
 FOR_DIVERGENCE = ("band:price", "band:delta")
 
 
@@ -145,17 +145,17 @@ def checked_level(level: float) -> float:
     return check.finite("divergence-per-token", level, 0, open_low=True)
 
 
-# what the meter may miss the level by, relative: a tenth of the standard error over 20 texts
+# largest relative miss of the level by the meter: a tenth of the standard error over 20 texts
 TOLERANCE = 2e-3
-# the longest step while there is no x on the other side yet, as a factor, and the power of x that
-# the meter is taken for where only one point is known
+# longest step in x, as a factor, while no x on the other side is known; and the power of x that the
+# meter is taken for where only one point is known
 STRIDE = 8.0
 SLOPE = 1.5
-# a point stays so far from the ends of its bracket, in the logarithm of x
+# least distance of a point from the ends of its bracket, as a share of the bracket in ln x
 MARGIN = 0.02
-# every so many steps the bracket is halved, lest a bent curve holds one end of it
+# steps between two halvings of the bracket, lest a bent curve hold one end of it
 HALVING = 4
-# a bracket this narrow (relative) holds a jump over the level: the knob below it is taken
+# relative width of a bracket that holds a jump over the level: the knob below is taken
 NARROW = 1e-3
 MOST_STEPS = 60
 Point = tuple[float, float]
@@ -231,7 +231,7 @@ class Knobs:
 
 
 def _between(low: Point, high: Point, level: float | None) -> float:
-    """Return where the line through two points reaches the level; None asks for the middle."""
+    """Return x where the line through two points reaches the level; None asks for the middle."""
     share = 0.5
     if level is not None and low[1] > 0 and math.isfinite(high[1]):
         share = math.log(level / low[1]) / math.log(high[1] / low[1])
@@ -240,7 +240,7 @@ def _between(low: Point, high: Point, level: float | None) -> float:
 
 
 def _beyond(points: Sequence[Point], level: float) -> float:
-    """Return where the line through one point, or two of a side, reaches the level.
+    """Return x where the line through one point, or two of a side, reaches the level.
 
     At most STRIDE away, and so far where there is no line.
     """

@@ -19,11 +19,11 @@ from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
-# decodes of every setting; medians over them stand
+# decodes of every setting; the median over them counts
 REPEATS = 5
-# texts of timed decodes have smaller numbers
+# number of the first text whose length is measured; texts of timed decodes have smaller numbers
 BEYOND_TIMED = 2**20
-# cycles whose verification is timed, after the first ones, which allocate
+# cycles whose verification is timed, and untimed ones before them, which allocate
 TIMED, UNTIMED = 150, 10
 
 

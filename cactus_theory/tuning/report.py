@@ -16,7 +16,7 @@ from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 WIDEST = 100
-# by how the rows were drafted
+# how the rows were drafted → the drafts that were not tried
 OTHER_DRAFTS = {
     "sampled": "greedy and n-gram drafts",
     "deterministic": "drafts that are sampled (these were not, so the trace has no draft rows)",
@@ -95,7 +95,7 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
 
 
 def _lengths(tuned: Tuned) -> list[str]:
-    """Return how long the answers of the fastest settings are beside lossless ones."""
+    """Compare the lengths of the fastest settings' answers with those of lossless ones."""
     lines, lossless = [], fastest([one for one in tuned.choices if one.family.lossless])
     for one in tuned.choices:
         if one.length is None or lossless is None:

@@ -21,11 +21,11 @@ from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_leve
 from cactus_theory.tuning.measure import TimedSetting
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
-# at so many K, the least, a middle and the largest one, costs are measured
+# number of K at which costs are measured: the least, a middle and the largest one
 TIMED_WIDTHS = 3
 # fewer cycles are all needed for choosing and reporting
 ENOUGH_CYCLES = 200
-# what a file of the result says about the trace, where it is known
+# fields of the trace that a file of the result holds, where they are known
 OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
             *vars(WHOLE))  # fmt: skip
 Measure = Callable[[Sequence[TimedSetting]], Costs]
