@@ -55,7 +55,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 # commands with threads of their own; the others have one, but for --threads and --inflate
 OWN_THREADS = ("train-pair", "gpu-check")
 
-# what a command that was stopped by Ctrl-C has kept
+# commands whose finished work is kept when Ctrl-C stops them
 RESUMED = (
     *("train-pair", "throughput", "trace", "tune-check", "sweep"),
     *("table drafters", "table ledger"),

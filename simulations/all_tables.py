@@ -22,11 +22,11 @@ from .common.results import read_csv, write_bytes
 class Entry:
     """Flags of a table's command that its head does not hold; braces as in ``commands``."""
 
-    tables: str  # all that it makes, by name; ``name=other`` if the command calls it so
+    tables: str  # names of all its tables; ``name=other`` where the command names one ``other``
     quick: str = ""  # flags of a small run
     out: str = "--out {made}"
-    inputs: str = ""  # files that it names: a head holds only their last parts
-    before: str = ""  # the command that makes one of them
+    inputs: str = ""  # flags that name files: a head holds only the last parts of these
+    before: str = ""  # the command that makes one of these files
     before_quick: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""How long texts of Markov models get under lossy policies: exact, with an end and no limit.
+"""Lengths of Markov models' texts under lossy policies: exact, with an end and no limit.
 
 A random target and its draft over V tokens, whose next row depends on the last token; the draft
 is off by noise in the logits, so it ends texts sooner or later than the target. Each policy's
@@ -31,7 +31,7 @@ from .markov.rounds import drafted_rounds
 
 # the token that ends a text, and the state it starts in
 END = 0
-# how much rarer the end may be made than it is drawn, and the last step of a knob
+# most factor by which the end is made rarer or likelier, and the last relative step of a knob
 RARE, SETTLED = 1e9, 1e-6
 POLICIES = "band:price", "band:price,head=0.2", "cactus:delta", "lenience:lenience"
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""How far policies stay from the optimum of all verifiers at the same divergence.
+"""Gap of policies to the optimum of all verifiers at the same divergence.
 
 Every prefix of a tree of drafted paths has a target row and a draft row, so that tokens per target
 call and metered divergence of a policy and a verifier are exact sums over all paths, all coins
@@ -33,7 +33,7 @@ PRICES = (4, 2, 1, 0.5, 0.3, 0.2)
 BANDS = [f"band:price={price}" for price in PRICES]
 POLICIES = ["speculative", *BANDS, *(f"{band},per_row=True" for band in BANDS),
             *(f"cactus:delta={x}" for x in (0.01, 0.1, 1))]  # fmt: skip
-# divergence below this is rounding
+# divergences below are rounding
 ROUNDING = 1e-12
 
 OUT = Path("build/block_gap.csv")

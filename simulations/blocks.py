@@ -24,10 +24,10 @@ from .replay import tokens_at_level
 DELTAS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03)
 BUDGETS = (0.005, 0.02, 0.06, 0.15, 0.4)
 PRICES = (8.0, 4.0, 2.5, 1.5, 1.0, 0.7, 0.45)
-# a band that looks ahead spends more at the same price
+# prices of bands that look ahead, which spend more at the same price
 PRICES_AHEAD = (20.0, 9.0, 5.0, *PRICES[1:])
 REFERENCE = "band:price, chain"
-# the band of every row by itself
+# knob of the band that solves every row by itself
 OWN_ROWS = ",per_row=True"
 
 
@@ -41,7 +41,7 @@ class Family:
 
     @property
     def lossless(self) -> bool:
-        """Return whether it emits the target's law."""
+        """Return whether the family emits the target's law."""
         return len(self.policies) == 1
 
 

@@ -73,7 +73,7 @@ SPEED_HEADS = {
 }
 
 
-# the last table: the pair at the cost of a larger one
+# of the last table: size of the pair, policy, K and new tokens
 LARGE, LARGE_POLICY, LARGE_WIDTH, LARGE_TOKENS = "134m", "band:price=1", 5, 24
 
 
@@ -152,11 +152,11 @@ def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) ->
     print(f"written to {args.out}/: {', '.join(files)}")
 
 
-# nats; the budget of the solved row
+# budget of the solved row, in nats
 SOLVED_DELTA = 0.1
-# a row worth drawing: lossless sampling refuses a fair share, and many tokens are in play
+# least and most chance of a refusal, without loss, on the row that is drawn
 DRAWN_REJECTIONS = (0.3, 0.5)
-# tokens below this in both rows are too small to see in the picture
+# least probability, in either row, of a token that is drawn
 DRAWN_MASS = 1e-4
 PROGRAM_TOLERANCE = 1e-6
 SOLVED_HEADS = ("", "acceptance", "price dA/dδ", "proof of optimality", "seconds")
@@ -265,7 +265,7 @@ COLUMNS = (
     "acceptance emitted_kl_per_token largest_row_kl verified_rows declares held "
     "share_over_budget largest_spent"
 ).split()
-AUDITED_ROWS = 256  # at once: bounds memory at large vocabularies
+AUDITED_ROWS = 256  # rows audited at once: bounds memory at large vocabularies
 
 
 def measure(

@@ -35,7 +35,7 @@ from .common.results import columns, publish
 from .throughput.table import read, rising
 
 NGRAM, LOSSLESS = "ngram", "speculative"
-# column: what is over what, of timed decodes or of all
+# column → numerator, denominator, and whether of timed decodes alone
 UNITS = {
     "tokens_per_call": ("tokens", "row_calls", False),
     "tokens_per_second": ("tokens", "seconds", True),

@@ -33,9 +33,9 @@ from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
 from cactus_theory.verify.fly import WINDOW
 
 SPENT = {"kl_per_token": ct.divergence("kl"), "tv_per_token": ct.divergence("total_variation")}
-# tokens drafted on from at a row: the likeliest ones of the draft, and some for all the others
+# tokens of a row from which drafting goes on: the draft's likeliest, and some for all the others
 LIKELIEST, OTHERS = 10, 4
-# drafts after each of the likeliest; two halves of them tell the bias of their KL
+# drafts after each of the likeliest tokens; two halves of them tell the bias of their KL
 DRAFTS = 4
 # a path's target rows, draft rows and tokens
 Path = tuple[Float[Tensor, "K vocab"], Float[Tensor, "K vocab"], Int[Tensor, "K"]]

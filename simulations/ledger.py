@@ -25,11 +25,11 @@ from .common.inputs import DATA, add_pair_arguments, at_least, load_prompts
 from .common.journal import Journal
 from .common.results import columns, publish
 
-# groups of prompts that are left out in turn
+# number of groups of prompts that are left out in turn
 GROUPS = 8
-# tokens of an answer at which the books are shown
+# tokens between two points at which the spending of answers is shown
 EVERY = 2
-# of an event whose bounds are printed
+# probability of the event whose bounds are printed
 RATE = 0.9
 
 
@@ -104,7 +104,7 @@ def rows_of(answers: Mapping[Line, Answers], prompts: int) -> list[dict[str, Any
 
 
 def along(answers: Mapping[Line, Answers]) -> Iterator[dict[str, Any]]:
-    """Yield what answers have spent after t tokens: median, 90th percentile and largest."""
+    """Yield the nats spent by answers after t tokens: median, 90th percentile and largest."""
     for line, line_answers in answers.items():
         longest = max(map(len, line_answers.costs))
         spent = np.full((len(line_answers.costs), longest), np.nan)

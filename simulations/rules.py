@@ -48,13 +48,13 @@ BANDS = {
 }
 METERED = {"kl_per_token": "kl", "tv_per_token": "total_variation",
            "raised_off_head_per_1000": RaisedOffHead()}  # fmt: skip
-# with an error each; empty where a rule has no such number
+# columns with a standard error each; empty where a rule has no such number
 COLUMNS = ("tokens_per_call", "tokens_ratio", *METERED, "changed_calls",
            *(f"{name}_{number}" for name in BANDS for number in ("tokens_at_kl", "kl_at_tokens"))
            )  # fmt: skip
-# nats that are none
+# nats below are rounding
 ROUNDING = 1e-9
-# sampled from the draft's rows, as paper and theory have it; deterministic, as most engines draft
+# drafts sampled from the draft's rows, as in papers, and deterministic ones, as in most engines
 DRAFTERS = {name: EVERY_DRAFTER[name] for name in ("sampled", "greedy")}
 NATS = (
     "KL of the emitted law from the target's row, per emitted token, bonus tokens free; FLy's for "
@@ -76,7 +76,7 @@ class Rule:
     verifier: str = "chain"
 
 
-# sampled drafts, a target that samples at temperature 1; the whole text as between markers
+# rules of sampled drafts and a target at temperature 1; the whole text as between markers
 SAMPLED = (
     Rule("TensorRT-LLM", "default k=1 δ=0", "relaxed:k=1,delta=0,recover=argmax"),
     Rule("TensorRT-LLM", "example k=10 δ=0.01", "relaxed:k=10,delta=0.01,recover=argmax"),
@@ -191,7 +191,7 @@ def _priced(rule: Rule, width: int, replays: Replays, nats: Numbers | None) -> N
 
 
 def _at_zero(width: int, texts: list[Any], ends: list[int]) -> Iterator[Row]:
-    """Yield what each greedy rule accepts and changes; the first one is lossless."""
+    """Yield the accepted and changed tokens of each greedy rule; the first rule is lossless."""
     source, calls = f"greedy texts, K={width}", sum(len(ids) for ids, _ in texts)
     counts = [counted(rule.policy, rule.verifier, texts, ends, source) for rule in AT_ZERO]
     for rule, numbers in zip(AT_ZERO, counts, strict=True):
@@ -231,7 +231,7 @@ def _tables(rows: Sequence[Row]) -> str:
     return "\n\n".join([*tables, "* tokens per call at the rule's nats, ** nats at its tokens"])
 
 
-# every so many tokens of a greedy text a draft begins
+# tokens of a greedy text between the beginnings of two drafts
 STRIDE = 3
 # the greedy drafts along one greedy text, and the target's raw logits along them, float64
 Ids = Int[Tensor, "N K"]
@@ -260,7 +260,7 @@ def drafted(
 
 
 def accepted(spec: str, verifier: str, ids: Ids, logits: Logits) -> Int[Tensor, "N"]:
-    """Return how many drafted tokens a policy and a verifier accept."""
+    """Return the number of drafted tokens that a policy and a verifier accept."""
     policy, (count, width) = ct.policy(spec), ids.shape
     if isinstance(policy, Mars):
         (z_1, z_2), (first, second) = (best[:, :-1].unbind(-1) for best in logits.topk(2, -1))

@@ -124,11 +124,11 @@ def _line(choice: Choice) -> Row:
     }
 
 
-# of a setting, before what was measured of it; the others come after that
+# columns of a setting that stand before its measurements; the other columns follow these
 BEFORE_MEASURED = (
     "family", "policy", "verifier", "num_draft_tokens", "predicted_speed", "predicted_speed_se",
 )  # fmt: skip
-# of a decode's record; plain decoding has no meter
+# fields of a decode's record; plain decoding has no meter
 COLUMNS = ("seconds", "tokens", "row_calls", "kl", "raised", "lengths", "ended")
 
 
@@ -218,7 +218,7 @@ HEADS = {
     "measured_speed": "tokens/s", "of_the_best": "of the best", "measured_kl": "metered",
     "of_the_best_of_other_repeats": "other repeats", "best": "best measured", "ratios": "ratios",
 }  # fmt: skip
-# what a setting may meter above the level and still count as within it
+# most ratio of metered divergence to the level that counts as within the level
 WITHIN = 1.1
 
 

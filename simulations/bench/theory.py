@@ -16,14 +16,14 @@ from torch import Tensor
 
 import cactus_theory as ct
 
-# nats; the budget of everything that is solved
+# budget of every timed solve, in nats
 DELTA = 0.1
 # vocabularies of Qwen 3 and of Llama 2
 LARGE, MEDIUM = 151_936, 32_000
 HEADS = {"job": "job", "milliseconds": "ms", "note": ""}
-# rows worked on in one call, to see the time of one among many
+# rows of one call, for the time of one row among many
 BATCH, LARGE_BATCH = 64, 40
-# what is also asked of a batch of large rows, and of its rows one by one
+# policies whose emitted laws are timed, too, on a batch of large rows and row by row
 LAWS = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "speculative")
 
 

@@ -22,11 +22,11 @@ from cactus_theory.decoding._meter import Meter
 from .theory import DELTA, clocked, pair_of_rows
 
 VOCABULARIES = (2_048, 32_000, 151_936)
-# before a command has chosen
+# torch's number of threads before a command has chosen one
 DEFAULT = torch.get_num_threads()
 SPECS = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1")
 WIDTH = 4
-# calls are timed together for so long: a core is given to other processes for milliseconds
+# seconds of calls that are timed together: other processes get a core for milliseconds
 SECONDS = 0.06
 HEADS = {
     "load": "load", "job": "job", "vocabulary": "V", "threads": "threads", "milliseconds": "ms",
@@ -62,7 +62,7 @@ def measure(what: str, threads: Sequence[str], repeats: int) -> Iterator[dict[st
 
 
 def _calls(job: Callable[[], Any]) -> int:
-    """Return how many calls of a job take SECONDS."""
+    """Return the number of calls of a job that take SECONDS."""
     job()
     started = time.perf_counter()
     job()

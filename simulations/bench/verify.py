@@ -15,7 +15,7 @@ from .threads import metered
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
-# nats, of the dense Cactus step that the others are compared with
+# budget in nats of the dense Cactus step that the other steps are compared with
 DELTA = 0.1
 # every policy whose step is timed; add a spec and it is in the table
 POLICIES = (
@@ -31,9 +31,9 @@ POLICIES = (
     "fuzzy:threshold=0.5",
     "lenience:lenience=0.5",
 )
-# whose emitted laws are measured, row by row
+# policies whose emitted laws are measured, row by row
 METERED = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "lenience:lenience=0.5")
-# the same by whole paths; each spec, and the policy whose step token by token it is compared with
+# policy timed on whole paths → the policy whose step token by token it is compared with
 BLOCKS = {
     "speculative": "speculative",
     "band:price=1": "band:price=1",
@@ -46,7 +46,7 @@ HEADS = {
     "accepted": "accepted", "refused_rows": "rows\nrefused",
 }  # fmt: skip
 SOFTMAX, DENSE = "softmax of the target rows", "dense, cactus:delta=0.1"
-# how far the draft's logits stray from the target's: usual acceptance, and almost none
+# noise in the draft's logits: for usual acceptance, and for almost none
 NOISES = {"usual draft": 1.0, "poor draft": 4.0}
 
 

@@ -65,7 +65,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Harness:
-    """The inputs that all methods share.
+    """The models, prompts, lengths and seed that all methods share.
 
     ``seed`` is the first prompt's; prompt i of pass r has ``seed + i + r · len(prompts)``. Unless
     it ``ends``, a text cannot end itself and has all its tokens.
@@ -78,7 +78,7 @@ class Harness:
     ends: bool = True
 
     def group(self, batch: int, number: int) -> range:
-        """Return which prompts a group holds; the last one may be smaller."""
+        """Return the numbers of the prompts of a group; the last group may be smaller."""
         start = number * batch
         return range(start, min(start + batch, len(self.prompts)))
 

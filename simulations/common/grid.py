@@ -20,7 +20,7 @@ from cactus_theory.verify.contract import registered_verifier
 
 from .journal import Journal
 
-# Methods that no policy can stand for.
+# methods that no policy can stand for
 BASELINES = PLAIN, HF_PLAIN, HF_ASSISTED = "plain", "hf_plain", "hf_assisted"
 UNDRAFTED = (PLAIN, HF_PLAIN)
 # the verifier that names and results leave out
@@ -70,7 +70,7 @@ class Config:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return all of it as results keep it, without what is as usual."""
+        """Return the fields as results keep them, defaults left out."""
         defaults = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
         return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
 
@@ -172,7 +172,7 @@ class Runs:
         return [record for records in self.timed for record in records]
 
     def share(self, parts: Sequence[int]) -> float:
-        """Return which share of the timed decodes' seconds went into some of their parts."""
+        """Return the share of the timed decodes' seconds that went into some of their parts."""
         seconds = [record["parts"] for record in self.clocked]
         sums = [sum(part) for part in zip(*seconds, strict=True)]
         return sum(sums[part] for part in parts) / sum(sums)
@@ -255,7 +255,7 @@ def checked_policy(spec: str) -> str:
 
 
 def followers(spec: str, names: Sequence[str]) -> list[str]:
-    """Return which of the verifiers can follow a policy; ValueError if none can.
+    """Return the verifiers that can follow a policy; ValueError if none can.
 
     Rows by themselves are compared with rows of paths: token by token there are no others.
     """

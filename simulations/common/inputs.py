@@ -21,7 +21,7 @@ from .grid import files_of, label
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "simulations" / "pair"
 PROMPTS = ROOT / "simulations" / "data" / "prompts.jsonl"
-# committed numbers that figures and pages are made from
+# folder of the committed numbers that figures and pages are made from
 DATA = ROOT / "paper_figures" / "data"
 
 

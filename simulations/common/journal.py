@@ -8,7 +8,7 @@ from typing import Any
 
 from cactus_theory.base.files import FolderLock, Resource, write_whole
 
-# longer settings, such as the contents of files, are not shown where they differ
+# most characters of a setting that is shown where it differs; files' contents are longer
 SHOWN = 200
 
 

@@ -20,14 +20,14 @@ from cactus_theory.base.tables import fitted, shown, text_table, width_of_termin
 
 from .inputs import command_line
 
-# columns of a terminal that tables use
+# most columns of a terminal that tables use
 WIDEST = 120
 # digits kept of a float: enough to compare, few enough to hide the last ulps of a sum
 DIGITS = 12
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Return how a result came about: command, UTC day, versions, kind of machine.
+    """Return the provenance of a result: command, UTC day, versions, kind of machine.
 
     Holds no host name, user or path beyond what ``command`` says.
     """

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-# resamples of repeats, prompts or texts, and the percentiles of an interval
+# number of resamples of repeats, prompts or texts, and the percentiles of an interval
 RESAMPLES = 1000
 INTERVAL = (5, 95)
 Values = Float[np.ndarray, "count"]
 Draws = Int[np.ndarray, "draws count"]
-# places, rising; heights there; slopes there
+# a curve: rising places, heights there, slopes there
 Curve = tuple[Values, Values, Values]
 
 
 def resamples(count: int, seed: int | np.random.Generator = 0) -> Draws:
-    """Return which of ``count`` things each of RESAMPLES draws, with replacement, consists of."""
+    """Return RESAMPLES draws with replacement from ``count`` things, as their numbers."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 

@@ -22,7 +22,7 @@ from ..common.results import publish
 from ..common.statistics import INTERVAL, RESAMPLES, interval, resamples
 
 OUT = Path("paper_figures/data/constant_price.csv")
-# from nearly lossless to nearly the draft's own law: budgets in nats, prices in acceptance per nat
+# nearly lossless to nearly the draft's own law: budgets in nats, prices in acceptance per nat
 DELTAS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 PRICES = (64, 32, 16, 8, 4, 2, 1, 0.5, 0.25, 0.125, 0.0625)
 SERIES: dict[str, list[str]] = {
@@ -30,7 +30,7 @@ SERIES: dict[str, list[str]] = {
     "band_delta": [f"band:delta={delta:g}" for delta in DELTAS],
     "cactus": [f"cactus:delta={delta:g}" for delta in DELTAS],
 }
-# per prompt: new tokens, target calls, emitted KL
+# sums per prompt: new tokens, target calls, emitted KL in nats
 Sums = Float[np.ndarray, "prompts 3"]
 
 

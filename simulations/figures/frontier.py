@@ -27,12 +27,12 @@ from ..common.results import publish
 from ..common.statistics import hermite
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")
-# from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
+# knobs from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
 DELTAS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 EPSILONS = (0.02, 0.05, 0.09, 0.2, 0.3, 0.5, 0.7, 0.9)
 # prices, acceptance per nat: nearly lossless to nearly the draft's own law
 PRICES = tuple(np.geomspace(50, 0.02, 48).tolist())
-# series of the table: policy, its knob, the values of the knob, what else is fixed
+# series of the table → policy, its knob, the knob's values, its other knobs
 SERIES: dict[str, tuple[str, str | None, tuple[float | None, ...], dict[str, str]]] = {
     "speculative": ("speculative", None, (None,), {}),
     "band_price": ("band", "price", PRICES, {}),
@@ -42,7 +42,7 @@ SERIES: dict[str, tuple[str, str | None, tuple[float | None, ...], dict[str, str
     "typical": ("typical", "epsilon", EPSILONS, {}),
     "typical_target": ("typical", "epsilon", EPSILONS, {"recover": "target"}),
 }
-# how far beyond its ends the envelope is read, as a share of it: rounding
+# relative distance beyond its ends at which the envelope is still read: rounding
 SLACK = 1e-12
 Rows = Float[Tensor, "rows vocab"]
 PerPoint = Float[np.ndarray, "points"]

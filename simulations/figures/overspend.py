@@ -1,4 +1,4 @@
-r"""How far Cactus exceeds its KL budget, per proposal and in the emitted law.
+r"""Excess of Cactus over its KL budget, per proposal and in the emitted law.
 
 Per proposal, the published formula :math:`γ = \min(1, q_n + \sqrt{2δ q_n(1−q_n)})` spends
 :math:`\mathrm{KL}(h^{(n)}\|q)`, at most ln(1 + 2δ), reached at q_n = 1/(1 + 2δ); that exceeds
@@ -21,7 +21,7 @@ from ..common.results import publish
 
 POLICIES = ("cactus", "cactus_exact")
 OUT = Path("paper_figures/data/overspend.csv")
-# nats, on both sides of 1.2564, where the published formula stops exceeding its budget
+# budgets in nats on both sides of 1.2564, where the published formula stops exceeding its budget
 DELTAS = (0.01, 0.1, 0.5, 1.0, 2.0)
 # budgets of the emitted law, log-spaced over [SPAN]
 SPAN = (1e-3, 3.0)

@@ -20,16 +20,16 @@ from ..common.results import read_csv, write_text
 
 # a table in a page: the line with its name (the README's has none), the table, the last line
 BLOCK = re.compile(r"(<!-- measured ?(\w*) -->\n).*?(<!-- /measured -->)", re.DOTALL)
-# what the table of the tuner's choices shows of its grid
+# levels in nats a token, and families below, in the table of the tuner's choices
 SHORT_LEVELS = ("0.02", "0.05", "0.1")
 LOSSLESS = ("speculative", "chain")
 SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
     ("band:price", "block"),
 )  # fmt: skip
-# the README's table, and the ends of its intervals
+# file of the README's table, and suffixes of a value and its interval's ends
 LARGE, ENDS = "throughput_134m.csv", ("", "_low", "_high")
-LONG = "throughput_134m_long.csv"  # the same with more policies, verifiers and batches
+LONG = "throughput_134m_long.csv"  # the table with more policies, verifiers and batches
 Row = Mapping[str, str]
 
 
@@ -162,7 +162,7 @@ def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> st
 
 
 def equal_kl(data: Path, name: str = "throughput_equal_kl.csv") -> str:
-    """Return how much faster one family is than another at equal emitted KL, by batch and K."""
+    """Return the ratio of two families' speeds at equal emitted KL, by batch and K."""
     rows, notes = _read(data / name)
     places = sorted({(int(row["batch"]), int(row["num_draft_tokens"])) for row in rows})
     cells: dict[tuple[float, int, int], str] = {}
@@ -198,7 +198,7 @@ def blocks(data: Path) -> str:
 
 
 def answers(data: Path) -> str:
-    """Return how long whole answers are, and how many parse, beside lossless ones."""
+    """Return the table of whole answers' lengths and shares that parse, beside lossless ones."""
     stories, notes = _read(data / "answers_stories.csv")
     python, python_notes = _read(data / "answers_python.csv")
     usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")

@@ -42,7 +42,7 @@ from . import kernels
 
 Row = dict[str, Any]
 Work = Callable[[], Any]
-# what is measured in one go: its name, and what gives its row
+# a measurement: its name, and the function that returns its row
 Job = tuple[str, Callable[[], Row]]
 # the code that is timed
 SOURCE = ("cactus_theory/**/*.py", "simulations/gpu_check/*.py")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Bench:
-    """Device and seed of a part."""
+    """The device of a part, and the seed of its numbers."""
 
     device: torch.device
     seed: int = 0
@@ -124,8 +124,8 @@ def _driver(index: int) -> str:
 # seconds of measuring a call, after warming up
 SECONDS = 0.25
 FEWEST, MOST, WARM_UPS = 3, 50, 3
-# a buffer larger than any cache of the device is read before every timed call: what a write
-# leaves behind would have to be written back while the call is timed
+# bytes of a buffer, larger than any cache of the device, that is read before every timed call:
+# after a write, dirty lines would have to be written back while the call is timed
 FLUSH_BYTES = 256 * 2**20
 
 
@@ -215,7 +215,7 @@ def captured(work: Work, device: torch.device) -> Work | None:
 # floor: every logit must be read once, and next to nothing is written
 LOSSLESS = "speculative"
 POLICIES, VERIFIERS = (LOSSLESS, "cactus:delta=0.1", "band:price=1", "typical"), ("chain", "block")
-# batch, drafted tokens, vocabulary: those that matter most come first
+# batch, drafted tokens, vocabulary; the most important shapes come first
 Shape = tuple[int, int, int]
 LARGE = 151_936
 SHAPES: list[Shape] = [(64, 8, LARGE), (1, 8, LARGE), (64, 4, LARGE), (64, 16, LARGE)]
@@ -229,12 +229,12 @@ SHAPES += [
 TINY_SHAPES: list[Shape] = [(1, 2, 64), (2, 2, 64)]
 # standard deviations of the target's logits, and of what the draft adds to them
 SPREAD, STRAY = 3.0, 1.0
-# a text's place in its stream of random numbers, from which a timed step goes on
+# place in a text's stream of random numbers at which a timed step begins
 POSITION = 100
 
 
 def verifications(bench: Bench) -> Iterator[Job]:
-    """Yield what gives one row, a shape, policy and verifier."""
+    """Yield the job of each row: a shape, policy and verifier."""
     make = lru_cache(maxsize=1)(lambda shape: Inputs(shape, bench.device, bench.seed))
     for shape in TINY_SHAPES if bench.tiny else SHAPES:
         for spec in POLICIES:
@@ -340,7 +340,7 @@ TINY_SETUPS = (("tiny", 2),)
 
 
 def decodes(bench: Bench) -> Iterator[Job]:
-    """Yield what gives one row, a pair, batch size, method and K; plain decoding comes first."""
+    """Yield the job of each row: a pair, batch size, method and K; plain decoding comes first."""
     widths, specs = (TINY_WIDTHS, TINY_DECODED) if bench.tiny else (WIDTHS, DECODED)
     for target, batch in TINY_SETUPS if bench.tiny else SETUPS:
         for line in configs([PLAIN], specs, widths, [batch], VERIFIERS):

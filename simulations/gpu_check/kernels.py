@@ -33,9 +33,9 @@ from ..common.results import publish
 Row = dict[str, Any]
 TABLE = "gpu_kernels"
 COMPUTE_CAPABILITY, WARP = 90, 32
-# these read a part of a row, the races so many tokens a thread at once, in a loop over it
+# kernels that read a part of a row at once, those that loop over it, tokens a thread and turn
 STREAMING, RACES, TOKENS_A_TURN = ("sum_rows", "band_step", "shortfall"), ("race", "race_alone"), 4
-# what compiles in a second: sums by parts, float64, random numbers
+# the kernel that compiles in a second: sums by parts, float64, random numbers
 FEW = "judge"
 
 # every kind of kernel, token by token and in blocks
@@ -72,7 +72,7 @@ class StepShape:
     same: bool = False  # every request has the same rows, of stride 0
 
     def run(self) -> None:
-        """Launch what the step launches, by memory that nobody writes to."""
+        """Launch the step's kernels on memory that nobody writes to."""
         batch, width = self.batch, self.width
         target, draft = (self._rows(places) for places in (width + 1, width))
         ids, numbers = torch.zeros(batch, width, dtype=torch.int64), torch.arange(batch)
@@ -125,7 +125,7 @@ class Variant:
 
 
 def agreement_steps() -> Iterator[StepShape]:
-    """Yield what the checks against the closed forms launch."""
+    """Yield the steps that the checks against the closed forms launch."""
     for vocab in KERNEL_ROWS:
         for spec, verifier in RULES:
             yield StepShape(spec, verifier, 16, WIDTH, vocab)
@@ -136,7 +136,7 @@ def agreement_steps() -> Iterator[StepShape]:
 
 
 def verify_steps() -> Iterator[StepShape]:
-    """Yield what the timings of a verification launch."""
+    """Yield the steps that the timings of a verification launch."""
     from .command import POLICIES, SHAPES, VERIFIERS  # it imports this module
 
     for batch, width, vocab in SHAPES:
@@ -147,7 +147,7 @@ def verify_steps() -> Iterator[StepShape]:
 
 
 def engine_steps() -> Iterator[StepShape]:
-    """Yield what engines launch: flat rows, three dtypes, a vocabulary that 16 does not divide."""
+    """Yield the steps of engines: flat rows, three dtypes, a vocabulary that 16 does not divide."""
     rules = [("speculative", "chain"), ("band:price=1", "chain"), ("cactus:delta=0.5", "chain")]
     rules += [("speculative", "block"), ("band:price=1,per_row=True", "block")]
     types = torch.float32, torch.bfloat16, torch.float16

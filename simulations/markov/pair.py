@@ -11,7 +11,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier, find_verifier
 
-# texts of one length that are held at once: 6^8 fit
+# most texts of one length that are held at once: 6^8 fit
 MOST_TEXTS = 2**21
 
 
@@ -111,7 +111,7 @@ def _check(vocab: int, order: int, **dials: float) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """How texts are decoded.
+    """The policies, verifier, K and lengths of enumerated decodes.
 
     A round drafts K tokens, fewer where fewer than K + 1 have room. ValueError for numbers below
     1, an unknown policy or verifier, one that cannot follow the other, a number of policies that
@@ -121,7 +121,7 @@ class Setting:
     policy: str | Policy | tuple[str | Policy, ...]  # one, or one for each of K places of a round
     num_draft_tokens: int
     length: int  # T, the most tokens of a text
-    verifier: str | Verifier = "chain"  # with an enumerated law
+    verifier: str | Verifier = "chain"  # one whose law is enumerated
     end: int | None = None  # the token that ends a text
     policies: tuple[Policy, ...] = field(init=False)
     judge: Verifier = field(init=False)
@@ -153,11 +153,11 @@ class Setting:
             raise ValueError(f"end: must be a token below {pair.vocab}; got {self.end!r}")
 
     def width(self, written: int) -> int:
-        """Return how many tokens the loop drafts after ``written`` new ones."""
+        """Return the number of tokens that the loop drafts after ``written`` new ones."""
         return min(self.num_draft_tokens, self.length - written - 1)
 
     def unfinished(self, written: int, vocab: int) -> Bool[Tensor, "texts"]:
-        """Return which of the V^t texts of t = ``written`` tokens get another one."""
+        """Return the mask of the V^t texts of t = ``written`` tokens that get another token."""
         going = torch.full((1,), written < self.length)
         goes_on = torch.arange(vocab) != (-1 if self.end is None else self.end)
         for _ in range(written):

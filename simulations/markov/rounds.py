@@ -58,7 +58,7 @@ class Rounds:
         return type(self)(ends[::-1], alive, self.following, self.charges)
 
 
-# the rounds that begin after some number of tokens, and the place of each text's among them
+# the rounds that begin after a number of tokens, and the index of each text's round among them
 Start = tuple[Rounds, Int[Tensor, "texts"]]
 
 

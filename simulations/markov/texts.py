@@ -39,7 +39,7 @@ class Tally:
         return cls(*torch.zeros(5, texts, dtype=torch.float64))
 
     def only(self, mask: Bool[Tensor, "texts"]) -> Self:
-        """Return the same with zeros at all other texts."""
+        """Return the tally with zeros at all other texts."""
         return type(self)(*[torch.where(mask, values, 0.0) for values in vars(self).values()])
 
     def add(self, other: Self) -> None:
@@ -79,7 +79,7 @@ def _times(mass: Tensor, cost: Tensor) -> Tensor:
     return torch.where(mass > 0, mass * cost, 0.0)
 
 
-# how far the probabilities of all texts may be from 1 in sum: a million roundings
+# largest |sum of all texts' probabilities − 1|: a million roundings
 SUM_TOLERANCE = 1e-9
 
 

@@ -14,7 +14,7 @@ PAGES = ("*.md", "*/*.md")
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+)[^)\s]*\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.S)
 DISPLAYED = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", flags=re.M)
-# as many signs in a line of text are about as wide as a phone, and scroll there (style.css)
+# most characters of a formula in text that does not scroll: about a phone's width (style.css)
 LONG = 24
 ENTRY = re.compile(r"^(\*{0,2}\w[\w, *]*) : ", flags=re.M)
 

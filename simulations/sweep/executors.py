@@ -14,15 +14,15 @@ from typing import Any
 from .kinds import Outcome, perform
 from .tasks import Task
 
-# seconds in which a scheduler and a worker must answer
+# seconds within which a scheduler and a worker must answer
 PATIENCE_S = 30
-# a worker leaves ^C to the command, which ends it
+# code run by a worker as it starts: it leaves Ctrl-C to the command, which ends the worker
 IGNORES_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 Outcomes = Iterator[tuple[Task, Outcome]]
 
 
 def serial(tasks: Sequence[Task], planned: Mapping[str, str | None]) -> Outcomes:
-    """Yield what each task comes to, in order."""
+    """Yield the outcome of each task, in order."""
     for task in tasks:
         yield task, perform(task, planned)
 
@@ -53,7 +53,7 @@ def cluster(workers: int | None, address: str | None) -> Iterator[Any]:
 
 
 def on_cluster(client: Any, tasks: Sequence[Task], planned: Mapping[str, str | None]) -> Outcomes:
-    """Yield what each task comes to, as they finish; OSError once the scheduler is lost."""
+    """Yield the outcomes of tasks as they finish; OSError once the scheduler is lost."""
     import distributed  # pip install 'dask[distributed]'
 
     # not pure: what another client computed of a task is not taken

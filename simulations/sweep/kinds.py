@@ -96,14 +96,14 @@ KINDS = {
     "markov": Kind(("seeds", "vocab", "length", "distance"), _enumerations, _enumerated),
 }
 
-# the code that decides what a task's rows are
+# files of the code that decides a task's rows
 CODE = (
     *("cactus_theory/**/*.py", "simulations/replay.py"),
     *(f"simulations/{name}/*.py" for name in ("common", "markov", "sweep")),
 )
-# threads of one worker share traces and their buffers
+# lock of one worker's threads, which share traces and their buffers
 _turn = threading.Lock()
-# rows of a task, or in one line how it failed
+# ``rows`` of a task, or its ``error`` in one line
 Outcome = dict[str, Any]
 
 

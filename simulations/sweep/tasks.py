@@ -12,10 +12,10 @@ from typing import Any
 from ..common.grid import files_of, label
 from ..common.inputs import digest
 
-# of a trace, which holds its shards' digests
+# name of a trace's manifest, which holds its shards' digests
 MANIFEST = "manifest.json"
 Row = dict[str, Any]
-# where a file lies on every machine, and the digest of its content
+# path of a file, the same on every machine, and the digest of its content
 File = tuple[str, str]
 
 
@@ -23,7 +23,7 @@ File = tuple[str, str]
 class Task:
     kind: str
     policy: str  # its spec, as a worker reads it
-    # the columns that the grid sets, which its rows begin with; the policy's files by name
+    # first columns of its rows, which the grid sets; the policy's files by name
     case: Mapping[str, Any]
     files: Mapping[str, File] = field(default_factory=dict)  # by name; their digests decide
 

@@ -56,7 +56,7 @@ from ..common.journal import Journal
 from ..common.results import WIDEST, columns, publish
 from . import table
 
-# close enough that curves can be read between 0.02 and 0.2 nats per token
+# budgets in nats, close enough that curves can be read between 0.02 and 0.2 nats per token
 CACTUS_DELTAS = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.03, 0.1, 1)
 BAND_DELTAS = (0.01, 0.03, 0.1, 0.3)
 BAND_PRICES = (8, 6, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.35, 0.25)
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
-    """Return all that decides a result, so that two runs are never mixed."""
+    """Return the settings that decide a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
     rules |= set(filter(None, [file_of(args.score or "")]))
     return {
@@ -156,7 +156,7 @@ SETTING_HEADS = {
     "over_plain_high": "95 %", "over_lossless": "x lossless", "over_cactus": "x Cactus",
     "emitted_kl_per_token": "KL/token", "over_passes": "round\n/passes",
 }  # fmt: skip
-# the last ones are left out where the terminal is narrower
+# column → its head; the last ones are left out where the terminal is too narrow
 HEADS = {
     "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
     "speedup_over_plain": "x plain", "kl": "KL/token", "accepted_per_call": "AL",

@@ -29,7 +29,7 @@ from .corpus import Document, Stream
 from .train import Loss, Plan
 
 FOLDERS = ("work_dir", "out", "corpus", "target")
-# flag: default (those of the shipped pair), help
+# flag → default (those of the shipped pair), help
 Flags = dict[str, tuple[Any, str]]
 SHARED: Flags = {
     "distil_steps": (2000, "steps on the target's law, by KL"),
@@ -61,7 +61,7 @@ OF_A_HEAD: Flags = {
     "head_width": (HeadShape.width, ""),
     "head_rank": (HeadShape.rank, "numbers through which states reach the vocabulary"),
 }
-# what need not be a count
+# flags that need not be counts
 FREE = ("draft_rate", "pool_share", "seed", "price")
 # peak learning rates of the target, and of the steps on acceptance
 TARGET_RATE, OVERLAP_RATE = 2e-3, 1.5e-3

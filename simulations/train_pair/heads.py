@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from cactus_theory import losses
 from cactus_theory.decoding.drafters.recurrent_head import HeadShape, RecurrentHead
 
-# drafts of a window
+# most drafts of a window
 ANCHORS = 32
 Judge = Callable[[Tensor, Tensor], losses.Judged]
 

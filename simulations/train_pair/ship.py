@@ -36,7 +36,7 @@ LICENCE = (
     "Trained on the Python standard library, which is under the Python Software Foundation "
     "licence; the weights and the tokenizer are ours, under the licence of this repository."
 )
-# tokens that the texts begin with along which overlaps are measured
+# tokens of the prefixes of texts along which overlaps are measured
 PREFIX = 32
 Measures = dict[str, Any]
 

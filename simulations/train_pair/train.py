@@ -22,7 +22,7 @@ from cactus_theory.base.terminal import Progress
 from ..common.results import write_tensors
 from .corpus import END_OF_TEXT_ID, Stream
 
-# as long as the longest training windows: four times 256 tokens
+# most positions of a text: the longest training windows have four times 256 tokens
 MAX_POSITIONS = 1024
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF_TEXT_ID)
 
@@ -81,10 +81,10 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     stored.config.save_pretrained(folder)
 
 
-# every eighth batch has windows four times as long, see text_batches
+# every LONG_EVERY-th batch has windows LONG_FACTOR times as long, see text_batches
 LONG_EVERY = 8
 LONG_FACTOR = 4
-# of windows that begin at a document or a top-level definition
+# share of windows that begin at a document or a top-level definition
 SHARE_AT_STARTS = 0.25
 # seconds between two checkpoints
 EVERY_S = 60.0
