@@ -17,16 +17,16 @@ from matplotlib.axis import Axis  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
-# the look of policies and of everything else, which the library's own plots have, too
+# folder of the looks of policies and of all else, which the library's own plots read, too
 SHARED = Path(__file__).resolve().parent.parent / "cactus_theory" / "base"
 Row = dict[str, Any]
-# inches: across a page, and in one of two columns, where panels stand below each other
+# width of a figure in inches: a page, or one of two columns, whose panels are stacked
 WIDTHS = {"page": 7.2, "column": 3.4}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a policy is drawn in every figure; line and marker tell it apart without colour."""
+    """Style of a policy in every figure; line and marker tell it apart without colour."""
 
     colour: str
     line: Any
@@ -65,7 +65,7 @@ def panels(count: int, height: float = 3.4, rows: int = 1) -> tuple[Figure, list
 
 
 def look(name: str) -> Look:
-    """Return how a policy, or a series of its knob, is drawn."""
+    """Return the look of a policy, or of a series of its knob."""
     return LOOKS.get(name, LOOKS["own" if ".py" in name else "other"])
 
 
@@ -101,7 +101,7 @@ def columns(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
 
 
 def curve(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
-    """Return the same columns, in order of the first."""
+    """Return the columns ``keys``, sorted by the first one."""
     return columns(sorted(rows, key=lambda row: row[keys[0]]), *keys)
 
 
@@ -124,7 +124,7 @@ def log_axis(axis: Axis, ticks: Sequence[float], name: str = "", unit: str = "")
 
 
 def legend_below(figure: Figure, axes: Axes, across: int = 2) -> None:
-    """Name what is drawn in ``axes`` below all panels, ``across`` names a line of a page."""
+    """Draw the legend of ``axes`` below all panels, ``across`` names a line of a page."""
     handles, names = axes.get_legend_handles_labels()
     columns = 1 if narrow() else across
     place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7.5}

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-# drawn from back to front
+# policies in the order they are drawn, from back to front
 LINES = ("typical_target", "typical", "cactus_exact", "cactus", "band_delta", "band_price")
-# the budget at which Cactus and the best are compared in the left panel
+# budget in nats at which Cactus and the best are compared in the left panel
 SHOWN_DELTA = 0.01
-# the right panel ends here; typical acceptance pays far more
+# upper end of the right panel; typical acceptance pays far more
 TOP = 2.9
 Series = dict[str, list[Row]]
 Columns = tuple[list[float], list[float]]

@@ -1,4 +1,4 @@
-"""How long answers get under lossy policies, beside lossless ones of the same prompts."""
+"""Lengths of answers under lossy policies, beside lossless ones of the same prompts."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-# standard errors on either side of a 95 % interval
+# half-width of a 95 % interval, in standard errors
 WIDE = 1.96
 # nats a token at which Markov models are drawn
 LEVEL = 0.1
-# what is drawn like which policy of other figures
+# series → the policy of other figures whose look it has
 LOOK = {
     "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-# tokens whose names fit under the bars
+# number of tokens whose names fit under the bars
 LABELLED = 9
 
 

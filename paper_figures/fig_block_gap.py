@@ -1,4 +1,4 @@
-"""How far policies stay from the best verification of a drafted path, on exact random trees."""
+"""Gap of policies to the best verification of a drafted path, on exact random trees."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CURVES = {
     ("cactus", "chain"): "Cactus, token by token",
 }
 SERIES = {"band": "band_price"}
-# beyond, everything drafted is accepted and there is no gap to see
+# least and most nats a token drawn; beyond, everything drafted is accepted and no gap is left
 LEAST, MOST = 1e-3, 0.2
 TICKS = (0.001, 0.003, 0.01, 0.03, 0.1)
 

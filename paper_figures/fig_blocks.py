@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-# one standard error of a paired difference says little by eye; two are drawn
+# half-length of error bars in standard errors: one of a paired difference says little by eye
 ERRORS = 2
 CURVES = {
     "band:price, block": ("band_block", "-", "D", "band, constant price, block"),

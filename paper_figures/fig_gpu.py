@@ -12,14 +12,14 @@ from ._style import Row
 
 # share of the copy bandwidth that is aimed at
 BANDWIDTH_GOAL = 0.7
-# policy as rows name it: colour, name
+# policy as rows name it → colour, name
 POLICIES = {
     "speculative": ("speculative", "lossless"),
     "band": ("band_price", "band"),
     "cactus": ("cactus", "Cactus"),
     "typical": ("typical", "typical"),
 }
-# rows marked block are judged as whole drafted paths
+# mark of rows that are verified as whole drafted paths
 BLOCK = "block"
 
 

@@ -1,4 +1,4 @@
-"""How many of its budgets Cactus spends, per proposal and in the emitted law."""
+"""KL that Cactus spends over its budget, per proposal and in the emitted law."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-# light to dark with the budget, in the hue of the published formula
+# colours of budgets, light to dark, in the hue of the published formula
 SHADES = ("#F2A774", "#E67E38", style.look("cactus").colour, "#9C4300", "#5E2900")
-# where the maxima are named: alignment and shift in typographic points
+# alignment of the maxima's names, and their shift in typographic points
 PLACES = (*[("right", (-6, 5))] * 4, ("center", (4, -33)))
 EXAMPLES = {
     "25 of 1000 tokens": ("-", "draft sure of 25 of 1000 tokens"),
     "3 tokens": ((0, (5, 2)), "three tokens"),
 }
-# in the right panel, above the knee of the upper lines
+# place of a name in the right panel, above the knee of the upper lines
 PEAK = (0.11, 34.0)
 
 

@@ -14,7 +14,7 @@ PAIRS = {"rules": "shipped pair", "rules_stories": "stories pair"}
 WIDTH = 5  # drafted tokens
 LOSSLESS_AT = 1e-3  # where no nats are drawn on the logarithmic axis
 TICKS = (0.01, 0.1, 1.0)
-# from here on stand the tokens per call; nothing is drawn there
+# nats from which on the axis is left free for the tokens per call
 TEXT_FROM = 3.0
 PAYS, COULD = style.COLOUR["cactus"], style.COLOUR["band_block"]
 TITLES = {

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-# family → its look; the table's own levels are what the axis names
+# family → its look
 FAMILIES = {"speculative": "speculative", "cactus:delta": "cactus", "band:price": "band_price"}
-# where lossless settings stand on a logarithmic axis, and what that place is called
+# place of lossless settings on the logarithmic axis, and the axis's ticks, the table's levels
 LOSSLESS = 0.01
 TICKS = {LOSSLESS: "lossless", 0.02: "0.02", 0.05: "0.05", 0.1: "0.1"}
 

@@ -9,9 +9,9 @@ from . import _style as style
 from ._style import Row
 
 CURVES = ("band_price", "band_delta", "cactus")
-# drawn left of the axis' least value: lossless methods emit no divergence at all
+# least KL on the logarithmic axis; lossless methods emit none, and are horizontal lines
 LEAST_KL = 3e-3
-# between the names of baselines, of the panel's height
+# least distance between the names of baselines, as a share of the panel's height
 ROOM = 0.055
 KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3)
 BASELINES = {
@@ -61,7 +61,7 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
 
 
 def _place(series: str) -> tuple[int, str]:
-    """Return where a curve stands in the legend."""
+    """Return the sort key of a curve in the legend."""
     name = series.partition("@")[0]
     return CURVES.index(name) if name in CURVES else len(CURVES), series
 
@@ -106,7 +106,7 @@ def _frame(axes: Axes, rows: list[Row], batch: float) -> None:
 
 
 def _errors(rows: list[Row]) -> list[list[float]]:
-    """Return how far the interval reaches below and above each speed."""
+    """Return the lengths of the intervals below and above each speed."""
     ends = [(-1, "tokens_per_second_low"), (1, "tokens_per_second_high")]
     return [
         [max(0.0, sign * (row[end] - row["tokens_per_second"])) for row in rows]
