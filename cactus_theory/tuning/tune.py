@@ -23,8 +23,6 @@ from cactus_theory.tuning.measure import TimedSetting
 WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # number of K at which costs are measured: the least, a middle and the largest one
 TIMED_WIDTHS = 3
-# fewer cycles are all needed for choosing and reporting
-ENOUGH_CYCLES = 200
 # fields of the trace that a file of the result holds, where they are known
 OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
             *vars(WHOLE))  # fmt: skip
