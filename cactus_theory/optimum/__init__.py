@@ -1,4 +1,4 @@
-r"""The theorem of the band in one place: the best acceptance under a budget on the emitted law.
+r"""The theorem of the band: the best acceptance under a budget on the emitted law.
 
 .. math:: \max_h \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 

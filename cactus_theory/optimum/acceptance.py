@@ -183,7 +183,7 @@ def frontier(
 
 
 def _curves(geometry: Geometry, count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return δ, acceptance and price at each point."""
+    """Return δ, acceptance and price (..., points) at each point of the trade-off."""
     path, zero = geometry.path, torch.zeros_like(geometry.zero_mass)
     delta, accepted, price = [zero], [1 - path.largest], [geometry.lossless_price()]
     for share in torch.linspace(1, 0, count, dtype=torch.float64)[1:].tolist():

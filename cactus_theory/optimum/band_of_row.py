@@ -36,22 +36,22 @@ from cactus_theory.optimum.edges import solve_edges
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
 Row = np.ndarray
-# so many rows are solved one by one where edges are multiples of each other: sooner than together
+# most rows solved one by one where edges are multiples of each other: faster than all at once
 FEW_ROWS = 32
 # ln of the largest ratio of two edges; with any alive ratio it stays within float64
 FURTHEST = 500.0
-# edges of float64 rows are settled to this
+# relative step at which the edges of float64 rows count as found
 SETTLED = 2e-14
-# levels are float64 whatever the rows are
+# least level of a search: float64, whatever the dtype of the rows
 LOWEST = 1e-290
-# an edge this share of the largest ratio gives visible mass to tokens with q = 0
+# share of the largest p/q from which an edge gives visible mass to tokens with q = 0
 SMALL = 1e-12
-# what the first step takes for x E′(x), the mass outside the band, where edges are multiples of
-# each other and elsewhere: the fewest steps on random rows and in decodes of the shipped pair
+# the first step's estimate of x E′(x), the mass outside the band: where edges are multiples of
+# each other, and elsewhere. Fewest steps on random rows and in decodes of the shipped pair
 STRAIGHT, STEEP = 0.8, 0.4
-# x S′(x)/S of the mass below the lower edge, S(x) = Σ(xq − p)₊, on such rows: 1 to 5
+# estimate of x S′(x)/S, S(x) = Σ(xq − p)₊ the mass below the lower edge: 1 to 5 on such rows
 RISE = 2.0
-# where nothing was cut, a is 0: the next search starts no lower than this share of Σp/Σq
+# least start of the next search, in Σp/Σq: a is 0 where nothing was cut
 NEAREST = 1e-3
 
 
@@ -59,25 +59,25 @@ class Precision(NamedTuple):
     """Precision of the edges in a dtype."""
 
     dtype: torch.dtype
-    # a lower q, below the least normal number, counts as this, so that p/q stays finite
+    # floor of q, about the least normal number: with it p/q stays finite
     least: float
-    # a ratio above this, about 1/least, can only come from such a q, or from an infinite edge
+    # largest p/q, about 1/least: only such a q, or an infinite edge, gives a larger one
     most: float
-    # how far a row's sum may be from 1 (relative), so how far beyond its limits an edge may lie
+    # relative error allowed in a row's sum, and so the distance of an edge beyond its limits
     slack: float
-    # a secant step this small (relative) is the last one: two units of rounding, as the functions
-    # have kinks where an edge passes a token, and what a step across one leaves is a share of it
+    # relative size of the last secant step: two units of rounding, as the functions have a kink
+    # where an edge passes a token, and the error after a step across one is a share of the step
     settled: float
-    # the same where the edges are multiples of each other (KL at a price): a hundred times larger
-    # steps then leave the emitted law of float32 rows as near
+    # size of the last step where the edges are multiples of each other (KL at a price): with 100
+    # times ``settled`` the emitted law of float32 rows is as close
     settled_multiples: float
-    # sums of so many products are right to the last few digits, and the softmax of a longer row may
-    # miss 1 by more: longer float32 rows are summed part by part. Longer float64 rows are summed by
-    # torch, as OpenBLAS gives a dot of more than 10,000 entries to its threads, which fight torch's
+    # most products in one sum, which loses its last digits; the softmax of a longer row may miss 1
+    # by more. Longer float32 rows are summed in parts, longer float64 rows by torch, as OpenBLAS
+    # gives a dot of more than 10,000 entries to its threads, which compete with torch's
     part: int
 
 
-# the dtypes that rows are decided in
+# the precision of each dtype that rows are decided in
 PRECISIONS = {
     precision.dtype: precision
     for precision in (
@@ -103,7 +103,7 @@ class PricedBand:
     """
 
     def __init__(self, f: FDivergence, price: float) -> None:
-        if f.scale_free:  # one may well accept everything at a higher price
+        if f.scale_free:  # a higher price may accept everything
             price = max(price, 1 / FURTHEST)
         self.f, self.price, self.step = f, price, 1 / price
         self.high = f.upper_edge(1.0, self.step)
@@ -124,7 +124,7 @@ class PricedBand:
 
 
 class _SolvedRow:
-    """A row whose band is solved where it refuses: then ``upper`` and ``scale`` are U and A.
+    """A row whose band is solved if a token is refused: then ``upper`` and ``scale`` are U and A.
 
     ``unit`` is P in the row's units, Σp/Σq of a row by itself, and ``target`` is q.
     """
@@ -155,7 +155,7 @@ class _SolvedRow:
         raise NotImplementedError
 
     def _bracket(self, threshold: float) -> tuple[float, float, float]:
-        """Return levels that the root is between, and the first one to look at."""
+        """Return two levels around the root, and the level to start from."""
         raise NotImplementedError
 
     def _edges(self, level: float) -> tuple[float, float]:
@@ -186,7 +186,7 @@ class PricedRow(_SolvedRow):
         head: float = 0.0,
     ) -> None:
         if band.high == math.inf and q.dtype == np.float32:
-            if ((q > 0) & (q < _PRECISIONS[q.dtype].least)).any():  # these may rise, too
+            if ((q > 0) & (q < _PRECISIONS[q.dtype].least)).any():  # denormal q may rise, too
                 q, p = q.astype(np.float64), p.astype(np.float64)
         self.band, self.precision = band, _PRECISIONS[q.dtype]
         self.target, self.unit, self.total = q, alive, alive
@@ -210,7 +210,7 @@ class PricedRow(_SolvedRow):
         self.scale, self.cap, self.largest = self.unit, math.inf, math.inf
         reached = [token for token in deterministic if q[token] > 0]
         capped = bool(reached) and not self.straight
-        if head:  # off it p/q is cut at P
+        if head:  # off the head p/q is cut at P
             least = np.float64(head * float(q.max()))
             np.minimum(self.ratio, self.unit, out=self.ratio, where=q < least)
         if capped or band.high * self.unit >= SMALL * self.precision.most:
@@ -222,7 +222,7 @@ class PricedRow(_SolvedRow):
             np.minimum(self.ratio, self.cap, out=self.ratio)
 
     def _exclude(self) -> None:
-        """Give p/q = 0 to tokens whose q counts as ``least``: a large edge would raise them."""
+        """Set p/q to 0 at tokens whose q counts as ``least``: a large edge would raise them."""
         self.ratio *= self.target >= self.precision.least
 
     def _level(self, alive: float) -> float:
@@ -230,15 +230,15 @@ class PricedRow(_SolvedRow):
         level, before, whole = self.unit / alive, math.inf, self.total / alive
         while True:
             above = _dot(self.safe, self.ratio > level)
-            if not 0 < above < before:  # NaN is not
+            if not 0 < above < before:  # true of NaN, too
                 return min(level, self.precision.most)
             lacking = whole - self.beyond(level, 0.0) - self.total
             level, before = level + max(lacking, 0.0) / above, above
 
     def beyond(self, upper: float, lower: float) -> float:
-        """Return Σ g − P at these edges, which rises with them."""
+        """Return Σ g − P at the edges U and A, which rises with both."""
         top = max(min(upper, self.precision.most), lower)
-        if self.short:  # what the branches within take is felt
+        if self.short:  # the branches of _clip and _dot would cost more
             return float(self.ratio.clip(lower, top, self.clipped).dot(self.safe)) - self.total
         return _dot(_clip(self.ratio, lower, top, self.clipped), self.safe) - self.total
 
@@ -274,12 +274,12 @@ class PricedRow(_SolvedRow):
 
     @property
     def raised(self) -> float:
-        """Return g/q of deterministic tokens, once solved; some number where none has q > 0."""
+        """Return g/q of deterministic tokens, once solved; arbitrary where none has q > 0."""
         raised = self._raised(self.cap)
         return raised if raised < math.inf else self.scale
 
     def _raised(self, ratio: float) -> float:
-        """Return g/q at this p/q."""
+        """Return g/q of a token with this p/q."""
         return max(self.scale, min(self.upper, ratio))
 
 
@@ -304,7 +304,7 @@ class BudgetRow(_SolvedRow):
         self.mass = 1.0 if mass <= 0 or mass == math.inf else mass
         self.unit = self.scale = drafted / self.mass
         self.f, self.root_delta, self.settled = f, math.sqrt(delta), precision.settled
-        # a and the steepness there, where the last search ended
+        # a at the end of the last search, and the steepness there
         self.last_search = self.unit / 2, RISE
 
     def _bracket(self, threshold: float) -> tuple[float, float, float]:
@@ -343,7 +343,7 @@ class BudgetRow(_SolvedRow):
 
 
 def _clip(row: Row, lower: float, upper: float, out: Row) -> Row:
-    """Return the row clipped, in memory for it; a long one by torch, in two thirds of the time."""
+    """Return ``row`` clipped into ``out``; torch clips a long row in two thirds of numpy's time."""
     if len(row) <= _PRECISIONS[row.dtype].part:
         return row.clip(lower, upper, out)
     torch.clamp(torch.from_numpy(row), lower, upper, out=torch.from_numpy(out))
@@ -351,7 +351,7 @@ def _clip(row: Row, lower: float, upper: float, out: Row) -> Row:
 
 
 def _dot(one: Row, other: Row) -> float:
-    """Return Σ one·other, of one's precision."""
+    """Return Σ one·other in the precision of ``one``."""
     part = _PRECISIONS[one.dtype].part
     if len(one) <= part:
         return float(one.dot(other))
@@ -389,7 +389,7 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand) -> Rows:
 
 
 def _memory_for(user: PricedRow, count: int, precision: Precision) -> tuple[Row, Row]:
-    """Return this thread's memory for p/q and a clipped row; another, if that has a user still."""
+    """Return memory for p/q and a clipped row: this thread's, or new if a row still uses that."""
     key = (count,), precision.dtype
     last, memory, last_user = getattr(_thread, "last", _NOBODY)
     if last != key or last_user() is not None:

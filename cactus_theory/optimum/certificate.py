@@ -22,15 +22,15 @@ from cactus_theory.divergences.classical import TotalVariation
 from cactus_theory.divergences.definition import SAFE_RATIO
 from cactus_theory.optimum.sorted_path import Edges, Path, PerRow, Rows
 
-# ln b is searched for up to here: e^700 is nearly the largest float64
+# largest ln b that is searched: e^700 is nearly the largest float64
 LARGEST_LOG = 700.0
-# a gain of at most ULP is lost in a sum over a row; only tokens of mass up to COARSE gain so little
+# gain that a sum over a row loses in rounding, and the most mass of a token that gains so little
 ULP, COARSE = 2.0**-52, 1e-8
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Bands as rows (R, V), with what they accept, spend, cost and prove, each (R,)."""
+    """Bands as rows (R, V); acceptance, divergence, price and gap of the dual bound, each (R,)."""
 
     rows: Rows
     edges: Edges
@@ -56,7 +56,7 @@ class Geometry:
     lacking: PerRow | None = None
 
     def of_rows(self, at: Tensor | slice) -> "Geometry":
-        """Return the same on some of the rows."""
+        """Return the geometry of some of the rows."""
         if isinstance(at, slice) and at.stop - at.start == len(self.q):
             return self
         lacking = None if self.lacking is None else self.lacking[at]
@@ -64,14 +64,14 @@ class Geometry:
 
     @cached_property
     def inside(self) -> Bool[Tensor, "rows vocab"] | None:
-        """Where p/q is finite; None for everywhere, which costs one pass to see."""
+        """Return where p/q is finite, (R, V); None if everywhere, which one pass over q tells."""
         if not self.q.numel() or float(self.q.amin()) > SAFE_RATIO:
             return None
         return torch.isfinite(self.p / self.q)
 
     @cached_property
     def zero_mass(self) -> PerRow:
-        """P₀, what p lacks of 1 where the target has mass: it lies where that has none."""
+        """Return P₀ = 1 − Σ_{q>0} p of each row: the draft's mass where the target has none."""
         lacking = torch.zeros_like(self.q[:, 0]) if self.lacking is None else self.lacking
         if self.inside is None:
             return lacking
@@ -79,16 +79,16 @@ class Geometry:
 
     @cached_property
     def path(self) -> Path:
-        """The sorted path of bands."""
+        """Return the sorted path of bands."""
         return Path(self.q, self.p, self.generator, self.free, self.zero_mass)
 
     @property
     def reachable(self) -> PerRow:
-        """The largest acceptance on the path."""
+        """Return the largest acceptance on the path, (R,)."""
         return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
 
     def measured(self, edges: Edges) -> Measured:
-        """Return the rows and what is measured on them, a few rows at a time."""
+        """Return the bands with these edges, written and measured a few rows at a time."""
         rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         places = list(parts_of(rows)) or [slice(0, 0)]
         parts = (self.of_rows(at)._measured(edges.of_rows(at), rows[at]) for at in places)
@@ -128,17 +128,17 @@ class Geometry:
         if self.inside is None and len(rows):
             ratio = torch.div(rows, self.q, out=self._scratch("u"))
             cost = _sum_of(self.q, self.generator.centred(ratio, out=self._scratch("v")))
-            generated = cost.clamp_(min=0.0)  # a rounded sum may lie below
+            generated = cost.clamp_(min=0.0)  # a rounded sum may be negative
         else:
             generated = self.generator.value(rows, self.q)
         return generated, self.divergence.from_generator(generated)
 
     def _scratch(self, name: str) -> Rows:
-        """Return memory of the rows' shape."""
+        """Return reused memory of the rows' shape."""
         return scratch(f"geometry.{name}", self.q.shape, self.q.dtype, self.q.device)
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
-        """Return D(h‖q) of bands of which the generator has the value ``generated``."""
+        """Return D(h‖q) of bands from the generator's value ``generated``."""
         return self.divergence.from_generator(generated)
 
     def slope(self, lower: PerRow, upper: PerRow) -> PerRow:
@@ -153,9 +153,9 @@ class Geometry:
         return self.divergence.price_from_generator(1 / self.slope(lower, upper), spent)
 
     def lossless_price(self) -> PerRow:
-        """Return the price of the first bit of divergence, at h = q; 0 if it buys nothing."""
+        """Return dA/dδ at h = q, the price of the first divergence; 0 where it gains nothing."""
         f, cut = self.generator, self._raised().any(-1)
-        # the smaller one-sided slope at 1: what is freed where h < q
+        # the smaller one-sided slope at 1: mass is freed where h < q
         leak = 1 / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
         none = torch.zeros_like(self.zero_mass)
         priced = self.divergence.price_from_generator(torch.full_like(none, leak), none)
@@ -211,14 +211,14 @@ class Geometry:
         )
 
     def bound(self, edges: Edges, generated: PerRow) -> PerRow:
-        """Return the certified upper bound on the acceptance of any row spending as much."""
+        """Return the dual bound: no row of as much divergence accepts more, (R,)."""
         q, p, f = self.q, self.p, self.generator
         price = 1 / self.slope(edges.lower, edges.upper)
         level = -price * f.centred_slope(edges.lower)
         u, out = self._scratch("u"), self._scratch("v")
         torch.div(p, q, out=u)
         if self.inside is not None:
-            u[~self.inside] = 1.0  # there q u and q f(u) then cost nothing, or nearly nothing
+            u[~self.inside] = 1.0  # q u and q f(u) are then 0 there, or nearly 0
         torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
         accepted = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
         costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
@@ -279,8 +279,8 @@ def geometry_of(
     """Return the geometry of a divergence on float64 rows (R, V); q sums to 1."""
     generator = divergence.generator
     if generator is None:
-        # the bands of a path are the same for all, a ceiling needs no costs along it, and no budget
-        # allows mass where q = 0
+        # any generator will do for a ceiling: the bands of a path are the same for all of them, its
+        # costs are not read, and no budget allows mass where q = 0
         return CeilingGeometry(q, p, divergence, TotalVariation(), lacking=lacking)
     free = support == "free" and math.isfinite(generator.slope_at_infinity)
     return Geometry(q, p, divergence, generator, free, lacking)

@@ -31,22 +31,22 @@ from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
 
 Pairs = Float[Tensor, "rows 2"]
 
-# rows that have not converged after so many steps go to the sorted path
+# most steps of a search; rows that have not converged by then go to the sorted path
 MOST_STEPS = 24
-# full steps before every second one is damped, should a row jump to and fro over a ratio
+# full Newton steps before every second one is damped, against jumps to and fro over a ratio
 UNDAMPED = 8
-# where Newton starts, found by trial on rows of language models: ln b in units of √(2δ/f″(1)),
-# and how far towards the largest and the smallest ln(p/q) an edge may lie
+# Newton's start, found by trial on rows of language models: ln b in units of √(2δ/f″(1)), and the
+# largest share of the way to the largest and the smallest ln(p/q)
 STARTING_WIDTH, STARTING_SHARE = 1.5, 0.7
-# of Σ h in ln b at a price, where secants start: the mass outside the band
+# slope of Σ h in ln b at which secants start (at a price): the mass outside the band
 STEEPNESS = 0.9
-# L, U and D are sums of rounded terms of total size about 1
+# error at which a search ends: L, U and D are sums of rounded terms of total size about 1
 CLOSE = 1e-14
-# converged rows still take a step this small (relative to the edge): it costs nothing
+# largest step, relative to the edge, that rows still take once converged: it costs nothing
 POLISH = 1e-6
-# the cost inside the band is D(p‖q) minus sums outside it: above this D(p‖q), mostly rounding
+# largest D(p‖q) in nats: the cost inside the band is D(p‖q) minus sums outside, else all rounding
 MOST_COST = 32.0
-# below these D and the price are rounding error; the sorted path adds up from the ratio 1 outwards
+# least budget and price: D is rounding below; the sorted path adds up from the ratio 1 outwards
 LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
 # slack when asking for exactly the acceptance that a row can reach
 ACCEPTANCE_SLACK = 1e-12
@@ -92,7 +92,7 @@ def edges(
 
 
 def _reachable(q: Rows, p: Rows, ceiling: Rows | None, alive: PerRow | None) -> tuple[Rows, PerRow]:
-    """Return min(p/P, cq), and what it lacks of 1: exactly 0 where it is p."""
+    """Return the largest allowed row, min(p/P, cq), and 1 minus its sum: exactly 0 if it is p."""
     ratio = torch.ones_like(q[:, 0]) if alive is None else torch.where(alive > 0, alive, 1.0)
     # no h exceeds 1, and p/P with a tiny P may leave float64
     limit = torch.where(q > 0, 1.0 if ceiling is None else (ceiling * q).clamp(max=1.0), 0.0)
@@ -101,7 +101,7 @@ def _reachable(q: Rows, p: Rows, ceiling: Rows | None, alive: PerRow | None) -> 
 
 
 def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
-    """Return the one knob that was given, with its upper limit."""
+    """Return the name, value and upper limit of the only knob that is given."""
     names = [name for name, value in knobs.items() if value is not None]
     if len(names) != 1:
         shown = " and ".join(names) or "none of them"
@@ -132,7 +132,7 @@ def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
 
 
 def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags] | None:
-    """Return the edges without a sort and which rows converged, None where that does not apply."""
+    """Return the edges, found without a sort, and which rows converged; None if a sort is due."""
     f, kind = geometry.generator, geometry.divergence
     if not (len(amount) and f.smooth) or (geometry.free and bool((geometry.zero_mass > 0).any())):
         return None
@@ -149,7 +149,7 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
 
 
 class _Ratios:
-    """Float64 rows and p/q in reused memory, 1 where q = 0; its ends, and what p lacks of 1."""
+    """Float64 rows, p/q in reused memory (1 where q = 0), its ends, and P₀ of each row."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.q, self.p, self.f = geometry.q, geometry.p, geometry.generator
@@ -157,7 +157,7 @@ class _Ratios:
         self.most, self.outside = self.values.amax(-1), None
         zero = torch.zeros_like(self.most)
         self.lacking = zero if geometry.lacking is None else geometry.lacking
-        if not bool((self.most < torch.inf).all()):  # NaN, for 0/0, is caught as well
+        if not bool((self.most < torch.inf).all()):  # also for NaN, from 0/0
             self.outside = ~torch.isfinite(self.values)
             self.lacking = self.lacking + torch.where(self.outside, self.p, 0.0).sum(-1)
             self.values[self.outside] = 1.0
@@ -165,7 +165,7 @@ class _Ratios:
         self.least = self.values.amin(-1)
 
     def memory(self, slot: str, shape: tuple[int, ...]) -> Tensor:
-        """Return reused memory."""
+        """Return reused float64 memory of a shape, by the name of its use."""
         return scratch(f"edges.{slot}", shape, device=self.q.device)
 
     def bands(
@@ -181,7 +181,7 @@ class _Ratios:
 
 
 def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
-    """Return the edges at which Σ h is 1: secants in b, to which belongs the a of the price.
+    """Return the edges at which Σ h is 1: secants in b, with the a that the price gives each b.
 
     It is not b from a: where f′(∞) is finite, b depends on the last digits of a.
     """
@@ -276,7 +276,7 @@ def _within(ratios: _Ratios, delta: PerRow) -> tuple[Edges, Flags]:
 
 
 def _starting_edges(ratios: _Ratios, delta: PerRow) -> Pairs:
-    """Return edges to start from: those of a curvature f″(1), with a ratio beyond each."""
+    """Return starting edges: those of a curvature f″(1), each with a ratio p/q beyond it."""
     curvature = ratios.f.curvature(torch.ones_like(delta[:1]))
     width = STARTING_WIDTH * (2 * delta / curvature).sqrt()
     upper = torch.minimum(width.exp(), ratios.most**STARTING_SHARE)

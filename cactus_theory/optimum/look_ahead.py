@@ -19,7 +19,7 @@ class LookAhead:
     """The best law at a price, in tokens per nat: h is proportional to q off drafted tokens."""
 
     price: float
-    # tokens with less than this share of the likeliest one's probability are not raised
+    # least q_n of a raised token, as a share of the likeliest token's probability
     head: float = 0.0
 
     def path(
@@ -34,7 +34,7 @@ class LookAhead:
         Off the ``head``, where q_n < head · ``most`` (max q), h_n = q_n and before the token
         z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read.
         """
-        q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above; what lies below 0 is refused
+        q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above 1; entries below 0 are refused
         odds = q_n.log() - (-q_n).log1p()
         unit, width = 1 / self.price, q_n.shape[1]
         follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
@@ -81,7 +81,7 @@ def with_raised(
     p: Float[Tensor, "*batch vocab"],
     raised: Float[Tensor, "*batch"],
 ) -> Float[Tensor, "*batch vocab"]:
-    """Return rows with mass ``raised`` on the tokens of p, as p has it, and q's on the others."""
+    """Return rows with mass ``raised`` on the tokens of p, shared as in p, the rest as in q."""
     drafted, mass = p > 0, raised[..., None]
     rest = q.masked_fill(drafted, 0.0)
     total = rest.sum(-1, keepdim=True)

@@ -29,11 +29,11 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.certificate import Geometry, Measured, geometry_of
 from cactus_theory.optimum.edges import chosen_knob, solve_edges
 
-# means this close to an amount have reached it, relative to 1 + the amount
+# tolerance of a mean at its amount, in 1 + the amount
 CLOSE = 1e-13
-# beyond these prices rows are at their ends; between them a search goes on to the last digit
+# limits of the price, beyond which rows are at their ends; a search settles to the last digit
 LEAST_PRICE, LARGEST_PRICE, SETTLED = 1e-150, 1e150, 1e-30
-# from a point of the frontier towards an end, which has no logarithm
+# factor of the price from a frontier's point towards an end (0 or ∞), which has no logarithm
 OUTWARDS = 4.0
 
 
@@ -66,7 +66,7 @@ class PooledFrontier:
 
 @dataclass(frozen=True)
 class _Point:
-    """All rows at one price."""
+    """The bands of all rows at one price, with their mean acceptance and divergence."""
 
     price: float
     acceptance: float
@@ -148,7 +148,7 @@ def pooled_frontier(
     points: int = 33,
     normalise: bool = False,
 ) -> PooledFrontier:
-    """Return the best mean acceptance of rows (..., V) for each mean divergence, with its proof.
+    """Return the best mean acceptance of rows (..., V) at each mean divergence, and its bound.
 
     The ends are h = q and the largest acceptance; the next price is tried in the widest gap in
     acceptance, so that the points are spread over it. Each is exact. ``normalise`` as for
@@ -222,7 +222,7 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
     seen = [strict]
 
     def lack(price: float) -> float:
-        """Return ln of what is to be gained over what is: nearly straight in ln λ."""
+        """Return ln(asked gain / gain at this price), nearly linear in ln λ."""
         seen.append(_point(geometry, price))
         gained = excess(seen[-1]) - excess(strict)
         if abs(excess(seen[-1])) <= close:
@@ -234,7 +234,7 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
 
 
 def _between(left: _Point, right: _Point) -> float:
-    """Return a price between two neighbours, of which the first may be at ∞, the second at 0."""
+    """Return a price between two points; the first may be at ∞, the second at 0."""
     if left.price == math.inf:
         return 1.0 if right.price == 0 else OUTWARDS * right.price
     return left.price / OUTWARDS if right.price == 0 else math.sqrt(left.price * right.price)
@@ -242,7 +242,7 @@ def _between(left: _Point, right: _Point) -> float:
 
 def _bound(geometry: Geometry, point: _Point) -> float:
     """Return the Lagrange bound on the mean acceptance at the point's mean divergence."""
-    if point.price in (0.0, math.inf):  # all that can be accepted, and the only rows at δ = 0
+    if point.price in (0.0, math.inf):  # the most that can be accepted; at δ = 0 the only rows
         return float(geometry.reachable.mean()) if point.price == 0 else point.acceptance
     parts = []
     for at in parts_of(geometry.q):

@@ -32,9 +32,9 @@ Row = Float[np.ndarray, "vocab"]
 
 BESIDE = ("deterministic+sampled", "deterministic+off")
 KINDS = ("iid", "without_replacement", "deterministic", *BESIDE)
-# all sets of so many tokens are looked at, for three and more drafts without replacement
+# largest vocabulary of three and more drafts without replacement: all its sets are enumerated
 SMALL = 12
-# minima over sets within this of each other are one, whose sets are united
+# distance of minima over sets that count as one minimum; their sets are united
 LEVEL = 1e-12
 
 
@@ -49,7 +49,7 @@ def selection_law(
     *,
     normalise: bool = False,
 ) -> Any:
-    r"""Return p°, the row that stands for all drafts of a node wherever one draft row does.
+    r"""Return p°, the one draft row that stands for all drafts of a node.
 
     ``optimal_acceptance(q, p°)`` is the best that any policy can do with these drafts, its gap the
     proof; :func:`verify_tree` does it for deterministic tokens and one sampled one.
@@ -112,7 +112,7 @@ def selection_law(
 
 
 def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
-    """Return which tokens are deterministic, from checked ids."""
+    """Check token ids and return the flags of deterministic tokens, (..., V)."""
     ids = torch.as_tensor([] if deterministic is None else deterministic)
     if ids.dtype.is_floating_point and ids.numel():
         raise TypeError(f"deterministic: must hold token ids; got dtype {ids.dtype}")
@@ -136,7 +136,7 @@ def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"
 
 
 def _beside(q: Tensor, p: Tensor, deterministic: Tensor, kind: str) -> Float[Tensor, "vocab"]:
-    """Return p° of one row's deterministic tokens and of what is sampled beside them."""
+    """Return p° (V,) of one row: its deterministic tokens and the row sampled beside them."""
     row = p.masked_fill(deterministic, 0.0) if kind == "deterministic+off" else p
     total = float(row.sum())
     drawn = None if kind == "deterministic" or not total else (row / total).cpu().numpy()
@@ -164,12 +164,12 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
         if count == before or not mass:
             break
         level = max(level, level + (1 - float(law.sum())) / mass)
-        if level == np.inf:  # 1/q overflows at all that is cut
+        if level == np.inf:  # 1/q overflows at every token that is cut
             law = _among_denormal(q, most, cut, deterministic)
             break
         before = count
     law = law.copy()
-    if not q[deterministic].any():  # out of reach: they are left with what no other token takes
+    if not q[deterministic].any():  # q = 0 there: they get the mass that no other token takes
         law[deterministic] = max(1 - float(law.sum()), 0.0) / len(deterministic)
     return law
 
@@ -221,7 +221,7 @@ def _of_prefixes(increments: Callable[[Row, int], Row], q: Row, p: Row, k: int) 
 
 
 def _pooled(mass: Row, weight: Row) -> Row:
-    """Return masses with rising mass/weight: neighbours where it falls share theirs."""
+    """Return masses with rising mass/weight: neighbours with a falling ratio share their mass."""
     ratio = mass / weight
     if (ratio[1:] >= ratio[:-1]).all():
         return mass
@@ -238,7 +238,7 @@ def _pooled(mass: Row, weight: Row) -> Row:
 
 
 def _after(values: Row) -> Row:
-    """Return for each entry the sum of those after it."""
+    """Return for each entry the sum of the later entries."""
     return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)
 
 
@@ -246,7 +246,7 @@ def _independent(p: Row, k: int) -> Row:
     """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ, S_i the mass from i on."""
     left = p + _after(p)
     share = np.divide(p, left, out=np.zeros_like(p), where=left > 0)
-    with np.errstate(divide="ignore"):  # the last one takes all: log 0
+    with np.errstate(divide="ignore"):  # log 0: the last token takes all
         return -(left**k) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))
 
 
@@ -265,7 +265,7 @@ def _two_different(p: Row, k: int) -> Row:
 
 
 def _of_all_sets(q: Row, p: Row, k: int) -> Row:
-    """Return p° level by level: the set of least f/q, then that of what it leaves, and so on."""
+    """Return p° level by level: the set of least f/q, then the set of least f/q in the rest, …"""
     vocab = len(q)
     sets = np.arange(1 << vocab)
     members = (sets[:, None] >> np.arange(vocab)) & 1 == 1

@@ -23,7 +23,7 @@ Flags = Bool[Tensor, "rows"]
 
 @dataclass(frozen=True)
 class Edges:
-    """The bands of some rows.
+    """The edges a ≤ b of the bands of R rows, and which rows are lossless or whole.
 
     ``lower``, ``upper`` are a and b; ``leaked`` is the mass that h has where q = 0. ``lossless``
     is h = q, ``slack`` the end of the path and ``whole`` an end with h = p.
@@ -37,13 +37,13 @@ class Edges:
     whole: Flags
 
     def of_rows(self, at: slice) -> "Edges":
-        """Return those of some of the rows."""
+        """Return the edges of some of the rows."""
         return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
 
 
 @dataclass(frozen=True)
 class Point:
-    """The band at one rejection probability, per row: its edges and what they cost."""
+    """The band of each row at one rejection probability: its edges, divergence and slope."""
 
     rejection: PerRow
     lower: PerRow
@@ -76,7 +76,7 @@ class Path:
         self.p_above = torch.cat([_tail_sums(p_sorted), zero], -1)
         gap = self.ratio.diff(dim=-1)
         self.fill = torch.cat([zero, (gap * self.q_below[:, 1:-1]).cumsum(-1)], -1)
-        # kept from the largest ratio down, so that it rises
+        # stored from the largest ratio down, so that the sums rise
         self.excess = torch.cat([zero, (gap * self.q_above[:, 1:-1]).flip(-1).cumsum(-1)], -1)
         terms = torch.where(q_sorted > 0, q_sorted * f.centred(self.ratio), 0.0)
         over = self.ratio > 1
@@ -121,7 +121,7 @@ class Path:
         return index, self._between_neighbours(edge, index).clamp(min=1.0)
 
     def _between_neighbours(self, edge: PerRow, index: Int[Tensor, "rows"]) -> PerRow:
-        """Return the edge held between the ratios on either side of position ``index``.
+        """Return the edge clamped to the ratios on either side of position ``index``.
 
         Next to tokens with q = 1e-25 the quotient that gives the edge is rounding error.
         """
@@ -133,7 +133,7 @@ class Path:
 
 
 def _tail_sums(values: Tensor) -> Tensor:
-    """Return sums from each position to the end, accumulated from the end."""
+    """Return the sums from each position to the end, added up from the end."""
     return values.flip(-1).cumsum(-1).flip(-1)
 
 
@@ -147,5 +147,5 @@ def _search(rising: Tensor, value: Tensor) -> Tensor:
 
 
 def _weighted(mass: Tensor, cost: Tensor) -> Tensor:
-    """Return mass·cost where there is mass (0·∞ is 0 here: an empty set costs nothing)."""
+    """Return mass·cost, 0 where the mass is 0 (also 0·∞: an empty set costs nothing)."""
     return torch.where(mass > 0, mass * torch.where(mass > 0, cost, 0.0), 0.0)
