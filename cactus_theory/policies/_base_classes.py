@@ -27,13 +27,13 @@ from cactus_theory.policies._shortcuts import AcceptsLossless
 
 
 class SharedResidual(Policy):
-    """The residual law is the same whichever token was refused."""
+    """Policies with one residual law per row, whichever token was refused."""
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + (1 − A)·g, O(V) a row."""
         q, p = float64_rows(q, p)
         accepted = p * self.acceptance_row(q, p)
-        refused = (p - accepted).clamp(min=0.0)  # g is asked for a token that can be refused
+        refused = (p - accepted).clamp(min=0.0)  # g is read only for tokens that can be refused
         lost = refused.sum(-1, keepdim=True)
         return accepted + lost * self.residual(q, p, refused.argmax(-1))
 
@@ -165,7 +165,7 @@ class Either(FixedTarget):
         return torch.where(self.takes_draft(q, p)[..., None], drafted, q)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return accepted where h is p, else what lossless sampling decides, with s = 1."""
+        """Return accepted where h is p, else the decision of lossless sampling, with s = 1."""
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         taken = self.takes_draft(q, p)
         if self.support == "target":
@@ -177,8 +177,8 @@ class Either(FixedTarget):
 Refused = Float[Tensor, "rows refused"]
 Tokens = Int[Tensor, "refused"]
 
-# A row in which at most this many tokens can be refused takes one pass per token; other rows are
-# sorted. Measured against sorting: a quarter of its time for 1 of 151,936 tokens, two thirds for
+# Most refusable tokens of a row that takes one pass per token; rows with more of them are sorted.
+# Measured against sorting: a quarter of its time for 1 of 151,936 tokens, two thirds for
 # 7, as much for 17; the meter on rows of 2,048 takes 54 microseconds a row at 8 here, 50 at 16.
 FEW_REFUSED = 16
 
@@ -219,7 +219,7 @@ class PerProposal(Entrywise):
         if self.delta == float("inf"):
             return (q_n > 0).double()
         inner = (q_n > 0) & (q_n < 1)
-        if not q_n.is_cuda and bool(inner.all()):  # nothing to set apart: a few passes fewer
+        if not q_n.is_cuda and bool(inner.all()):  # no limits to handle: a few passes fewer
             return torch.maximum(self.raised(q_n), q_n).clamp_(max=1.0)
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
@@ -231,13 +231,13 @@ class PerProposal(Entrywise):
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
         """Return s = (1 − γ)/(1 − q_n), and 1 where γ = q_n, so that h is q there.
 
-        What is refused at n has p_n > γ_n ≥ s q_n: the raised entry leaves nothing there.
+        A refused token n has p_n > γ_n ≥ s q_n: the residual is 0 at n.
         """
         scale = (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
         return torch.where(ceiling > q_n, scale, 1.0)
 
     def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"]:
-        """Return h⁽ⁿ⁾ of every drafted token."""
+        """Return h⁽ⁿ⁾ of every drafted token, (..., m, V)."""
         (q,) = float64_rows(q)
         q_n = q.gather(-1, n)
         gamma = self.gamma(q_n)
@@ -274,7 +274,7 @@ class PerProposal(Entrywise):
     def _refill_singly(
         self, law: Rows, q: Rows, p: Rows, gamma_n: Entries, rows: Tokens, tokens: Tokens
     ) -> None:
-        """Add to ``law`` what is recovered after each refused token, a few rows at a time."""
+        """Add to ``law`` the mass of the residual of each refused token, a few rows at a time."""
         if not len(rows):
             return
         parts = (part.split(max(1, len(q))) for part in (rows, tokens, gamma_n))
@@ -289,21 +289,21 @@ class PerProposal(Entrywise):
             law.index_add_(0, row, raised.mul_(weight))
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
-        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, sums indexed by how many s exceed a token's p/q."""
+        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, from sums indexed by the count of s_n > p_x/q_x."""
         places, filled = _chosen(p > gamma)
         q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))
         scale = torch.where(filled, self.scale(q_n, gamma_n), -torch.inf)
         scale, order = scale.sort(-1, descending=True)
         lost = torch.where(filled, p_n - gamma_n, 0.0).gather(-1, order)
         ratio = (p / q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        above = torch.searchsorted(-scale, ratio.neg_())  # how many s_n > p_x/q_x
+        above = torch.searchsorted(-scale, ratio.neg_())  # the count of s_n > p_x/q_x
         shortfall = _shortfall(q, p, above, scale)
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
         return _refill(q, p, above, scale, weight)
 
 
 def _where(p: Rows, gamma: Rows) -> tuple[Tokens, Tokens]:
-    """Return row and token of every p > γ; by numpy where that takes a third of the time."""
+    """Return row and token of every p > γ; on a CPU by numpy, in a third of torch's time."""
     if p.is_cuda:
         rows, tokens = (p > gamma).nonzero(as_tuple=True)
         return rows, tokens
@@ -312,7 +312,7 @@ def _where(p: Rows, gamma: Rows) -> tuple[Tokens, Tokens]:
 
 
 def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:
-    """Return the chosen tokens of each row, first places first, and which places are taken."""
+    """Return the chosen tokens of each row (R, most), padded, and which entries are tokens."""
     rows, tokens = chosen.nonzero(as_tuple=True)
     count = torch.bincount(rows, minlength=len(chosen))
     slot = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]

@@ -19,7 +19,7 @@ from torch import Tensor
 from cactus_theory.base.terminal import Progress
 
 PACKAGE = __name__.partition(".")[0]
-# what numpy and torch say of a write into rows that are read-only, or one row many times
+# words of the errors of numpy and torch for a write into rows that are read-only or expanded
 READ_ONLY = ("read-only", "WRITEABLE", "single memory location")
 
 
@@ -37,11 +37,11 @@ def copied(value: Any) -> Any:
         inferring = torch.is_inference_mode_enabled()
         with torch.inference_mode(False) if inferring else nullcontext():
             copy = _once(value, value.stride()).clone()
-            # a copy of what inference mode made has counted a change already
+            # the copy of an inference tensor has already counted one change
             return (copy.data if value.is_inference() else copy).expand(value.shape)
     if isinstance(value, np.ndarray):
         once = _once(value, value.strides)
-        # bytes cannot be made writable again, as an array's own memory can
+        # an array over bytes cannot be made writable again; one over its own memory can
         frozen = np.frombuffer(once.tobytes(), once.dtype).reshape(once.shape)
         return np.broadcast_to(frozen, value.shape)
     if isinstance(value, tuple | list):
@@ -72,7 +72,7 @@ def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a policy's method work on copies that it must not change."""
+    """Wrap a policy's method so that it gets read-only copies of rows."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -103,7 +103,7 @@ def enter(policy: Any) -> None:
 
 
 def _guard(kind: Any) -> None:
-    """Guard what a foreign class wrote, or takes from a foreign one, of the package's methods."""
+    """Guard the package's methods that a foreign class defines or inherits from a foreign class."""
     kind._has_entered = True
     hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
     for name in hooks:
@@ -115,14 +115,14 @@ def _guard(kind: Any) -> None:
 
 
 def _once(value: Any, strides: tuple[int, ...]) -> Any:
-    """Return the entries of a tensor or an array that is expanded, each of them once."""
+    """Return a view of a tensor or an array in which expanded axes have length 1."""
     return value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
 
 
 def _changed(copy: Any, value: Any) -> bool:
-    """Return whether a copy differs from what it is a copy of; NaN equals NaN."""
+    """Return whether a copy differs from its original; NaN equals NaN."""
     if isinstance(copy, Tensor):
-        if copy._version or copy.is_cuda:  # comparing on a GPU would wait for it
+        if copy._version or copy.is_cuda:  # a comparison would wait for the GPU
             return copy._version > 0
         new, old = (_once(part, part.stride()) for part in (copy, value))
         return not (
@@ -143,8 +143,8 @@ def _written(name: str, how: str) -> ValueError:
     )
 
 
-# an enumeration that would take longer than SLOW says so as soon as FIRST tell how long it takes,
-# and shows how far it is
+# seconds of an enumeration until its total time is estimated, and the least estimate for which it
+# warns and shows its progress
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
     "where it does not depend on the refused token, residual=f(q, p) of ct.rule, or "
@@ -158,13 +158,13 @@ class Forecast(Progress):
     def __init__(self, spec: str, refused: int, vocab: int) -> None:
         super().__init__("residual", refused)
         self.spec, self.vocab, self.start = spec, vocab, time.monotonic()
-        self.slow: bool | None = None  # not known yet
+        self.slow: bool | None = None  # None until FIRST_SECONDS have passed
 
     def __enter__(self) -> Forecast:
         return self
 
     def add(self, tokens: int) -> None:
-        """Record that so many more tokens are enumerated."""
+        """Count tokens as enumerated, and warn once if the rest will be slow."""
         self.done += tokens
         taken = time.monotonic() - self.start
         ahead = taken * self.total / max(1, self.done)

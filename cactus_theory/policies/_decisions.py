@@ -15,8 +15,8 @@ from cactus_theory.optimum.band_of_row import ratio_in
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
 SUPPORTS = get_args(Support)
-# a budget counts as held if exceeded by no more than rounding of a sum over the vocabulary,
-# relative to an amount above 1, up to the largest for which that says anything
+# tolerance of a budget for the rounding of a sum over the vocabulary, absolute up to an amount of
+# 1 and relative above, and the largest amount at which the tolerance grows
 BUDGET_TOLERANCE, LARGEST = 1e-9, 1e9
 
 
@@ -46,7 +46,7 @@ class Budget:
 
     @property
     def rounding(self) -> float:
-        """Return by how much rounding may exceed the amount."""
+        """Return the excess over the amount that counts as rounding."""
         return BUDGET_TOLERANCE * (1 + min(self.amount, LARGEST))
 
     def held(self, spent: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Declaration:
     optimal: bool = False
 
 
-# lossless sampling's own scale
+# scale s of lossless sampling's residual (q − p)₊
 UNSCALED = 1.0
 
 
@@ -177,18 +177,18 @@ def residual_or(difference: Tensor, fallback: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Path:
-    """The path to each of some rows."""
+    """The alive ratio P of the path to each of some rows, and the entries raised there."""
 
-    # the alive ratio P, float64 in [0, 1]: the tokens before the row are all accepted with the
-    # probability P given them (averaged over what was drafted later)
+    # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
+    # are all accepted (averaged over the tokens drafted later)
     alive: Float[Tensor, "*batch"]
-    # float64, h_n of the drafted token where the drafter was deterministic and the policy has
-    # looked ahead (LookAhead), None elsewhere; of several deterministic tokens their sum, and the
-    # draft's row has their shares
+    # h_n of the drafted token, float64, where the drafter was deterministic and the policy has
+    # looked ahead (LookAhead), else None; of several deterministic tokens the sum, with their
+    # shares in the draft's row
     raised: Float[Tensor, "*batch"] | None = None
 
     def at(self, row: int) -> "Path":
-        """Return the path to one of R rows; NaN is the ``raised`` of one without."""
+        """Return the path to one of R rows; ``raised`` is None there if its entry is NaN."""
         alive = self.alive[row : row + 1]
         if self.raised is None or bool(self.raised[row].isnan()):
             return Path(alive)
@@ -196,16 +196,16 @@ class Path:
 
 
 class Node(NamedTuple):
-    """A node of a path, on the CPU, and the token drafted there; P of its path."""
+    """A node of a path, on the CPU: its rows, the token drafted there and the alive ratio P."""
 
-    q: np.ndarray  # (V,), of one precision with p
-    p: np.ndarray  # where tokens are deterministic, what was drawn from beside them; 0 if nothing
-    q_n: float  # entries of the rows at the drafted token
-    p_n: float
-    alive: float
+    q: np.ndarray  # (V,), in the precision of p
+    p: np.ndarray  # (V,), where tokens are deterministic the row sampled beside them; 0 if none
+    q_n: float  # entry of q at the drafted token
+    p_n: float  # entry of p there
+    alive: float  # P
     ends: bool  # whether the path may end at the node, so that the residual is needed
-    deterministic: Sequence[int] = ()  # ids of the tokens that are deterministic there
-    joint: bool = False  # whether the drafted one is, too
+    deterministic: Sequence[int] = ()  # ids of the deterministic tokens there
+    joint: bool = False  # whether the drafted token is deterministic, too
 
     @property
     def draft_ratio(self) -> float:
@@ -225,6 +225,6 @@ class Step:
     """Ratios P h/p and residuals of N nodes and the tokens drafted there, under a row h."""
 
     ratio: Float[Tensor, "rows"]  # float64, P h_n/p_n; the alive ratio afterwards is min(1, ratio)
-    # of (P h − p)₊, with that mass where rows are given; arbitrary where ``ratio`` ≥ 1, as a path
-    # does not end before such a token
+    # (P h − p)₊; rows have its mass. Arbitrary where ``ratio`` ≥ 1, as a path does not end before
+    # such a token
     residual: Residual

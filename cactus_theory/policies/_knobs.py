@@ -23,7 +23,7 @@ class Knob:
 
 
 def of_class(kind: type[Policy]) -> dict[str, Knob]:
-    """Return the fields of a dataclass; of what is no policy, the parameters; else nothing."""
+    """Return a dataclass's fields; for other classes keyword parameters, none if it is a policy."""
     if not dataclasses.is_dataclass(kind):
         return {} if issubclass(kind, Policy) else _parameters(kind)
     try:

@@ -33,17 +33,17 @@ from cactus_theory.policies._shortcuts import Shortcuts
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
 Id = Int[Tensor, "*batch"]
-# what verifiers ask with: rows and tokens of many places, and entries of rows
+# shapes of a verifier's questions: rows and tokens of many places, and entries of rows
 Flat = Float[Tensor, "rows vocab"]
 FlatIds = Int[Tensor, "rows"]
 FlatCoins = Float[Tensor, "rows"]
 Entries = Float[Tensor, "*any"]
 Flags = Bool[Tensor, "*any"]
 
-# rows built at once by the O(V²) enumeration: 2^22 float64 entries are 32 MiB
+# most entries of the rows that the O(V²) enumeration builds at once: 2^22 float64 are 32 MiB
 ENUMERATION_ENTRIES = 2**22
-# relative slack where a sum over a row is compared with a threshold, so that ties (uniform rows,
-# for example) do not depend on the order of summation
+# relative slack of a comparison of a row's sum with a threshold: ties (of uniform rows, say) must
+# not depend on the order of summation
 TIE = 1e-12
 
 
@@ -85,7 +85,7 @@ class Policy(ABC):
 
     name: ClassVar[str]
     knob: ClassVar[str | None] = None
-    # what a verifier may ask before it reads rows; bands make their own of their knobs
+    # answers for a verifier before it reads rows; bands make their own from their knobs
     shortcuts: ClassVar[Shortcuts] = Shortcuts()
 
     @property
@@ -100,7 +100,7 @@ class Policy(ABC):
 
     @abstractmethod
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return φ(n), the probability of keeping each drafted token, float64."""
+        """Return φ(n), the probability of accepting each drafted token, float64 (..., m)."""
 
     @abstractmethod
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
@@ -136,7 +136,7 @@ class Policy(ABC):
         return out.reshape(q.shape)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return whether each drafted token is accepted, and what replaces it if not.
+        """Return whether each drafted token is accepted, and the residual if not.
 
         A token is accepted iff its coin < φ. Override this where the decision can be made without
         φ, or for less; it must be the same up to rounding.

@@ -104,7 +104,7 @@ def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
 
 
 def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
-    """Return knobs whose divergence, if a file has it, has been read and has its own name."""
+    """Return knobs with a divergence of ``FILE.py:NAME`` read and named by its own spec."""
     if not names_a_file(str(values.get("divergence"))):
         return values
     return values | {"divergence": read_divergence(values["divergence"]).spec}

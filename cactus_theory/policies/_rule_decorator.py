@@ -121,7 +121,7 @@ def rule(
 
 
 def _read(function: Function) -> tuple[int, dict[str, Any]]:
-    """Return how many rows and tokens a function takes, and its knobs with their defaults."""
+    """Return the count of positional arguments of a function, and its knobs with their defaults."""
     parameters = inspect.signature(function).parameters.values()
     positional = [p for p in parameters if p.kind in POSITIONAL]
     if len(positional) not in (2, 3):
@@ -137,7 +137,7 @@ def _read(function: Function) -> tuple[int, dict[str, Any]]:
 
 
 def _class(count: int, residual: Function | None) -> type[FunctionPolicy]:
-    """Return the policy class for a function of so many arguments with this residual."""
+    """Return the policy class for a function of ``count`` arguments with this residual."""
     if count == 2:
         return FunctionTarget
     if residual is None:

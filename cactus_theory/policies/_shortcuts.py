@@ -20,15 +20,15 @@ Flags = Bool[Tensor, "*any"]
 
 
 class Shortcuts:
-    """Nothing is known without the rows."""
+    """Shortcuts of a policy that needs the whole row for every decision."""
 
     # a bound on h_n/q_n of all tokens of all rows
     highest: float = math.inf
-    # the best law of blocks whose drafts are deterministic, where h is that
+    # the best law of blocks of deterministic drafts, if h is that law
     look_ahead: LookAhead | None = None
 
     def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return which tokens are accepted whatever the rest of their rows holds."""
+        """Return the tokens that are accepted whatever the rest of their rows is."""
         return torch.zeros_like(q_n, dtype=torch.bool)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
@@ -45,10 +45,10 @@ class AcceptsLossless(Shortcuts):
 
 
 class ByRow(AcceptsLossless):
-    """A row at a time is decided and followed on the host, solved as far as its coin asks."""
+    """Decides one row at a time on the CPU, solving its band only as far as its coin needs."""
 
     def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
-        """Return whether a token of coin·p_n/q_n = ``ratio`` is accepted; if not, its residual's s.
+        """Return whether a token of coin·p_n/q_n = ``ratio`` is accepted, and the residual's scale.
 
         The scale of a token that is accepted is arbitrary.
         """
@@ -56,7 +56,7 @@ class ByRow(AcceptsLossless):
 
     @abstractmethod
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return a node's P h_n/p_n, the scale s of what is left, P h/q of deterministic tokens.
+        """Return a node's P h_n/p_n, the residual's scale s, and P h/q of deterministic tokens.
 
         h is that of the node's selection law; (P h − p)₊ = (s q − p)₊ at tokens that are not
         deterministic. From 1 on the first may be any such number. The scale, at most P, may be None

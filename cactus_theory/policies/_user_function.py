@@ -24,9 +24,9 @@ from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
 Function = Callable[..., Any]
 Shape = tuple[int, ...]
 
-# entries of the rows that a vectorised function is given at once: 2^22 float64 are 32 MiB
+# most entries of the rows in one call of a vectorised function: 2^22 float64 are 32 MiB
 ENTRIES = 2**22
-# a scalar function that takes longer for one batch warns that it can be vectorised
+# seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
 SLOW_SECONDS = 5.0
 VECTORISE = (
     "it is called for one row and one token at a time; under @ct.rule(vectorised=True) it is "
@@ -36,7 +36,7 @@ VECTORISE = (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The arguments of the decorator."""
+    """The arguments of the decorator :func:`cactus_theory.rule`."""
 
     function: Function
     residual: Function | None
@@ -60,7 +60,7 @@ class Questions(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Return a function's parameters, with annotations that are text read where possible."""
+    """Return a function's parameters; annotations in text are evaluated where possible."""
     try:
         return dict(inspect.signature(function, eval_str=True).parameters)
     except (NameError, TypeError, SyntaxError):  # text that only a type checker can read
@@ -83,7 +83,7 @@ class FunctionPolicy(Policy):
 
     @property
     def function(self) -> Function:
-        """Return the function that the decorator was put on."""
+        """Return the decorated function."""
         return self.source.function
 
     @property
@@ -120,7 +120,7 @@ class FunctionPolicy(Policy):
         return knobs
 
     def with_knobs(self, **knobs: Any) -> "FunctionPolicy":
-        """Return the same rule at other values of its knobs."""
+        """Return the policy at other values of its knobs."""
         known = self.knobs_of_function()
         values = dict(self.values)
         for name, value in knobs.items():
@@ -129,11 +129,11 @@ class FunctionPolicy(Policy):
         return dataclasses.replace(self, values=tuple(values.items()))
 
     def registered_under(self, name: str) -> "FunctionPolicy":
-        """Return the same rule with a spec that begins with ``name``."""
+        """Return the policy with a spec that begins with ``name``."""
         return dataclasses.replace(self, home=name)
 
     def read_as(self, source: str) -> "FunctionPolicy":
-        """Return the same rule with a spec that begins with ``FILE.py:NAME``."""
+        """Return the policy with a spec that begins with ``FILE.py:NAME``."""
         return dataclasses.replace(self, home=source) if not self.home else self
 
     @property
@@ -199,13 +199,13 @@ class FunctionPolicy(Policy):
 
 
 def _as_tensor(answer: Any) -> Tensor:
-    if isinstance(answer, Tensor):  # a copy, as the function may write into its own again
+    if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
         return answer.detach().to(torch.float64, copy=True)
     return torch.from_numpy(np.array(answer, dtype=np.float64))
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
-    """Return some of the rows (R, V), without a copy if it is one, or all in their order."""
+    """Return rows (R, V) by number; no copy if all are one row, or every row in order."""
     if bool((row == row[0]).all()):
         return rows[row[0]].expand(len(row), -1)
     every = torch.arange(len(rows), device=rows.device)
@@ -247,8 +247,8 @@ class FunctionRule(FunctionPolicy):
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Call ``residual`` for tokens that may be refused, the row read once."""
-        assert self.source.residual is not None  # else it is shared
+        """Call ``residual`` for tokens (m,) of one row that may be refused; return (m, V)."""
+        assert self.source.residual is not None  # SharedFunctionRule if there is none
         questions = Questions(q[None], p[None], torch.zeros_like(n), n)
         return self._answers(self.source.residual, questions, q.shape)
 
@@ -273,7 +273,7 @@ class FunctionTarget(FunctionPolicy, FixedTarget):
     """A policy that emits a row given by a plain function of (q, p)."""
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return the function's row for every row."""
+        """Return the function's row h for every row of q and p."""
         q, p = torch.broadcast_tensors(q, p)
         every = torch.arange(q.shape[:-1].numel(), device=q.device)
         questions = Questions(_flat(q), _flat(p), every)
@@ -281,7 +281,7 @@ class FunctionTarget(FunctionPolicy, FixedTarget):
 
 
 def read_budget(text: str, knobs: dict[str, Any]) -> Budget:
-    """Read ``"kl <= delta emitted"``."""
+    """Return the budget of a text such as ``"kl <= delta emitted"``, at these knob values."""
     divergence, least, rest = text.partition("<=")
     amount, _, scope = rest.strip().partition(" ")
     if not least or not scope:

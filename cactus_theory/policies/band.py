@@ -47,31 +47,31 @@ from cactus_theory.policies._policy import (
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import AcceptsLossless, ByRow, Shortcuts
 
-# below this budget the divergence of float32 rows is mostly rounding error
+# least budget δ of float32 rows: below it their divergence is mostly rounding error
 LEAST_BUDGET = 1e-6
-# so many rows by price are solved root by root, more of them together
+# most rows that are solved one by one at a price; more rows are solved together
 FEW_ROWS = 32
-# a token with less probability may not rise: p/q of normal numbers stays finite
+# least q_n of a token that may rise: p/q of normal numbers stays finite
 LEAST = PRECISIONS[torch.float64].least
-# float64 entries of rows of blocks that are solved together
+# most float64 entries of the rows of blocks that are solved together
 TOGETHER = 2**18
 
 
 class BetweenRows(AcceptsLossless):
-    """h lies between q and p, and nowhere above ``highest`` q."""
+    """Shortcuts of a row h between q and p, with h ≤ ``highest`` q."""
 
     def __init__(self, highest: float) -> None:
         self.highest = highest
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n, at most 1, and that ratio raised as far as 1 and ``highest`` allow."""
+        """Return min(1, q_n/p_n), and the ratio raised as far as 1 and ``highest`` allow."""
         ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
         raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
         return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
 
 
 class AlongPath(BetweenRows):
-    """h is the band of p/P at a node that is reached with P; ``highest`` is its largest b/P."""
+    """Shortcuts of the band of p/P at a node reached with P; ``highest`` is its largest b/P."""
 
     def __init__(self, highest: float, look_ahead: LookAhead | None) -> None:
         super().__init__(highest)
@@ -84,7 +84,7 @@ class AlongPath(BetweenRows):
 
 
 class OwnBands(BetweenRows, ByRow):
-    """Every row by itself at one price."""
+    """Bands of p, each row solved by itself at one price."""
 
     def __init__(self, band: PricedBand) -> None:
         super().__init__(band.high)
@@ -105,7 +105,7 @@ class OwnBands(BetweenRows, ByRow):
 
 
 class PathBands(AlongPath, ByRow):
-    """Bands of p/P solved row by row; outside of blocks every row is by itself."""
+    """Bands of p/P in blocks, solved row by row; bands of p outside blocks."""
 
     decide = OwnBands.decide
 
@@ -176,12 +176,12 @@ class Band(FixedTarget):
 
     @property
     def of_path(self) -> PricedBand | None:
-        """Return the same where rows of blocks depend on how they are reached, else None."""
+        """Return ``priced`` if bands of blocks depend on the path to a row (p/P), else None."""
         return None if self.per_row else self.priced
 
     @cached_property
     def shortcuts(self) -> Shortcuts:  # type: ignore[override]
-        """Return bands that are solved row by row at a price, bounds on h for all."""
+        """Return bounds on h, and at a price the bands solved row by row."""
         band, price = self.priced, self.price
         if band is None or price is None:
             return BetweenRows(1.0 if price == math.inf else math.inf)
@@ -224,9 +224,9 @@ class Band(FixedTarget):
         return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return clip(p, aq, min(b, c)q), nothing where q = 0; along a path that of p/P.
+        """Return h = clip(p, aq, min(b, c)q), 0 where q = 0; with a ``path`` the band of p/P.
 
-        Where the path says so drafted tokens are raised to h_n.
+        Drafted tokens are raised to h_n where the path has ``raised``.
         """
         if path is not None and self.of_path is not None and q.numel():
             return self._along(path, q, p, self.of_path)
@@ -257,7 +257,7 @@ class Band(FixedTarget):
             upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n >= LEAST, coin * p_n / q_n, math.inf)
-        if self.head:  # off the head a token is accepted only where lossless sampling accepts it
+        if self.head:  # off the head tokens are accepted only where lossless sampling accepts them
             off = self._off_head(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
             ratio = torch.where(ratio < off, ratio, math.inf)
         ratio = ratio.tolist()
@@ -299,11 +299,11 @@ class Band(FixedTarget):
 
     @property
     def _least_share(self) -> float:
-        """Return ``head``, less what dividing a row by its sum may do to a tie."""
+        """Return ``head`` less the rounding that dividing a row by its sum may add to a tie."""
         return self.head * (1 - TIE)
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
-        """Return P h_n/p_n and what is left: the scale P a of a row's own band."""
+        """Return P h_n/p_n and the residual of a row's own band, of scale P a."""
         if self.of_path is not None:
             return super().follow(q, p, n, path)
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
@@ -356,12 +356,12 @@ class Band(FixedTarget):
 
 
 def _all_normal(q: Tensor) -> bool:
-    """Return whether every entry is a normal number; False where seeing it would wait."""
+    """Return whether every entry is a normal number; False on a GPU, to wait for nothing."""
     return bool(q.numel()) and not q.is_cuda and float(q.amin()) >= LEAST
 
 
 def _ceiling(upper: Tensor, q: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return bq, q itself where it is no normal number: such a token may not rise."""
+    """Return bq, but q where q is no normal number: such a token may not rise."""
     if _all_normal(q):
         return torch.mul(upper, q, out=out)
     inside = q >= LEAST

@@ -18,7 +18,7 @@ from cactus_theory.policies._base_classes import PerProposal
 from cactus_theory.policies._decisions import Budget, Declaration
 from cactus_theory.policies._registry import register
 
-# 2δ beyond it would be ∞, and ∞·0 is no number
+# largest 2δ, as ∞·0 is NaN
 MOST = sys.float_info.max
 
 
@@ -52,7 +52,7 @@ class Cactus(PerProposal):
         if q_n.is_cuda or q_n.numel() < LEAST_OF_LAWS:
             return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
         variance = torch.sub(1, q_n, out=law_like(q_n)).mul_(q_n).mul_(twice)
-        np.sqrt(variance.numpy(), out=variance.numpy())  # in two thirds of torch's time
+        np.sqrt(variance.numpy(), out=variance.numpy())  # numpy takes two thirds of torch's time
         return variance.add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:

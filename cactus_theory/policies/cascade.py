@@ -50,7 +50,7 @@ class CascadeOpt(Either):
         """Return whether h = p."""
         q, p = q.double(), p.double()
         apart = (p - q).abs().sum(-1) / 2
-        slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # ∞·0: the rows are the same
+        slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # 0 for ∞·0, of equal rows
         return p.amax(-1) >= q.amax(-1) - slack - TIE
 
 
@@ -78,7 +78,7 @@ class CascadeToken(FixedTarget):
         return Declaration(0, -math.inf, None, continuous=False)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return p on the trusted tokens plus what is left of q."""
+        """Return p on the trusted tokens, and q times the rest of the mass."""
         high = (q >= (1 - self.alpha) * q.amax(-1, keepdim=True)) & (q > 0)
         trusted = torch.where(high, p, 0.0)
         left = (1 - trusted.sum(-1, keepdim=True)).clamp(min=0.0)

@@ -14,7 +14,7 @@ from cactus_theory.policies._shortcuts import Shortcuts
 
 
 class ByEntry(Shortcuts):
-    """φ is a function of q_n alone."""
+    """Shortcuts of a policy whose φ depends on q_n alone."""
 
     def __init__(self, accept_entries: Callable[[Entries], Entries]) -> None:
         self.accept_entries = accept_entries

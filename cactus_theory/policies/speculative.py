@@ -10,7 +10,7 @@ from cactus_theory.policies._shortcuts import ByRow
 
 
 class Lossless(ByRow):
-    """h = q, whatever is deterministic."""
+    """Shortcuts of lossless sampling: h = q, whichever tokens are deterministic."""
 
     highest = 1.0
 
@@ -20,7 +20,7 @@ class Lossless(ByRow):
         return ratio, ratio
 
     def follow(self, node: Node) -> tuple[float, float, float]:
-        """Return P q_n/p_n, and P for everything that is left."""
+        """Return P q_n/p_n, and P twice: the residual's scale and P h/q of deterministic tokens."""
         return node.lossless_ratio, node.alive, node.alive
 
 

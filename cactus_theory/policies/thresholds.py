@@ -57,7 +57,7 @@ class Thresholds(SampleAndMatch):
         return torch.where(sure, 1.0, accepted)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return pφ + q·(what all others leave, each over its own 1 − q_n), O(V) a row."""
+        """Return pφ + q·Σ_n p_n(1 − φ_n)/(1 − q_n), the sum over all other tokens n, O(V) a row."""
         q, p = float64_rows(q, p)
         phi = self.accept_entries(q)
         left = p * (1 - phi) / (q.sum(-1, keepdim=True) - q)

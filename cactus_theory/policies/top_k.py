@@ -16,7 +16,7 @@ from cactus_theory.policies._registry import register
 
 
 class AcceptedSet(SharedResidual):
-    """Accept n iff it is in a set of tokens; after a refusal the likeliest one, or a draw from q.
+    """Accept n iff it is in a set of tokens; emit the likeliest, or a draw from q, if refused.
 
     ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
     """

@@ -31,7 +31,7 @@ from cactus_theory.policies.top_k import AcceptedSet
 
 @dataclass(frozen=True)
 class Above(Shortcuts):
-    """Tokens above a threshold are accepted."""
+    """Shortcuts of a policy that accepts every token with q_n > ``threshold``."""
 
     threshold: float
 
@@ -76,7 +76,7 @@ class Typical(AcceptedSet):
 
     @property
     def shortcuts(self) -> Shortcuts:  # type: ignore[override]
-        """Return the threshold that no row's exceeds, for the rounded form."""
+        """Return the largest threshold of any row, ε, for the rounded form."""
         return Above(self.epsilon * (1 + TIE)) if self.form == "rounded" else Shortcuts()
 
     @property
@@ -92,11 +92,11 @@ class Typical(AcceptedSet):
         return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
-        """Return where q exceeds the threshold."""
+        """Return the tokens where q exceeds the threshold, (..., V)."""
         return q.double() > self.threshold(q) * (1 + TIE)
 
     def allowance(self, q: Rows) -> Float[Tensor, "*batch 1"]:
-        """Return c of each row, in nats (``form=exact``)."""
+        """Return the allowed surprise c of each row, in nats (``form=exact``)."""
         rows = q.double()
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
         entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
