@@ -1,4 +1,4 @@
-"""The door of the functions on tensors: rows, ids, coins and policies, checked."""
+"""Checks of the functions on tensors: rows, ids, coins and policies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,11 +45,11 @@ def verify_tensors(
         )
     for policy in policies:
         verifier.check(policy)
-    if not len(draft_token_ids):  # no row, nothing to decide
+    if not len(draft_token_ids):  # an empty batch
         none = draft_token_ids.new_zeros(0)
         return Verdict(draft_token_ids, none, none, None if tree is None else draft_token_ids)
     rows = None if draft_probs is None else draft_probs.detach()
-    if rows is not None and rows.dtype != target_probs.dtype:  # the narrower rows are widened
+    if rows is not None and rows.dtype != target_probs.dtype:  # the lower precision is widened
         dtype = torch.promote_types(rows.dtype, target_probs.dtype)
         rows, target_probs = rows.to(dtype), target_probs.to(dtype)
     if tree is None:
@@ -78,10 +78,10 @@ def _no_distribution(verdict: Verdict, row: int) -> ValueError:
 
 
 def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
-    """Return one policy for everything, or the different ones with the rows they judge."""
+    """Return the different policies of the rows (B,), and which of them judges each row."""
     different: list[Policy] = []
     for policy in policies:
-        if policy not in different:  # one made of a function need not be hashable
+        if policy not in different:  # a function's policy need not be hashable
             different.append(policy)
     if len(different) == 1:
         return Assignment((different[0],))
@@ -141,7 +141,7 @@ def _checked(
         shape = (batch, width + following, q.shape[-1])
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
     read = used if following else ids >= 0
-    if tree is not None:  # nodes that a token was sampled after
+    if tree is not None:  # nodes after which a token was sampled
         flags = zip(tree.above, tree.flags, strict=True)
         for nodes, (above, (sampled, _)) in zip(read, flags, strict=True):
             nodes[:] = False
@@ -150,7 +150,7 @@ def _checked(
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
-    """Return float64 rows; rows that are not ``used`` are replaced, unread, by one-hot ones."""
+    """Return checked float64 rows; rows that are not ``used`` become one-hot, unread."""
     one_hot = probs.new_zeros(probs.shape[-1])
     one_hot[:1] = 1.0  # float16 has no 1/V for a large vocabulary
     rows = torch.where(used[..., None], probs, one_hot)

@@ -20,15 +20,15 @@ from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import BLOCKED_FROM, NO_TOKEN, pick, pick_one
 
-# (P h − p)₊ of a node: the row, or scales s of (s q − p)₊ beside deterministic tokens and of these
+# (P h − p)₊ of a node: a row, or the scale s of (s q − p)₊ and that at deterministic tokens
 Left = Tensor | tuple[float, float | None]
 # indices of entries of rows: of the batch, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-# whole rows are worked on so many entries at a time: few calls on short rows, and views
-# instead of copies of long ones
+# most entries of whole rows in one call: few calls on short rows, and views instead of copies of
+# long rows
 ENTRIES = 2**15
-# so many rows are worked on together sooner than one by one
+# least number of rows that are faster together than one by one
 MANY = 12
 
 
@@ -51,14 +51,14 @@ class Run:
     cut = False
     accepted = 0
     last = NO_TOKEN
-    # its place among the runs, and entries of its tokens
+    # index among the runs, and the entries of q and p at the tokens
     number: int
     q_n: list[float]
     p_n: list[float]
-    # of blocks: bounds on h_n/p_n of its tokens
+    # bounds on h_n/p_n of the tokens, in blocks
     low: list[float]
     high: list[float]
-    # P h_n/p_n at the node that was followed last
+    # P h_n/p_n at the last node that was followed
     ratio: float
 
     def __init__(
@@ -75,7 +75,7 @@ class Run:
         self.left: dict[int, Left] = {}  # (P h − p)₊ where the run may end, once known
 
     def advance(self) -> bool:
-        """Follow P from token to token while entries tell it; return whether a row is needed.
+        """Follow P from token to token as far as entries suffice; return whether a row is needed.
 
         A ratio of 0 stays 0: such a path is not followed any further.
         """
@@ -98,7 +98,7 @@ class Run:
         return False
 
     def last_below(self, place: int) -> int:
-        """Return the last node up to a place whose coin is below P: others cannot pass."""
+        """Return the last node up to a place with a coin below P: no other node can pass."""
         while place and self.coins[place - 1] >= self.alive[place]:
             place -= 1
         return place
@@ -116,7 +116,7 @@ Place = tuple[Run, int]
 
 
 class Nodes:
-    """Nodes of runs: h there, what it makes of the drafted tokens, and what is drawn beside them.
+    """The nodes of a batch of runs, with h there, its ratios h_n/p_n and its residuals.
 
     Flags are read on the host. ``q_n``, ``p_n`` (runs, K) float64 are entries of the drafted
     tokens; p_n is 1 for deterministic drafts. Of trees p is given, and not read where nothing is
@@ -150,17 +150,17 @@ class Nodes:
                 if lawless[: run.count].any():
                     run.count, run.cut = int(lawless.argmax()), True
         self.at_once = max(1, ENTRIES // q.shape[-1])
-        # what is worked on in numpy: two rows of one precision that it has
+        # q and p as numpy rows; None unless both have one precision that numpy has
         self.rows = None
         if p is not None and p.dtype == q.dtype and q.dtype in PRECISIONS:
             self.rows = q.detach().numpy(), p.detach().numpy()
 
     def number(self, run: Run, place: int) -> int:
-        """Return which policy judges what follows a node."""
+        """Return the number of the policy that judges the tokens after a node."""
         return 0 if self.choice is None else self.choice[run.row][run.nodes[place]]
 
     def chosen(self, by_policy: Sequence[Tensor]) -> Shaped[Tensor, "runs K"]:
-        """Return for each token what is of the policy that judges it."""
+        """Return each token's entry by the policy that judges it, from entries by policy."""
         if self.assigned.choice is None:
             return by_policy[0]
         choice = self.assigned.choice[self.index[:2]][None]
@@ -175,12 +175,12 @@ class Nodes:
             yield number, [at for at in places if self.number(*at) == number]
 
     def chunks(self, places: Sequence[Place]) -> Iterator[Sequence[Place]]:
-        """Yield places, few enough to be worked on together."""
+        """Yield places in chunks of at most ``at_once``."""
         for first in range(0, len(places), self.at_once):
             yield places[first : first + self.at_once]
 
     def one_by_one(self, count: int) -> bool:
-        """Return whether rows are worked on one by one: few, or long ones."""
+        """Return whether ``count`` rows are faster one by one: few rows, or long ones."""
         return min(count, self.at_once) < MANY
 
     def draw_each(
@@ -197,11 +197,11 @@ class Nodes:
             run.last = token
 
     def policy(self, run: Run, place: int) -> Policy:
-        """Return the policy that judges what follows a node."""
+        """Return the policy that judges the tokens after a node."""
         return self.assigned.policies[self.number(run, place)]
 
     def settle(self, places: Sequence[Place]) -> set[Place]:
-        """Draw after the nodes whose coin passes, from (P h − p)₊; return the others."""
+        """Draw from (P h − p)₊ after the nodes whose coin passes; return the other nodes."""
         rows = scratch("host.residual", (len(places), self.q.shape[-1]), self.q.dtype)
         passed, failed = [], set()
         for law, (run, place) in zip(rows, places, strict=True):
@@ -246,7 +246,7 @@ class Nodes:
         fixed = run.deterministic.get(place)
         if not fixed or run.cut:
             return q
-        if run.ahead:  # the others in proportion to q
+        if run.ahead:  # the other tokens in proportion to q
             law = q.index_fill(0, torch.tensor([*run.ahead]), 0.0)
             rest = float(law.sum(dtype=torch.float64))
             law *= (1 - math.fsum(run.ahead.values())) / rest if rest > 0 else 0.0
@@ -265,12 +265,12 @@ class Nodes:
         return law
 
     def follow(self, places: Sequence[Place], ends: bool = False) -> None:
-        """Ask the policies about nodes, where runs go on or end; keep ratios and what is left."""
+        """Compute P h_n/p_n and the residual (P h − p)₊ at nodes, and store both in the runs."""
         for number, own in self.by_policy(places):
             policy, raised = self.assigned.policies[number], self.raised[number]
             by_row = policy.shortcuts
             if raised is not None:
-                for run, place in own:  # q is scaled beside the token that is raised to h_n
+                for run, place in own:  # q is scaled at all tokens but the one raised to h_n
                     rest = 1 - run.q_n[place]
                     mass = run.alive[place] * (1 - run.low[place])
                     run.left[place] = mass / rest if rest > 0 else 0.0, None
@@ -302,7 +302,7 @@ class Nodes:
             run.left[place] = scale, level
 
     def _follow_law(self, policy: Policy, run: Run, place: int) -> None:
-        """Follow a node by h of its selection law."""
+        """Compute the ratio and the residual of a node from h of its selection law."""
         assert self.p is not None
         token, r = run.ids[place], check.normalised(self.p[run.row, run.nodes[place]])
         mass = run.alive[place] * self._row(policy, run, place)
@@ -336,7 +336,7 @@ class Nodes:
         return Path(torch.tensor(alive, dtype=torch.float64))
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-        """Return how many tokens of each run are accepted, and the token after them."""
+        """Return the accepted count of each run and the token after it, both (B,)."""
         accepted = np.array([run.accepted for run in self.runs], np.int64)
         last = np.array([run.last for run in self.runs], np.int64)
         return torch.from_numpy(accepted), torch.from_numpy(last)
@@ -369,12 +369,12 @@ def _entries(rows: Float[Tensor, "texts nodes vocab"], index: Index) -> Float[np
 
 
 def rows_at(places: Sequence[Place]) -> Any:
-    """Return an index of rows at the nodes of places: a view of one, copies of several."""
+    """Return an index of rows (B, K + 1, V) at the nodes of places: a view of one, else copies."""
     return _at([(run.row, run.nodes[place]) for run, place in places])
 
 
 def entries_at(places: Sequence[Place]) -> Any:
-    """Return the same of tensors (runs, K)."""
+    """Return an index of tensors (runs, K) at places: a view of one, else copies."""
     return _at([(run.number, place) for run, place in places])
 
 
@@ -395,12 +395,12 @@ def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> Non
         np.subtract(out, p, out=out)
     if len(out) < BLOCKED_FROM:
         np.maximum(out, 0.0, out=out)
-    else:  # half the time for a long row, twice as long for a short one
+    else:  # half of numpy's time for a long row, twice numpy's for a short one
         torch.from_numpy(out).clamp_(min=0.0)
 
 
 def workable(q: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return rows of one precision that passes in numpy can read: float32 for half precision."""
+    """Return q and p in one precision that numpy can read: float32 for half precision."""
     dtype = q.dtype if p is None else torch.promote_types(q.dtype, p.dtype)
     dtype = dtype if dtype in PRECISIONS else torch.float32
     return q.to(dtype), None if p is None else p.to(dtype)

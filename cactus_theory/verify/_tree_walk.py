@@ -28,10 +28,10 @@ from cactus_theory.verify.draw import NO_TOKEN, pick_one
 
 
 class Blocks(Nodes):
-    """Runs that are judged as blocks."""
+    """The nodes of runs that are judged as blocks."""
 
     def _widen(self, run: Run, place: int) -> None:
-        """Let the bounds of a drafted token hold beside deterministic ones, or as one of them."""
+        """Widen a drafted token's bounds where it, or a token beside it, is deterministic."""
         if place >= run.count:
             return
         by_row = self.policy(run, place).shortcuts
@@ -42,7 +42,7 @@ class Blocks(Nodes):
             run.high[place] = by_row.highest * q_n / p_n if p_n > 0 else math.inf
 
     def judge(self) -> None:
-        """Find how many tokens of each run are accepted, and the token after them."""
+        """Set the accepted count of each run, and the token after it."""
         draft = self.draft
         if any(run.cut for run in self.runs) and self.p is None:
             draft = replace(draft, counts=[run.count for run in self.runs])
@@ -64,12 +64,12 @@ class Blocks(Nodes):
         ends = [(run, len(run.alive) - 1) for run in self.runs]
         while ends:
             ends = self._end([(run, run.last_below(place)) for run, place in ends])
-        for run in self.runs:  # a path of ratio 0 ends whatever follows
+        for run in self.runs:  # a path of ratio 0 ends before the row of NaN
             if run.cut and run.alive[-1]:
                 run.accepted, run.last = run.count, NO_TOKEN
 
     def _end(self, ends: Sequence[Place]) -> list[Place]:
-        """Draw the token after nodes whose coin passes; return those before the others."""
+        """Draw the token after nodes whose coin passes; return the nodes before the others."""
         for run, place in ends:
             run.accepted = place
         whole = [run for run, place in ends if place == run.count]
@@ -83,7 +83,7 @@ class Blocks(Nodes):
         return [(run, place - 1) for run, place in failed]
 
     def _may_end(self, run: Run, place: int) -> bool:
-        """Return whether a run could end at a node if its scale were P, the most it can be.
+        """Return whether a run could end at a node with the largest scale, P.
 
         Where not, the node need not be solved; of policies that answer rows.
         """
@@ -93,7 +93,7 @@ class Blocks(Nodes):
         if not place or alive == 1 or run.low[place] == run.high[place]:
             return True
         level = alive
-        if fixed := run.deterministic.get(place):  # the most that deterministic tokens can have
+        if fixed := run.deterministic.get(place):  # the largest P h/q of deterministic tokens
             inside = math.fsum(self.q[run.row, run.nodes[place]][fixed].tolist())
             level = alive * min(by_row.highest, 1 / (inside or 1.0))
         out = scratch("host.residual", self.q.shape[-1:], self.q.dtype)
@@ -132,7 +132,7 @@ class Descent:
         return self.draft.fixed(self.row)
 
     def look_ahead(self, assigned: Assignment, q: Float[Tensor, "K1 vocab"]) -> None:
-        """Set h_n of deterministic tokens beside no sampled one, where a policy looks ahead."""
+        """Set h_n of deterministic tokens without a sampled sibling, where a policy looks ahead."""
         deterministic = self.draft.flags[self.row][1]
         deterministic_places = [
             []
@@ -153,7 +153,7 @@ class Descent:
                         self.raised[place] = raised[place]
 
     def run(self, assigned: Assignment, coins: Sequence[float], draws: Sequence[float]) -> Run:
-        """Return the tokens that were sampled one after another from here."""
+        """Return the run of sampled tokens from the current node on."""
         places, node = [], self.node
         while (place := self.sampled_child.get(node)) is not None:
             places.append(place)
@@ -161,7 +161,7 @@ class Descent:
         nodes = [self.node, *(place + 1 for place in places)]
         ids, own = [self.ids[place] for place in places], [coins[place] for place in places]
         run = Run(self.row, nodes, draws[self.draws_taken], ids, own)
-        # h = q minds no deterministic token
+        # deterministic tokens do not change h = q
         if any(policy.shortcuts.highest > 1 for policy in assigned.policies):
             run.deterministic = {
                 place: fixed
@@ -175,7 +175,7 @@ class Descent:
         return run
 
     def go_on(self, run: Run) -> bool:
-        """Take what came of a run; return whether the token drawn after it is a child."""
+        """Move past a judged run; return whether the token drawn after it is a drafted child."""
         taken = run.nodes[: run.accepted + 1]
         end = taken[-1]
         self.charged |= zip(taken if end in self.above else taken[:-1], run.alive, strict=False)
@@ -185,7 +185,7 @@ class Descent:
             return False
         children = zip(self.above, self.ids, strict=False)
         caught = [place for place, child in enumerate(children) if child == (end, run.last)]
-        # what was refused does not come back but by rounding, and what is below it is biased
+        # a refused token is drawn again only by rounding, and the tokens below it are biased
         if not caught or caught[0] == self.sampled_child.get(end):
             return False
         self.path += caught
@@ -193,7 +193,7 @@ class Descent:
         return True
 
     def go_freely(self, q: Float[Tensor, "batch K1 vocab"], draws: Sequence[float]) -> bool:
-        """Draw from q where nothing was drafted by a law; return whether the walk goes on."""
+        """Draw from q at nodes without a drafted token; return whether the walk goes on."""
         while self.node not in self.sampled_child and not self.deterministic_ids[self.node]:
             run = Run(self.row, [self.node], draws[self.draws_taken])
             run.last = pick_one(q[self.row, self.node], run.draw)
@@ -205,7 +205,7 @@ class Descent:
 def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], p: Tensor | None, draft: Draft
 ) -> list[Tensor | None]:
-    """Return h_n (B, K) of a deterministic draft under each policy; None without looking ahead."""
+    """Return h_n (B, K) of a deterministic draft by policy; None for one that looks not ahead."""
     if p is not None:
         return [None] * len(assigned.policies)
     ids = draft.token_ids

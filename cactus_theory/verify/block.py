@@ -181,7 +181,7 @@ def _on_device(
     draw: Tensor,
     bonus: Tensor | None,
 ) -> Verdict:
-    """Return the verdict.
+    """Return the verdict of paths on a device, from tensors alone.
 
     Nothing is read on the host, but by policies that solve their rows there: the root of a band of
     p/P, a round trip for each of its steps.
@@ -194,13 +194,13 @@ def _on_device(
     accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
-    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # no coin decides at such a node
+    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there
     last = torch.where(undecided, NO_TOKEN, last)
     return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
 class Walk:
-    """All quantities of a batch of paths, node after node.
+    """Alive ratios, thresholds and laws of a batch of paths, node after node.
 
     ``alive`` (B, K + 1) is P, 0 beyond a row's drafted tokens, ``value`` (B, K + 1) what each coin
     is compared with, 1 at 0, and ``emitted`` (B, K, V) h. Rows of ``last`` (B, K + 1, V) are
@@ -229,14 +229,14 @@ class Walk:
         self.value[:, 0] = 1.0
 
     def charge(self, bonus: Float[Tensor, "batch vocab"]) -> None:
-        """Draw the bonus tokens from these rows, which are then emitted rows, too."""
+        """Set the rows (B, V) that bonus tokens are drawn from, and charge them as emitted rows."""
         batch = torch.arange(len(bonus), device=bonus.device)
         self.last[batch, self.counts] = bonus.to(self.last.dtype)
         self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
         self.emitted[batch, self.counts] = bonus
 
     def _step(self, place: int, counts: Tensor) -> None:
-        """Read the rows after ``place`` tokens and follow the next drafted one."""
+        """Fill in the entries of the node after ``place`` tokens, and P of the next one."""
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()

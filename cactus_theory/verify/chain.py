@@ -144,7 +144,7 @@ def chain_on_device(
     accept: Float[Tensor, "batch K"],
     draw: Float[Tensor, "batch"],
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-    """Return accepted counts and the token that follows them, from one recovered law a row."""
+    """Return accepted counts and the token after them, both (B,), from one residual a row."""
     ids, p, choice = draft.token_ids, draft.probs, assigned.choice
     width = ids.shape[1]
     lengths = torch.as_tensor(draft.counts, device=ids.device)
@@ -163,7 +163,7 @@ def chain_on_device(
 
 
 def _lawful(q: Tensor, p: Tensor | None, ids: Tensor) -> Bool[Tensor, "batch K"]:
-    """Return which drafted tokens have a law to judge them by: others are NaN in their rows."""
+    """Return the drafted tokens that rows can judge, (B, K): no entry of theirs is NaN."""
     at = ids[..., None]
     entries = q.gather(-1, at) if p is None else q.gather(-1, at) + p.gather(-1, at)
     return ~entries[..., 0].isnan()
@@ -189,22 +189,22 @@ def _recovered(
     accept: Tensor,
     at: tuple[Tensor, Tensor],
 ) -> Float[Tensor, "batch vocab"]:
-    """Return rows proportional to the residual law at one place a row."""
+    """Return rows (B, V) proportional to the residual law at one place a row."""
     q_rows, tokens = q[at], ids[at]
     p_rows = one_hot(tokens, q_rows) if p is None else p[at]
     residual = policy.decide(q_rows, p_rows, tokens, accept[at]).residual
-    if residual is None:  # all were accepted: the result is not used
+    if residual is None:  # all tokens are accepted: the result is not used
         return q_rows
     return residual.law(q_rows, None if p is None else p_rows, tokens).to(q.dtype)
 
 
 class Tokens(Nodes):
-    """Runs whose tokens are accepted one by one, up to each run's first refusal."""
+    """The nodes of runs whose tokens are accepted one by one, up to the first refusal."""
 
     def judge(self) -> None:
-        """Find how many tokens of each run are accepted, and the token after them."""
+        """Set the accepted count of each run, and the token after it."""
         self.ids = torch.from_numpy(self.index[2])
-        self.ceilings: dict[int, Tensor] = {}  # of entrywise policies, by number
+        self.ceilings: dict[int, Tensor] = {}  # entrywise policies' c, by policy number
         at_once = [self._accepted_at_once(number) for number in range(len(self.assigned.policies))]
         accepted, waiting = self.chosen(at_once).tolist(), self.runs
         refused: list[Place] = []
@@ -245,17 +245,17 @@ class Tokens(Nodes):
         return coins
 
     def _accepted_at_once(self, number: int) -> Bool[Tensor, "runs K"]:
-        """Return which sampled tokens a policy accepts without reading their rows."""
+        """Return the sampled tokens that a policy accepts without reading their rows."""
         policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
             self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
             return self.coins < accept_probability(ceiling, self.p_n)
-        # rows whose sums miss 1 move the lossless test by as much: leave those to the policy
+        # a row's sum may miss 1 and move the lossless test as far: close calls are the policy's
         shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
         return policy.shortcuts.accepted(self.q_n * shrink, self.p_n, self.coins)
 
     def _accepts_beside(self, run: Run, place: int) -> bool:
-        """Decide a token beside deterministic ones; draw what replaces it if it is refused."""
+        """Decide a token beside deterministic ones; draw the recovered token if it is refused."""
         at = [(run, place)]
         self.follow(at)
         if run.coins[place] < run.ratio:
@@ -265,7 +265,7 @@ class Tokens(Nodes):
         return False
 
     def _decide(self, undecided: Sequence[Place]) -> list[Run]:
-        """Let the policies decide each run's first undecided token; return the runs that go on."""
+        """Decide each run's first undecided token by its policy; return the runs that go on."""
         going_on = []
         for number, own in self.by_policy(undecided):
             policy = self.assigned.policies[number]
@@ -278,7 +278,7 @@ class Tokens(Nodes):
         return going_on
 
     def _accepts(self, by_row: ByRow, run: Run, place: int) -> bool:
-        """Return whether the token at a place is accepted; if not, draw what replaces it."""
+        """Return whether the token at a place is accepted; if not, draw the recovered token."""
         assert self.rows is not None
         q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
         coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
@@ -306,7 +306,7 @@ class Tokens(Nodes):
         return going_on
 
     def _replace(self, residual: Residual, places: Sequence[Place]) -> None:
-        """Draw the tokens that replace refused ones."""
+        """Draw the recovered tokens of refused ones from their residuals."""
         if self.rows is not None and residual.rows is None and self.one_by_one(len(places)):
             for entry, (run, place) in enumerate(places):
                 self._replace_row(residual.scale_at(entry), run, place)

@@ -110,11 +110,11 @@ class Verifier(ABC):
         return spec_of(self.name, self)
 
     def coins(self, drafted: int) -> int:
-        """Return how many acceptance coins a row of so many drafted tokens takes."""
+        """Return the number of acceptance coins of a row with ``drafted`` tokens."""
         return drafted
 
     def draws(self, depth: int) -> int:
-        """Return how many tokens a row may draw from rows: from the second on in columns."""
+        """Return the most tokens that a row draws; ``draw`` has a column for each from two on."""
         return 1
 
     @abstractmethod
@@ -133,7 +133,7 @@ class Verifier(ABC):
         """
 
     def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: most verifiers ask nothing)
-        """Raise ValueError for a policy that cannot be followed: token by token none."""
+        """Raise ValueError for a policy that this verifier cannot follow; a chain follows all."""
 
     def emitted(
         self,
@@ -158,7 +158,7 @@ class Verifier(ABC):
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
-        """Return ``raised`` of verdicts where one policy judges every token: no coin enters."""
+        """Return ``raised`` of verdicts under one policy for every token: no coin enters."""
         return None
 
     def law(
@@ -241,7 +241,7 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
 
 
 def registered_verifier(verifier: str) -> Verifier:
-    """Return :func:`find_verifier`, but read no file: for what data may name."""
+    """Return :func:`find_verifier` of a name from data: no file is read."""
     name, _ = parse_spec(str(verifier))
     return _with_options(VERIFIERS.find(name), verifier)
 

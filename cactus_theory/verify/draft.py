@@ -58,18 +58,18 @@ class Draft:
     deterministic: Bool[Tensor, "batch K"] | None = None
 
     def node(self, row: int, place: int) -> int:
-        """Return the node that a drafted token of a row follows, whose law it was drawn from."""
+        """Return the node that a drafted token of a row follows: its law is that node's."""
         return place if self.parents is None else int(self.parents[row, place]) + 1
 
     def path(self, row: int, place: int) -> list[int]:
-        """Return the drafted tokens of a row up to one of them, from the settled text on."""
+        """Return the places of the drafted tokens from the settled text to ``place``."""
         path = [place]
         while node := self.node(row, path[0]):
             path.insert(0, node - 1)
         return path
 
     def children(self, row: int) -> list[list[int]]:
-        """Return for each node of a row the drafted tokens that follow it."""
+        """Return the places of the drafted tokens after each node of a row."""
         above = self.above[row]
         children: list[list[int]] = [[] for _ in range(len(above) + 1)]
         for place, node in enumerate(above):
@@ -78,7 +78,7 @@ class Draft:
 
     @cached_property
     def above(self) -> list[Sequence[int]]:
-        """Return for each row the nodes that its drafted tokens follow."""
+        """Return by row the node that each drafted token follows."""
         if self.parents is None:
             return [range(count) for count in self.lengths]
         pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
@@ -86,7 +86,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> list[list[int]]:
-        """Return for each row how many drafted tokens lie above each node."""
+        """Return by row the depth of each node: the number of drafted tokens above it."""
         depths = []
         for above in self.above:
             row_depths = [0]
@@ -97,12 +97,12 @@ class Draft:
 
     @property
     def longest(self) -> list[int]:
-        """Return how many tokens the longest drafted path of each row has."""
+        """Return the length in tokens of the longest drafted path of each row."""
         return self.lengths if self.parents is None else list(map(max, self.depths))
 
     @cached_property
     def flags(self) -> list[tuple[list[bool], list[bool]]]:
-        """Return for each row which tokens were sampled, and which are deterministic."""
+        """Return by row the flags of sampled tokens, and those of deterministic tokens."""
         assert self.sampled is not None
         deterministic = ~self.sampled if self.deterministic is None else self.deterministic
         return list(zip(self.sampled.tolist(), deterministic.tolist(), strict=True))
@@ -155,7 +155,7 @@ class Draft:
         return target_rows, self.probs[row, nodes].clone()
 
     def of_text(self, row: int) -> "Draft":
-        """Return the draft of one text, by itself."""
+        """Return the draft of one text as a batch of 1."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         one = {name: part[row : row + 1] for name, part in parts.items() if part is not None}
         return replace(self, **one)
@@ -168,7 +168,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which policy judges which drafted token.
+    """The policies of a batch, and the policy that judges each drafted token.
 
     Attributes
     ----------
@@ -192,14 +192,14 @@ class Assignment:
     alive: Float[Tensor, "batch K"] | None = None
 
     def policy(self, row: int, node: int) -> Policy:
-        """Return the policy that judges what follows a node of a row."""
+        """Return the policy that judges the tokens after a node of a row."""
         return self.policies[0 if self.choice is None else int(self.choice[row, node])]
 
 
 def rows_by_choice(
     rows: Sequence[Tensor | None], choice: Int[Tensor, "batch"] | None
 ) -> Float[Tensor, "batch vocab"]:
-    """Return of every text the row of the policy that judges it; ``rows`` are by policy."""
+    """Return each text's row (B, V) by the policy that judges it; ``rows`` are by policy."""
     chosen = rows[0]
     assert chosen is not None  # check() has seen the policies
     for number, other in enumerate(rows[1:], 1):
@@ -267,8 +267,8 @@ class Verdict:
         return output.scatter_(1, accepted, self.last[:, None])
 
     def rows(self) -> list[list[int]]:
-        """Return the ids each row emits, as lists."""
-        if self.last.is_cuda:  # one transfer
+        """Return the emitted ids of each row, as lists."""
+        if self.last.is_cuda:  # one transfer to the host
             columns = self.num_accepted[:, None], self.last[:, None]
             table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()
             return [[*ids[:count], token] for *ids, count, token in table]
@@ -277,7 +277,7 @@ class Verdict:
         return [[*accepted[:count], token] for accepted, count, token in ends]
 
     def charged_rows(self, row: int, tokens: int) -> Any:
-        """Return the index of a row's charged nodes, if ``tokens`` of it were taken."""
+        """Return the index of a row's charged nodes, if the text took ``tokens`` tokens of it."""
         if self.charged is None:
             return slice(0, tokens)
         return self.charged[row][:tokens]
@@ -296,12 +296,12 @@ class Verified:
     verdict: Verdict
 
     def judged(self, row: int, nodes: Any) -> Any:
-        """Return which drafted tokens were judged at charged nodes of a row.
+        """Return the places of the drafted tokens judged at charged nodes of a row.
 
         Those are the accepted ones, and after them the first one that follows the node; ValueError
         for a charged node that no token was drafted after.
         """
-        if self.draft.parents is None or self.verdict.charged is None:  # the first ones
+        if self.draft.parents is None or self.verdict.charged is None:  # as in a chain
             return nodes
         accepted, path = int(self.verdict.num_accepted[row]), self.verdict.path
         taken = range(accepted) if path is None else path[row, :accepted].tolist()
@@ -313,11 +313,11 @@ class Verified:
         return [after[node] for node in nodes]
 
     def raised(self, row: int) -> list[tuple[list[int], list[float]]]:
-        """Return for each node of a tree the deterministic tokens raised there, and how far."""
+        """Return by node of a tree the ids of the deterministic tokens raised there, and h_n."""
         assert self.verdict.raised is not None
         values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
         raised = []
         for places in self.draft.children(row):
-            higher = [place for place in places if values[place] > 0]  # not NaN
+            higher = [place for place in places if values[place] > 0]  # false for NaN
             raised.append(([ids[place] for place in higher], [values[place] for place in higher]))
         return raised

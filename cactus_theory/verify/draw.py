@@ -14,12 +14,12 @@ Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
 
-# Rows of at least this many entries are searched in two steps, first for a block: sums of blocks
-# vectorise, a running sum does not.
+# Least entries of a row that is searched in two steps, first for a block: sums of blocks vectorise,
+# a running sum does not.
 BLOCKED_FROM = 8192
-# near the square root of a large vocabulary: about as many blocks as entries in a block
+# entries of a block, near the square root of a large vocabulary: about as many blocks as entries
 BLOCK = 512
-# stands where a token would, were its row a distribution
+# id of a token whose row is no distribution
 NO_TOKEN = -1
 
 

@@ -37,7 +37,7 @@ from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifie
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
 
-# vLLM looks at so many tokens after a refusal where the draft has as many
+# tokens after a refusal that vLLM looks at, where the draft has as many
 WINDOW = 6
 
 
@@ -72,7 +72,7 @@ class Fly(Verifier):
         check.one_of("bonus", self.bonus, ("target", "argmax"))
 
     def check(self, policy: Policy) -> None:
-        """Raise for a policy that is not the lossless rule whose refusals are overridden.
+        """Raise ValueError for a policy other than vLLM's lossless ones.
 
         Raises
         ------
@@ -111,9 +111,9 @@ class Fly(Verifier):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
     ) -> VerdictLaw:
-        """Return the exact law of the verdict given the draft; ``emitted`` if it is deterministic.
+        """Return the exact law of the verdict; ``emitted`` is None if the draft is sampled.
 
-        Of these the later rows are known, so that the next token has a law at each row.
+        A deterministic draft's later rows are known, so that the next token has a law at each row.
         """
         chain_law, chances, window, overridable = self._conditions(
             assigned, target_probs.double(), draft
@@ -134,24 +134,24 @@ class Fly(Verifier):
         if draft.probs is None:
             accepted = alive[:, 1:, None] * one_hot(draft.token_ids, chain_law.last)
             emitted = accepted + stop[:, :-1, None] * chain_law.last[:, :-1]
-            emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where nothing gets
+            emitted = (emitted / alive[:, :-1, None]).nan_to_num(nan=0.0)  # 0 where no draft gets
         return replace(chain_law, stop=stop, alive=alive, emitted=emitted)
 
     def windows(self, counts: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-        """Return W where so many tokens are drafted; one has no W that fits."""
+        """Return W for these numbers of drafted tokens; no W fits a draft of one token."""
         if self.window is None:
             return (counts - 1).clamp(1, WINDOW)
         return torch.full_like(counts, self.window)
 
     def unsure(self, q: Float[Tensor, "*batch vocab"]) -> Bool[Tensor, "*batch"]:
-        """Return 1: whether the largest probabilities of rows have the entropy that is asked."""
+        """Return condition 1: whether the k largest probabilities of a row have an entropy ≥ θ."""
         largest = q.topk(min(self.k, q.shape[-1]), -1).values.double()
         return -torch.xlogy(largest, largest).sum(-1) >= self.entropy
 
     def _conditions(
         self, assigned: Assignment, q: Tensor, draft: Draft
     ) -> tuple[VerdictLaw, Float[Tensor, "batch K"], Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
-        """Return the chain's law with the bonus that is asked for, φ, W, and where 1 and 3 hold."""
+        """Return the chain's law with this ``bonus``, φ, W, and where conditions 1 and 3 hold."""
         chain_law, ids = Chain().law(assigned, q, draft), draft.token_ids
         counts = torch.as_tensor(draft.counts, device=q.device)
         if self.bonus == "argmax":
@@ -166,10 +166,10 @@ class Fly(Verifier):
 def _ahead(
     accepted: Float[Tensor, "batch K"], window: Int[Tensor, "batch"]
 ) -> Float[Tensor, "batch K"]:
-    """Return the product of the next W values after each place; 0 where there are fewer: 4."""
+    """Return the product of the W values after each place; 0 where fewer follow (condition 4)."""
     width = accepted.shape[1]
     place = torch.arange(width, device=accepted.device)
-    after = place - place[:, None]  # how far column j is after row i
+    after = place - place[:, None]  # distance of column j after row i
     inside = (after > 0) & (after <= window[:, None, None])
     values = torch.where(inside, accepted[:, None].nan_to_num(nan=0.0), 1.0)
     return values.prod(-1) * (place + window[:, None] < width)

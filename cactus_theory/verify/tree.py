@@ -55,7 +55,7 @@ class Tree(Verifier):
         check.one_of("runs", self.runs, tuple(RUNS))
 
     def draws(self, depth: int) -> int:
-        """Return one more than the depth: every caught token asks for another one."""
+        """Return the depth + 1: each token drawn that is a drafted child takes another draw."""
         return depth + 1
 
     def check(self, policy: Policy) -> None:
@@ -76,7 +76,7 @@ class Tree(Verifier):
         accept: Float[Tensor, "batch coins"],
         draw: Float[Tensor, "batch *draws"],
     ) -> Verdict:
-        """Return the verdict; rows are read on the host, where a walk comes by.
+        """Return the verdict; rows are read on the CPU, and only at the nodes of a walk.
 
         Raises
         ------
@@ -93,7 +93,7 @@ class Tree(Verifier):
             )
         if assigned.choice is not None:
             assigned = replace(assigned, choice=assigned.choice.cpu())
-        rows = target_probs if draft.probs is None else draft.probs  # then they are not read
+        rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
         q, p = workable(target_probs.cpu(), rows.cpu())
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
         for walk in walks if self.runs == "block" else ():
@@ -126,7 +126,7 @@ class Tree(Verifier):
         """Return h_n of deterministic tokens; None where the policy looks ahead of none."""
         if is_chain(draft):
             return RUNS[self.runs].looked_ahead(policy, target_probs, draft)
-        if self.runs != "block" or draft.sampled is None:  # which is refused
+        if self.runs != "block" or draft.sampled is None:  # ``verify`` refuses such a tree
             return None
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
         for walk in walks:
@@ -148,7 +148,7 @@ class Tree(Verifier):
 
 
 def is_chain(draft: Draft) -> bool:
-    """Return whether a draft declares nothing but sampled tokens, each after the one before."""
+    """Return whether a draft is a chain that declares no deterministic token."""
     if draft.sampled is None:
         return draft.parents is None
     return all(
@@ -161,7 +161,7 @@ def is_chain(draft: Draft) -> bool:
 
 def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
     width, ids = draft.token_ids.shape[1], draft.token_ids
-    # the accepted places, and at the end their number and the last token
+    # by row: the accepted places, their number and the last token
     table, alive = np.full((len(walks), width + 2), -1), np.zeros((len(walks), width))
     for row, walk in enumerate(walks):
         table[row, : len(walk.path)] = walk.path
@@ -176,7 +176,7 @@ def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Ve
 
 
 def _raised(walks: Sequence[Descent], ids: Tensor) -> Float[Tensor, "batch K"] | None:
-    """Return h_n of the tokens that walks look ahead of, NaN of others; None if there are none."""
+    """Return h_n of raised tokens and NaN elsewhere, (B, K); None if no walk looks ahead."""
     if not any(walk.raised for walk in walks):
         return None
     rows = [walk.raised or [math.nan] * len(walk.ids) for walk in walks]
@@ -186,7 +186,7 @@ def _raised(walks: Sequence[Descent], ids: Tensor) -> Float[Tensor, "batch K"] |
 def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
-    """Return trees without rows; ``sampled`` is all tokens if there are rows, else none."""
+    """Return the draft of declared trees; ``sampled`` None is all tokens with rows, else none."""
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
