@@ -24,12 +24,12 @@ from cactus_theory.kernels._rows import (
     temperature_of,
 )
 
-# Newton steps at prices from 0.5 nats on, and below; rows of tests took at most 6 and 11
+# Newton steps at prices ≥ 0.5, and below; rows of tests took at most 6 and 11
 STEPS, MANY_STEPS = 8, 12
-FAR_RATIO = 0.1353352832366127  # e^-2
-# a row to be read, whose bracket's lower and upper ends have been evaluated
+FAR_RATIO = 0.1353352832366127  # a/b at a price of 0.5: e^-2
+# bits of a row's flag: to be read, lower end of its bracket evaluated, upper end evaluated
 READ, LOW_SEEN, HIGH_SEEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
-# a step this small (relative) is the last; E is a sum of float32 terms and no better than NOISE
+# relative size of the last step, and the error of E, a sum of float32 terms
 SETTLED, NOISE = tl.constexpr(1e-6), tl.constexpr(3e-8)
 
 
@@ -45,7 +45,7 @@ def newton_step(excess, slope, x, lower, upper, flag):
     under = tl.where((flag & LOW_SEEN) == 0, lower, middle)
     over = tl.where((flag & HIGH_SEEN) == 0, upper, middle)
     following = tl.where(newton <= lower, under, tl.where(newton >= upper, over, newton))
-    at_root = (tl.abs(excess) <= NOISE) | (excess != excess)  # NaN in the row: nothing to solve
+    at_root = (tl.abs(excess) <= NOISE) | (excess != excess)  # or NaN: no root
     following = tl.where(
         at_root & ((newton <= lower) | (newton >= upper) | (newton != newton)), x, following
     )

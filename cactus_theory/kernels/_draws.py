@@ -27,12 +27,12 @@ from cactus_theory.kernels._rows import (
 )
 
 ACCEPT, RECOVERED, BONUS, DRAFT, _ = map(tl.constexpr, random_numbers.STREAMS)
-# tokens that share a group of counters: 4 outputs of 128 counters each
+# counters of a group, and the tokens that share them: 4 outputs of each counter
 LANES = tl.constexpr(random_numbers.LANES)
 GROUP = tl.constexpr(4 * random_numbers.LANES)
-# the token of a lane where none has weight, and the least float32
+# token id of a lane in which no token has weight, and the least float32
 NOBODY, LEAST = tl.constexpr(2147483647), tl.constexpr(-3.4028234663852886e38)
-# below this u the series of −ln(1 − u) is exact to float32, above it the logarithm is
+# u below which the series of −ln(1 − u) is exact to float32; above it the logarithm is
 SMALL = tl.constexpr(1 / 16)
 
 
@@ -58,7 +58,7 @@ def accept_coins(seed, position, places):
 def exponential(bits):
     """Return −ln(1 − u) of u = (bits + 1/2) 2^-32 of uint32: float32, positive and finite."""
     u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    other = bits ^ 0xFFFFFFFF  # ~bits, which not every release's interpreter has for uint32
+    other = bits ^ 0xFFFFFFFF  # ~bits: not every release's interpreter has ~ for uint32
     left = (other.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 − u, without cancellation
     series = 1 / 5 + u * (1 / 6 + u * (1 / 7))
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * series))))
@@ -94,7 +94,7 @@ def log_of(key):
 
 @triton.jit
 def logit_of(row, token, vocab):
-    """Return logits in float32, −∞ beyond the row; a NaN is ∞, which wins: see :func:`finish`."""
+    """Return logits in float32, −∞ beyond the row, ∞ for NaN, which wins: see :func:`finish`."""
     logit = tl.load(row + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
     return tl.where(logit == logit, logit, float("inf"))
 

@@ -34,7 +34,7 @@ class Step:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Return the arguments by their names in the kernels; ``buffers.py`` says what they are."""
+        """Return the arguments by their names in the kernels, as ``buffers.py`` defines them."""
         work, flat = self.workspace, self.layout.flat
         return {
             "requests": Requests(
@@ -53,17 +53,17 @@ class Step:
 
     @property
     def solved(self) -> bool:
-        """Return whether rows have bands to be solved."""
+        """Return whether the bands of rows must be solved: a band with draft rows."""
         return self.policy.kind == BAND and self.draft is not None
 
     @property
     def steps(self) -> int:
-        """Return how many Newton steps there are."""
+        """Return the number of Newton steps at this price."""
         return _band.STEPS if self.policy.knob >= _band.FAR_RATIO else _band.MANY_STEPS
 
     @property
     def merging_warps(self) -> int:
-        """Return how many warps merge the parts of a request's rows."""
+        """Return the number of warps that merge the parts of a request's rows."""
         form = self.shared["form"]
         return warps_merging(form.places * form.most_parts)
 
@@ -84,7 +84,7 @@ class Step:
             launch(_draws.finish, (work.batch,), shared, 1)
 
     def _run_chain(self) -> BandBuffers | None:
-        """Decide token by token; return where the edges of refused rows are."""
+        """Decide token by token; return the buffers with the edges of refused rows."""
         launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)
         return self._solve(decide=True) if self.solved else None
 
@@ -99,7 +99,7 @@ class Step:
         launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)
 
     def _solve(self, decide: bool) -> BandBuffers:
-        """Take Newton steps; after the first, decide what a chain left open."""
+        """Take Newton steps; after the first, decide the OPEN tokens of a chain."""
         work, form = self.workspace, self.shared["form"]
         grid, warps = (work.batch * work.width, form.parts), warps_for(form.part)
         band, stepped = work.bands
@@ -135,9 +135,9 @@ def draw(
 
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
-    """Launch a kernel with those of the arguments that it has."""
+    """Launch a kernel with the arguments that it names."""
     arguments = {name: shared[name] for name in kernel.arg_names}
-    # a release warns where fusion is left unsaid
+    # some release of Triton warns if ``enable_fp_fusion`` is not given
     kernel[grid](**arguments, num_warps=warps, enable_fp_fusion=True)
 
 
@@ -148,7 +148,7 @@ def _form(work: Workspace, temperature: float | Tensor, flat: bool, deterministi
 
 
 def _rows_in(logits: Tensor, bonus: int) -> LogitRows:
-    """Return where rows lie; flat, a request has ``bonus`` rows more than drafted tokens."""
+    """Return rows with their strides; flat, a request has ``bonus`` more than drafted tokens."""
     if logits.ndim == 2:
         return LogitRows(logits, tl.constexpr(bonus), logits.stride(0))
     return LogitRows(logits, logits.stride(0), logits.stride(1))

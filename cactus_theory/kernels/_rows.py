@@ -23,7 +23,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def draft_span(b, requests, form: tl.constexpr):
-    """Return how many drafted tokens lie before a request's, 0 if padded, and how many it has."""
+    """Return the number of drafted tokens before a request's (0 if padded), and of its own."""
     if form.flat:
         end = tl.load(requests.lengths + b).to(tl.int64)
         first = tl.load(requests.lengths + b - 1, mask=b > 0, other=0).to(tl.int64)
@@ -42,7 +42,7 @@ def draft_span(b, requests, form: tl.constexpr):
 
 @triton.jit
 def tokens_at(b, first, place, requests, form: tl.constexpr):
-    """Return where drafted tokens are."""
+    """Return pointers to the drafted tokens at ``place`` of request b."""
     if form.flat:
         return requests.ids + (first + place)
     return requests.ids + (b.to(tl.int64) * requests.ids_step + place)
@@ -50,7 +50,7 @@ def tokens_at(b, first, place, requests, form: tl.constexpr):
 
 @triton.jit
 def row_at(b, first, place, rows, form: tl.constexpr):
-    """Return where the rows of a place are."""
+    """Return pointers to the rows of logits at ``place`` of request b."""
     if form.flat:
         return rows.logits + (first + b * rows.step + place) * rows.row_step
     return rows.logits + (b.to(tl.int64) * rows.step + place.to(tl.int64) * rows.row_step)
@@ -58,7 +58,7 @@ def row_at(b, first, place, rows, form: tl.constexpr):
 
 @triton.jit
 def part_at(b, first, place, part, rows, requests, form: tl.constexpr):
-    """Return a part of such a row, float32, −∞ beyond its end."""
+    """Return a part of the row of logits at ``place``, float32, −∞ beyond its end."""
     token = part * form.part + tl.arange(0, form.part)
     row = row_at(b, first, place, rows, form)
     return tl.load(row + token, mask=token < requests.vocab, other=-float("inf")).to(tl.float32)
@@ -124,7 +124,7 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
 
 @triton.jit
 def row_sums(row, on, inverse, softmax, form: tl.constexpr):
-    """Return M and S, float64, of the rows that ``softmax`` has at ``row`` (n,), where ``on``.
+    """Return M and S, float64 (n,), of rows by their index in ``softmax``, where ``on``.
 
     S is NaN if a row is no distribution.
     """
@@ -144,7 +144,7 @@ def row_sums(row, on, inverse, softmax, form: tl.constexpr):
 
 @triton.jit
 def likeliest(row, on, peak, softmax, form: tl.constexpr):
-    """Return the first token that has the largest logit, ``peak`` (n,), of such rows."""
+    """Return the first token (n,) with the largest logit, ``peak``, of rows as in ``row_sums``."""
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
     read = on[:, None] & (part < form.parts)

@@ -23,9 +23,9 @@ from cactus_theory.kernels._rows import (
 )
 
 SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = map(tl.constexpr, policies.KINDS)
-# from γ = 1 to the root at δ = 1e-6: Newton halves the distance about ten times, then squares it
+# Newton steps from γ = 1 to the root at δ = 1e-6: about ten halve the distance, then it is squared
 EXACT_STEPS = tl.constexpr(20)
-# verdicts on a drafted token
+# verdicts on a drafted token; OPEN until its band is solved
 REFUSED, ACCEPTED, OPEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -49,7 +49,7 @@ def exact_ceiling(q_n, above, delta):
 
 @triton.jit
 def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
-    """Return the verdicts on tokens, and the scale s of what replaces each if it is refused.
+    """Return the verdicts on tokens, and the scale s of each one's residual if it is refused.
 
     DETERMINISTIC_ROW: whether p is one-hot. Under the band OPEN where the row must be read, REFUSED
     where no band accepts the token.
@@ -82,7 +82,7 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
         beyond = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
         accepted = lossless | deterministic
         opened = beyond & (DETERMINISTIC_ROW == 0)
-    number = (q_n == q_n) & (p_n == p_n)  # a device's minimum may drop a NaN
+    number = (q_n == q_n) & (p_n == p_n)  # the minimum of a device may drop a NaN
     accepted = accepted & number
     if KIND == BAND:
         return tl.where(accepted, ACCEPTED, tl.where(opened, OPEN, REFUSED)), scale
@@ -91,13 +91,13 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
 
 @triton.jit
 def first_refusal(verdict, place, length):
-    """Return how many of ``length`` tokens come before the first refused one."""
+    """Return the count of tokens, of ``length``, before the first refused one."""
     return tl.min(tl.where((place < length) & (verdict == REFUSED), place, length), 0)
 
 
 @triton.jit
 def sum_of_parts(slot, read, sums, form: tl.constexpr):
-    """Return the sums, float64, of rows of which ``sums`` has parts; 0 where not ``read``."""
+    """Return the sums of rows, float64, from their parts in ``sums``; 0 where not ``read``."""
     part = tl.arange(0, form.most_parts)[None, :]
     at = slot.to(tl.int64)[:, None] * form.parts + part
     there = read[:, None] & (part < form.parts)
@@ -108,7 +108,7 @@ def sum_of_parts(slot, read, sums, form: tl.constexpr):
 def judge(
     requests, target, draft, softmax, decision, band, knob, form: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """Write how many tokens each request accepts, and the scale of its residual.
+    """Write the accepted count of each request, and the scale of its residual.
 
     Grid: (B,). ``band``: where what is open is marked to be read instead, and the row of the first
     token that no band accepts, which will be refused if it is reached; None if nothing can be open.
@@ -124,7 +124,7 @@ def judge(
     count = first_refusal(verdict, place, length)
     tl.store(decision.accepted + b, count)
     if band is not None:
-        tl.store(decision.scales + b, ratio * 0 + 1.0)  # the count may change, and a is found later
+        tl.store(decision.scales + b, ratio * 0 + 1.0)  # 1 until a is known; the count may change
         on = place < length
         slot = b * form.width + place
         opened = (verdict == OPEN) & (place < count)
@@ -139,7 +139,7 @@ def judge(
 
 @triton.jit
 def band_judge(requests, decision, band, form: tl.constexpr):
-    """Decide what was open: accepted iff E < 0 at the token's own ratio. Grid: (B,).
+    """Decide OPEN tokens: accepted iff E < 0 at the token's own ratio. Grid: (B,).
 
     Of a request's rows only that of the first refused token stays marked.
     """

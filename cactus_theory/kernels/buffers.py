@@ -23,15 +23,15 @@ class Requests(NamedTuple):
 
     ids: Int64[Tensor, "*drafted"] | None  # (B, K), −1 after the last token; flat (N,)
     ids_step: int  # elements from one request to the next, 0 if flat
-    lengths: Int[Tensor, "B"] | None  # of drafts, None if −1 says it; flat, running counts
-    temperature: Float32[Tensor, "B"] | float  # T
-    vocab: int  # V
-    seeds: Int64[Tensor, "B"]
-    positions: Int64[Tensor, "B"]
+    lengths: Int[Tensor, "B"] | None  # draft lengths; None if ids end at −1; flat, their sums
+    temperature: Float32[Tensor, "B"] | float  # T, 0 if greedy
+    vocab: int  # vocabulary size V
+    seeds: Int64[Tensor, "B"]  # keys of the random numbers
+    positions: Int64[Tensor, "B"]  # tokens of the text at the start of the round
 
 
 class LogitRows(NamedTuple):
-    """Logits of a model, and where they lie."""
+    """Logits of a model, and the strides of their rows."""
 
     logits: Float[
         Tensor, "*rows V"
@@ -51,40 +51,40 @@ class Softmax(NamedTuple):
     """Softmax constants of a request's target rows, then of its draft's, if it has rows."""
 
     part_max: Float32[Tensor, "B 2 K C"]  # a part's largest logit
-    part_sum: Float32[Tensor, "B 2 K C"]  # its Σ exp((l − largest)/T)
-    part_arg: Int32[Tensor, "B 2 K C"]  # its first token of the largest logit, if some T may be 0
+    part_sum: Float32[Tensor, "B 2 K C"]  # a part's Σ exp((l − part_max)/T)
+    part_arg: Int32[Tensor, "B 2 K C"]  # its first token with part_max, if some T may be 0
     peaks: Float32[Tensor, "B 2 K"]  # M, the row's largest logit
-    weights: Float32[Tensor, "B 2 K"]  # 1/S
+    weights: Float32[Tensor, "B 2 K"]  # 1/S, S the row's Σ exp((l − M)/T)
 
 
 class BandBuffers(NamedTuple):
-    """Where the search for each row's upper edge is: a Newton step reads one and writes another."""
+    """The Newton search for each row's upper edge; a step reads one state and writes another."""
 
-    points: Float64[Tensor, "B K"]  # the edge so far
-    lower: Float64[Tensor, "B K"]  # its bracket
-    upper: Float64[Tensor, "B K"]
+    points: Float64[Tensor, "B K"]  # the latest estimate of the edge
+    lower: Float64[Tensor, "B K"]  # lower end of the bracket
+    upper: Float64[Tensor, "B K"]  # upper end
     flags: Int32[Tensor, "B K"]  # bits of READ, LOW_SEEN, HIGH_SEEN
     excess: Float32[Tensor, "B K C"]  # E at the point, by parts
-    slopes: Float32[Tensor, "B K C"]  # E′
+    slopes: Float32[Tensor, "B K C"]  # E′ there, by parts
 
 
 class DecisionBuffers(NamedTuple):
     """Accepted tokens, and the residual (s q − p)₊ of the row after them."""
 
-    verdicts: Int32[Tensor, "B K"]  # a drafted token is REFUSED, ACCEPTED or OPEN
-    accepted: Int32[Tensor, "B"]  # how many tokens are accepted
-    scales: Float64[Tensor, "B"]  # s
+    verdicts: Int32[Tensor, "B K"]  # REFUSED, ACCEPTED or OPEN, by drafted token
+    accepted: Int32[Tensor, "B"]  # number of accepted tokens
+    scales: Float64[Tensor, "B"]  # scale s of the residual
 
 
 class BlockBuffers(NamedTuple):
-    """The nodes of a block."""
+    """The entries, alive ratios and residuals of the nodes of each block."""
 
     q: Float64[Tensor, "B K"]  # q_n of the drafted token
-    p: Float64[Tensor, "B K"]
+    p: Float64[Tensor, "B K"]  # p_n of the drafted token
     alive: Float64[Tensor, "B K"]  # the ratio P with which a drafted token's row was reached
-    scales: Float64[Tensor, "B K"]  # s of its residual
+    scales: Float64[Tensor, "B K"]  # scale s of its residual
     closed: Float64[Tensor, "B K"]  # the residual's mass if the draft is deterministic, or −1
-    lefts: Float32[Tensor, "B K C"]  # a part of Σ (s q − p)₊
+    lefts: Float32[Tensor, "B K C"]  # Σ (s q − p)₊, by parts
     ends: Float64[Tensor, "B"]  # P after the last drafted token
     sure: Int32[Tensor, "B"]  # the last node that is always reached
 
@@ -92,9 +92,9 @@ class BlockBuffers(NamedTuple):
 class Winners(NamedTuple):
     """The winner of each part of the row that is drawn from, and its key."""
 
-    left_keys: Float32[Tensor, "B C"]  # by the residual
+    left_keys: Float32[Tensor, "B C"]  # of a draw from the residual
     left_tokens: Int32[Tensor, "B C"]
-    whole_keys: Float64[Tensor, "B C"]  # by the whole row
+    whole_keys: Float64[Tensor, "B C"]  # of a draw from the whole row
     whole_tokens: Int32[Tensor, "B C"]
 
 
@@ -103,20 +103,20 @@ class Emitted(NamedTuple):
 
     output: Int64[Tensor, "B K1"]
     step: int  # elements from one request to the next
-    counts: Int64[Tensor, "B"]
+    counts: Int64[Tensor, "B"]  # number of accepted tokens
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form a kernel is compiled for: sizes, and which inputs there are."""
+    """The sizes that a kernel is compiled for, and flags of its inputs."""
 
-    width: int  # K
-    parts: int  # C
+    width: int  # K, the most drafted tokens of a request
+    parts: int  # C, parts of a row
     part: int  # tokens of a part
-    flat: bool  # the flat layout
-    deterministic: bool  # no draft rows
-    per_row: bool  # a temperature a request
-    greedy: bool  # some T may be 0
+    flat: bool  # whether the layout is flat
+    deterministic: bool  # whether there are no draft rows
+    per_row: bool  # whether each request has its own temperature
+    greedy: bool  # whether some T may be 0
 
     @property
     def sampled(self) -> bool:
@@ -125,27 +125,27 @@ class Form:
 
     @property
     def rows(self) -> int:
-        """Return how many rows of a request are summed: K, or 2 K with those of the draft."""
+        """Return the number of rows summed for a request: K, or 2 K with draft rows."""
         return self.width if self.deterministic else 2 * self.width
 
     @property
     def lanes(self) -> int:
-        """Return how many counters are worked on at once: one a thread, at least one group."""
+        """Return the counters handled at once: one per thread, at least one group."""
         return max(LANES, self.part // TOKENS_A_THREAD)
 
     @property
     def places(self) -> int:
-        """Return the least power of two from K on, of which registers hold an array."""
+        """Return the least power of two ≥ K, the length of arrays in registers."""
         return next_power(self.width)
 
     @property
     def outputs(self) -> int:
-        """Return the least power of two from K + 1 on."""
+        """Return the least power of two ≥ K + 1."""
         return next_power(self.width + 1)
 
     @property
     def most_parts(self) -> int:
-        """Return the least power of two from C on."""
+        """Return the least power of two ≥ C."""
         return next_power(self.parts)
 
 
@@ -184,7 +184,7 @@ class Workspace:
         self.block, self.winners = self._zeros(BlockBuffers), self._zeros(Winners)
 
     def _zeros(self, group: Any) -> Any:
-        """Return a group of zeros, of the shapes that its class says; no axis is empty."""
+        """Return a group of zeros with the shapes of its class's annotations; no axis is empty."""
         sizes = {"B": self.batch, "K": self.width, "C": self.parts, "2": 2}
         return group(
             *(
@@ -204,5 +204,5 @@ class Workspace:
 
 
 def next_power(count: int) -> int:
-    """Return the least power of two from ``count`` on, and 1 for 0."""
+    """Return the least power of two ≥ ``count``, and 1 for 0."""
     return 1 << max(count - 1, 0).bit_length()

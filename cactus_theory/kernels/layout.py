@@ -1,4 +1,4 @@
-"""Where logits and drafted tokens lie, padded or flat; layouts are checked by shapes alone."""
+"""The layout of logits and drafted tokens, padded or flat, checked by shapes alone."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ COUNTS = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of each request lie: padded to B, K and V, or one after another, ``flat``.
+    """The layout of each request's rows: padded to B, K and V, or one after another, ``flat``.
 
     ``lengths`` (B,) are drafted tokens, or running counts if flat; None where −1 ends a draft.
     """
@@ -31,7 +31,7 @@ def layout_of(
     ends: Tensor | None,
     width: int | None,
 ) -> Layout:
-    """Return the layout of checked logits and ids; raise where they do not match."""
+    """Return the layout of checked logits and ids; raise where their shapes do not match."""
     check_logits("target_logits", target)
     if draft is not None:
         check_logits("draft_logits", draft)
@@ -80,7 +80,7 @@ def _flat(
 
 
 def check_logits(name: str, logits: Tensor) -> None:
-    """Raise unless these are logits of a dtype that kernels read, contiguous along V."""
+    """Raise unless the logits have a dtype that kernels read and are contiguous along V."""
     if logits.dtype not in LOGITS:
         raise TypeError(f"{name}: must be float32, bfloat16 or float16; got {logits.dtype}")
     if not logits.ndim or not logits.shape[-1]:
@@ -92,7 +92,7 @@ def check_logits(name: str, logits: Tensor) -> None:
 def check_per_request(
     batch: int, device: torch.device, dtypes: tuple[torch.dtype, ...], **tensors: Tensor
 ) -> None:
-    """Raise unless these are (B,), contiguous, of one of the dtypes and on the device."""
+    """Raise unless the values are (B,), contiguous, of one of the dtypes and on the device."""
     for name, value in tensors.items():
         _shaped(name, value, (batch,))
         if value.dtype not in dtypes:

@@ -28,12 +28,12 @@ from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 WHOLE = (torch.int64,)
-# groups of parameters of which some are None
+# least release of Triton: its kernels take groups of parameters of which some are None
 LEAST_TRITON = (3, 4)
 
 
 class LogitsVerdict(NamedTuple):
-    """The verdict of a step."""
+    """The emitted token ids and accepted counts of a step."""
 
     output_token_ids: Int[Tensor, "batch width"]
     num_accepted: Int[Tensor, "batch"]
@@ -205,7 +205,7 @@ def draft_from_logits(
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether kernels run there: on CUDA, and on the CPU if Triton interprets them."""
+    """Return whether kernels run on a device: CUDA, or a CPU if Triton interprets them."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 

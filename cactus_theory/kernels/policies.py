@@ -1,4 +1,4 @@
-"""Which policies have a kernel, and the numbers that it needs of them."""
+"""The policies that have a kernel, and the numbers that it needs of them."""
 
 import math
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from cactus_theory.policies.lenience import Lenience
 from cactus_theory.policies.mixture import Mixture
 from cactus_theory.policies.speculative import Speculative
 
-# how a policy's ceiling follows from q_n and p_n
+# kinds of formula that give a policy's ceiling from q_n and p_n
 SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(6)
-# below this price the band's upper edge may be e^10 and more, and float32 sums lose the residual
+# least price: below it the upper edge may exceed e^10, and float32 sums lose the residual
 LEAST_PRICE = 0.1
-# with a smaller budget Newton's start is too far away in units of its root
+# least budget δ in nats: below it Newton starts too far from its root
 LEAST_DELTA = 1e-6
 
 
 @dataclass(frozen=True)
 class KernelPolicy:
-    """A policy as a kernel takes it: how the ceiling follows from q_n and p_n, and by what number.
+    """A policy as a kernel takes it: the kind of its ceiling in q_n and p_n, and a knob.
 
     The knob is a factor of q_n (SCALED), an exponent (POWER), the draft's weight (MIXED), δ
     (CACTUS, CACTUS_EXACT) or a/b (BAND).
@@ -37,7 +37,7 @@ class KernelPolicy:
 
     @property
     def high_and_low(self) -> SplitKnob:
-        """Return the knob as a kernel takes it."""
+        """Return the knob as a sum of two float32 numbers."""
         high = float(np.float32(self.knob))
         return SplitKnob(high, float(np.float32(self.knob - high)))
 

@@ -1,9 +1,9 @@
-r"""Which random number decides what, and the same numbers in torch.
+r"""The counter-based random numbers of kernels (Philox), and the same numbers in torch.
 
 Philox 4x32-10 (Salmon et al. 2011) maps a key and four 32-bit counters to four 32-bit numbers,
 without a state. The key is the seed of a request. The counters are
 
-* which numbers are drawn at once: 0 for a coin; for a row's noise c with
+* the group of numbers drawn at once: 0 for a coin; for a row's noise c with
   token = 512 ⌊c/128⌋ + 128 k + c mod 128 and k the number of the output;
 * the position in the request's text at which the round starts (its low 32 bits);
 * the place in the draft: 0 for the first drafted token, K for the bonus token;
