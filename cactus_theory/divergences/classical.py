@@ -19,14 +19,14 @@ from cactus_theory.divergences.definition import (
     register_divergence,
 )
 
-# rows of so many tokens are summed in half the passes, as terms of either sign: right to 1e-15, so
-# that a divergence below ROUNDED is added up again from terms that are none below 0
+# least vocabulary of rows summed in half the passes, from terms of both signs: right to 1e-15; and
+# the divergence below which terms ≥ 0 are summed instead
 LONG, ROUNDED = 4096, 1e-6
 LARGEST_EXPONENT = 700.0  # e^x is finite in float64 up to here
 
 
 def log_in_place(t: Tensor) -> Tensor:
-    """Return t's logarithm, in its place: by numpy where that takes a third of torch's time."""
+    """Return ln t, written over t: by numpy on a CPU, in a third of torch's time."""
     if t.is_cuda or t.requires_grad or t.dtype not in (torch.float32, torch.float64):
         return t.log_()
     np.log(t.numpy(), out=t.numpy())
@@ -53,12 +53,12 @@ class KL(FDivergence):
         value = (log_in_place(logs)[..., None, :] @ h[..., None])[..., 0, 0] + (
             q.sum(-1) - h.sum(-1)
         )
-        sure = (value >= ROUNDED) | (value == 0)  # NaN, where h = q = 0, is not
+        sure = (value >= ROUNDED) | (value == 0)  # false for NaN (h = q = 0)
         return value if bool(sure.all()) else super().value(h, q)
 
     def centred(self, t: Tensor, out: Tensor | None = None) -> Tensor:
         result = torch.clamp(t, min=torch.finfo(t.dtype).tiny, out=out)
-        # t ln t and the exact t - 1 are small near 1: nothing of the size of 1 is rounded
+        # t ln t and the exact t − 1 are small near 1: no term of size 1 is rounded
         excess = torch.sub(t, 1, out=passing(t))
         return log_in_place(result).mul_(t).sub_(excess)
 
@@ -238,8 +238,8 @@ class MaxDivergence(Divergence):
         return ratio
 
 
-# rows that share less than half, by the sum of h^a q^{1−a}: the sum itself, as 1 less almost 1
-# would lose its digits
+# Σ h^a q^{1−a} − 1 below which the sum itself is computed, as 1 less almost 1 would lose its
+# digits: rows that share less than half
 FAR = -0.5
 
 
@@ -272,7 +272,7 @@ class Alpha(FDivergence):
         return math.inf if self.a > 1 else 1 / (1 - self.a)
 
     def f(self, t: Tensor) -> Tensor:
-        # t^a would round what is of the size of 1, and near 1 the rest is much smaller
+        # t^a would round at the size of 1, and near t = 1 the result is much smaller
         return ((self.a * t.log()).expm1() - self.a * (t - 1)) / (self.a * (self.a - 1))
 
     def slope(self, t: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 
-SAFE_RATIO = 1e-300  # a probability over one above this is finite
+SAFE_RATIO = 1e-300  # h/q is finite from this q on, for any h ≤ 1
 # relative step of the finite difference that stands in for f″
 CURVATURE_STEP = 1e-5
 
@@ -46,13 +46,13 @@ class Divergence:
     additive = False
 
     def __post_init__(self) -> None:
-        for knob in fields(self):  # they may come as text, from a spec
+        for knob in fields(self):  # a spec gives them as text
             value = check.number(knob.name, getattr(self, knob.name), -math.inf)
             object.__setattr__(self, knob.name, value)
 
     @property
     def spec(self) -> str:
-        """Return the one string that names this divergence everywhere, with all its digits."""
+        """Return the string that names this divergence everywhere, with all digits of its knobs."""
         values = {knob.name: _digits(getattr(self, knob.name)) for knob in fields(self)}
         knobs = ",".join(f"{name}={value}" for name, value in values.items())
         return f"{self.name}:{knobs}" if knobs else self.name
@@ -64,13 +64,13 @@ class Divergence:
 
     @property
     def priced(self) -> bool:
-        """Return whether price and budget determine one another."""
+        """Return whether each price has one budget, and each budget one price."""
         generator = self.generator
         return self.concave_frontier and generator is not None and generator.smooth
 
     @property
     def pools(self) -> bool:
-        """Return whether a mean over rows is a budget that one price shares best among them."""
+        """Return whether one price on all rows spends a budget on their mean best."""
         return self.additive and self.priced
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
@@ -82,23 +82,23 @@ class Divergence:
         return delta
 
     def from_generator(self, value: Tensor) -> Tensor:
-        """Return the divergence of rows whose generator has this value."""
+        """Return the divergence of rows from the generator's ``value`` on them."""
         return value
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
-        """Return dA/dδ where the generator's is ``price`` and D is ``value``."""
+        """Return the price dA/dδ from the generator's price, where D is ``value``."""
         return price
 
     def ceiling(self, delta: Tensor) -> Tensor:
-        """Return the h/q that a budget of ``delta`` allows, where ``generator`` is None."""
+        """Return the largest h/q that a budget of ``delta`` allows, where ``generator`` is None."""
         raise NotImplementedError
 
     def from_ceiling(self, ratio: Tensor) -> Tensor:
-        """Return the budget with this ceiling."""
+        """Return the budget whose ceiling on h/q is ``ratio``."""
         raise NotImplementedError
 
     def ceiling_slope(self, ratio: Tensor) -> Tensor:
-        """Return by how much the ceiling rises per unit of budget, where it is ``ratio``."""
+        """Return the ceiling's slope in the budget, where the ceiling is ``ratio``."""
         raise NotImplementedError
 
 
@@ -193,14 +193,14 @@ class FDivergence(Divergence):
         """Return D(emitted‖target) of rows (..., V) as float64 (...)."""
         h, q = check.float64_rows(emitted, target)
         ratio = h / q
-        if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no ratio overflows: three passes fewer
+        if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no h/q overflows: three passes fewer
             return self.centred(ratio).mul_(q).sum(-1).clamp_(min=0.0)
         inside = torch.isfinite(ratio)  # q = 0, or so small that h/q overflows
         terms = torch.where(inside, q * self.centred(torch.where(inside, ratio, 1.0)), 0.0)
         outside = torch.where(inside, 0.0, h).sum(-1)
         price = self.slope_at_infinity - self.slope_at_one
         whole = terms.sum(-1) + torch.where(outside == 0, 0.0, outside * price)
-        return whole.clamp_(min=0.0)  # a rounded sum may lie below
+        return whole.clamp_(min=0.0)  # a rounded sum may be negative
 
 
 def _digits(value: float) -> str:
@@ -214,7 +214,7 @@ DIVERGENCES: Registry[type[Divergence]] = Registry(
     "divergence", Divergence, "a Divergence", "divergence"
 )
 ONCE = "divergence: a knob"
-# f(1) = 0 and f′(1) are checked at registration up to this rounding
+# tolerance of f(1) = 0 and of f′(1) at registration
 ROUNDING = 1e-9
 
 
@@ -322,7 +322,7 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
 
 
 def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
-    """Return :func:`divergence`, but read no file: for what data and requests may name."""
+    """Return :func:`divergence` of a name from data or a request: no file is read."""
     if isinstance(spec, Divergence):
         return spec
     if not isinstance(spec, str):
