@@ -43,6 +43,17 @@ def test_a_softmax_of_any_precision_misses_one_by_half_of_what_rows_may(dtype, s
     assert 2 * off <= ROW_SUM_TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize(
+    "dtype, off",
+    [(torch.float64, 1e-8), (torch.float32, 1e-3), (torch.float16, 0.01), (torch.bfloat16, 0.05)],
+)
+def test_a_row_that_misses_one_by_several_times_what_it_may_is_refused(dtype, off) -> None:
+    row, fits = torch.tensor([0.25, 0.75 + off], dtype=dtype), torch.tensor([0.25, 0.75])
+    assert off / 20 < ROW_SUM_TOLERANCE[dtype] < off
+    with pytest.raises(ValueError, match="target_probs: every row must sum to 1"):
+        ct.emitted_law(ct.policy("speculative"), row, fits.to(dtype))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_rows_are_divided_by_their_sums_when_asked(name) -> None:
     call = CALLS[name]

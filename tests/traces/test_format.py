@@ -201,6 +201,7 @@ def _other(**changes):
         (_other(target_log_probs=lambda own: own.double()), "must be float16 or float32 rows of 5"),
         (_other(target_log_probs=lambda own: own[1:]), "must have a row for every drafted token"),
         (_other(target_log_probs=lambda own: own * float("nan")), "rows must be log-probabilities"),
+        (_other(target_log_probs=lambda own: own + 0.03), "row 0 sums to 1.03"),
     ],
 )
 def test_a_shard_that_its_manifest_vouches_for_is_checked_too(saved, change, said: str) -> None:
