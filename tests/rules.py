@@ -1,8 +1,12 @@
 """Every registered rule at several knobs; a new rule is picked up by its registration."""
 
+import itertools
 import math
+from typing import get_args
 
 import cactus_theory as ct
+from cactus_theory.divergences.definition import examples as divergences
+from cactus_theory.policies._decisions import Support
 from tests.amounts import THOROUGH
 from tests.formulas import TEN
 
@@ -37,12 +41,12 @@ VARIANTS = (
 )
 
 
-def ladder(name: str, knob: str) -> list[ct.Policy]:
+def ladder(name: str, knob: str, **others) -> list[ct.Policy]:
     """Return the rule at every value of the knob that it admits, in rising order."""
     found = []
     for value in LADDERS.get(knob, OTHER_KNOBS):
         try:
-            found.append(ct.policy(name, **{knob: value}))
+            found.append(ct.policy(name, **{knob: value}, **others))
         except (TypeError, ValueError):  # outside its range, or a knob of words
             continue
     return found
@@ -59,6 +63,23 @@ def every_rule() -> dict[str, ct.Policy]:
 
 
 RULES = every_rule()
+
+
+# what a spec can ask for besides an amount, by the knob that names it
+CHOICES = {"divergence": divergences(), "head": (0.0, 0.3, 1.0), "support": get_args(Support)}
+
+
+def combinations() -> dict[str, list[ct.Policy]]:
+    """Return by policy x divergence x head x support the rule at each amount, generated."""
+    found = {}
+    for name, entry in ct.list_policies().items():
+        named = [knob for knob in entry["knobs"] if knob in CHOICES]
+        amounts = [knob for knob in entry["knobs"] if knob not in CHOICES]
+        for values in itertools.product(*map(CHOICES.__getitem__, named)):
+            choice = dict(zip(named, values, strict=True))
+            rules = [rule for knob in amounts for rule in ladder(name, knob, **choice)]
+            found["-".join([name, *map(str, values)])] = rules or [ct.policy(name)]
+    return found
 
 
 def of_each(count: int) -> tuple[str, ...]:

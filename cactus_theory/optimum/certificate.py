@@ -253,8 +253,9 @@ class CeilingGeometry(Geometry):
         return self.price(one, one, torch.zeros_like(one))
 
     def rejection(self, delta: PerRow) -> PerRow:
-        """Return Σ (p − c(δ) q)₊, on the path."""
+        """Return Σ (p − c(δ) q)₊ and what p lacks of 1, on the path."""
         over = (self.p - self.divergence.ceiling(delta)[:, None] * self.q).clamp(min=0.0).sum(-1)
+        over = over if self.lacking is None else over + self.lacking
         return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
 
     def within(self, edges: Edges, delta: PerRow) -> Edges:

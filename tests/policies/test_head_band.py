@@ -72,6 +72,21 @@ def check_best(rule, q, p):
         assert gain == pytest.approx(best, abs=PROGRAM)
 
 
+@pytest.mark.parametrize("delta", [0.0, 0.02, 0.1, 0.5, 3.0])
+def test_a_max_divergence_is_one_more_ceiling(delta):
+    """No row below min(e^δ, c) q accepts more than Σ min(p, min(e^δ, c) q)."""
+    q, p = rows(amount(60, 600))
+    q[0, :3], p[0, :3] = q.new_tensor([0.6, 0.1, 0.3]), q.new_tensor([0.0, 0.4, 0.6])
+    q[0, 3:] = p[0, 3:] = 0
+    h = ct.emitted_law(ct.policy(f"band:delta={delta},divergence=max_divergence,head=0.5"), q, p)
+    most = torch.where(on_head(q, 0.5), math.exp(delta) * q, q)
+    assert (h <= most + ROUNDING).all() and (h.sum(-1) - 1).abs().max() < ROUNDING
+    best = torch.minimum(p, most).sum(-1)
+    assert torch.allclose(torch.minimum(p, h).sum(-1), best, rtol=0, atol=ROUNDING)
+    if delta == 0.1:
+        assert h[0, :3].tolist() == pytest.approx([0.56845, 0.1, 0.33155], abs=1e-5)
+
+
 class CapsByDraft(Band):
     """Off the head h ≤ p instead of h ≤ q."""
 

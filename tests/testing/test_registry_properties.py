@@ -1,6 +1,10 @@
 """Every registered rule goes through the same door as a stranger's."""
 
+import math
+
 import pytest
+import torch
+import torch.nn.functional as F
 
 import cactus_theory as ct
 from cactus_theory.testing._examples import examples
@@ -8,7 +12,7 @@ from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing._report import message
 from cactus_theory.testing.properties import PROPERTIES
 from tests.amounts import THOROUGH, amount
-from tests.rules import RULES, VARIANTS, of_each
+from tests.rules import RULES, VARIANTS, combinations, of_each
 
 # rows of a policy at one of its knob values, and at each of the others
 COUNT, FEWER = amount(16, 1000), amount(8, 100)
@@ -49,3 +53,28 @@ def test_it_obeys(spec):
     # a rule that refuses nothing on any example has no residual to compare
     sometimes = {"nothing_accepts_more", "recovers_alike"}
     assert all(verdict.examples for verdict in always if verdict.law not in sometimes)
+
+
+def budgeted():
+    """Return the combinations that declare a budget: the least above 0, or all of them."""
+    for key, rules in combinations().items():
+        bounds = [(rule, bound) for rule in rules if (bound := rule.declares.budget) is not None]
+        bounds.sort(key=lambda pair: pair[1].amount or math.inf)
+        for rule, _ in bounds if THOROUGH else bounds[:1]:
+            yield pytest.param(rule, id=f"{key}-{rule.spec}")
+
+
+def one_batch(vocab=16):
+    """Return examples of few tokens as one batch, with tokens that neither row has."""
+    narrow = [group for group in examples(60) if group[0].shape[-1] <= vocab]
+    padded = [F.pad(torch.stack(group), (0, vocab - group[0].shape[-1])) for group in narrow]
+    q, p = torch.cat(padded, 1)
+    return [(q, p)]
+
+
+@pytest.mark.parametrize("rule", [*budgeted()])
+def test_every_combination_that_a_spec_can_name_keeps_its_budget(rule):
+    groups = examples(400) if THOROUGH else one_batch()
+    report = check_policy(rule, groups, properties=["budget_holds"], elsewhere=False)
+    broken = [message(rule.spec, finding) for finding in report.findings]
+    assert bool(broken) == (rule.spec in OVERSPENDS), "\n\n".join(broken)
