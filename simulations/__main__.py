@@ -46,6 +46,8 @@ GROUPS = {
                        "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32 "
                        "--work-dir build/example/head --out build/example/head/shipped",
                        "train_pair.command"),
+        "smollm": ("make the folder of a published chat model (93 MB)",
+                   "--out build/smollm2-135m-instruct", "smollm"),
         "gpu-check": ("compile the kernels, time a CUDA machine (CSV)",
                       "--device cpu --out build/example/gpu_check", "gpu_check.command"),
     },

