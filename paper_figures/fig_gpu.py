@@ -17,7 +17,7 @@ POLICIES = {
     "speculative": ("speculative", "lossless"),
     "band": ("band_price", "band"),
     "cactus": ("cactus", "Cactus"),
-    "typical": ("typical", "typical"),
+    "lenience": ("other", "lenience"),
 }
 # mark of rows that are verified as whole drafted paths
 BLOCK = "block"
@@ -27,6 +27,7 @@ def draw(data: Path) -> Figure:
     """Return the figure from ``gpu_verify.csv`` and ``gpu_decode.csv``, where they exist."""
     files = (data / f"gpu_{name}.csv" for name in ("verify", "decode"))
     verify, decode = (style.read(file) if file.is_file() else [] for file in files)
+    decode = [row for row in decode if str(row["loop"]).startswith("device")]
     figure, panels = style.panels(2, height=3.1)
     place, pair_rows = _first_place(decode)
     figure.suptitle(place, x=0.99, ha="right", fontsize=8, color=style.MUTED)

@@ -48,8 +48,8 @@ GROUPS = {
                        "train_pair.command"),
         "smollm": ("make the folder of a published chat model (93 MB)",
                    "--out build/smollm2-135m-instruct", "smollm"),
-        "gpu-check": ("compile the kernels, time a CUDA machine (CSV)",
-                      "--device cpu --out build/example/gpu_check", "gpu_check.command"),
+        "gpu-check": ("try a CUDA machine in five minutes: laws, verification, decodes (CSV)",
+                      "verify --device cpu --out build/example/gpu_check", "gpu_check.command"),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
@@ -65,7 +65,7 @@ RESUMED = (
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {
     "all": "tables that are finished are kept in --out; --only makes the others",
-    "gpu-check": "parts that are finished are in its tables",
+    "gpu-check": "rows that are finished are in its tables",
 }
 
 

@@ -20,8 +20,8 @@ from cactus_theory.kernels import (
     verify_logits,
 )
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from simulations.gpu_check.kernels import CHAIN, LAWS, WIDTH, ZERO_RULES
 from tests.kernels.closed_forms import compare, rows_of, sharp_seeds
+from tests.kernels.hopper import CHAIN, LAWS, WIDTH, ZERO_RULES
 
 Device = torch.device | str
 BLOCK = ("speculative", "band:price=2,per_row=True")

@@ -5,11 +5,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, has_kernel, random_numbers, verify_logits
-from simulations.gpu_check.kernels import KERNEL_ROWS
 from tests.amounts import THOROUGH, amount
 from tests.kernels import checks
 from tests.kernels.checks import DRAFTED, TARGET
 from tests.kernels.closed_forms import closed_form, compare, rows_of
+from tests.kernels.hopper import KERNEL_ROWS
 
 # one request of every kind of rows; a request takes a fifth of a second, interpreted
 KINDS = len(checks.KINDS)

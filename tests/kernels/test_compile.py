@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from simulations.__main__ import main
 from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
-from simulations.gpu_check import kernels
-from simulations.gpu_check.kernels import FEW, RACES, STREAMING, TABLE
 from tests.amounts import THOROUGH
+from tests.kernels import hopper
+from tests.kernels.hopper import FEW, RACES, STREAMING
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLE = "gpu_kernels.csv"
 DECIDING = {"judge", "finish", "band_judge", "block_entries", "block_walk", "block_judge"}
 # the release that a machine with torch 2.11 has; an environment of its own
 OLDER = "3.6.0"
@@ -27,16 +27,16 @@ def compile_to(out, *flags, path=None):
     environment.pop("TRITON_INTERPRET", None)
     # Triton 3.7 builds a syntax tree as Python 3.13 says it should not
     warnings = ["-W", "error", "-W", "ignore:AnnAssign:DeprecationWarning"]
-    command = [sys.executable, *warnings, "-m", "simulations", "gpu-check", "kernels"]
+    command = [sys.executable, *warnings, "-m", "tests.kernels.hopper"]
     done = subprocess.run(
-        [*command, "--out", str(out), *flags],
+        [*command, "--out", str(out / TABLE), *flags],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return read_csv(out / f"{TABLE}.csv")
+    return read_csv(out / TABLE)
 
 
 def assert_sound(rows):
@@ -44,7 +44,7 @@ def assert_sound(rows):
 
 
 def test_the_committed_table_has_every_kernel_and_no_spill():
-    rows, provenance = read_csv(DATA / f"{TABLE}.csv")
+    rows, provenance = read_csv(DATA / TABLE)
     assert {row["kernel"] for row in rows} == {*STREAMING, *RACES, "pick_alone"} | DECIDING
     assert provenance["triton"] == OLDER and provenance["target"] == "sm_90"
     assert_sound(rows)
@@ -64,9 +64,9 @@ def test_a_kernel_compiles_without_a_gpu(tmp_path):
 def test_a_spill_fails_the_command(tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")
     row = {"kernel": "a", "variant": "x", "registers": 9, "stack_bytes": 8, "spills": 2}
-    monkeypatch.setattr(kernels, "variants", lambda steps: [])
-    monkeypatch.setattr(kernels, "compile_all", lambda variants, jobs: [row])
-    assert triton and main(["gpu-check", "kernels", "--out", str(tmp_path)]) == 1
+    monkeypatch.setattr(hopper, "variants", lambda steps: [])
+    monkeypatch.setattr(hopper, "compile_all", lambda variants, jobs: [row])
+    assert triton and hopper.main(["--out", str(tmp_path / TABLE)]) == 1
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,6 @@ def older(tmp_path_factory):
 
 @pytest.mark.skipif(not THOROUGH, reason="thorough: minutes; run by make test-thorough")
 def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
-    committed, committed_by = read_csv(DATA / f"{TABLE}.csv")
-    flags = committed_by["command"].partition(" kernels")[2].split()
-    rows, provenance = compile_to(tmp_path, *flags, path=older)
+    committed, _ = read_csv(DATA / TABLE)
+    rows, provenance = compile_to(tmp_path, path=older)
     assert provenance["triton"] == OLDER and rows == committed

@@ -1,6 +1,7 @@
 """What is timed, in which order, what fails, and the files."""
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from cactus_theory.decoding._text import left_padded
 from simulations.__main__ import main
 from simulations.common.inputs import PAIR, PROMPTS, load_model, load_prompts
 from simulations.common.results import read_csv
-from simulations.gpu_check import command
+from simulations.gpu_check import command, timings
 
 CPU = torch.device("cpu")
 REHEARSAL = ["gpu-check", "--device", "cpu"]
@@ -23,22 +24,51 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_part_is_one_line(capsys, tmp_path):
+def test_an_unknown_piece_is_one_line(capsys, tmp_path):
     assert main([*REHEARSAL, "devise", "--out", str(tmp_path / "out")]) == 2
-    assert "PART: must be among verify, decode, kernels; got 'devise'" in capsys.readouterr().err
+    assert "PIECE: must be among compile, laws, verify," in capsys.readouterr().err
 
 
-def test_jobs_that_fail_are_named(tmp_path, monkeypatch, capsys):
+def test_a_piece_that_fails_or_hangs_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
+    pieces = {
+        "bad": command.Piece(20, ("-c", "print('FAILED a::b'); raise SystemExit(3)")),
+        "long": command.Piece(1, ("-c", "import time; print('a', flush=True); time.sleep(60)")),
+        "good": command.Piece(20, ("-c", "print('3 passed')")),
+    }
+    monkeypatch.setattr(command, "PIECES", pieces)
+    assert main([*REHEARSAL, "--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    for name, how, last in (
+        ("bad", "exit 3", "FAILED a::b"),
+        ("long", "stopped after 1 s", "a"),
+        ("good", "well", "3 passed"),
+    ):
+        assert re.search(rf"^{name} +{how}, [\d.]+ s: {last} \(", said, re.M), said
+    assert "bad: FAILED a::b" in said.partition("\n\n")[2]  # named again in the summary
+    assert main([*REHEARSAL, "good", "--out", str(tmp_path)]) == 0  # a piece by its name alone
+    assert "bad" not in capsys.readouterr().out.partition("\n\n")[0]
+
+
+def test_time_that_is_over_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "PIECES", {"good": command.Piece(20, ("-c", "0"))})
+    monkeypatch.setattr(command, "ALL", 0)
+    assert main([*REHEARSAL, "--out", str(tmp_path)]) == 1
+    assert "good       not run: 0 s are over" in capsys.readouterr().out
+
+
+def test_jobs_that_fail_are_named_and_rows_are_kept_as_they_come(tmp_path, monkeypatch, capsys):
+    kept = []
+
     def jobs(bench):
         yield "a", lambda: {"step": "x", "us": 1.0}
-        yield "b", lambda: {"step": str(1 // 0)}
+        yield "b", lambda: kept.append(len(read_csv(tmp_path / "t.csv")[0])) or 1 // 0
         yield "c", lambda: {"step": "y", "us": None}
 
-    monkeypatch.setattr(command, "PARTS", {"verify": jobs, "decode": lambda bench: iter(())})
-    assert main([*REHEARSAL, "--out", str(tmp_path)]) == 1
-    rows, origin = read_csv(tmp_path / "gpu_verify.csv")
-    assert [row["step"] for row in rows] == ["x", "y"] and origin["device"] == "cpu (rehearsal)"
-    assert not (tmp_path / "gpu_decode.csv").exists()
+    monkeypatch.setattr(command, "PIECES", {"t": command.Piece(9, table="t", jobs=jobs)})
+    assert main([*REHEARSAL, "--here", "--out", str(tmp_path)]) == 1
+    rows, origin = read_csv(tmp_path / "t.csv")
+    assert kept == [1] and [row["step"] for row in rows] == ["x", "y"]
+    assert origin["device"] == "cpu (rehearsal)"
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "a: done" and said[1].startswith("b: ZeroDivisionError")
 
@@ -46,17 +76,24 @@ def test_jobs_that_fail_are_named(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
     out = tmp_path_factory.mktemp("rehearsed")
-    assert main([*REHEARSAL, "--seed", "3", "--out", str(out)]) == 0
+    for name in ("verify", "decode-8b"):
+        assert main([*REHEARSAL, name, "--here", "--seed", "3", "--out", str(out)]) == 0
     return out
 
 
-def test_every_part_is_timed_and_drawn(rehearsed):
+def test_every_table_is_made_drawn_and_summed_up(rehearsed):
     verify, decode = (read_csv(rehearsed / f"gpu_{name}.csv")[0] for name in ("verify", "decode"))
-    assert {row["verifier"] for row in verify if row["policy"] == "typical"} == {"chain"}
-    assert all(float(row["floor_us"]) > 0 and float(row["torch_us"]) > 0 for row in verify)
+    assert {(row["policy"], row["verifier"]) for row in verify} == set(timings.STEPS)
+    timed = ("floor_us", "softmax_us", "torch_us")
+    assert all(float(row[name]) > 0 for row in verify for name in timed)
     assert {row["kernel_us"] for row in verify} == {""}  # no kernel runs on a CPU
-    assert [row["policy"] for row in decode[:2]] == ["plain", "speculative"]
-    assert {row["loop"] for row in decode} == {"device"}
+    passes, plain = decode[:2]
+    assert passes["loop"] == "passes alone" and float(passes["round_ms"]) > 0
+    assert (plain["policy"], plain["over_passes"]) == ("plain", "")
+    assert {row["loop"] for row in decode[1::2]} == {"device"}
+    assert {row["loop"] for row in decode[2::2]} == {"host"}
+    lines = command.summary(rehearsed, ["verify well"])
+    assert len(lines) == 6 and "x plain, a round" in lines[-1]
     pytest.importorskip("matplotlib")
     fig_gpu = importlib.import_module("paper_figures.fig_gpu")
     assert [axes.axison for axes in fig_gpu.draw(rehearsed).axes] == [True, True]
@@ -71,11 +108,11 @@ def test_what_is_not_measured_says_so(tmp_path):
 def test_rows_are_what_the_usual_loop_measures(rehearsed):
     rows, _ = read_csv(rehearsed / "gpu_decode.csv")
     row = next(row for row in rows if (row["policy"], row["verifier"]) == ("cactus", "chain"))
-    pair = command.inflated(CPU, row["target"])
+    pair = timings.inflated(CPU, row["target"])
     prompts = load_prompts(PROMPTS, pair.tokenizer)[: int(row["batch"])]
     ids, mask = left_padded(prompts, pair.target)
     options = {"policy": f"cactus:{row['knob']}", "num_draft_tokens": int(row["num_draft_tokens"])}
-    options |= {"max_new_tokens": command.TINY_NEW_TOKENS, "attention_mask": mask, "seed": 3}
+    options |= {"max_new_tokens": timings.TINY_NEW_TOKENS, "attention_mask": mask, "seed": 3}
     result = generate(pair.target, pair.draft, ids, **options)
     assert float(row["tokens_per_call"]) == result.reading.tokens_per_call
     assert float(row["accepted_per_call"]) == result.reading.accepted_per_call
@@ -84,10 +121,10 @@ def test_rows_are_what_the_usual_loop_measures(rehearsed):
 
 
 def test_random_numbers_of_a_timed_step_go_on_in_place():
-    given = command.Inputs((2, 3, 17), CPU, seed=0)
+    given = timings.Inputs((2, 3, 17), CPU, seed=0)
     coins, before = given.coins, given.coins.clone()
     given.advance()
-    assert given.positions.tolist() == [command.POSITION + 4] * 2
+    assert given.positions.tolist() == [timings.POSITION + 4] * 2
     assert given.coins is coins and not torch.equal(coins, before)
 
 
@@ -96,13 +133,13 @@ def test_a_job_that_reads_on_the_host_is_timed_without_a_graph():
     cuda = torch.device("cuda")
     numbers = torch.arange(1000.0, device=cuda)
     works = {"here": lambda: numbers * 2, "host": lambda: float(numbers.sum())}
-    found = command.interleaved(works, cuda)
+    found = timings.interleaved(works, cuda)
     assert found["here"].graph and not found["host"].graph and found["host"].us > 0
 
 
 @pytest.mark.gpu
 def test_an_8b_on_the_device_computes_what_the_shipped_target_does():
-    target = command.inflated(torch.device("cuda"), "8b").target
+    target = timings.inflated(torch.device("cuda"), "8b").target
     ids = torch.randint(1, 2048, (1, 40), generator=torch.Generator().manual_seed(0))
     small = load_model(PAIR / "target")
     with torch.inference_mode():

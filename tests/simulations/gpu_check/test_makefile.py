@@ -33,10 +33,7 @@ def make(folder: Path, status: int, *flags: str) -> str:
 
 def test_a_python_with_a_gpu_runs_at_once(tmp_path):
     said = make(tmp_path, 0, "gpu-check", "ARGS=verify")
-    compiled, tested, timed = said.splitlines()
-    assert compiled == "ran -m simulations gpu-check kernels"
-    assert tested.startswith("ran -m pytest -q -m gpu tests/kernels ")
-    assert timed == "ran -m simulations gpu-check verify"
+    assert said == "ran -m simulations gpu-check verify\n"
     asked = (tmp_path / "asked").read_text()
     assert "torch.cuda.is_available()" in asked and "jaxtyping" in asked
 

@@ -1,8 +1,10 @@
 """Compile the kernels for a Hopper GPU, which need not be here, and say what each costs (CSV).
 
+``python -m tests.kernels.hopper --out FILE.csv``, with ``--steps`` those of one use.
+
 A variant is what Triton itself would compile for a launch: the types, the constants, which
 numbers are 1 or multiples of 16. What is compiled lies in Triton's cache, where a run on a GPU
-finds it; so ``make gpu-check`` begins with this, on all cores.
+finds it; so ``make gpu-check`` begins with some of this, on all cores.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +26,13 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base import arguments as check
 from cactus_theory.kernels import draft_from_logits, has_kernel, logits
 from cactus_theory.kernels.buffers import Form
-
-from ..common.grid import followers
-from ..common.results import publish
+from simulations.common.results import provenance, write_csv
+from simulations.gpu_check.timings import SHAPES
+from simulations.gpu_check.timings import STEPS as TIMED
 
 Row = dict[str, Any]
-TABLE = "gpu_kernels"
 COMPUTE_CAPABILITY, WARP = 90, 32
 # kernels that read a part of a row at once, those that loop over it, tokens a thread and turn
 STREAMING, RACES, TOKENS_A_TURN = ("sum_rows", "band_step", "shortfall"), ("race", "race_alone"), 4
@@ -124,9 +125,9 @@ class Variant:
         return name, kind
 
 
-def agreement_steps() -> Iterator[StepShape]:
+def agreement_steps(vocabularies: Iterable[int] = KERNEL_ROWS) -> Iterator[StepShape]:
     """Yield the steps that the checks against the closed forms launch."""
-    for vocab in KERNEL_ROWS:
+    for vocab in vocabularies:
         for spec, verifier in RULES:
             yield StepShape(spec, verifier, 16, WIDTH, vocab)
     for spec, verifier in LAWS:
@@ -137,13 +138,10 @@ def agreement_steps() -> Iterator[StepShape]:
 
 def verify_steps() -> Iterator[StepShape]:
     """Yield the steps that the timings of a verification launch."""
-    from .command import POLICIES, SHAPES, VERIFIERS  # it imports this module
-
     for batch, width, vocab in SHAPES:
-        for spec in POLICIES:
-            for verifier in followers(spec, VERIFIERS):
-                if has_kernel(ct.policy(spec), verifier):
-                    yield StepShape(spec, verifier, batch, width, vocab, torch.bfloat16)
+        for spec, verifier in TIMED:
+            if has_kernel(ct.policy(spec), verifier):
+                yield StepShape(spec, verifier, batch, width, vocab, torch.bfloat16)
 
 
 def engine_steps() -> Iterator[StepShape]:
@@ -156,7 +154,13 @@ def engine_steps() -> Iterator[StepShape]:
         yield StepShape(spec, verifier, 16, 8, vocab, dtype, deterministic=deterministic, flat=True)
 
 
-STEPS = {"agreement": agreement_steps, "verify": verify_steps, "engines": engine_steps}
+STEPS: dict[str, Callable[[], Iterator[StepShape]]] = {
+    "agreement": agreement_steps,
+    "verify": verify_steps,
+    "engines": engine_steps,
+    # what agreement launches at the largest vocabulary, which a GPU's first minutes need
+    "large": lambda: agreement_steps([max(KERNEL_ROWS)]),
+}
 
 
 def variants(steps: Iterable[StepShape]) -> list[Variant]:
@@ -274,25 +278,30 @@ def compile_all(variants: Sequence[Variant], jobs: int) -> Iterator[Row]:
         yield from pool.imap_unordered(compiled, variants)
 
 
-def add_arguments(parser: argparse._ArgumentGroup) -> None:
-    add = parser.add_argument
-    add("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), help="whose kernels")
-    add("--few", action="store_true", help="one variant of one kernel")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-
-
-def compile_kernels(args: argparse.Namespace) -> bool:
-    """Compile and write the table; return whether a kernel spills registers."""
-    check.optional_module("triton", "kernels")
+def main(arguments: list[str] | None = None) -> int:
+    """Compile and write the table; return 1 if a kernel spills registers."""
     import triton
 
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels.hopper", description=__doc__)
+    add, all_steps = parser.add_argument, [name for name in STEPS if name != "large"]
+    add("--steps", nargs="+", choices=list(STEPS), default=all_steps, help="whose kernels")
+    add("--few", action="store_true", help="one variant of one kernel")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    add("--out", type=Path, required=True, metavar="FILE.csv")
+    args = parser.parse_args(arguments)
     todo = variants(step for name in args.steps for step in STEPS[name]())
     if args.few:
         todo = [variant for variant in todo if variant.name == FEW][:1]
     rows = sorted(compile_all(todo, args.jobs), key=lambda row: (row["kernel"], row["variant"]))
-    path = args.out / f"{TABLE}.csv"
-    publish(args, rows, path, triton=triton.__version__, target=f"sm_{COMPUTE_CAPABILITY}")
+    named = "" if args.steps == all_steps else f" --steps {' '.join(args.steps)}"
+    about = provenance(f"{parser.prog}{named}{' --few' * args.few}")
+    about |= {"triton": triton.__version__, "target": f"sm_{COMPUTE_CAPABILITY}"}
+    write_csv(args.out, rows, about)
     worst = max(row["registers"] for row in rows)
     spilled = sum(row["stack_bytes"] > 0 or row["spills"] > 0 for row in rows)
-    print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {path}")
-    return spilled > 0
+    print(f"{len(rows)} variants, {spilled} spill, at most {worst} registers: {args.out}")
+    return int(spilled > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

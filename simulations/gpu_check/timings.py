@@ -1,0 +1,380 @@
+"""What is timed on a GPU, a job a row: one verification, the passes of a round, whole decodes.
+
+The device's own clock counts, from the first kernel of a call to its last, with data out of its
+caches; what never waits for the device is a CUDA graph. What is compared is timed in turn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+import cactus_theory as ct
+from cactus_theory.decoding import Pair, generate, load_pair
+from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.device.loop import BUCKET
+from cactus_theory.decoding.device.round import Repeated, StaticForward, never_waits
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models.inflate import DRAFTS, inflate_pair
+from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
+
+from ..common.grid import PLAIN, label
+from ..common.inputs import PAIR, PROMPTS, code_digest, load_prompts
+from ..common.results import package_version
+
+Row = dict[str, Any]
+Work = Callable[[], Any]
+# a measurement: its name, and the function that returns its row
+Job = tuple[str, Callable[[], Row]]
+# the code that is timed
+SOURCE = ("cactus_theory/**/*.py", "simulations/gpu_check/*.py")
+DRIVER = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The device of a part, and the seed of its numbers."""
+
+    device: torch.device
+    seed: int = 0
+
+    @property
+    def tiny(self) -> bool:
+        """Return whether this is a rehearsal, at the smallest sizes."""
+        return self.device.type == "cpu"
+
+
+def facts(bench: Bench) -> dict[str, str]:
+    """Describe the machine: names, versions, clocks; on a CPU, that the run is a rehearsal."""
+    about = {"device": "cpu (rehearsal)", "source": code_digest(*SOURCE)}
+    if bench.device.type == "cuda":
+        about["device"] = torch.cuda.get_device_name(bench.device)
+        about |= {"cuda": str(torch.version.cuda), "driver": _driver(bench.device.index or 0)}
+    for package in ("triton", "transformers"):
+        about[package] = package_version(package) or "not there"
+    return about
+
+
+def _driver(index: int) -> str:
+    """Return driver, clocks and power limit from nvidia-smi, if it is there."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "unknown"
+    query = [tool, f"--id={index}", f"--query-gpu={DRIVER}", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    return answer.stdout.strip() or "unknown"
+
+
+# seconds of measuring a call, after warming up
+SECONDS = 0.25
+FEWEST, MOST, WARM_UPS = 3, 50, 3
+# bytes of a buffer, larger than any cache of the device, that is read before every timed call:
+# after a write, dirty lines would have to be written back while the call is timed
+FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of calls: their median, tenths from both ends; how many, and if by a graph."""
+
+    us: float
+    low: float
+    high: float
+    repeats: int
+    graph: bool = False
+
+
+def interleaved(
+    works: Mapping[str, Work], device: torch.device, between: Work | None = None
+) -> dict[str, Timing]:
+    """Time calls in turn: ``FEWEST`` rounds at least, at most ``MOST`` in ``SECONDS`` a call.
+
+    On a CPU one round, as a kernel that is interpreted takes a second. The first calls pay for
+    memory and compilation untimed. ``between`` runs after every round, and changes what the time
+    depends on: random numbers.
+    """
+    cuda = device.type == "cuda"
+    with torch.inference_mode():
+        for work in works.values():
+            for _ in range(WARM_UPS if cuda else 1):
+                work()
+        graphs = {name: captured(work, device) if cuda else None for name, work in works.items()}
+        clock = _by_events if cuda else _by_clock
+        clocks = {name: clock(graphs[name] or work, device) for name, work in works.items()}
+        rounds, until = 0, time.monotonic() + SECONDS * len(works)
+        times: dict[str, list[float]] = {name: [] for name in works}
+        while rounds < (FEWEST if cuda else 1) or (
+            cuda and rounds < MOST and time.monotonic() < until
+        ):
+            for name, timed in clocks.items():
+                times[name].append(timed())
+            rounds += 1
+            if between is not None:
+                between()
+    return {name: _timing(samples, graphs[name] is not None) for name, samples in times.items()}
+
+
+def _timing(times: list[float], graph: bool) -> Timing:
+    tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
+    return Timing(statistics.median(times), tenths[0], tenths[-1], len(times), graph)
+
+
+def _by_clock(work: Work, device: torch.device) -> Callable[[], float]:
+    def once() -> float:
+        start = time.perf_counter()
+        work()
+        return 1e6 * (time.perf_counter() - start)
+
+    return once
+
+
+def _by_events(work: Work, device: torch.device) -> Callable[[], float]:
+    flush = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def once() -> float:
+        torch.amax(flush)  # also keeps the device busy while the call is being launched
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return 1e3 * start.elapsed_time(end)
+
+    return once
+
+
+def captured(work: Work, device: torch.device) -> Work | None:
+    """Return the replay of a CUDA graph of a call, None for one that waits for the device.
+
+    Such a call is not captured to see it fail: what a failed capture holds is never freed.
+    """
+    if not never_waits(work, device):
+        return None
+    graph = Repeated(lambda end: work(), device)
+    graph.prepare(0)
+    return lambda: graph(0)
+
+
+# one verification: the fused kernel, the torch path, a softmax of the target's rows, and a copy of
+# as many bytes, which is the floor: every logit must be read once, and next to nothing is written
+LOSSLESS, BAND = "speculative", "band:price=1"
+STEPS = (
+    (LOSSLESS, "chain"), (LOSSLESS, "block"), (BAND, "chain"), (f"{BAND},per_row=True", "block"),
+    ("cactus:delta=0.1", "chain"),
+)  # fmt: skip
+# batch, drafted tokens, vocabulary; the most important shapes come first
+Shape = tuple[int, int, int]
+LARGE = 151_936
+SHAPES: list[Shape] = [(64, 8, LARGE), (1, 8, LARGE), (8, 8, LARGE)]
+SHAPES += [(batch, 4, LARGE) for batch in (64, 1, 8)]
+TINY_SHAPES: list[Shape] = [(1, 2, 64), (2, 2, 64)]
+# standard deviations of the target's logits, and of what the draft adds to them
+SPREAD, STRAY = 3.0, 1.0
+# place in a text's stream of random numbers at which a timed step begins
+POSITION = 100
+
+
+def verifications(bench: Bench) -> Iterator[Job]:
+    """Yield the job of each row: a shape, policy and verifier."""
+    make = lru_cache(maxsize=1)(lambda shape: Inputs(shape, bench.device, bench.seed))
+    for shape in TINY_SHAPES if bench.tiny else SHAPES:
+        for spec, verifier in STEPS:
+            batch, width, vocab = shape
+            name = f"{spec} by {verifier} at B = {batch}, K = {width}, V = {vocab:,}"
+            yield name, partial(_verification, bench, make, shape, spec, verifier)
+
+
+class Inputs:
+    """Logits (B, K + 1, V) and (B, K, V), bfloat16 as models give them, and drafted tokens (B, K).
+
+    Drafts are accepted about as often as usual ones are.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device, seed: int) -> None:
+        batch, width, vocab = self.shape = shape
+        self.source = torch.Generator(device).manual_seed(seed)
+        kind: dict[str, Any] = {"generator": self.source, "device": device}
+        noise = [torch.randn(batch, width + more, vocab, dtype=torch.bfloat16, **kind)
+                 for more in (1, 0)]  # fmt: skip
+        self.target = SPREAD * noise[0]
+        self.draft = self.target[:, :-1] + STRAY * noise[1]
+        probs = self.draft.float().softmax(-1).flatten(0, 1)
+        self.ids = torch.multinomial(probs, 1, generator=self.source).view(batch, width)
+        # coins of the torch path, the last one of the token that follows; the kernels' places
+        self.coins = torch.rand(batch, width + 1, dtype=torch.float64, **kind)
+        self.positions = torch.full((batch,), POSITION, device=device)
+
+    def advance(self) -> None:
+        """Draw other random numbers in place: how much is read depends on what is accepted."""
+        self.coins.uniform_(generator=self.source)
+        self.positions.add_(self.ids.shape[1] + 1)
+
+    @property
+    def copy(self) -> Work:
+        """Return a copy that moves as many bytes, read and written, as are read at the least."""
+        count = sum(rows.numel() * rows.element_size() for rows in (self.target, self.draft))
+        source = torch.zeros(count // 2, dtype=torch.int8, device=self.ids.device)
+        sink = torch.empty_like(source)
+        return lambda: sink.copy_(source)
+
+
+def torch_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work:
+    """Return the path of one torch call after another: two softmaxes, then the verifier."""
+    verify = ct.verify_block if verifier == "block" else ct.verify_chain
+    coins = inputs.coins[:, :-1], inputs.coins[:, -1]
+
+    def step() -> Any:
+        q, p = inputs.target.float().softmax(-1), inputs.draft.float().softmax(-1)
+        return verify(policy, q, p, inputs.ids, coins=coins, validate=False)
+
+    return step
+
+
+def fused_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
+    """Return one call of the fused kernel, in memory of its own; None where there is none.
+
+    On a CPU kernels are there only while Triton interprets them.
+    """
+    ids = inputs.ids
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not has_kernel(policy, verifier) or not (ids.is_cuda or interpreted):
+        return None
+    batch, width, vocab = inputs.shape
+    fixed = {
+        "seeds": torch.arange(batch, device=ids.device),
+        "positions": inputs.positions,
+        "workspace": Workspace(batch, width, vocab, ids.device),
+        "out": LogitsVerdict(ids.new_empty(batch, width + 1), ids.new_empty(batch)),
+        "verifier": verifier,
+    }
+    return lambda: verify_logits(policy, inputs.target, inputs.draft, ids, **fixed)
+
+
+def _verification(
+    bench: Bench, make: Callable[[Shape], Inputs], shape: Shape, spec: str, verifier: str
+) -> Row:
+    policy, inputs = ct.policy(spec), make(shape)
+    works = {"floor": inputs.copy, "softmax": lambda: inputs.target.float().softmax(-1)}
+    works["torch"] = torch_step(policy, verifier, inputs)
+    kernel = fused_step(policy, verifier, inputs)
+    works |= {} if kernel is None else {"kernel": kernel}
+    timings = interleaved(works, bench.device, inputs.advance)
+    names = dict(zip(("batch", "drafted", "vocabulary"), inputs.shape, strict=True))
+    row: Row = {"policy": spec, "verifier": verifier, **names}
+    for name in ("floor", "softmax", "torch", "kernel"):
+        timing = vars(timings[name]) if name in works else dict.fromkeys(vars(timings["torch"]))
+        row |= {f"{name}_{part}": value for part, value in timing.items()}
+    return row
+
+
+# the passes of a round, and whole decodes: the shipped pair, inflated to real sizes
+# knobs that spend about 0.05 nats a token on the rows of the shipped pair
+DECODED = (
+    (PLAIN, "chain"), (LOSSLESS, "block"), ("lenience:lenience=0.57", "chain"),
+    ("cactus:delta=0.0008", "chain"), ("band:price=1.05", "chain"),
+    ("band:price=1.05,per_row=True", "block"),
+)  # fmt: skip
+WIDTH, NEW_TOKENS = 5, 64
+TINY_WIDTH, TINY_NEW_TOKENS = 2, 4
+BATCHES, TINY_BATCHES = (1, 16), (2,)
+# how a round runs: in one CUDA graph where it can, or launched by the host
+LOOPS = {"graph": True, "host": False}
+
+
+def decodes(target: str, bench: Bench) -> Iterator[Job]:
+    """Yield the job of each row: the passes alone, then each method in either loop, by batch."""
+    target = "tiny" if bench.tiny else target
+    for batch in TINY_BATCHES if bench.tiny else BATCHES:
+        name = f"{target} + {DRAFTS[target]}, batch {batch}"
+        yield f"passes of a round of {name}", partial(_passes, bench, target, batch)
+        for spec, verifier in DECODED:
+            for loop in LOOPS:
+                what = f"{spec} by {verifier} in {loop}, {name}"
+                yield what, partial(_decode, bench, target, batch, spec, verifier, loop)
+
+
+@lru_cache(maxsize=1)  # a device may hold only one pair
+def inflated(device: torch.device, target: str) -> Pair:
+    """Return the shipped pair in named shapes: bfloat16 on a GPU, float32 on a CPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    pair = load_pair(PAIR / "target", PAIR / "draft", dtype=torch.float32)
+    return inflate_pair(pair, target, dtype=dtype, device=device)
+
+
+def _names(target: str, batch: int, width: int | None) -> Row:
+    names = {"target": target, "draft": DRAFTS[target], "batch": batch}
+    return names | {"num_draft_tokens": width}
+
+
+@lru_cache(maxsize=len(BATCHES))
+def passes_ms(device: torch.device, target: str, batch: int, width: int) -> float:
+    """Return the milliseconds of the passes of a round, nothing drawn or verified between them."""
+    pair = inflated(device, target)
+    models = [CachedModel(m, BUCKET, batch, fast_forward=True) for m in (pair.target, pair.draft)]
+    score, propose = (StaticForward(model) for model in models)
+    ids = torch.ones(batch, width + 1, dtype=torch.int64, device=device)
+    places = torch.arange(width + 1, device=device).expand(batch, -1) + 16
+
+    def passes() -> None:
+        propose(ids[:, :2], places[:, :2] - 1, BUCKET, last=True)
+        for step in range(1, width):
+            propose(ids[:, step, None], places[:, step, None], BUCKET, last=True)
+        score(ids, places, BUCKET)
+
+    return interleaved({"passes": passes}, device)["passes"].us / 1e3
+
+
+def _passes(bench: Bench, target: str, batch: int) -> Row:
+    width = TINY_WIDTH if bench.tiny else WIDTH
+    took = passes_ms(bench.device, target, batch, width)
+    empty = dict.fromkeys(("policy", "knob", "verifier"))
+    return _names(target, batch, width) | empty | _measured(round_ms=took, loop="passes alone")
+
+
+def _measured(**values: Any) -> Row:
+    names = (
+        "tokens", "seconds", "tokens_per_second", "round_ms", "over_passes", "tokens_per_call",
+        "accepted_per_call", "emitted_kl_per_token", "largest_row_kl", "loop",
+    )  # fmt: skip
+    return {name: values.get(name) for name in names}
+
+
+def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loop: str) -> Row:
+    """Return the measurements of a line.
+
+    Speed is of a decode without the meter, after one with it on the same seed, which so emitted the
+    same tokens; loading and captures are not timed.
+    """
+    pair, width = inflated(bench.device, target), TINY_WIDTH if bench.tiny else WIDTH
+    texts = itertools.cycle(load_prompts(PROMPTS, pair.tokenizer))
+    ids, mask = left_padded(list(itertools.islice(texts, batch)), pair.target)
+    shared: Row = {"attention_mask": mask, "seed": bench.seed, "device_loop": LOOPS[loop]}
+    shared["max_new_tokens"] = TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
+    draft = None if spec == PLAIN else pair.draft
+    if draft is not None:
+        shared |= {"policy": spec, "verifier": verifier, "num_draft_tokens": width}
+    metered, timed = (
+        generate(pair.target, draft, ids, meter=meter, **shared) for meter in (True, False)
+    )
+    policy, knob = label(spec)
+    reading, tokens, seconds = metered.reading, timed.num_tokens, timed.seconds.total
+    round_ms = 1e3 * seconds / timed.target_calls
+    passes = None if draft is None else passes_ms(bench.device, target, batch, width)
+    names = _names(target, batch, None if draft is None else width)
+    return names | {"policy": policy, "knob": knob, "verifier": verifier} | _measured(
+        tokens=tokens, seconds=seconds, tokens_per_second=tokens / seconds, round_ms=round_ms,
+        over_passes=passes and round_ms / passes, tokens_per_call=timed.reading.tokens_per_call,
+        accepted_per_call=timed.reading.accepted_per_call,
+        emitted_kl_per_token=(reading.emitted_divergence or 0.0) / tokens,
+        largest_row_kl=reading.largest_row_divergence, loop=timed.loop,
+    )  # fmt: skip
