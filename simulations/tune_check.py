@@ -1,8 +1,9 @@
 """Measure the tuner's whole grid on prompts that it did not see, and its choice against the best.
 
-Every second prompt is for tuning: a trace is logged on them once, knobs are solved for every
-level, costs measured for every batch size. The others are decoded by every family and K of that
-grid and by plain decoding, in interleaved repeats, metered (metering is not timed). What was
+A random half of the prompts is for tuning, the same in every run: a trace is logged on them once,
+knobs are solved for every level, costs measured for every batch size. The others are decoded by
+every family and K of that grid and by plain decoding, in interleaved repeats, metered (metering is
+not timed). What was
 tuned and every decode are kept in journal.jsonl under --out: a run that was killed goes on, and
 one with more --repeats adds them.
 
@@ -26,7 +27,7 @@ from cactus_theory.policies import policy
 from cactus_theory.traces.estimate import valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
-from cactus_theory.tuning.choices import Choice, Tuned
+from cactus_theory.tuning.choices import Choice, Halves, Tuned
 from cactus_theory.tuning.families import LOSSLESS
 from cactus_theory.tuning.measure import TimedSetting
 
@@ -119,8 +120,8 @@ def _line(choice: Choice) -> Row:
         "verifier": choice.verifier,
         "num_draft_tokens": choice.num_draft_tokens,
         **valued("predicted_speed", choice.speed),
-        "predicted_tokens_per_call": choice.replay.tokens_per_call.value,
-        **valued("predicted_kl", choice.replay.divergence_per_token()),
+        "predicted_tokens_per_call": choice.reported.tokens_per_call.value,
+        **valued("predicted_kl", choice.reported.divergence_per_token()),
     }
 
 
@@ -150,7 +151,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table and the verdict; return 0."""
     texts = prompts_of(args.prompts)
-    tuning, unseen = texts[::2], texts[1::2][: args.num_prompts]
+    halves = Halves.of([range(len(texts))])[:2]
+    tuning, unseen = ([texts[number] for number in half] for half in halves)
+    unseen = unseen[: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
     path, pair = args.out / JOURNAL, loaded_pair(args)

@@ -13,7 +13,7 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.base.prompts import prompts_of
+from cactus_theory.base.prompts import column_of, prompts_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -53,7 +53,7 @@ FLOOR_TEXTS = 8
 # flags that name the models and their prompts: all or none are given
 OF_MODELS = ("target", "draft", "prompts")
 # flags that logged rows depend on, beside models, prompts and the largest K
-LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype")
+LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype", "by")
 # rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
 # and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
 CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
@@ -97,6 +97,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--temperature", type=float, default=1.0)
     add_cuts(parser)
     add("--seed", type=int, default=0)
+    add("--by", metavar="COLUMN", help="draw halves of the texts with as many of each value of "
+        "this column of the prompts")  # fmt: skip
     add("--device", default="cpu")
     add_threads(parser)
     add("--work", type=Path, metavar="DIR",
@@ -287,6 +289,8 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
             widths=args.num_draft_tokens,
             policies=args.policies,
             capped=True,
+            seed=args.seed,
+            by=args.by,
             on_step=on_step,
         )
 
@@ -309,4 +313,6 @@ def _source(args: Namespace, pair: Any = None) -> Trace:
 def _logged(args: Namespace, pair: Any, ids: list[list[int]], ends: Any) -> Any:
     width = max(args.num_draft_tokens or WIDTHS)
     options = {"temperature": args.temperature, "cuts": args.cuts, "eos_token_ids": ends}
+    if args.by is not None:
+        options["groups"] = {args.by: column_of(args.prompts, args.by)}
     return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

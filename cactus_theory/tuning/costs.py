@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
-from cactus_theory.traces.estimate import Estimate, Replay, combined, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
 from cactus_theory.tuned import FORMAT, VERSION
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
@@ -219,7 +220,17 @@ def speed(own: Replay, costs: Costs, family: str) -> Estimate:
         A family whose verification was not measured.
     """
     call = costs.call(own.num_draft_tokens, family)
-    return combined(partial(_speed, costs, call), own.tokens_per_call, _squares(own))
+    squares = ratio_of_sums(_squares(own), own.cycles, own.source)
+    return combined(partial(_speed, costs, call), own.tokens_per_call, squares)
+
+
+def speed_of(
+    own: Replay, costs: Costs, family: str, texts: Bool[np.ndarray, "parts texts"]
+) -> Float[np.ndarray, "parts"]:
+    """Return that number of each part of the texts."""
+    cycles, tokens, squares = (texts @ sums for sums in (own.cycles, own.tokens, _squares(own)))
+    call = costs.call(own.num_draft_tokens, family)
+    return _speed(costs, call, tokens / cycles, squares / cycles)
 
 
 def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
@@ -230,9 +241,9 @@ def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
     return costs.new_tokens / (costs.start + call * calls)
 
 
-def _squares(replay: Replay) -> Estimate:
-    """Return the mean square of the tokens of a call: Σ (2 i + 1) Pr(more than i tokens)."""
+def _squares(replay: Replay) -> PerText:
+    """Return the squares of the tokens of calls, summed: Σ (2 i + 1) Pr(more than i tokens)."""
     last = replay.tokens - replay.reached.sum(0)  # the bonus
     probable = np.concatenate([replay.reached, last[None]])
     weights = 2 * np.arange(len(probable)) + 1
-    return ratio_of_sums((weights[:, None] * probable).sum(0), replay.cycles, replay.source)
+    return (weights[:, None] * probable).sum(0)

@@ -11,7 +11,7 @@ from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.policies import list_policies
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
-from cactus_theory.tuning.choices import Choice, Tuned, fastest
+from cactus_theory.tuning.choices import UNEVEN, Choice, Tuned, fastest
 from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
@@ -50,7 +50,7 @@ def sentence(tuned: Tuned) -> str:
             f" and {ratio.value:.3f} ± {_error(ratio.standard_error, 3)} times the fastest "
             f"lossless setting ({_named(lossless)})"
         )
-    meter = best.replay.divergence_per_token(tuned.divergence)
+    meter = best.reported.divergence_per_token(tuned.divergence)
     return (
         f"Decode with {_named(best)}: {_both(best.speed)} {unit}, {beside}; it will meter "
         f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)})."
@@ -68,7 +68,7 @@ def table(tuned: Tuned) -> str:
     title = "each policy at its fastest K; ± one standard error over texts"
     cells, needed = [cells for _, cells in lines], heads.index(f"{unit}/token") + 1
     text = fitted(heads, cells, width_of_terminal(WIDEST), title, needed)
-    return f"{text}\nspeeds are predicted, from texts that were not chosen by"
+    return f"{text}\nspeeds are predicted; all numbers are of the texts that were not chosen by"
 
 
 def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
@@ -77,6 +77,8 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     ``others`` are the same settings at the costs of other batch sizes.
     """
     lines, answers, best = [], tuned.answers, tuned.best
+    if tuned.as_uneven <= UNEVEN and (first := fastest(tuned.choices)) is not None:
+        lines.append(_uneven(tuned, first))
     if "cost" in tuned.source:  # of models that were inflated
         lines.append(f"Speeds and costs: {tuned.source['cost']}.")
     if answers is not None and best is not None and not best.family.lossless:
@@ -92,6 +94,18 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
         parts = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
         lines.append(f"Took {sum(seconds.values()):.0f} s: {parts}.")
     return [*lines, f"Not tried: {'; '.join(_not_tried(tuned, others))}."]
+
+
+def _uneven(tuned: Tuned, first: Choice) -> str:
+    """Warn of halves that differ by more than chance."""
+    one, other = (speed.value / tuned.plain for speed in (first.chosen_by, first.speed))
+    parts = map(first.replay.part, tuned.halves[:2])
+    less, more = (part.divergence_per_token(tuned.divergence).value for part in parts)
+    return (
+        f"Warning: the halves of the texts differ by more than chance, {one:.2f} and {other:.2f} "
+        f"times plain decoding, {less:.3g} and {_spent(tuned, more)} ({_named(first)}). At most "
+        f"{UNEVEN:.0%} of seeds do so: --by COLUMN draws halves alike, --seed draws others."
+    )
 
 
 def _lengths(tuned: Tuned) -> list[str]:
@@ -152,6 +166,7 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
         "table": [_line(choice, tuned) for choice in tuned.choices],
         "source": tuned.source,
         "answers": None if answers is None else answers.as_json(),
+        "halves_as_uneven": tuned.as_uneven,
         "batches": [_chosen(other) for other in others],
         "not_tried": _not_tried(tuned, others),
     }
@@ -197,7 +212,7 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
 
 
 def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
-    meter = choice.replay.divergence_per_token(tuned.divergence)
+    meter = choice.reported.divergence_per_token(tuned.divergence)
     return {
         "family": choice.family.name,
         "policy": choice.policy,
@@ -207,14 +222,14 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
         "speed_chosen_by": choice.chosen_by.value,
         "over_plain": choice.speed.value / tuned.plain,
         **valued("length_ratio", choice.length),
-        **valued("tokens_per_call", choice.replay.tokens_per_call),
+        **valued("tokens_per_call", choice.reported.tokens_per_call),
         **valued("divergence_per_token", meter),
     }
 
 
 def _cells(choice: Choice, tuned: Tuned) -> list[str]:
-    meter = choice.replay.divergence_per_token(tuned.divergence)
-    calls = choice.replay.tokens_per_call
+    meter = choice.reported.divergence_per_token(tuned.divergence)
+    calls = choice.reported.tokens_per_call
     lossless = choice.family.lossless
     return [
         choice.policy,

@@ -1,9 +1,9 @@
 """Which policy, knob, verifier and K are fastest for a divergence per emitted token, on a trace.
 
 For every family and K the knob is solved so that the meter reads the level over all texts. The
-fastest setting is chosen by the predicted speed on one half of these texts, and every speed that is
-reported is from the other half: the best of many noisy numbers is too good, a number that was not
-chosen by is not.
+fastest setting is chosen by the predicted speed on a random half of these texts, and all that is
+reported of a setting is from the other half: the best of many noisy numbers is too good, a number
+that was not chosen by is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
-from cactus_theory.tuning.choices import Tuned, answers_of, priced
+from cactus_theory.tuning.choices import Halves, Tuned, answers_of, priced
 from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
 from cactus_theory.tuning.measure import TimedSetting
@@ -30,18 +30,6 @@ Measure = Callable[[Sequence[TimedSetting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
-def halves_of(texts: int) -> tuple[list[int], list[int]]:
-    """Return texts to choose by and texts to report, early and late in both.
-
-    Raises ValueError for too few.
-    """
-    if texts < 2:
-        raise ValueError(
-            f"trace: must hold two texts, one to choose by and one to report; got {texts}"
-        )
-    return list(range(0, texts, 2)), list(range(1, texts, 2))
-
-
 def tune(
     source: Source,
     costs: Costs | Measure,
@@ -51,6 +39,8 @@ def tune(
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
     capped: bool = False,
+    seed: int = 0,
+    by: str | None = None,
     on_step: OnStep | None = None,
 ) -> Tuned:
     """Return the settings within a divergence per token, by predicted speed.
@@ -64,13 +54,15 @@ def tune(
     widths : K to try; None for the usual ones up to what was logged.
     policies : as :func:`cactus_theory.tuning.families.families`.
     capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
+    seed, by : of the halves of the texts, which are random; a column of the trace's prompts of
+        whose every value both halves get as many texts.
     on_step : called with what is done, how many steps of it are, and of how many.
 
     Raises
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
-        an unknown divergence or policy, drafted trees.
+        an unknown divergence or policy, drafted trees, a column that the trace does not keep.
 
     Examples
     --------
@@ -88,13 +80,18 @@ def tune(
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
     candidates = families(kind, policies)
-    halves = halves_of(source.texts)
+    groups = [range(source.texts)]
+    if by is not None:
+        if not isinstance(source, Trace):
+            raise ValueError(f"by: rows have no prompts, a trace has; got {by!r}")
+        groups = source.groups(by).values()
+    halves = Halves.of(groups, whole_number("seed", seed, 0))
     solved = _solved(source, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = [priced(family, replay, costs, halves) for family, replay in solved]
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
-    about = _about(source) | {"tried": tried}
+    about = _about(source) | {"tried": tried, "halves": {"seed": seed, "by": by}}
     answers = None
     if capped and kind.spec == "kl" and isinstance(source, Trace):
         on_step("replaying a cap on every answer", 0, 1)

@@ -24,6 +24,7 @@ from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import add_inflate
 from cactus_theory.decoding.drafters.recurrent_head import is_head
+from cactus_theory.tuning.choices import Halves
 
 from ..common.answers import HEADS as ANSWERS
 from ..common.answers import answer_rows, score_of, sentences
@@ -105,7 +106,9 @@ def run(args: argparse.Namespace) -> int:
     families = table.families_of(args.compare, lines)
     at_least(args, metered=1, repeats=0, num_prompts=1)
     texts = prompts_of(args.prompts)
-    texts = (texts[1::2] if settings else texts)[: args.num_prompts]  # every other one tuned them
+    if settings:  # the others tuned them
+        texts = [texts[number] for number in Halves.of([range(len(texts))]).reported]
+    texts = texts[: args.num_prompts]
     score = score_of(args.score)
     grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
 

@@ -1,5 +1,6 @@
 """What is chosen is the fastest on one half of the texts, what is reported is from the other."""
 
+import json
 import sys
 from dataclasses import replace
 
@@ -8,13 +9,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.cli import main
 from cactus_theory.decoding import ByPosition, Ledger
-from cactus_theory.traces import SavedRows, replay
+from cactus_theory.traces import Cycle, SavedRows, Trace, replay, save_trace
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, tune
-from cactus_theory.tuning.choices import Tuned
+from cactus_theory.tuning.choices import Halves, Tuned
 from cactus_theory.tuning.report import notes, payload, sentence, table
-from cactus_theory.tuning.tune import halves_of
 from tests.amounts import amount, some
 from tests.traces.conftest import rows_of
 
@@ -31,9 +32,9 @@ def tuned(trace, cheap) -> Tuned:
 
 
 def test_the_fastest_of_one_half_is_reported_from_the_other(trace, cheap, tuned) -> None:
-    halves = halves_of(trace.texts)
+    halves = tuned.halves[:2]
     assert sorted(halves[0] + halves[1]) == list(range(trace.texts))
-    assert not set(halves[0]) & set(halves[1])
+    assert len(halves[0]) == len(halves[1])
     by_hand = {}
     for own in tuned.choices:
         again = replay(trace, own.policy, own.verifier, num_draft_tokens=own.num_draft_tokens)
@@ -66,7 +67,10 @@ def test_the_fastest_lossless_setting_is_beside_it(tuned) -> None:
 def test_plain_decoding_wins_where_drafting_does_not_pay(trace, factor, best, lossless) -> None:
     """A call costs ``factor`` times the least that a lossless one emits on a half of the texts."""
     lossless_calls = replay(trace, "speculative", num_draft_tokens=1)
-    least = min(lossless_calls.part(half).tokens_per_call.value for half in halves_of(trace.texts))
+    least = min(
+        lossless_calls.part(half).tokens_per_call.value
+        for half in Halves.of([range(trace.texts)])[:2]
+    )
     found = tune(
         trace, Costs.ratios(factor * least - 1), 0.2, policies=["mixture:alpha"], widths=[1]
     )
@@ -258,3 +262,69 @@ def test_a_schedule_needs_a_trace() -> None:
     q = rows_of(torch.Generator().manual_seed(0), 4, 6)
     with pytest.raises(ValueError, match="policy: a schedule needs a trace"):
         replay(SavedRows.of(q, q), ByPosition([(0, "band:price=1")]), "chain")
+
+
+EASY, HARD = (0.45, 0.35, 0.2), (0.05, 0.15, 0.8)
+
+
+@pytest.fixture(scope="module")
+def two_kinds(tmp_path_factory) -> Trace:
+    """Forty texts of six rounds of one token, every other one easy."""
+    source, folder = torch.Generator().manual_seed(0), tmp_path_factory.mktemp("kinds") / "t"
+    rows = torch.tensor([[0.5, 0.3, 0.2]] * 2, dtype=torch.float64)
+    kinds = [torch.tensor([p], dtype=torch.float64) for p in (HARD, EASY)]
+    texts = [[Cycle(text, 0, torch.multinomial(kinds[text % 2][0], 1, generator=source), rows,
+                    kinds[text % 2]) for _ in range(6)] for text in range(40)]  # fmt: skip
+    save_trace(folder, texts, vocab_size=3, num_draft_tokens=1)
+    manifest = folder / "manifest.json"
+    details = {"prompts": 2, "groups": {"kind": ["hard", "easy"]}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"details": details}))
+    return Trace.open(folder)
+
+
+SPEC = "mixture:alpha=0.5"
+KINDS = {"policies": [SPEC], "widths": [1]}
+
+
+def test_every_number_of_a_line_is_of_the_same_texts(two_kinds, capsys) -> None:
+    """A free draft of one token: tokens a call are the times of plain decoding."""
+    asked = f"tune --trace {two_kinds.folder} --cost-ratio 0 --divergence-per-token 0.5 --json"
+    for more in ("--seed 1", "--by kind"):
+        assert main([*asked.split(), "--policies", SPEC, *more.split()]) == 0
+        found = json.loads(capsys.readouterr().out)
+        line = found["recommended"]
+        assert line["over_plain"] == pytest.approx(line["tokens_per_call"], rel=ROUNDING)
+        whole = replay(two_kinds, line["policy"])
+        spent = whole.divergence_per_token()
+        assert line["divergence_per_token"] != spent.value  # of a half
+        off = line["divergence_per_token"] - spent.value, line["over_plain"] - \
+            whole.tokens_per_call.value  # fmt: skip
+    assert max(map(abs, off)) < 0.02  # ten texts of each kind
+
+
+def test_halves_that_differ_by_more_than_chance_are_named(two_kinds) -> None:
+    """At most one seed in a hundred. Twelve texts part into easy and hard once in 462."""
+    few = tune(two_kinds.part(range(12)), Costs.ratios(0.0), 0.5, **KINDS)
+    seeds = [
+        replace(few, halves=Halves.of(few.halves.groups, seed)) for seed in range(amount(60, 400))
+    ]
+    assert sum(own.as_uneven <= 0.01 for own in seeds) <= amount(3, 9)  # 1 %, three errors
+    odd = Halves([*range(0, 12, 2)], [*range(1, 12, 2)], few.halves.groups)
+    lucky, unlucky = (notes(replace(few, halves=own))[0] for own in (few.halves, odd))
+    assert not lucky.startswith("Warning")
+    assert unlucky.startswith("Warning: the halves of the texts differ by more than chance, ")
+    assert "At most 1% of seeds do so" in unlucky
+    assert payload(replace(few, halves=odd))["halves_as_uneven"] <= 0.01
+
+
+def test_halves_are_drawn_by_the_seed_alike_in_every_group(two_kinds) -> None:
+    drawn = [tune(two_kinds, Costs.ratios(0.1), 0.5, **KINDS, seed=seed, by=by).halves
+             for seed, by in ((0, None), (0, None), (1, None), (0, "kind"))]  # fmt: skip
+    assert drawn[0] == drawn[1] != drawn[2]
+    for half in drawn[3][:2]:
+        assert len(half) == 20 and sum(text % 2 for text in half) == 10
+    with pytest.raises(ValueError, match="must keep the column 'task'"):
+        tune(two_kinds, Costs.ratios(0.1), LEVEL, by="task")
+    rows = SavedRows.of(np.full((2, 2), 0.5), np.full((2, 2), 0.5))
+    with pytest.raises(ValueError, match="by: rows have no prompts"):
+        tune(rows, Costs.ratios(0.1), LEVEL, by="task")
