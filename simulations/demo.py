@@ -34,7 +34,7 @@ from .common.inputs import (
     PAIR,
     add_decode_arguments,
     add_pair_arguments,
-    load_prompts,
+    asked_ids,
     loaded_pair,
     log_rows,
 )
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
     pair = loaded_pair(args)
-    prompts = load_prompts(args.prompts, pair.tokenizer)[: args.num_prompts]
+    prompts = asked_ids(args, pair.tokenizer)[: args.num_prompts]
 
     print(rule("rows along a real generation"))
     q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)
@@ -115,14 +115,13 @@ def run(args: argparse.Namespace) -> int:
         print(columns(best, drafters.HEADS, title))
     _write(tables, args)
     if args.inflate is None:
-        print(at_size(pair, args))
+        print(at_size(pair, args, prompts[:1]))
     return 0
 
 
-def at_size(pair: Pair, args: argparse.Namespace) -> str:
+def at_size(pair: Pair, args: argparse.Namespace, prompts: list[list[int]]) -> str:
     """Return two decodes of one prompt by the pair at the cost of a larger one, as a table."""
     sizes = argparse.Namespace(inflate=LARGE, dtype="float32")
-    prompts = load_prompts(args.prompts, pair.tokenizer)[:1]
     try:
         harness = Harness(inflated(pair, sizes), prompts, LARGE_TOKENS, args.seed)
     except ValueError as error:  # too little memory, or models of another kind

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.commands.flags import PROMPTS as KINDS
+from cactus_theory.commands.flags import add_chat, given_prompts, rendered_ids
 from cactus_theory.decoding import NGram, load_pair
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
@@ -27,7 +29,6 @@ from .common.inputs import (
     add_decode_arguments,
     at_least,
     folder_digest,
-    prompts_of,
     settings_of,
 )
 from .common.journal import Journal
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
-    add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
+    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
+    add_chat(parser)
     add_decode_arguments(parser, widths=[2, 3, 4, 6], repeats=3)
     add("--policies", nargs="+", default=[LOSSLESS, *prices], metavar="SPEC")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain (default), block")
@@ -70,12 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table; return 0."""
     at_least(args, num_prompts=2, repeats=0, metered=1)
-    texts = prompts_of(args.prompts)[: args.num_prompts]
+    prompts = given_prompts(args)[: args.num_prompts]
     cells = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
     names = [folder.name for folder in args.drafters]
-    grid = Grid(lines(names, cells, args.temperature), len(texts), args.repeats, args.metered,
+    grid = Grid(lines(names, cells, args.temperature), len(prompts), args.repeats, args.metered,
                 args.seed)  # fmt: skip
-    settings = settings_of(args, texts) | {
+    settings = settings_of(args, prompts) | {
         "drafters": {str(folder): NGRAM if str(folder) == NGRAM else folder_digest(folder)
                      for folder in args.drafters},
     }  # fmt: skip
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 else load_pair(args.target, folder, heads=True).draft
                 for folder in args.drafters}  # fmt: skip
     pair = load_pair(args.target, args.target)
-    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    ids = rendered_ids(args, pair.tokenizer, prompts)
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
 
     with Journal(args.out / "journal.jsonl", settings) as journal:

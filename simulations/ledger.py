@@ -21,7 +21,7 @@ from cactus_theory.traces import Estimate
 
 from .common.decode import Harness
 from .common.grid import Config, Grid, Job, Record
-from .common.inputs import DATA, add_pair_arguments, at_least, load_prompts
+from .common.inputs import DATA, add_pair_arguments, asked_ids, at_least
 from .common.journal import Journal
 from .common.results import columns, publish
 
@@ -189,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
             for kind in kinds for setting in kinds[kind]]  # fmt: skip
     policies = {line.key: policy_of(line, args.policy) for line in plan}
     pair = load_pair(args.target, args.draft)
-    prompts = load_prompts(args.prompts, pair.tokenizer)
+    prompts = asked_ids(args, pair.tokenizer)
     settings = {
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")

@@ -34,7 +34,7 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from .common.inputs import add_pair_arguments, at_least, load_prompts
+from .common.inputs import add_pair_arguments, asked_ids, at_least
 from .common.results import columns, publish
 from .fly_nats import looked_ahead
 from .trace import DRAFTERS as EVERY_DRAFTER
@@ -127,15 +127,13 @@ def run(args: argparse.Namespace) -> int:
     """Price every rule, print the tables, write the CSV; return 0."""
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
     pair = load_pair(args.target, args.draft)
-    prompts = load_prompts(args.prompts, pair.tokenizer)
-    ends = args.eos_token_ids
-    ends = pair.target.generation_config.eos_token_id if ends is None else ends
+    prompts = asked_ids(args, pair.tokenizer)
     widths = sorted(set(args.num_draft_tokens))
     rows: list[Row] = []
     for drafts, drafter in DRAFTERS.items():
         options = {"num_draft_tokens": max(widths), "draft_model": drafter(pair.draft)}
         folder = args.work / drafts
-        trace = log_shown(args, pair, prompts, folder, eos_token_ids=ends, **options)
+        trace = log_shown(args, pair, prompts, folder, eos_token_ids=args.eos_token_ids, **options)
         replays, estimates, count = _replays(trace, widths), {}, 0
         if trace.manifest.total("draft_rows"):  # else rows below other tokens do not count
             cases = list(itertools.product(AHEAD, widths))

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base import defaults
 from cactus_theory.base.prompts import column_of
-from cactus_theory.commands.flags import add_cuts, given_cuts
+from cactus_theory.commands.flags import add_cuts, given_cuts, given_prompts, rendered_ids
 from cactus_theory.decoding import ModelDrafter, NGram, load_pair
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
 
-from .common.inputs import add_pair_arguments, load_prompts
+from .common.inputs import add_pair_arguments
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "sampled": lambda model: model,
@@ -32,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-draft-tokens", type=int, default=8, metavar="K")
     add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
-    add("--temperature", type=float, default=1.0)
+    add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
     add("--dtype", default="float16", help="of the log-probabilities: float16 or float32")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=defaults.SEED)
     add("--device", default="cpu")
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
@@ -45,20 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
+    prompts = given_prompts(args)
+    groups = None if args.by is None else {args.by: column_of(prompts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device)
-    ends = pair.target.generation_config.eos_token_id
     trace = log_shown(
         args,
         pair,
-        load_prompts(args.prompts, pair.tokenizer),
+        rendered_ids(args, pair.tokenizer, prompts),
         args.out,
         draft_model=DRAFTERS[args.drafter](pair.draft),
         num_draft_tokens=args.num_draft_tokens,
         dtype=args.dtype,
         temperature=args.temperature,
         cuts=given_cuts(args) or Cuts(),
-        eos_token_ids=ends if args.eos_token_ids is None else args.eos_token_ids,
-        groups=None if args.by is None else {args.by: column_of(args.prompts, args.by)},
+        eos_token_ids=args.eos_token_ids,
+        groups=groups,
     )
     size = sum(entry.bytes for entry in trace.manifest.shards) / 1e6
     print(

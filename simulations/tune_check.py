@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import add_inflate
+from cactus_theory.commands.flags import add_inflate, given_prompts
 from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.policies import policy
 from cactus_theory.traces.estimate import valued
@@ -41,7 +42,6 @@ from .common.inputs import (
     add_pair_arguments,
     loaded_pair,
     prompt_ids,
-    prompts_of,
     settings_of,
 )
 from .common.journal import Journal
@@ -58,11 +58,11 @@ def tune_all(
     cases = [(batch, level) for level in args.divergence_per_token for batch in args.batch]
     if all(key(*case) in journal.results for case in cases):
         return
-    width, ends = max(args.num_draft_tokens), pair.target.generation_config.eos_token_id
+    width = max(args.num_draft_tokens)
     folder, logged = args.out / "trace", pair
     if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
         logged = load_pair(args.target, args.draft)
-    trace = log_shown(args, logged, ids, folder, num_draft_tokens=width, eos_token_ids=ends)
+    trace = log_shown(args, logged, ids, folder, num_draft_tokens=width)
     settings: list[TimedSetting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 
@@ -88,8 +88,7 @@ def _costs(
     batch: int,
     settings: Sequence[TimedSetting],
 ) -> Costs:
-    ends = pair.target.generation_config.eos_token_id
-    prompts = Prompts(ids, batch, args.max_new_tokens, 1.0, ends, args.seed)
+    prompts = Prompts(ids, batch, args.max_new_tokens, seed=args.seed)
     with Progress(f"timing decodes, batch {batch}", 1) as progress:
         return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
 
@@ -150,22 +149,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table and the verdict; return 0."""
-    texts = prompts_of(args.prompts)
-    halves = Halves.of([range(len(texts))])[:2]
-    tuning, unseen = ([texts[number] for number in half] for half in halves)
+    prompts = given_prompts(args)
+    tuning, unseen, *_ = Halves.of([range(len(prompts))])
     unseen = unseen[: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
     path, pair = args.out / JOURNAL, loaded_pair(args)
-    with Journal(path, _settings(args, texts)) as journal:
-        tuning_ids, ids = (prompt_ids(args, pair, part) for part in (tuning, unseen))
+    with Journal(path, _settings(args, prompts)) as journal:
+        every = prompt_ids(args, pair, prompts)
+        tuning_ids, ids = ([every[number] for number in half] for half in (tuning, unseen))
         tune_all(args, journal, pair, tuning_ids)
         if args.choices is not None:
             publish(args, settings(args, journal.results), args.choices)
             return 0
         grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
-        harness = Harness(pair, ids, args.max_new_tokens, args.seed + len(texts) + args.cycles)
+        seed = args.seed + len(prompts) + args.cycles
+        harness = Harness(pair, ids, args.max_new_tokens, seed)
 
         def decoded(job: Job) -> dict[str, Any]:
             record = harness.decode(job.config, job.group, repeat=job.repeat, meter=True).record
@@ -181,10 +181,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace, texts: list[str]) -> dict[str, Any]:
+def _settings(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Return all that decides a result, so that two runs are never mixed; repeats may be added."""
     names = "batch num_draft_tokens divergence_per_token policies cycles num_prompts".split()
-    return settings_of(args, texts, *names, "device", *ENDS)
+    return settings_of(args, prompts, *names, "device", *ENDS)
 
 
 def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:

@@ -296,10 +296,10 @@ def test_prompts_end_at_line_feeds_alone(tmp_path: Path, end: str, mark: bytes) 
     odd = ["a\x0cb\x85c", "d\u2028e\u2029f", "g\x0bh\x1ci\rj"]
     path = tmp_path / "prompts"
     path.write_bytes(mark + end.join(odd).encode())
-    assert prompts_of(path) == odd
+    assert [prompt.text for prompt in prompts_of(path)] == odd
     lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in odd]
     path.write_bytes(mark + end.join([*lines, ""]).encode())
-    assert prompts_of(path) == odd
+    assert [prompt.text for prompt in prompts_of(path)] == odd
 
 
 @pytest.mark.parametrize(

@@ -1,57 +1,90 @@
-"""Read prompts from a file: JSON lines of the usual shapes, or plain lines of text."""
+"""Read prompts: JSON lines of the usual shapes or plain lines of text; chats by a template."""
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.files import parsed_json
+from cactus_theory.base.files import first_line, parsed_json
 
-# fields of a JSON object that may hold the prompt, in the order they are looked for
-FIELDS = ("prompt", "question", "turns", "messages", "text")
+# keys of a JSON object that hold its prompt; a line has one of them
+KEYS = ("messages", "turns", "question", "prompt", "text")
+# keys of what a model would have to read beside the prompt, and does not get here
+UNREAD = ("system", "system_prompt", "tools", "functions", "image", "images", "audio", "videos",
+          "documents")  # fmt: skip
+ROLES = ("system", "user", "assistant")
+Messages = tuple[Mapping[str, str], ...]
+# most characters of the first prompt that are shown unasked
+SHOWN = 240
 
 
-def prompts_of(path: str | Path) -> list[str]:
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as it was written.
+
+    Attributes
+    ----------
+    text : the text; of a chat what the user says last.
+    messages : of a chat, each with role and content; None for a text.
+    later : further turns of a user, which would follow answers.
+    columns : the other keys of its line.
+    place : where it stands, for errors.
+    """
+
+    text: str
+    messages: Messages | None = None
+    later: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    place: str = "--prompt: the text"
+
+    @property
+    def source(self) -> str:
+        """Return all that a model may read of it, as one text."""
+        return self.text if self.messages is None else json.dumps(self.messages)
+
+
+def prompts_of(path: str | Path) -> list[Prompt]:
     """Return the prompts of a file, one a line.
 
-    A file whose first line begins with ``{`` holds JSON objects: a text under ``prompt``,
-    ``question`` or ``text``, a list of texts under ``turns`` (the first one counts), or a chat
-    under ``messages`` (its first message of the user counts). In any other file every line
-    that is not blank is a prompt. Lines end with a line feed, which a carriage return may precede,
-    and nowhere else; a byte order mark is no part of the first one. OSError, ValueError for a file
-    that cannot be read, and for a line that is no JSON object or holds no prompt.
+    A file whose first line begins with ``{`` holds JSON objects, each with one of KEYS: a text
+    under ``prompt``, ``question`` or ``text``; texts of a user under ``turns``, of which the first
+    is the prompt; a chat under ``messages``, with ROLES, whose contents are texts or lists of parts
+    of the type text. Its other keys are columns, and a null counts for nothing. In any other
+    file every line that is not blank is a prompt. Lines end with a line feed, which a carriage
+    return may precede, and nowhere else; a byte order mark is no part of the first one.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read, or by its number a line that is no JSON object, holds no
+        prompt or two, or something that is not read (UNREAD, tool calls, images, other roles).
     """
     path = Path(path)
-    written = _written(path)
-    if not written[0][1].lstrip().startswith("{"):
-        return [line for _, line in written]
-    return [_prompt(path.name, number, line) for number, line in written]
-
-
-def column_of(path: str | Path, name: str) -> list[str]:
-    """Return the values under ``name`` of the prompts in a file of JSON objects: texts or numbers.
-
-    OSError, ValueError for a file that cannot be read or is plain text, and for a line without it.
-    """
-    path = Path(path)
-    values = []
-    for number, line in _written(path):
-        record = parsed_json(f"--by: line {number} of {path.name} must be JSON", line)
-        value = record.get(name) if isinstance(record, dict) else None
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError(
-                f"--by: line {number} of {path.name} must hold a text or a number under {name!r}; "
-                f"got {line[:60]!r}"
-            )
-        values.append(str(value))
-    return values
-
-
-def _written(path: Path) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers."""
     lines = (line.removesuffix("\r") for line in _text(path).split("\n"))
-    written = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    written = [
+        (f"--prompts: line {number} of {path.name}", line)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if not written:
         raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
-    return written
+    place, first = written[0]
+    if first.lstrip().startswith("{"):
+        return [_prompt(place, line) for place, line in written]
+    if path.suffix in (".json", ".jsonl"):
+        raise _wrong(place, "begin a JSON object, one a line", first)
+    return [Prompt(line, place=place) for place, line in written]
+
+
+def column_of(prompts: Sequence[Prompt], name: str) -> list[str]:
+    """Return the values under ``name`` beside each prompt, texts or numbers, or raise ValueError"""
+    for prompt in prompts:
+        value = prompt.columns.get(name)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            others = f"for --by (columns: {', '.join(prompt.columns) or 'none'})"
+            raise _wrong(prompt.place, f"hold a text or a number under {name!r} {others}", value)
+    return [str(prompt.columns[name]) for prompt in prompts]
 
 
 def _text(path: Path) -> str:
@@ -63,16 +96,35 @@ def _text(path: Path) -> str:
         raise ValueError(f"--prompts: must be UTF-8 text; got {path.name}, {error}") from None
 
 
-def _prompt(file: str, number: int, line: str) -> str:
-    record = parsed_json(f"--prompts: line {number} of {file} must be JSON", line)
-    record = record if isinstance(record, dict) else {}
-    value = _first(next((record[name] for name in FIELDS if name in record), None))
-    if not isinstance(value, str) or not value or not is_utf8(value):
-        raise ValueError(
-            f"--prompts: line {number} of {file} must hold a text under one of "
-            f"{', '.join(FIELDS)}; got {line[:60]!r}"
-        )
-    return value
+def _wrong(place: str, rule: str, got: Any) -> ValueError:
+    return ValueError(f"{place} must {rule}; got {got!r:.80}")
+
+
+def _prompt(place: str, line: str) -> Prompt:
+    record = parsed_json(f"{place} must be JSON", line)
+    if not isinstance(record, dict):
+        raise _wrong(place, "hold a JSON object", line)
+    record = {name: value for name, value in record.items() if value not in (None, [])}
+    keys = [name for name in KEYS if name in record]
+    if len(keys) != 1:
+        raise _wrong(place, f"hold a prompt under one of {', '.join(KEYS)}", keys or [*record])
+    if unread := [name for name in UNREAD if name in record]:
+        raise _wrong(place, "hold what a model gets (a system's text is a message)", unread[0])
+    key, value = keys[0], record.pop(keys[0])
+    if key == "messages":
+        messages = _messages(place, value)
+        return Prompt(messages[-1]["content"], messages, columns=record, place=place)
+    if key == "turns" and not isinstance(value, list):
+        raise _wrong(place, "hold a list under 'turns'", value)
+    turns = [_checked(place, key, turn) for turn in (value if key == "turns" else [value])]
+    return Prompt(turns[0], later=tuple(turns[1:]), columns=record, place=place)
+
+
+def _checked(place: str, key: str, text: Any) -> str:
+    """Return a text that is one."""
+    if not isinstance(text, str) or not text or not is_utf8(text):
+        raise _wrong(place, f"hold a text under {key!r}", text)
+    return text
 
 
 def is_utf8(text: str) -> bool:
@@ -84,12 +136,122 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _first(value: Any) -> Any:
-    """Return the text, the first of several turns, or what the user says first in a chat."""
-    if not isinstance(value, list) or not value:
-        return value
-    if not isinstance(value[0], dict):
-        return value[0]
-    chat = [turn for turn in value if isinstance(turn, dict)]
-    contents = (turn.get("content") for turn in chat if turn.get("role", "user") == "user")
-    return next(contents, None)
+def _messages(place: str, value: Any) -> Messages:
+    """Return the messages of a chat that waits for an answer."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        raise _wrong(place, "hold a list of messages", value)
+    messages = tuple(_message(place, message) for message in value)
+    if (role := messages[-1]["role"]) != "user":
+        raise _wrong(place, "end with a message of the user, which is answered", role)
+    return messages
+
+
+def _message(place: str, message: Mapping[str, Any]) -> Mapping[str, str]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise _wrong(place, f"have roles {', '.join(ROLES)}", role)
+    filled = [name for name, value in message.items() if value not in (None, [])]
+    if others := [name for name in filled if name not in ("role", "content")]:
+        raise _wrong(place, "hold role and content alone in a message", others[0])
+    if isinstance(content, list):  # parts, joined as vLLM joins them
+        content = "\n".join(_part(place, part) for part in content)
+    return {"role": role, "content": _checked(place, "content", content)}
+
+
+def _part(place: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or len(part) > 2:
+        raise _wrong(place, "have parts of type 'text' and their text alone", part)
+    return _checked(place, "text", part.get("text"))
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a prompt becomes what a model reads.
+
+    Attributes
+    ----------
+    chat : a text is a user's turn of a chat, by the tokenizer's template.
+    system : the message of the system before it.
+    plain : texts are meant as they are, whatever template there is.
+    start : a text begins with the tokenizer's own start token; a template writes its own.
+    """
+
+    chat: bool = False
+    system: str | None = None
+    plain: bool = False
+    start: bool = True
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raise ValueError for prompts that cannot be rendered so, before any model is loaded."""
+        if self.system is not None and not is_utf8(self.system):
+            raise ValueError(f"--system: must be UTF-8 text; got {self.system!r:.60}")
+        chats = [prompt for prompt in prompts if prompt.messages is not None]
+        if chats and self.plain:
+            raise ValueError(f"{chats[0].place} is a chat; --no-template takes texts")
+        if self.system is not None and (self.plain or not (self.chat or chats)):
+            raise ValueError("--system: must be given with --chat or a file of messages")
+        if not self.start and (self.chat or chats):
+            raise ValueError("--no-start: takes texts; a template writes what a chat starts with")
+        own = [p for p in chats if any(m["role"] == "system" for m in p.messages or ())]
+        if own and self.system is not None:
+            raise ValueError(f"{own[0].place} has a message of the system, as has --system")
+
+    def messages(self, prompt: Prompt) -> list[Mapping[str, str]] | None:
+        """Return what the template gets; None for a text that is taken as it is."""
+        if prompt.messages is None and not self.chat:
+            return None
+        before = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*before, *(prompt.messages or ({"role": "user", "content": prompt.text},))]
+
+    def text(self, prompt: Prompt, tokenizer: Any) -> str:
+        """Return what the model reads, without the start token that a tokenizer adds."""
+        messages = self.messages(prompt)
+        if messages is None:
+            return prompt.text
+        if not tokenizer.chat_template:
+            named = "--chat: a text" if prompt.messages is None else prompt.place
+            raise ValueError(f"{named} needs a chat template; the target's tokenizer has none")
+        try:
+            return tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template may raise anything
+            raise ValueError(
+                f"{prompt.place} must be a chat that the template takes; {first_line(error)}"
+            ) from error
+
+    def ids(self, prompt: Prompt, tokenizer: Any) -> list[int]:
+        """Return the token ids of a prompt, which begin with one start token at most.
+
+        ValueError for a prompt of no tokens, and as :meth:`text`.
+        """
+        added = self.start and self.messages(prompt) is None
+        ids = tokenizer(self.text(prompt, tokenizer), add_special_tokens=added)["input_ids"]
+        while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+            ids = ids[1:]
+        if not ids:
+            raise ValueError(f"{prompt.place} must hold at least one token; got {prompt.text!r}")
+        return ids
+
+    def notes(self, prompts: Sequence[Prompt], tokenizer: Any, whole: bool = False) -> list[str]:
+        """Return what should be known of prompts: columns, turns, template, the first, rendered."""
+        templated = [self.messages(prompt) is not None for prompt in prompts]
+        lines = []
+        if columns := dict.fromkeys(name for prompt in prompts for name in prompt.columns):
+            lines.append(f"columns beside the prompts, which no model reads: {', '.join(columns)}")
+        if longer := [prompt for prompt in prompts if prompt.later]:
+            lines.append(
+                f"{len(longer)} of {len(prompts)} prompts have several turns of a user: the first "
+                "is taken, as the others follow an answer"
+            )
+        if tokenizer.chat_template and not self.plain and not all(templated):
+            lines.append(
+                "the tokenizer's chat template is not applied to texts: --chat applies it, "
+                "--no-template says that none is meant"
+            )
+        if whole or templated[0]:
+            text = self.text(prompts[0], tokenizer)
+            shown = text if whole or len(text) <= SHOWN else f"{text[:SHOWN]}…"
+            count = len(self.ids(prompts[0], tokenizer))
+            lines.append(f"the first prompt, {count} tokens: {shown!r}")
+        return lines

@@ -17,10 +17,13 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
-from cactus_theory.base.prompts import column_of, prompts_of
+from cactus_theory.base import defaults
+from cactus_theory.base.prompts import column_of
 from cactus_theory.base.tables import print_json, print_table, save_table
 from cactus_theory.base.terminal import Progress, one_line
 from cactus_theory.commands.flags import (
+    PROMPTS,
+    add_chat,
     add_cuts,
     add_policy,
     add_threads,
@@ -28,7 +31,9 @@ from cactus_theory.commands.flags import (
     check_cuts,
     choose_threads,
     given_cuts,
+    given_prompts,
     one_policy,
+    rendered_ids,
 )
 from cactus_theory.decoding import ModelDrafter, load_pair
 from cactus_theory.decoding.truncation import WHOLE, Cuts
@@ -47,7 +52,6 @@ FLOOR_TEXTS = 32
 SECONDS = 1800.0
 # fewest texts that have standard errors
 FEWEST_TEXTS = 2
-USUAL_DRAFT = 4
 # standard errors at a position above which faults are decoded: two thirds or more of
 # healthy engines, and hardly one with a fault that could be named, stay below at every position
 DOUBTFUL = 2.0
@@ -72,20 +76,23 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--trace", metavar="DIR", help="logged rows of the pair")
     add("--target", metavar="DIR", help="or: target model")
     add("--draft", metavar="DIR", help="draft model")
-    add("--prompts", metavar="FILE", help="JSON lines, or a prompt a line")
-    add("--verifier", default="chain", help=f"one of {', '.join(verifiers())} (chain)")
+    add("--prompts", metavar="FILE", help=PROMPTS)
+    add_chat(parser)
+    add("--verifier", default=defaults.VERIFIER,
+        help=f"one of {', '.join(verifiers())} ({defaults.VERIFIER})")  # fmt: skip
     add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
     add("--num-draft-tokens", type=int, metavar="K",
-        help=f"default: {USUAL_DRAFT}, or as logged")  # fmt: skip
-    add("--temperature", type=float, help="of both models (1)")
+        help=f"default: {defaults.NUM_DRAFT_TOKENS}, or as logged")  # fmt: skip
+    add("--temperature", type=float, help=f"of both models ({defaults.TEMPERATURE:g})")
     add_cuts(parser)
     add("--cycles", type=int,
         help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
     add("--texts", type=int, metavar="N", help="decode so many texts at most")
     add("--seconds", type=float, default=SECONDS, metavar="S",
         help=f"no text is begun, and no fault decoded, after so many ({SECONDS:g})")  # fmt: skip
-    add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
-    add("--seed", type=int, default=0)
+    add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
+        help="of a text (%(default)s)")  # fmt: skip
+    add("--seed", type=int, default=defaults.SEED)
     add("--device", default="cpu")
     add_threads(parser)
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
@@ -108,14 +115,16 @@ def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0."""
     _check(args)
     args.on = choose_threads(args)
-    args.temperature = 1.0 if args.temperature is None else args.temperature
+    args.temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
     limit = DecodingLimit(args.texts, args.seconds)
     if args.floor:
         return _floor(args, limit)
-    args.policy = ct.policy(one_policy(args) or "speculative")
+    args.policy = ct.policy(one_policy(args) or defaults.POLICY)
     setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
     trace = Trace.open(args.trace) if args.trace else None
-    width = args.num_draft_tokens or (USUAL_DRAFT if trace is None else trace.num_draft_tokens)
+    width = args.num_draft_tokens or (
+        defaults.NUM_DRAFT_TOKENS if trace is None else trace.num_draft_tokens
+    )
     observation, diagnosis, untried = _observed(args, width), None, []
     if trace is not None:
         check_cuts(args, trace.header)
@@ -258,9 +267,10 @@ def _kinds(faults: Sequence[Fault]) -> list[str]:
 
 def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[..., Any]:
     """Return a function that decodes as asked, or with a fault, and returns the trace."""
-    texts = prompts_of(args.prompts)
-    groups = None if args.by is None else {args.by: column_of(args.prompts, args.by)}
+    texts = given_prompts(args)
+    groups = None if args.by is None else {args.by: column_of(texts, args.by)}
     pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    ids = rendered_ids(args, pair.tokenizer, texts)
     if (args.observed or args.metrics) and args.temperature != 0:
         _ask_for_cuts(args, None, pair.target.generation_config)
     print(f"expect: on {args.on}", file=sys.stderr)
@@ -274,15 +284,14 @@ def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[...
         return log_shown(
             args,
             pair,
-            [pair.tokenizer(text)["input_ids"] for text in texts],
+            ids,
             folder / name,
             label=f"decoding rounds, {name}",
             enough=limit.enough,
             draft_model=drafter,
-            num_draft_tokens=args.num_draft_tokens or USUAL_DRAFT,
+            num_draft_tokens=args.num_draft_tokens or defaults.NUM_DRAFT_TOKENS,
             temperature=args.temperature if temperature is None else temperature,
             cuts=given_cuts(args) or WHOLE,
-            eos_token_ids=pair.target.generation_config.eos_token_id,
             policy=args.policy,
             verifier=verifier or args.verifier,
             groups=groups,
@@ -392,11 +401,12 @@ def _show_compared(diagnosis: Diagnosis, untried: Sequence[str]) -> None:
 
 def _floor(args: Namespace, limit: DecodingLimit) -> int:
     """Measure and print the noise floor per dtype; one that does not run here is named."""
-    texts, floors = prompts_of(args.prompts)[: args.texts or FLOOR_TEXTS], []
+    texts, floors, ids = given_prompts(args)[: args.texts or FLOOR_TEXTS], [], []
     print(f"expect: on {args.on}", file=sys.stderr)
     for name in args.dtype or DTYPES[:1]:
         options = {"device": args.device, "dtype": getattr(torch, name)}
         pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
+        ids = ids or rendered_ids(args, pair.tokenizer, texts)  # said once
         with Progress(f"reading passes, {name}", len(texts)) as progress:
 
             def on_text(done: int, progress: Progress = progress) -> bool:
@@ -406,8 +416,8 @@ def _floor(args: Namespace, limit: DecodingLimit) -> int:
             try:
                 floor = noise_floor(
                     pair.target,
-                    [pair.tokenizer(text)["input_ids"] for text in texts],
-                    width=(args.num_draft_tokens or USUAL_DRAFT) + 1,
+                    ids,
+                    width=(args.num_draft_tokens or defaults.NUM_DRAFT_TOKENS) + 1,
                     max_new_tokens=args.max_new_tokens,
                     temperature=args.temperature,
                     seed=args.seed,

@@ -2,7 +2,9 @@
 
 import argparse
 import re
+import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
+from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
@@ -100,6 +103,43 @@ def choose_threads(args: argparse.Namespace) -> str:
         count = torch.get_num_threads() if size >= LARGE else 1
     torch.set_num_threads(check.threads(count))
     return f"{count} thread{'s' * (count > 1)} of torch"
+
+
+PROMPTS = f"JSON lines with one of {', '.join(KEYS)}, or a prompt a line"
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    """Declare how prompts are rendered, which :func:`rendering` reads."""
+    how, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    chat = "texts are a user's turn, by the tokenizer's chat template (messages always are)"
+    how.add_argument("--chat", action="store_true", help=chat)
+    how.add_argument("--no-template", action="store_true", help="texts are meant as they are")
+    add("--system", metavar="TEXT", help="message of the system that begins every chat")
+    add("--show-prompt", action="store_true", help="show the whole first prompt as it is read")
+
+
+def rendering(args: argparse.Namespace) -> Rendering:
+    """Return how the flags render prompts."""
+    start = not getattr(args, "no_start", False)
+    return Rendering(args.chat, args.system, args.no_template, start)
+
+
+def given_prompts(args: argparse.Namespace) -> list[Prompt]:
+    """Return the prompts of ``--prompts``, which the flags can render as far as is known yet."""
+    prompts = prompts_of(args.prompts)
+    rendering(args).check(prompts)
+    return prompts
+
+
+def rendered_ids(
+    args: argparse.Namespace, tokenizer: Any, prompts: Sequence[Prompt]
+) -> list[list[int]]:
+    """Return the token ids of each prompt, and say once what should be known of them."""
+    how = rendering(args)
+    ids = [how.ids(prompt, tokenizer) for prompt in prompts]
+    for note in how.notes(prompts, tokenizer, args.show_prompt):
+        print(f"prompts: {note}", file=sys.stderr)
+    return ids
 
 
 def add_inflate(parser: argparse.ArgumentParser) -> None:

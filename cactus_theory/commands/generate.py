@@ -1,7 +1,8 @@
-"""``cactus-theory generate``: decode one prompt with a pair of models."""
+"""``cactus-theory generate``: decode prompts with a draft, or with the target alone."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +11,30 @@ import torch
 import cactus_theory as ct
 from cactus_theory.answer_bounds import event_bounds
 from cactus_theory.base import arguments as check
-from cactus_theory.base.prompts import is_utf8
+from cactus_theory.base import defaults
+from cactus_theory.base.prompts import Prompt, is_utf8
 from cactus_theory.base.tables import print_json
 from cactus_theory.commands.flags import (
+    PROMPTS,
+    add_chat,
     add_cuts,
     add_policy,
     add_threads,
     add_trust,
     choose_threads,
     given_cuts,
+    given_prompts,
     one_policy,
+    rendered_ids,
+    rendering,
 )
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
+
+# flags that say how drafts are made or judged
+OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "span", "num_draft_tokens", "draft_stop",
+             "draft_top_k", "draft_top_p")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
     add_trust(parser)
     parser.add_argument("--target", required=True, metavar="DIR", help="target model")
-    parser.add_argument("--draft", required=True, metavar="DIR", help="draft model, or head")
-    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--draft", metavar="DIR", help="draft model, or head; none: no drafts")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT")
+    what.add_argument("--prompts", metavar="FILE", help=f"{PROMPTS}: a JSON line out for each")
+    add_chat(parser)
     parser.add_argument(
         "--tuned",
         metavar="FILE.json",
@@ -62,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='follow the policy between these two texts only ("<think>" "</think>"), and be '
         "lossless outside",
     )
-    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help="default: 4")
+    usual = f"default: {defaults.NUM_DRAFT_TOKENS}"
+    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help=usual)
     parser.add_argument(
         "--draft-stop",
         type=float,
@@ -70,10 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end a draft where all of it is accepted with less than this probability, as far as "
         "the draft's own confidence tells (0.3, say)",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
-    parser.add_argument("--temperature", type=float, help="default: 1; 0 decodes greedily")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
+        help="default: %(default)s",
+    )  # fmt: skip
+    usual = f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily"
+    parser.add_argument("--temperature", type=float, help=usual)
     add_cuts(parser)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=defaults.SEED)
     parser.add_argument("--device", default="cpu")
     add_threads(parser)
     output = parser.add_mutually_exclusive_group()
@@ -83,16 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
-    for name, text in (
-        ("--prompt", args.prompt),
-        *(("--span", marker) for marker in args.span or ()),
-    ):
-        if not is_utf8(text):
-            raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
-    tuned = _tuned_setting(args)
-    from cactus_theory.decoding import Callbacks, DecodeOptions, decode, load_pair
-    from cactus_theory.decoding.drafters import Siblings
-    from cactus_theory.decoding.stream import TextPieces
+    args.draft = None if args.draft == "none" else args.draft
+    prompts, tuned = _prompts(args), _tuned_setting(args)
+    from cactus_theory.decoding import DecodeOptions, load_pair
 
     keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -105,44 +117,115 @@ def run(args: argparse.Namespace) -> int:
     threads = choose_threads(args)
     where = {"device": args.device, "trust_code": args.trust_code}
     pair = load_pair(args.target, args.draft, **where, heads=True)
-    ids = torch.tensor([pair.tokenizer.encode(args.prompt)], device=args.device)
-    if not ids.numel():
-        raise ValueError(f"--prompt: must hold at least one token; got {args.prompt!r}")
     tuned.check_pair(pair.target, pair.draft)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
-    pieces = TextPieces(pair.tokenizer)
-    options = replace(
-        options,
-        policy=options.policy if tuned.plain else _scheduled(args, tuned, pair.tokenizer),
-        eos_token_ids=pair.target.generation_config.eos_token_id,
-    )
+    if not tuned.plain:
+        options = replace(options, policy=_scheduled(args, tuned, pair.tokenizer))
+    ids = rendered_ids(args, pair.tokenizer, prompts)
+    drafter = _drafter(args, tuned, pair.draft)
+    if args.prompts:
+        return _answers(args, pair, drafter, prompts, ids, options)
+    begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
     if args.stream:
-        _print(args.prompt)
-        show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
-        options = replace(options, callbacks=show)
-    drafter: Any = None if tuned.plain else tuned.cuts.drafter(pair.draft, tuned.temperature)
+        _print(begins)
+        options, pieces = _streamed(options, pair.tokenizer, ids[0])
+    result, answer = _decoded(args, pair, drafter, ids[0], options)
+    if args.json:
+        readings = [reading.as_dict() for reading in result.readings()]
+        return print_json(answer | {"readings": readings})
+    print(pieces.rest() if args.stream else begins + answer["text"])
+    shown = {name: value for name, value in answer.items() if name not in HEADER}
+    for name, value in {"on": threads, **shown}.items():
+        digits = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
+    return 0
+
+
+HEADER = ("policy", "verifier", "text")
+
+
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    """Return the prompts, once texts of the command line are known to be texts."""
+    if args.prompts and (args.json or args.stream):
+        raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
+    for name, text in (("--prompt", args.prompt), *(("--span", mark) for mark in args.span or ())):
+        if text is not None and not is_utf8(text):
+            raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
+    if args.prompts:
+        return given_prompts(args)
+    prompts = [Prompt(args.prompt)]
+    rendering(args).check(prompts)
+    return prompts
+
+
+def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
+    """Return what drafts; None for plain decoding."""
+    from cactus_theory.decoding.drafters import Siblings
+
+    if tuned.plain:
+        return None
+    drafter: Any = tuned.cuts.drafter(draft, tuned.temperature)
     if args.draft_stop is not None:
         if not hasattr(drafter, "stop"):
             raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
         drafter = replace(drafter, stop=args.draft_stop)
-    if args.siblings:
-        drafter = Siblings(drafter, args.siblings)
-    result = decode(pair.target, drafter, ids, options)
-    text = pair.tokenizer.decode(result.output_token_ids[0], skip_special_tokens=True)
-    statistics = result.statistics()
+    return Siblings(drafter, args.siblings) if args.siblings else drafter
+
+
+def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int]) -> tuple[Any, Any]:
+    """Return options that print text as it comes, and the pieces, of which the last are left."""
+    from cactus_theory.decoding import Callbacks
+    from cactus_theory.decoding.stream import TextPieces
+
+    pieces = TextPieces(tokenizer, prompt_ids)
+    show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
+    return replace(options, callbacks=show), pieces
+
+
+def _decoded(
+    args: argparse.Namespace, pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the result of one prompt, and what is said of it."""
+    from cactus_theory.decoding import decode
+    from cactus_theory.decoding.stream import completion
+
+    result = decode(pair.target, drafter, torch.tensor([prompt_ids], device=args.device), options)
+    plain = drafter is None
+    answer = {
+        "policy": "plain" if plain else options.policies[0].spec,
+        "verifier": None if plain else options.judge.spec,
+        "text": completion(pair.tokenizer, prompt_ids, result.output_token_ids[0].tolist()),
+    } | result.statistics()
     if args.cap is not None:
         bounds = event_bounds(0.9, per_token=args.cap, tokens=args.max_new_tokens)
-        statistics["event_bounds"] = bounds.sentence
-    if args.json:
-        spec = "plain" if tuned.plain else options.policies[0].spec
-        header = {"policy": spec, "verifier": tuned.verifier, "text": text}
-        readings = [reading.as_dict() for reading in result.readings()]
-        return print_json(header | statistics | {"readings": readings})
-    print(pieces.rest() if args.stream else args.prompt + text)
-    for name, value in {"on": threads, **statistics}.items():
-        digits = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
+        answer["event_bounds"] = bounds.sentence
+    return result, answer
+
+
+def _answers(
+    args: argparse.Namespace,
+    pair: Any,
+    drafter: Any,
+    prompts: Sequence[Prompt],
+    ids: Sequence[Sequence[int]],
+    options: Any,
+) -> int:
+    """Print the answer to each prompt as a JSON line, prompt i with the seed plus i; return 0."""
+    from cactus_theory.decoding._prepare import opened_texts
+
+    models = {"target_model": pair.target} | ({} if drafter is None else drafter.check(pair.target))
+    for prompt, row in zip(prompts, ids, strict=True):
+        try:
+            opened_texts(models, torch.tensor([row]), options)
+        except ValueError as error:
+            raise ValueError(f"{prompt.place}: {error}") from error
+    for number, (prompt, row) in enumerate(zip(prompts, ids, strict=True)):
+        own = replace(options, seed=args.seed + number)
+        _, answer = _decoded(args, pair, drafter, row, own)
+        asked = {"prompt": prompt.text, "columns": dict(prompt.columns)}
+        print_json(asked | answer)
+        sys.stdout.flush()
     return 0
 
 
@@ -155,14 +238,19 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     from cactus_theory.decoding.schedule import find_followed
 
     named = one_policy(args)
-    if (named is None) == (args.tuned is None):
-        got = "neither" if args.tuned is None else "both"
-        raise ValueError(f"--policy, --tuned: exactly one must be given; got {got}")
-    if named is not None:
-        width = 4 if args.num_draft_tokens is None else args.num_draft_tokens
-        temperature = 1.0 if args.temperature is None else args.temperature
-        policy: Any = find_followed(named)
-        verifier = args.verifier or ("chain" if args.siblings is None else "tree")
+    if args.draft is None:
+        _refuse_without_a_draft(args)
+    if named is not None and args.tuned is not None:
+        raise ValueError("--policy, --tuned: at most one may be given; got both")
+    if args.tuned is None:
+        width = (
+            defaults.NUM_DRAFT_TOKENS if args.num_draft_tokens is None else args.num_draft_tokens
+        )
+        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
+        if args.draft is None:
+            return TunedSetting(None, None, 0, temperature, cuts=given_cuts(args) or WHOLE)
+        policy: Any = find_followed(named or defaults.POLICY)
+        verifier = args.verifier or (defaults.VERIFIER if args.siblings is None else "tree")
         cuts = given_cuts(args) or WHOLE
         return TunedSetting(policy, verifier, width, temperature, cuts=cuts)
     for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings"):
@@ -177,7 +265,16 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
         )
     if (cuts := given_cuts(args)) not in (None, tuned.cuts):
         raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
+    if args.draft is None and not tuned.plain:
+        raise ValueError(f"--draft: must be given with {args.tuned}, which tuned one; got none")
     return tuned
+
+
+def _refuse_without_a_draft(args: argparse.Namespace) -> None:
+    for name in OF_DRAFTS:
+        if (value := getattr(args, name)) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag}: must be given with --draft; got {value} and no draft")
 
 
 def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any = None) -> Any:

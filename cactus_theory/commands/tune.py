@@ -12,11 +12,14 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.base.prompts import column_of, prompts_of
+from cactus_theory.base.prompts import Prompt, column_of
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
+    PROMPTS,
+    add_chat,
     add_cuts,
     add_inflate,
     add_threads,
@@ -24,7 +27,10 @@ from cactus_theory.commands.flags import (
     check_cuts,
     choose_threads,
     given_cuts,
+    given_prompts,
     inflated,
+    rendered_ids,
+    rendering,
 )
 from cactus_theory.decoding import DecodeOptions, decode, load_pair
 from cactus_theory.decoding._prepare import dtype_of
@@ -69,12 +75,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_trust(parser)
     add("--target", metavar="DIR", help="target model")
     add("--draft", metavar="DIR", help="draft model, or head")
-    add("--prompts", metavar="FILE", help="your traffic: JSON lines, or a prompt a line")
+    add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
+    add_chat(parser)
     add_inflate(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
     add("--divergence-per-token", type=float, required=True, metavar="NATS",
         help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
-    add("--divergence", default="kl", help="what is metered (default kl)")
+    add("--divergence", default=defaults.DIVERGENCE, help="what is metered (%(default)s)")
     add("--batch", type=int, nargs="+", default=[1], metavar="B",
         help="texts decoded together; tuned for the first, a line for each other")  # fmt: skip
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
@@ -90,13 +97,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add("--cycles", type=int,
         help="rounds to log, at least (1000, fewer of a vocabulary above 6,400)")  # fmt: skip
-    add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text (64)")
+    add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
+        help="of a text (%(default)s)")  # fmt: skip
     add("--answers", type=int, default=400, metavar="N",
         help="decoded by the two fastest settings and a lossless one where texts end before the "
         "limit (their mean is below 0.95 of it), to compare their lengths (400)")  # fmt: skip
-    add("--temperature", type=float, default=1.0)
+    add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=defaults.SEED)
     add("--by", metavar="COLUMN", help="draw halves of the texts with as many of each value of "
         "this column of the prompts")  # fmt: skip
     add("--device", default="cpu")
@@ -172,7 +180,8 @@ def _tuned(args: Namespace) -> list[Any]:
         return [tuned, *map(tuned.at_costs, others)]
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
-    texts = prompts_of(args.prompts)
+    texts = given_prompts(args)
+    args.groups = None if args.by is None else {args.by: column_of(texts, args.by)}
     args.work = args.work or _work(args, texts)
     options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
     took = Stopwatch()
@@ -181,10 +190,9 @@ def _tuned(args: Namespace) -> list[Any]:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
         args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
     took.lap("loading")
-    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
-    ends = pair.target.generation_config.eos_token_id
+    ids = rendered_ids(args, pair.tokenizer, texts)
     print(f"tune: {_forecast(args, pair, ids[0])}; on {args.on}", file=sys.stderr)
-    source = _logged(args, pair, ids, ends) if args.trace is None else _source(args, pair)
+    source = _logged(args, pair, ids) if args.trace is None else _source(args, pair)
     took.lap("logging")
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
@@ -192,7 +200,7 @@ def _tuned(args: Namespace) -> list[Any]:
         took.lap("solving knobs")
         timed[:] = settings
         sizes = batch, args.max_new_tokens
-        prompts = Prompts(ids, *sizes, args.temperature, ends, args.seed, args.cuts)
+        prompts = Prompts(ids, *sizes, args.temperature, None, args.seed, args.cuts)
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
             costs = measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
         took.lap("timing decodes")
@@ -214,11 +222,11 @@ def _tuned(args: Namespace) -> list[Any]:
 
 def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) -> Any:
     """Return settings ranked by the answer, where answers end before the limit."""
-    lengths, ends = tuned.costs.new_tokens, pair.target.generation_config.eos_token_id
+    lengths = tuned.costs.new_tokens
     if not args.answers or lengths is None or lengths > CUT_OFF * args.max_new_tokens:
         return tuned
     sizes = tuned.costs.batch, args.max_new_tokens
-    prompts = Prompts(ids, *sizes, args.temperature, ends, args.seed, args.cuts)
+    prompts = Prompts(ids, *sizes, args.temperature, None, args.seed, args.cuts)
 
     def measure(choice: Any) -> Any:
         key = choice.family.key
@@ -231,11 +239,11 @@ def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) ->
     return tuned.with_lengths(measure)
 
 
-def _work(args: Namespace, texts: Sequence[str]) -> Path:
+def _work(args: Namespace, texts: Sequence[Prompt]) -> Path:
     """Return a folder for what is logged, named by all that the rows depend on."""
     told = [str(getattr(args, name)) for name in ("target", "draft", *LOGGED)]
-    told += [str(args.cuts)]
-    told += [str(max(args.num_draft_tokens or WIDTHS)), *texts]
+    told += [str(args.cuts), str(rendering(args))]
+    told += [str(max(args.num_draft_tokens or WIDTHS)), *(text.source for text in texts)]
     return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
 
 
@@ -310,9 +318,7 @@ def _source(args: Namespace, pair: Any = None) -> Trace:
     return trace
 
 
-def _logged(args: Namespace, pair: Any, ids: list[list[int]], ends: Any) -> Any:
+def _logged(args: Namespace, pair: Any, ids: list[list[int]]) -> Any:
     width = max(args.num_draft_tokens or WIDTHS)
-    options = {"temperature": args.temperature, "cuts": args.cuts, "eos_token_ids": ends}
-    if args.by is not None:
-        options["groups"] = {args.by: column_of(args.prompts, args.by)}
+    options = {"temperature": args.temperature, "cuts": args.cuts, "groups": args.groups}
     return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

@@ -75,7 +75,7 @@ def opened_texts(
     rows = zip(input_ids.tolist(), visible, strict=True)
     prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
     new, device = options.max_new_tokens, models[first].device
-    texts = Texts(prompts, new, options.ends, device, beside)
+    texts = Texts(prompts, new, options.ends(models[first]), device, beside)
     return texts, [mask.count(False) for mask in visible]
 
 

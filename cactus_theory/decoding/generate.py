@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cactus_theory.base import defaults
 from cactus_theory.decoding._prepare import Opening, dtype_of, warn_of
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
@@ -29,17 +30,17 @@ def generate(
     draft_model: Any,
     input_ids: Tensor,
     *,
-    policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative",
-    num_draft_tokens: int = 4,
+    policy: Spec | Schedule | Sequence[Spec | Schedule] = defaults.POLICY,
+    num_draft_tokens: int = defaults.NUM_DRAFT_TOKENS,
     max_new_tokens: int,
     attention_mask: Tensor | None = None,
-    temperature: float = 1.0,
+    temperature: float = defaults.TEMPERATURE,
     logits_processor: Sequence[Any] = (),
     eos_token_ids: int | Iterable[int] | None = None,
     stop: Stop | None = None,
     seed: int | Sequence[int] | None = None,
     generator: Generators = None,
-    verifier: str | Verifier = "chain",
+    verifier: str | Verifier = defaults.VERIFIER,
     fast_forward: bool | None = None,
     meter: bool | str | Divergence = True,
     record_rows: bool = False,
@@ -69,7 +70,8 @@ def generate(
     attention_mask : (B, T), 0 on padding (in front of shorter prompts), which takes no position.
     temperature : of both models; 0 is greedy.
     logits_processor : Hugging Face processors, applied to both models before the temperature.
-    eos_token_ids : tokens that end a text, anywhere in a round; None for none.
+    eos_token_ids : tokens that end a text, anywhere in a round; ``()`` for none. The default is
+        the target's own, ``generation_config.eos_token_id``.
     stop : called with a row's ids (1, length) after each of its new tokens; True ends it.
     seed, generator : randomness: an integer (row b takes seed + b) or one per row, or one
         generator per row instead. The default is the seed 0.

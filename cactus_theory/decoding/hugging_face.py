@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.drafters import as_drafter
@@ -43,11 +44,11 @@ def speculative_generate(
     generation_config: Any = None,
     *,
     draft_model: Any = None,
-    policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative",
-    num_draft_tokens: int = 5,
+    policy: Spec | Schedule | Sequence[Spec | Schedule] = defaults.POLICY,
+    num_draft_tokens: int = defaults.NUM_DRAFT_TOKENS,
     seed: int | Sequence[int] | None = None,
     generator: Generators = None,
-    verifier: str | Verifier = "chain",
+    verifier: str | Verifier = defaults.VERIFIER,
     fast_forward: bool | None = None,
     meter: bool | str | Divergence | None = None,
     log_probs: bool = False,
@@ -182,7 +183,7 @@ def _pad(config: Any) -> int:
     return 0 if ends is None else ends if isinstance(ends, int) else int(ends[0])
 
 
-def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int] | None]:
+def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
     """Return the longest length and the end-of-text ids; the caller's criteria replace both."""
     length, ends = config.max_length, config.eos_token_id
     for criterion in (
@@ -190,7 +191,7 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int] | None
     ):
         length = getattr(criterion, "max_length", length)
         ends = getattr(criterion, "eos_token_id", ends)
-    return length, None if ends is None else torch.as_tensor(ends).flatten().tolist()
+    return length, [] if ends is None else torch.as_tensor(ends).flatten().tolist()
 
 
 def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding._text import check_model_vocabularies, check_same_vocabulary
-from cactus_theory.decoding.drafters import RecurrentDrafter
+from cactus_theory.decoding.drafters import RecurrentDrafter, named_drafter
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 
 
@@ -30,7 +30,7 @@ class Pair:
 
 def load_pair(
     target_dir: str | Path,
-    draft_dir: str | Path,
+    draft_dir: str | Path | None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     *,
@@ -40,8 +40,9 @@ def load_pair(
     """Load two Hugging Face causal LMs in evaluation mode from local folders.
 
     Python files that a folder brings along (``auto_map``) run only with ``trust_code``; without
-    it a model that needs them is refused, and nobody is asked. With ``heads`` the draft may also
-    be a head's folder (``head.json``), whose drafter is returned.
+    it a model that needs them is refused, and nobody is asked. The draft may be a name
+    (``ngram``, ``exit:20``), whose drafter is returned, or ``none``; with ``heads`` also a head's
+    folder (``head.json``).
 
     Raises
     ------
@@ -59,8 +60,13 @@ def load_pair(
     """
     library = check.optional_module("transformers", "llm")
     folders = {"target_dir": target_dir}
-    if not (heads and is_head(draft_dir)):
-        folders["draft_dir"] = draft_dir
+    draft: Any = None if draft_dir is None else named_drafter(draft_dir)
+    if draft_dir is not None and str(draft_dir) != "none" and draft is None:
+        if heads and is_head(draft_dir):
+            draft = RecurrentDrafter.load(draft_dir)
+            draft.head.to(device)
+        else:
+            folders["draft_dir"] = draft_dir
     for name, folder in folders.items():
         if not (Path(folder) / "config.json").is_file():
             raise ValueError(f"{name}: must be a folder with a config.json; got {str(folder)!r}")
@@ -77,9 +83,8 @@ def load_pair(
     if len(models) > 1:
         check_model_vocabularies(models[0], models[1])
         return Pair(models[0], models[1], tokenizers[0])
-    draft = RecurrentDrafter.load(draft_dir)
-    draft.head.to(device)
-    draft.check(models[0])
+    if draft is not None:
+        draft.check(models[0])
     return Pair(models[0], draft, tokenizers[0])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._sampling import (
     Generators,
@@ -72,17 +73,17 @@ class DecodeOptions:
         As :func:`generate`, for whatever does not depend on models and prompts.
     """
 
-    policy: Spec | Schedule | Sequence[Spec | Schedule] = "speculative"
-    num_draft_tokens: int = 4
+    policy: Spec | Schedule | Sequence[Spec | Schedule] = defaults.POLICY
+    num_draft_tokens: int = defaults.NUM_DRAFT_TOKENS
     max_new_tokens: int
     attention_mask: Tensor | None = None
-    temperature: float = 1.0
+    temperature: float = defaults.TEMPERATURE
     logits_processor: Sequence[Any] = ()
     eos_token_ids: int | Iterable[int] | None = None
     stop: Stop | None = None
     seed: int | Sequence[int] | None = None
     generator: Generators = None
-    verifier: str | Verifier = "chain"
+    verifier: str | Verifier = defaults.VERIFIER
     fast_forward: bool | None = None
     meter: bool | str | Divergence = True
     record_rows: bool = False
@@ -92,7 +93,8 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperature", checked_temperature(self.temperature))
-        object.__setattr__(self, "eos_token_ids", self.ends)  # ids that come from an iterator
+        if self.eos_token_ids is not None:  # perhaps an iterator
+            object.__setattr__(self, "eos_token_ids", end_tokens(self.eos_token_ids))
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
         for policy in self.policies:
@@ -129,13 +131,13 @@ class DecodeOptions:
     @cached_property
     def metered(self) -> Divergence | None:
         """Return the divergence that ``meter`` names, None where it is off."""
-        named = "kl" if self.meter is True else self.meter
+        named = defaults.DIVERGENCE if self.meter is True else self.meter
         return find_divergence(named) if named else None
 
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """Return ``eos_token_ids`` as a set."""
-        return end_tokens(self.eos_token_ids)
+    def ends(self, target_model: Any) -> frozenset[int]:
+        """Return the ids that end a text of this target."""
+        named = self.eos_token_ids
+        return own_ends(target_model) if named is None else end_tokens(named)
 
     @cached_property
     def sources(self) -> Sources:
@@ -143,10 +145,14 @@ class DecodeOptions:
         return checked_sources(self.seed, self.generator)
 
 
-def end_tokens(eos_token_ids: int | Iterable[int] | None) -> frozenset[int]:
+def own_ends(model: Any) -> frozenset[int]:
+    """Return the ids that end a text by a model's own generation config."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return end_tokens(() if ends is None else ends)
+
+
+def end_tokens(eos_token_ids: int | Iterable[int]) -> frozenset[int]:
     """Return the ids that end a text."""
-    if eos_token_ids is None:
-        return frozenset()
     ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
     for token in ids:
         whole_number("eos_token_ids", token, 0)

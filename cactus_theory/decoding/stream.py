@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ class TextPieces:
     end, which some tokenizers take away before a full stop.
     """
 
-    def __init__(self, tokenizer: Any, **decoding: Any) -> None:
-        self.tokenizer, self.decoding = tokenizer, {"skip_special_tokens": True} | decoding
+    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] = ()) -> None:
+        self.tokenizer, self.prompt_ids = tokenizer, prompt_ids
         self.ids: list[int] = []
         self.shown = ""
 
@@ -37,7 +38,18 @@ class TextPieces:
         return piece
 
     def _text(self) -> str:
-        return self.tokenizer.decode(self.ids, **self.decoding)
+        return completion(self.tokenizer, self.prompt_ids, self.ids)
+
+
+def completion(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text that ``ids`` add to a prompt, without special tokens.
+
+    That is the text of all ids without that of the prompt, as the first token of a text may lose
+    its blank, and others may be written otherwise at the start.
+    """
+    texts = [*prompt_ids], [*prompt_ids, *ids]
+    before, whole = (tokenizer.decode(text, skip_special_tokens=True) for text in texts)
+    return whole[len(commonprefix([before, whole])) :]
 
 
 class Columns:

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -126,8 +127,8 @@ class Expectation:
 @one_thread()
 def expect(
     source: Trace | str | Path,
-    policy: str | Policy = "speculative",
-    verifier: str | Verifier = "chain",
+    policy: str | Policy = defaults.POLICY,
+    verifier: str | Verifier = defaults.VERIFIER,
     *,
     num_draft_tokens: int | None = None,
     short_ends: bool = False,

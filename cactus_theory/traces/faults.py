@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base import defaults
 from cactus_theory.decoding.drafters import Drafter, ModelDrafter
 from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters.model import ModelDrafting
@@ -412,8 +413,8 @@ def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
 
 def row_signatures(
     source: Trace | str | Path,
-    policy: str | Policy = "speculative",
-    verifier: str | Verifier = "chain",
+    policy: str | Policy = defaults.POLICY,
+    verifier: str | Verifier = defaults.VERIFIER,
     *,
     num_draft_tokens: int | None = None,
     on_fault: Callable[[str], Any] = str,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding._prepare import opened_texts
@@ -28,7 +29,7 @@ from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft
 
 # policy and verifier of a decode whose header names none
-USUAL = {"policy": "speculative", "verifier": "chain"}
+USUAL = {"policy": defaults.POLICY, "verifier": defaults.VERIFIER}
 # number of entries compared of every weight: other weights of the same shape differ in them
 WEIGHT_ENTRIES = 8
 OnText = Callable[[int, int], Any]
@@ -44,11 +45,11 @@ def log_trace(
     max_new_tokens: int,
     cycles: int | None = None,
     dtype: str = "float16",
-    temperature: float = 1.0,
+    temperature: float = defaults.TEMPERATURE,
     eos_token_ids: int | Iterable[int] | None = None,
     seed: int = 0,
-    policy: str | Policy = "speculative",
-    verifier: str | Verifier = "chain",
+    policy: str | Policy = defaults.POLICY,
+    verifier: str | Verifier = defaults.VERIFIER,
     cuts: Cuts = WHOLE,
     groups: Mapping[str, Sequence[str]] | None = None,
     on_text: OnText | None = None,
@@ -75,7 +76,7 @@ def log_trace(
         tokens and divergences of the shipped pair (150 cycles, five policies) by 1e-4 of
         themselves at most.
     temperature, cuts : of both models.
-    eos_token_ids : tokens that end a text; None for none.
+    eos_token_ids : tokens that end a text, ``()`` for none; the target's own by default.
     seed : text i takes ``seed + i``.
     policy, verifier : of the decode, where it is of interest at which places its rounds start.
     groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
@@ -106,8 +107,6 @@ def log_trace(
     """
     check.optional_module("safetensors.torch", "llm")
     drafter, uncut = cuts.drafter(draft_model, temperature), as_drafter(draft_model)
-    ends = [] if eos_token_ids is None else eos_token_ids
-    ends = [ends] if isinstance(ends, int) else sorted(ends)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
     sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
     for name, size in sizes.items():
@@ -119,7 +118,7 @@ def log_trace(
         # room for a whole draft in the last round too; the text itself is stopped
         max_new_tokens=max_new_tokens + num_draft_tokens,
         **cuts.options(temperature),
-        eos_token_ids=ends,
+        eos_token_ids=eos_token_ids,
         meter=False,
         policy=policy,
         verifier=verifier,
@@ -133,7 +132,7 @@ def log_trace(
         draft=name_of(draft_model),
         temperature=checked_temperature(temperature),
         seed=whole_number("seed", seed, 0),
-        eos_token_ids=ends,
+        eos_token_ids=sorted(options.ends(target_model)),
         details={
             "target_weights": identity(target_model),
             "draft_weights": identity(uncut),
@@ -317,8 +316,10 @@ def check_weights(
 
     ``name`` is of what was made with those.
     """
-    drafter = as_drafter(draft_model)
+    drafter = None if draft_model is None else as_drafter(draft_model)
     for part, thing in (("target", target_model), ("draft", drafter)):
+        if thing is None:  # the target decodes alone
+            continue
         expected, actual = weights.get(f"{part}_weights"), identity(thing)
         if expected is not None and expected != actual:
             got = f"{name_of(thing)}, weights {actual}"

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.models import CachedModel
@@ -50,9 +51,9 @@ def noise_floor(
     target_model: Any,
     prompts_ids: Sequence[Sequence[int]],
     *,
-    width: int = 5,
+    width: int = defaults.NUM_DRAFT_TOKENS + 1,
     max_new_tokens: int = 32,
-    temperature: float = 1.0,
+    temperature: float = defaults.TEMPERATURE,
     seed: int = 0,
     on_text: Callable[[int], Any] | None = None,
 ) -> NoiseFloor:

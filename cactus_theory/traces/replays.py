@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.result import VerifiedRows
@@ -47,7 +48,7 @@ OnCycles = Callable[[int], None]
 def replay(
     source: Source | str | Path,
     policy: str | Policy | Schedule,
-    verifier: str | Verifier = "chain",
+    verifier: str | Verifier = defaults.VERIFIER,
     *,
     num_draft_tokens: int | None = None,
     divergences: Sequence[str | Divergence] = ("kl",),

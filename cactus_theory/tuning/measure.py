@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
@@ -66,7 +67,7 @@ class Prompts:
     ids: Sequence[Sequence[int]]
     batch: int
     max_new_tokens: int
-    temperature: float = 1.0
+    temperature: float = defaults.TEMPERATURE
     eos_token_ids: int | Iterable[int] | None = None
     seed: int = 0
     cuts: Cuts = WHOLE

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
-from ..common.inputs import load_prompts, loaded_pair
+from ..common.inputs import asked_ids, loaded_pair
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
@@ -57,7 +57,7 @@ def lines() -> list[Line]:
 def harness_of(args: Namespace) -> Harness:
     """Return the pair and a few prompts, whose texts have all their tokens."""
     pair = loaded_pair(args)
-    texts = load_prompts(args.prompts, pair.tokenizer)[:PROMPTS]
+    texts = asked_ids(args, pair.tokenizer)[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)
 

@@ -112,7 +112,7 @@ class Harness:
         options = DecodeOptions(
             **policy_options,
             attention_mask=mask,
-            eos_token_ids=target.generation_config.eos_token_id if self.ends else None,
+            eos_token_ids=None if self.ends else (),
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
             temperature=config.temperature,

@@ -11,9 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.prompts import prompts_of
+from cactus_theory.base import defaults
+from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import inflated
+from cactus_theory.commands.flags import PROMPTS as KINDS
+from cactus_theory.commands.flags import add_chat, given_prompts, inflated, rendered_ids
 from cactus_theory.decoding import Pair, load_pair
 
 from .grid import files_of, label
@@ -30,7 +32,8 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", type=Path, default=PAIR / "target", help="target model folder")
     add("--draft", type=Path, default=PAIR / "draft", help="draft model folder")
-    add("--prompts", type=Path, default=PROMPTS, help="JSON lines")
+    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
+    add_chat(parser)
 
 
 def loaded_pair(args: argparse.Namespace, *, heads: bool = False) -> Pair:
@@ -40,23 +43,25 @@ def loaded_pair(args: argparse.Namespace, *, heads: bool = False) -> Pair:
 
 
 def add_decode_arguments(
-    parser: argparse.ArgumentParser, *, widths: list[int], repeats: int, **defaults: int
+    parser: argparse.ArgumentParser, *, widths: list[int], repeats: int, **sizes: int
 ) -> None:
     """Declare what every table of decodes asks for: texts, drafted tokens, repeats, seed, threads.
 
-    ``defaults`` are other ones of num_prompts and max_new_tokens.
+    ``sizes`` are other defaults of num_prompts and max_new_tokens.
     """
-    numbers = {"num_prompts": 16, "max_new_tokens": 64} | defaults
+    numbers = {"num_prompts": 16, "max_new_tokens": defaults.MAX_NEW_TOKENS} | sizes
     add = parser.add_argument
     add("--num-prompts", type=int, default=numbers["num_prompts"], help="that are decoded")
     add("--num-draft-tokens", type=int, nargs="+", default=widths, metavar="K", help="to try")
     add("--max-new-tokens", type=int, default=numbers["max_new_tokens"], metavar="N")
     add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=defaults.SEED)
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 
 
 ENDS = ("eos_token_ids", "no_start")
+# flags of every decode that decide it
+DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system", "no_template")
 
 
 def add_end_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,21 +71,20 @@ def add_end_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-start", action="store_true", help="prompts without the token that starts a text")
 
 
-def prompt_ids(args: argparse.Namespace, pair: Any, texts: Sequence[str]) -> list[list[int]]:
+def prompt_ids(args: argparse.Namespace, pair: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Return the token ids of each prompt; texts of the pair end as the flags say from here on."""
     if args.eos_token_ids is not None:
         pair.target.generation_config.eos_token_id = args.eos_token_ids
-    special = not args.no_start
-    return [pair.tokenizer(text, add_special_tokens=special)["input_ids"] for text in texts]
+    return rendered_ids(args, pair.tokenizer, prompts)
 
 
-def settings_of(args: argparse.Namespace, texts: Sequence[str], *flags: str) -> dict[str, Any]:
-    """Return the texts, models and flags that decide a decode, so that two runs are never mixed."""
+def settings_of(args: argparse.Namespace, prompts: Sequence[Prompt], *flags: str) -> dict[str, Any]:
+    """Return the prompts, models and flags that decide a decode: two runs are never mixed."""
     folders = {name: vars(args)[name] for name in ("target", "draft") if name in args}
     return {
-        "prompts": digest("\0".join(texts).encode()),
+        "prompts": digest("\0".join(prompt.source for prompt in prompts).encode()),
         **{name: folder_digest(folder) for name, folder in folders.items()},
-        **{name: getattr(args, name) for name in ("max_new_tokens", "seed", "threads", *flags)},
+        **{name: getattr(args, name) for name in (*DECIDE, *flags)},
         **({"cost": args.cost} if "cost" in args else {}),
     }
 
@@ -155,9 +159,14 @@ def load_model(folder: str | Path) -> Any:
     return load(folder, dtype=torch.float32, **options).eval()
 
 
+def asked_ids(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
+    """Return the token ids of each prompt of ``--prompts``, rendered as the flags say."""
+    return rendered_ids(args, tokenizer, given_prompts(args))
+
+
 def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
-    """Return the token ids of each prompt of :func:`prompts_of`."""
-    return [tokenizer(text)["input_ids"] for text in prompts_of(path)]
+    """Return the token ids of each prompt of :func:`prompts_of`, texts as they are."""
+    return [Rendering(plain=True).ids(prompt, tokenizer) for prompt in prompts_of(path)]
 
 
 Rows = Float[Tensor, "rows vocab"]

@@ -17,7 +17,7 @@ from cactus_theory.decoding import load_pair
 
 from ..common.decode import Harness
 from ..common.grid import Config, Grid, Job, Record
-from ..common.inputs import add_pair_arguments, load_prompts
+from ..common.inputs import add_pair_arguments, asked_ids
 from ..common.results import publish
 from ..common.statistics import INTERVAL, RESAMPLES, interval, resamples
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode with every setting, write the table, print what Cactus and constant δ pay."""
     pair = load_pair(args.target, args.draft)
-    prompts = load_prompts(args.prompts, pair.tokenizer)
+    prompts = asked_ids(args, pair.tokenizer)
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     lines = [Config(spec, args.num_draft_tokens, 1) for specs in SERIES.values() for spec in specs]
     grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)

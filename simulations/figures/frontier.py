@@ -22,7 +22,7 @@ from cactus_theory.decoding import load_pair
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, load_prompts, log_rows
+from ..common.inputs import add_pair_arguments, asked_ids, log_rows
 from ..common.results import publish
 from ..common.statistics import hermite
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Log rows, write the table and print what Cactus pays."""
     pair = load_pair(args.target, args.draft)
-    prompts = load_prompts(args.prompts, pair.tokenizer)
+    prompts = asked_ids(args, pair.tokenizer)
     q, p = log_rows(pair.target, pair.draft, prompts, args.tokens_each, args.seed)
     notes = {
         "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "

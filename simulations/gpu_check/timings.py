@@ -360,6 +360,7 @@ def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loo
     ids, mask = left_padded(list(itertools.islice(texts, batch)), pair.target)
     shared: Row = {"attention_mask": mask, "seed": bench.seed, "device_loop": LOOPS[loop]}
     shared["max_new_tokens"] = TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
+    shared["eos_token_ids"] = ()  # whole lengths are timed
     draft = None if spec == PLAIN else pair.draft
     if draft is not None:
         shared |= {"policy": spec, "verifier": verifier, "num_draft_tokens": width}

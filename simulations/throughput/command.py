@@ -20,9 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.commands.flags import add_inflate
+from cactus_theory.commands.flags import add_inflate, given_prompts
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 from cactus_theory.tuning.choices import Halves
 
@@ -50,7 +51,6 @@ from ..common.inputs import (
     digest,
     loaded_pair,
     prompt_ids,
-    prompts_of,
     settings_of,
 )
 from ..common.journal import Journal
@@ -105,32 +105,32 @@ def run(args: argparse.Namespace) -> int:
         lines = configs(*kinds, args.siblings)
     families = table.families_of(args.compare, lines)
     at_least(args, metered=1, repeats=0, num_prompts=1)
-    texts = prompts_of(args.prompts)
+    prompts = given_prompts(args)
     if settings:  # the others tuned them
-        texts = [texts[number] for number in Halves.of([range(len(texts))]).reported]
-    texts = texts[: args.num_prompts]
+        prompts = [prompts[number] for number in Halves.of([range(len(prompts))]).reported]
+    prompts = prompts[: args.num_prompts]
     score = score_of(args.score)
-    grid = Grid(lines, len(texts), args.repeats, args.metered, args.seed)
+    grid = Grid(lines, len(prompts), args.repeats, args.metered, args.seed)
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
         pair = loaded_pair(args, heads=True)
-        return Harness(pair, prompt_ids(args, pair, texts), args.max_new_tokens, args.seed)
+        return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
     if args.inflate is not None:
         harness()  # the faster dtype decides results
 
     def decoded(job: Job) -> dict[str, Any]:
-        return table.record(harness(), texts, job, job.repeat < args.metered, score)
+        return table.record(harness(), prompts, job, job.repeat < args.metered, score)
 
-    with Journal(args.out / "journal.jsonl", _settings(args, lines, texts)) as journal:
+    with Journal(args.out / "journal.jsonl", _settings(args, lines, prompts)) as journal:
         runs = grid.runs(grid.fill(decoded, journal))
     rows = table.rows(runs, args.seed)
     timed = args.repeats > 0
     tables = {"throughput": rows}
     if settings:
         tables["beside_plain"] = table.beside_plain(runs, settings, args.seed)
-    tables["answers"] = answer_rows(runs, len(texts), timed=timed, seed=args.seed)
+    tables["answers"] = answer_rows(runs, len(prompts), timed=timed, seed=args.seed)
     if families is not None and (equal := table.equal_kl_rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
     elif families is not None:
@@ -143,14 +143,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace, lines: list[Config], texts: list[str]) -> dict[str, Any]:
+def _settings(
+    args: argparse.Namespace, lines: list[Config], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     """Return the settings that decide a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
     rules |= set(filter(None, [file_of(args.score or "")]))
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
-    } | settings_of(args, texts, "repeats", "metered", "device", "score", *ENDS)
+    } | settings_of(args, prompts, "repeats", "metered", "device", "score", *ENDS)
 
 
 SETTING_HEADS = {

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from cactus_theory.base.prompts import Prompt
+from cactus_theory.decoding.stream import completion
 from cactus_theory.tuning.families import LOSSLESS
 
 from ..common.decode import Harness
@@ -33,7 +35,7 @@ from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve,
 
 def record(
     harness: Harness,
-    texts: Sequence[str],
+    prompts: Sequence[Prompt],
     job: Job,
     metered: bool,
     score: Callable[[str], float] | None = None,
@@ -50,8 +52,8 @@ def record(
     for row, output in zip(rows, decode.outputs, strict=True):
         likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
         if score is not None:
-            text = pair.tokenizer.decode(output, skip_special_tokens=True)
-            scores.append(score(texts[row] + text))
+            text = completion(pair.tokenizer, harness.prompts[row], output)
+            scores.append(score(prompts[row].text + text))
     record = decode.record | {"log_likelihood": likelihoods}
     return record | ({} if score is None else {"scores": scores})
 

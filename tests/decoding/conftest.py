@@ -22,7 +22,7 @@ def random_llama(vocab=24, layers=2, positions=128, seed=0, dtype=torch.float64,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=positions,
-        **options,
+        **{"eos_token_id": None} | options,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -96,7 +96,7 @@ def test_loads_a_pair_quietly(folders, capfd):
     assert captured.out + captured.err == ""
     assert pair.target.dtype == torch.float64
     assert not pair.target.training
-    result = generate(pair.target, pair.draft, PROMPT % 4, policy="speculative", max_new_tokens=5)
+    result = generate(pair.target, pair.draft, PROMPT % 4, eos_token_ids=(), max_new_tokens=5)
     assert result.num_tokens == 5
 
 

@@ -10,7 +10,7 @@ from cactus_theory.tuned import TunedSetting
 from tests.decoding.test_ragged import padded, prompts
 
 IDS, MASK = padded(prompts(seed=9), pad=6)
-GREEDY = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 6}
+GREEDY = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 6, "eos_token_id": 2}
 
 
 def both(tiny, **options):

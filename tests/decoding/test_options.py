@@ -50,7 +50,7 @@ def test_specs_are_read_once():
 
 def test_ids_that_end_a_text_may_come_from_an_iterator():
     options = replace(DecodeOptions(max_new_tokens=4, eos_token_ids=iter([3, 5])), seed=2)
-    assert options.ends == {3, 5}
+    assert options.eos_token_ids == {3, 5}
 
 
 @pytest.mark.parametrize(

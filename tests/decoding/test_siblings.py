@@ -153,7 +153,10 @@ def test_generate_of_the_library_and_the_command_line_take_siblings(tiny, monkey
         target, draft = tiny
 
         class tokenizer:
-            encode = staticmethod(lambda text: [1, 2])
+            chat_template = bos_token_id = None
+
+            def __new__(cls, text, add_special_tokens):
+                return {"input_ids": [1, 2]}
 
     def spy(target, drafter, ids, options):
         seen.append((drafter, options.judge.spec))

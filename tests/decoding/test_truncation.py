@@ -8,6 +8,7 @@ import torch
 
 import cactus_theory as ct
 import cactus_theory.decoding
+from cactus_theory.base.prompts import Prompt
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.truncation import WHOLE, Cuts
@@ -133,7 +134,7 @@ def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None
 
     monkeypatch.setattr(command, "load_pair", loaded)
     monkeypatch.setattr(command, "log_shown", log_shown)
-    monkeypatch.setattr(command, "prompts_of", lambda _: ["def f(", "import os"])
+    monkeypatch.setattr(command, "given_prompts", lambda _: [Prompt("def f("), Prompt("import os")])
     apart = "--draft-top-k, --draft-top-p: must say what the engine cuts rows to"
     cases: list = [
         (None, ("--top-k", "20"), apart),

@@ -245,7 +245,7 @@ def decodes_of(pair, prompts: str, *options):
     from tests.traces.planted import Decodes
 
     texts = prompts_of(ROOT / "simulations" / "data" / prompts)[:12]
-    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    ids = [pair.tokenizer(prompt.text)["input_ids"] for prompt in texts]
     return Decodes(pair.target, pair.draft, ids, *options)
 
 

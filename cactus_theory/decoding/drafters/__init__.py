@@ -1,8 +1,10 @@
 """Drafters: a model, a head on the target's states, the text's own past."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.specs import parse_knobs
 from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters._base import Drafter as Drafter
 from cactus_theory.decoding.drafters.early_exit import EarlyExit as EarlyExit
@@ -15,13 +17,22 @@ from cactus_theory.decoding.drafters.siblings import Siblings as Siblings
 __all__ = ["DraftContext", "Drafting"]
 
 
+# drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
+NAMES = "ngram, ngram:longest=4, exit:20 (the target's first layers), none"
+
+
 def as_drafter(draft_model: Any) -> Drafter:
-    """Return a drafter for a drafter, a causal LM or the folder of a head, or raise TypeError."""
+    """Return a drafter for a drafter, a causal LM, a name or the folder of a head, or raise."""
     if isinstance(draft_model, Drafter):
         return draft_model
     if isinstance(draft_model, str | Path):
+        if (named := named_drafter(draft_model)) is not None:
+            return named
         if not is_head(draft_model):
-            raise ValueError(f"draft_model: must be a head's folder; got {str(draft_model)!r}")
+            raise ValueError(
+                f"draft_model: must be one of {NAMES}, or a head's folder (read_drafter loads "
+                f"models); got {str(draft_model)!r}"
+            )
         return RecurrentDrafter.load(draft_model)
     if hasattr(draft_model, "forward") and hasattr(draft_model, "config"):
         return ModelDrafter(draft_model)
@@ -29,3 +40,23 @@ def as_drafter(draft_model: Any) -> Drafter:
         "draft_model: must be a causal LM, a Drafter or the folder of a head; "
         f"got {type(draft_model).__name__}"
     )
+
+
+def named_drafter(name: str | Path) -> Drafter | None:
+    """Return the drafter of a name that needs no files, None for another name.
+
+    ValueError for ``exit`` without a number of layers, and for knobs that there are not.
+    """
+    kind, _, rest = str(name).partition(":")
+    if kind == "exit":
+        if not rest.isdecimal():
+            raise ValueError(f"draft: must say how many layers, as exit:20; got {str(name)!r}")
+        return EarlyExit(int(rest))
+    if kind != "ngram":
+        return None
+    knobs, known = parse_knobs(rest, str(name)), [field.name for field in fields(NGram)]
+    for knob, value in knobs.items():
+        if knob not in known or not value.isdecimal():
+            whole = f"ngram takes whole numbers for {' and '.join(known)}"
+            raise ValueError(f"draft: {whole}; got {knob}={value} in {str(name)!r}")
+    return NGram(**{knob: int(value) for knob, value in knobs.items()})

@@ -15,7 +15,11 @@ from simulations.common.inputs import (
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", "line 2 of p.jsonl must be JSON"), ('{"a": 1}', "must hold a text"), ("3", "must hold")],
+    [
+        ("{", "line 2 of p.jsonl must be JSON"),
+        ('{"a": 1}', "a prompt under"),
+        ("3", "JSON object"),
+    ],
 )
 def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "p.jsonl"
@@ -23,7 +27,7 @@ def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: 
     with pytest.raises(ValueError, match=said):
         prompts_of(path)
     path.write_text('{"turns": ["Hello", "again"]}\n{"question": "Why?"}\n')
-    assert prompts_of(path) == ["Hello", "Why?"]
+    assert [prompt.text for prompt in prompts_of(path)] == ["Hello", "Why?"]
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
@@ -65,9 +69,9 @@ def test_chats_and_plain_lines_are_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
     chat = '[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}]'
     path.write_text('{"messages": ' + chat + '}\n{"text": "So?"}\n')
-    assert prompts_of(path) == ["Why?", "So?"]
+    assert [prompt.text for prompt in prompts_of(path)] == ["Why?", "So?"]
     path.write_text("def f(x):\n\n    return 1\n")
-    assert prompts_of(path) == ["def f(x):", "    return 1"]
+    assert [prompt.text for prompt in prompts_of(path)] == ["def f(x):", "    return 1"]
     path.write_text("\n")
     with pytest.raises(ValueError, match="must hold at least one line"):
         prompts_of(path)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cactus_theory.base.prompts import Prompt
 from simulations.__main__ import main
 from simulations.common.grid import Config
 from simulations.common.inputs import prompt_ids
@@ -91,18 +92,24 @@ def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
 
 
 def test_prompts_may_go_on_a_text_and_another_token_may_end_it(monkeypatch) -> None:
-    parser, asked = argparse.ArgumentParser(), []
+    parser, asked, prompts = argparse.ArgumentParser(), [], [Prompt("ab")]
     command.add_arguments(parser)
+
+    class Tokenizer:
+        chat_template = bos_token_id = None
+
+        def __call__(self, text, add_special_tokens):
+            asked.append(add_special_tokens)
+            return {"input_ids": [len(text)]}
+
     pair = SimpleNamespace(
         target=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=0)),
-        tokenizer=lambda text, add_special_tokens: (
-            asked.append(add_special_tokens) or {"input_ids": [len(text)]}
-        ),
+        tokenizer=Tokenizer(),
     )
-    assert prompt_ids(parser.parse_args([]), pair, ["ab"]) == [[2]]
+    assert prompt_ids(parser.parse_args([]), pair, prompts) == [[2]]
     assert pair.target.generation_config.eos_token_id == 0
     args = parser.parse_args(["--no-start", "--eos-token-ids", "1", "7"])
-    assert prompt_ids(args, pair, ["ab"]) == [[2]] and asked == [True, False]
+    assert prompt_ids(args, pair, prompts) == [[2]] and asked == [True, False]
     assert pair.target.generation_config.eos_token_id == [1, 7]
 
 
@@ -123,7 +130,7 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
     for text in ("a = 1", "a = 1", "a = 2"):
         rule.write_text(text)
         lines = [Config(f"{rule}:blend:alpha=0.5", 2, 1), Config("band:price=2", 2, 1)]
-        found.append(command._settings(parser.parse_args([]), lines, ["text"]))
+        found.append(command._settings(parser.parse_args([]), lines, [Prompt("text")]))
     assert found[0] == found[1] != found[2]
 
 

@@ -1,0 +1,13 @@
+"""What a decode does where nothing else is asked: of ``ct.generate``, the hook and every command.
+
+Commands that log rows, or time whole grids, have sizes of their own, which their help names.
+"""
+
+POLICY = "speculative"
+VERIFIER = "chain"
+NUM_DRAFT_TOKENS = 4
+# of a text; a command needs some limit, in Python it is named
+MAX_NEW_TOKENS = 64
+TEMPERATURE = 1.0
+SEED = 0
+DIVERGENCE = "kl"
