@@ -29,9 +29,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PIP) -e '.[solvers,testing,llm,figures]'
 	@touch $@
 
-# what only tests and checks of style need: Triton interprets the kernels where no GPU is
+# what only tests and checks of style need: Triton interprets the kernels where no GPU is, adapters
+# of peft (with accelerate, 11 MB) are decoded
 $(TESTED): $(STAMP)
-	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright
+	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright peft accelerate
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
 	@touch $@
 

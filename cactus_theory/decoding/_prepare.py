@@ -110,8 +110,16 @@ def _check_prompt(input_ids: Any) -> None:
 
 
 def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) -> None:
-    if model.training:
-        raise ValueError(f"{name}: must be in evaluation mode, call {name}.eval(); got training")
+    for path, module in model.named_modules():  # adapters that are put on a model begin in training
+        if module.training:
+            raise ValueError(
+                f"{name}: must be in evaluation mode, call {name}.eval(); got training"
+                + (f" in {path}" if path else "")
+            )
+    if model.device.type == "meta":
+        raise ValueError(
+            f"{name}: weights must be on a device; those of {type(model).__name__} are offloaded"
+        )
     config = text_config(model)
     low, high, vocab = int(input_ids.min()), int(input_ids.max()), config.vocab_size
     if low < 0 or high >= vocab:

@@ -19,6 +19,7 @@ from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.generate import decode
+from cactus_theory.decoding.honoured import check_honoured
 from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
@@ -26,12 +27,6 @@ from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.verify.contract import Verifier
 
-# options of the library's other loops, each with the value that leaves its loop off
-OTHER_LOOPS = {
-    "num_beams": 1, "prompt_lookup_num_tokens": None, "assistant_early_exit": None,
-    "num_assistant_tokens": 20, "penalty_alpha": 0, "dola_layers": None, "force_words_ids": None,
-    "guidance_scale": 1,
-}  # fmt: skip
 # stopping criteria that the loop handles itself
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
@@ -92,9 +87,10 @@ def speculative_generate(
     Raises
     ------
     ValueError
-        No draft (``assistant_model=`` is dropped as ``streamer=`` is); options of the library's
-        other loops (beams, contrastive search, prompt lookup, guidance, …), scores or logits in
-        the output, inputs other than token ids, stop strings without ``text_tokenizer``; and as
+        No draft (``assistant_model=`` is dropped as ``streamer=`` is); every option of ``generate``
+        that :mod:`cactus_theory.decoding.honoured` does not list, unless it does nothing: beams,
+        guidance, scores in the output, …; every input beside token ids and their mask, such as
+        images, token types or a cache; stop strings without ``text_tokenizer``; and as
         :func:`cactus_theory.generate`.
 
     Examples
@@ -107,7 +103,7 @@ def speculative_generate(
     >>> output.result.num_tokens
     8
     """
-    _check(generation_config, model_kwargs, draft_model)
+    check_honoured(model, input_ids, generation_config, model_kwargs, draft_model)
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]
@@ -145,34 +141,6 @@ def speculative_generate(
     if not generation_config.return_dict_in_generate:
         return sequences
     return output_class()(sequences=sequences, result=result)
-
-
-def _check(config: Any, model_kwargs: dict[str, Any], draft_model: Any) -> None:
-    """Raise for options that the loop would otherwise silently ignore."""
-    if config is None:
-        raise ValueError("generation_config: must be given; call model.generate(...), got None")
-    if draft_model is None:
-        raise ValueError(
-            "draft_model: must be a causal LM or a drafter (assistant_model= does not reach a "
-            "function in custom_generate=); got None"
-        )
-    for name, neutral in OTHER_LOOPS.items():
-        value = getattr(config, name, None)
-        if value is not None and value != neutral:
-            rule = "be 1" if neutral == 1 else "not be given"
-            raise ValueError(f"{name}: must {rule} for speculative decoding; got {value}")
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, name, False):
-            raise ValueError(f"{name}: must be False for speculative decoding; got True")
-    for name in ("inputs_embeds", "encoder_outputs"):
-        if model_kwargs.get(name) is not None:
-            raise ValueError(f"{name}: must not be given, the loop takes token ids; got a tensor")
-    cached = model_kwargs.get("past_key_values")
-    if cached is not None and cached.get_seq_length():
-        raise ValueError(
-            f"past_key_values: must be empty, the loop keeps its own cache; "
-            f"got {cached.get_seq_length()} positions"
-        )
 
 
 def _pad(config: Any) -> int:

@@ -25,7 +25,7 @@ from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import text_config
-from cactus_theory.decoding.models.llama_forward import obstacle as not_fast
+from cactus_theory.decoding.models.recognised import obstacle as not_fast
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.schedule import OnePolicy
 

@@ -10,6 +10,7 @@ from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Draftin
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.drafters.stop import check_stop
 from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.recognised import replaced
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ def first_layers(model: Any, layers: int) -> Any:
         )
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < len(stack):
         raise ValueError(f"layers: must be an integer in [1, {len(stack)}); got {layers!r}")
+    if replaced(model) or replaced(model.model):
+        raise ValueError(
+            f"target_model: its forward must be that of its class, to end early; "
+            f"got another's in {type(model).__name__}"
+        )
     short = _shallow(model)
     short.model = _shallow(model.model)
     short.model.layers = stack[:layers]
@@ -73,4 +79,5 @@ def _shallow(module: Any) -> Any:
     """Return a module of the same class with the same children in a table of its own."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
+    twin.__dict__.pop("forward", None)  # of its class, bound to the other one
     return twin

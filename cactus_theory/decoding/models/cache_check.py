@@ -1,9 +1,9 @@
 """Check, once per model, that cached forward passes give the logits of uncached ones.
 
 Some families ignore the cache, count positions from a padding id, or make masks of their own
-that do not fit one call for rows of different lengths. So a few tokens are run in every way in
-which :class:`CachedModel` uses a model; a model that differs is refused with an error that says
-why, or runs row by row.
+that do not fit one call for rows of different lengths. Adapters put virtual tokens in front. So a
+few tokens are run in every way in which :class:`CachedModel` uses a model; a model that differs is
+refused with an error that says why, or runs row by row.
 """
 
 import inspect
@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
 from cactus_theory.base.tolerances import HALF_LOGITS_TOLERANCE, LOGITS_TOLERANCE
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, gathered
 from cactus_theory.decoding.models.projections import preparing
+from cactus_theory.decoding.models.recognised import changed
 
 # tokens and rows of the check: room for two different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
@@ -27,9 +29,13 @@ OWN_WINDOWS = ("window_size", "attention_window", "local_attention", "attention_
 
 # settings of a configuration that may change the check's answer for the same embedding
 DECIDING = ("num_hidden_layers", "_attn_implementation")
+# inputs of a model's call that a decode knows; it leaves all others at the model's defaults
+FED = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
+FED += ("cache_position", "logits_to_keep", "is_first_iteration")
 
 Answer = tuple[str | None, bool]
-# embedding → answers; the views of a model's first layers share its embedding
+# embedding → answers; the views of a model's first layers share its embedding. Those for a model
+# with hooks or other changes of its objects hold for one decode
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 
 
@@ -39,11 +45,11 @@ def runs_together(model: Any) -> bool:
     Raises ValueError where cached forward passes differ from whole ones.
     """
     config = text_config(model)
-    key = type(model), *(getattr(config, name, None) for name in DECIDING)
-    known = _KNOWN.setdefault(_anchor(model), {})
+    key = *map(type, model.modules()), *(getattr(config, name, None) for name in DECIDING)
+    known = {} if (change := changed(model)) else _KNOWN.setdefault(_anchor(model), {})
     if key not in known:
         with preparing(), torch.inference_mode():
-            known[key] = _answer(model)
+            known[key] = _answer(model, change)
     refusal, together = known[key]
     if refusal is not None:
         raise ValueError(
@@ -61,10 +67,14 @@ def _anchor(model: Any) -> Any:
     return model if embedding is None else embedding
 
 
-def _answer(model: Any) -> Answer:
+def _answer(model: Any, change: str | None) -> Answer:
     ids = _ids(model)
     try:
+        if added := _added(model, ids):
+            return f"prepare_inputs_for_generation adds {', '.join(added)}", False
         whole = _whole(model, ids)
+        if change and not _difference(_whole(model, ids[1:]), whole[1:]) <= _tolerance(whole):
+            return f"a row's logits depend on its place in the batch: {change}", False
     except Exception as error:  # families fail in ways of their own
         return f"a whole pass over token ids fails ({_named(error)})", False
     try:
@@ -105,6 +115,20 @@ def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
     if isinstance(pad, int) and 0 <= pad < config.vocab_size:
         ids[:, 2] = pad
     return ids.to(model.device)
+
+
+def _added(model: Any, ids: Tensor) -> list[str]:
+    """Return the inputs that ``generate`` would feed and the loop does not."""
+    prepare = getattr(model, "prepare_inputs_for_generation", None)
+    if prepare is None:
+        return []
+    cache = check.optional_module("transformers", "llm").DynamicCache()
+    given = {"past_key_values": cache, "attention_mask": torch.ones_like(ids), "use_cache": True}
+    inputs = dict(prepare(ids.clone(), is_first_iteration=True, **given))
+    added = [name for name, value in inputs.items() if name not in FED and value is not None]
+    if inputs.get("past_key_values") not in (None, cache):
+        added.append("past_key_values")
+    return added
 
 
 def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, slots_of, text_config
+from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, slots_of
 from cactus_theory.decoding.models.hugging_face_forward import gathered
 from cactus_theory.decoding.models.projections import (
     Linear,
@@ -169,56 +169,6 @@ def _length(norm: Any) -> Any:
     """Return x ↦ √(‖x‖² + dε) (..., 1)."""
     least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
     return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
-
-
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-# module of hooks that stay on a model once asked for hidden states, and else do nothing
-CAPTURING = "transformers.utils.output_capturing"
-ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
-
-
-def obstacle(model: Any, capacity: int) -> str | None:
-    """Return why :class:`FastForward` cannot compute exactly this model, None if it can."""
-    name = type(model).__name__
-    if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
-        return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
-    if _hooked(model):
-        return "the model has hooks"
-    if "forward" in vars(model):
-        return "the model's forward was replaced"
-    if getattr(model.model.rotary_emb, "rope_type", None) not in ROTARY:
-        return "its rotary table depends on the text"
-    if not _attends_fully(model, capacity):
-        return "its sliding window is shorter than the text"
-    if not (_plain(model.lm_head) and all(map(_plain_layer, model.model.layers))):
-        return "its layers are quantised or adapted"
-    return None
-
-
-def _hooked(model: Any) -> bool:
-    tables = [table for m in model.modules() for table in (m._forward_hooks, m._forward_pre_hooks)]
-    hooks = [hook for table in tables if table for hook in table.values()]
-    return any(getattr(hook, "__module__", None) != CAPTURING for hook in hooks)
-
-
-def _attends_fully(model: Any, capacity: int) -> bool:
-    config = text_config(model)
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return window is None or window >= capacity or "sliding_attention" not in kinds
-
-
-def _plain(module: Any) -> bool:
-    return type(module) is nn.Linear
-
-
-def _plain_layer(layer: Any) -> bool:
-    attention, mlp = layer.self_attn, layer.mlp
-    return all(
-        _plain(module)
-        for module in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        + (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    )
 
 
 class FastForward:

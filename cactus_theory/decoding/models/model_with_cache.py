@@ -15,7 +15,8 @@ from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.cache_check import runs_together
 from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, gathered
-from cactus_theory.decoding.models.llama_forward import FastForward, obstacle
+from cactus_theory.decoding.models.llama_forward import FastForward
+from cactus_theory.decoding.models.recognised import obstacle
 
 
 class CachedModel:

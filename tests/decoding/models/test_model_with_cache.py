@@ -6,7 +6,7 @@ import transformers
 
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.models.cache import RaggedCache, allocate
-from cactus_theory.decoding.models.llama_forward import obstacle
+from cactus_theory.decoding.models.recognised import obstacle
 from tests.decoding.models.families import build, families
 
 ROUNDS = [(7, 0), (1, 0), (5, 3), (2, 2), (9, 8), (1, 0), (4, 1), (1, 0)]  # feed, take back

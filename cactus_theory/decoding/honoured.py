@@ -1,0 +1,95 @@
+"""What the hook honours of the options and inputs of ``generate``; the rest is refused by name.
+
+Options that are not listed must have the value at which they do nothing, so that those of a later
+release of the library are refused until somebody has looked at them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+
+# fields of a GenerationConfig that end texts, choose among their tokens, or shape the output: most
+# as the processors and criteria that the library makes of them; the last ones change no text
+HONOURED = frozenset(
+    "max_length max_new_tokens min_length min_new_tokens max_time stop_strings eos_token_id "
+    "pad_token_id bos_token_id do_sample temperature top_k top_p min_p top_h typical_p "
+    "epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids renormalize_logits forced_bos_token_id "
+    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens sequence_bias watermarking_config num_return_sequences "
+    "return_dict_in_generate use_cache max_cache_len disable_compile early_stopping length_penalty "
+    "decoder_start_token_id transformers_version".split()
+)
+# values that do nothing, beside None, False and the library's defaults
+NEUTRAL = {"guidance_scale": (1,), "penalty_alpha": (0,)}
+NEUTRAL |= {"cache_implementation": ("dynamic", "static")}
+# inputs of the model that the loop makes itself, as ``generate`` does
+OWN = ("attention_mask", "use_cache", "logits_to_keep")
+CACHES = ("past_key_values", "cache_params")
+INSTEAD = "generate takes it without custom_generate"
+
+
+def check_honoured(
+    model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], draft_model: Any
+) -> None:
+    """Raise ValueError for an option or an input of ``generate`` that the loop would ignore."""
+    if config is None:
+        raise ValueError("generation_config: must be given; call model.generate(...), got None")
+    if draft_model is None:
+        raise ValueError(
+            "draft_model: must be a causal LM or a drafter (assistant_model= does not reach a "
+            "function in custom_generate=); got None"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"model: must have no encoder for speculative decoding; got {type(model).__name__}"
+        )
+    _check_options(config)
+    for name, value in model_kwargs.items():
+        if value is not None and name not in OWN:
+            _check_input(name, value, input_ids, model_kwargs.get("attention_mask"))
+
+
+def _check_options(config: Any) -> None:
+    defaults = config._get_default_generation_params()
+    for name in vars(type(config)()):  # what else a folder's file names, the library does not read
+        value, default = getattr(config, name, None), defaults.get(name)
+        if name in HONOURED or name[0] == "_" or value is None or value is False:
+            continue
+        neutral = NEUTRAL.get(name, ()) + (() if default is None else (default,))
+        if value not in neutral:
+            rule = " or ".join(map(repr, neutral or (None,)))
+            raise ValueError(
+                f"{name}: must be {rule} for speculative decoding ({INSTEAD}); got {value!r:.60}"
+            )
+
+
+def _check_input(name: str, value: Any, input_ids: Tensor, mask: Tensor | None) -> None:
+    """Raise for an input of a model's forward pass other than ids and mask."""
+    if name in CACHES:
+        library = check.optional_module("transformers", "llm")
+        made_by_library = type(value) in (library.DynamicCache, library.StaticCache)
+        if made_by_library and not getattr(value, "_is_user_defined", False):
+            return
+        rule = "must not be given, the loop keeps its own cache"
+    elif name == "position_ids":
+        if _counted(value, input_ids, mask):
+            return
+        rule = "must count the tokens of the attention mask from 0, or not be given"
+    elif name == "mm_encoder_outputs" and not value:
+        return
+    else:
+        rule = "must not be given, the loop feeds models token ids and nothing else"
+    kind = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    raise ValueError(f"{name}: {rule} ({INSTEAD}); got {kind}")
+
+
+def _counted(position_ids: Tensor, input_ids: Tensor, mask: Tensor | None) -> bool:
+    """Return whether these are the positions that a decode gives the prompts' tokens."""
+    seen = torch.ones_like(input_ids).bool() if mask is None else mask.bool()
+    if position_ids.shape[-1] != seen.shape[-1]:
+        return False
+    return bool(((position_ids == seen.cumsum(-1) - 1) | ~seen).all())

@@ -1,0 +1,117 @@
+"""Whatever else than ids and their mask would enter a forward pass is refused by name."""
+
+import pytest
+import torch
+import transformers
+
+from cactus_theory.decoding import generate, speculative_generate
+
+IDS = torch.tensor([[3, 5, 7, 2], [4, 4, 1, 9]])
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4}
+TEXT = SIZES | {"vocab_size": 24, "num_key_value_heads": 2, "max_position_embeddings": 128}
+IMAGE = 23  # the id that stands for a part of an image
+
+
+def random(model_class, config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = model_class(config).double().eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.3 * torch.randn_like(weight))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def llava():
+    vision = transformers.CLIPVisionConfig(**SIZES, image_size=8, patch_size=4, projection_dim=32)
+    text = transformers.LlamaConfig(**TEXT)
+    config = transformers.LlavaConfig(
+        text_config=text, vision_config=vision, image_token_index=IMAGE, image_seq_length=4
+    )
+    return random(transformers.LlavaForConditionalGeneration, config)
+
+
+def gemma():
+    vision = transformers.SiglipVisionConfig(**SIZES, image_size=8, patch_size=4)
+    text = transformers.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=64)
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=IMAGE,
+        boi_token_index=21, eoi_token_index=22,
+    )  # fmt: skip
+    return random(transformers.Gemma3ForConditionalGeneration, config)
+
+
+def both(model, draft, ids=IDS, **given):
+    """Return the new tokens of the library, and ours or what they were refused for."""
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0} | given
+    plain = model.generate(ids, **options)
+    try:
+        hook = {"custom_generate": speculative_generate, "draft_model": draft}
+        return plain.tolist(), model.generate(ids, **options, **hook).tolist()
+    except ValueError as refusal:
+        assert "\n" not in str(refusal)
+        return plain.tolist(), str(refusal)
+
+
+@pytest.mark.parametrize("make", [llava, gemma])
+def test_an_image_is_refused_and_text_alone_is_not(make, tiny):
+    model, draft = make(), tiny[1]
+    plain, ours = both(model, draft)
+    assert plain == ours
+    ids = torch.cat([torch.full((1, 4), IMAGE), IDS[:1]], 1)
+    pixels = torch.rand(1, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    _, refusal = both(model, draft, ids, pixel_values=pixels)
+    with torch.inference_mode():  # it matters
+        assert not torch.allclose(model(ids, pixel_values=pixels).logits, model(ids).logits)
+    assert "must not be given, the loop feeds models token ids and nothing else" in refusal
+    assert refusal.startswith(("pixel_values: ", "mm_encoder_outputs: "))
+    if make is gemma:  # which sees all of an image's tokens at once
+        types = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]])
+        assert both(model, draft, token_type_ids=types)[1].startswith("token_type_ids: must not")
+
+
+def test_positions_of_ones_own_are_refused_and_the_usual_ones_are_not(tiny):
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    usual = mask.cumsum(1) - 1
+    plain, ours = both(*tiny, attention_mask=mask, position_ids=usual.clamp(min=0))
+    assert plain == ours == both(*tiny, attention_mask=mask)[0]
+    for positions in (usual + 3, torch.tensor([[0, 2, 4, 6]] * 2)):
+        plain, refusal = both(*tiny, attention_mask=mask, position_ids=positions)
+        assert refusal.startswith("position_ids: must count the tokens of the attention mask")
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"inputs_embeds": torch.rand(2, 4, 32, dtype=torch.float64)}, "inputs_embeds"),
+        ({"cu_seq_lens_q": torch.tensor([0, 4])}, "cu_seq_lens_q"),
+    ],
+)
+def test_no_other_input_is_ignored(tiny, given, name):
+    assert both(*tiny, **given)[1].startswith(f"{name}: must not be given, the loop feeds")
+
+
+def test_models_with_an_encoder_are_refused(tiny):
+    config = transformers.T5Config(
+        vocab_size=24, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    _, refusal = both(random(transformers.T5ForConditionalGeneration, config), tiny[1])
+    assert refusal.startswith("model: must have no encoder for speculative decoding; got T5For")
+
+
+def test_what_the_class_adds_to_its_inputs_is_refused(make_model, tiny):
+    """By ``generate`` of this package, too, for a target and for a draft."""
+    model = make_model()
+    prepare = model.prepare_inputs_for_generation
+
+    def with_types(*ids, **given):
+        return prepare(*ids, **given) | {"token_type_ids": torch.zeros(2, 4).long()}
+
+    model.prepare_inputs_for_generation = with_types
+    refusal = "model: .* prepare_inputs_for_generation adds token_type_ids"
+    for pair in ((model, tiny[1]), (tiny[0], model)):
+        with pytest.raises(ValueError, match=refusal):
+            generate(*pair, IDS, max_new_tokens=4)
