@@ -1,11 +1,12 @@
-"""Scores of texts for ``throughput --score FILE.py:NAME``: a function of a text, a number out."""
+"""Scores for ``throughput --score FILE.py:NAME``: (prompt, completion) in, a number out."""
 
 import ast
 import warnings
 
 
-def parses(text: str) -> int:
-    """Return 1 if ``ast.parse`` takes the text up to its last whole line, else 0."""
+def parses(prompt: str, completion: str) -> int:
+    """Return 1 if ``ast.parse`` takes both up to their last whole line, else 0."""
+    text = prompt + completion
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as an invalid escape in a string
         try:

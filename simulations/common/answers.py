@@ -4,8 +4,11 @@ Lossless answers are those of all lossless lines of a batch size, whose law is o
 differences are paired by prompt, ``_se`` is the jackknife's over prompts, which are a sample of
 others; ``length_ratio_se_given_prompts`` is that of the answers to these. An answer that the limit
 cuts off counts as long as the limit, so a length ratio is then nearer to 1 than to the end.
+Answers to one prompt are alike: the interval of a score in [0, 1] is Wilson's (95 %) for as many
+independent answers as have that jackknife error (Korn and Graubard 1998), prompts where it is 0.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -28,31 +31,36 @@ COLUMNS = (
     "length_ratio length_ratio_se length_ratio_se_given_prompts calls_per_answer "
     "seconds_per_answer seconds_per_answer_low seconds_per_answer_high "
     "speed_ratio answer_speed_ratio emitted_kl_per_token "
-    "emitted_kl_per_answer raised_off_head_per_1000 score score_se score_difference "
-    "score_difference_se allowed_low allowed_high"
+    "emitted_kl_per_answer raised_off_head_per_1000 score score_se score_low score_high "
+    "score_difference score_difference_se allowed_low allowed_high"
 ).split()
 HEADS = {
     "name": "method", "mean_length": "tokens\n/answer", "mean_length_se": "±", "cut": "cut off",
     "length_ratio": "x lossless", "length_ratio_se": "±", "seconds_per_answer": "s/answer",
     "emitted_kl_per_token": "KL/token", "raised_off_head_per_1000": "raised off\nhead/1,000",
-    "score": "score", "score_se": "±", "score_difference": "– lossless",
+    "score": "score", "score_low": "from", "score_high": "to", "score_difference": "– lossless",
     "score_difference_se": "±",
 }  # fmt: skip
 Row = dict[str, Any]
 SCORES: Registry[FunctionType] = Registry(
-    "score", FunctionType, "a function of a text that returns a number", "--score"
+    "score", FunctionType, "a function of prompt and completion that returns a number", "--score"
 )
 
 
-def score_of(source: str | None) -> Callable[[str], float] | None:
+def score_of(source: str | None) -> Callable[[str, str], float] | None:
     """Return the function that ``FILE.py:NAME`` names, its numbers checked; None for None."""
     if source is None:
         return None
     score, named = SCORES.read(source)
+    try:
+        inspect.signature(score).bind("prompt", "completion")
+    except TypeError:
+        own = f"{score.__name__}{inspect.signature(score)}"
+        raise TypeError(f"--score: must take a prompt and its completion; got {own}") from None
 
-    def checked(text: str) -> float:
+    def checked(prompt: str, completion: str) -> float:
         try:
-            value = float(score(text))
+            value = float(score(prompt, completion))
         except Exception as error:  # the file is not ours
             raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
         if not np.isfinite(value):
@@ -69,7 +77,8 @@ def answer_rows(
 
     Speeds are those of timed repeats (none if not ``timed``), beside those of the fastest lossless
     line of this loop and batch size; ``_low`` and ``_high`` as in tables of speeds. ``allowed`` is
-    what the metered KL of an answer lets the mean of a score in [0, 1] become.
+    what the metered KL of an answer lets the mean of a score in [0, 1] become, from the least to
+    the most of the lossless score's interval.
     """
     draws = resamples(len(next(iter(runs.values())).timed), seed)
     rows = []
@@ -144,16 +153,29 @@ def _scores(own: Runs, lossless: Sequence[Runs] | None, prompts: int, nats: floa
         return {}
     mean = _mean(own.metered, "scores", prompts)
     row: Row = valued("score", mean)
+    records = [record for its in lossless or () for record in its.metered]
+    scores = [score for record in (*records, *own.metered) for score in record["scores"]]
+    rates = 0 <= min(scores) and max(scores) <= 1
+    if rates:
+        row |= dict(zip(("score_low", "score_high"), _rate_interval(mean), strict=True))
     if not lossless:
         return row
-    records = [record for its in lossless for record in its.metered]
     base = _mean(records, "scores", prompts)
     row |= valued("score_difference", mean - base)
-    scores = [score for record in (*records, *own.metered) for score in record["scores"]]
-    if nats is not None and 0 <= min(scores) and max(scores) <= 1:
-        allowed = event_bounds(base.value, cap=max(nats, 0.0))
-        row |= {"allowed_low": allowed.low, "allowed_high": allowed.high}
+    if nats is not None and rates:
+        least, most = (event_bounds(end, cap=max(nats, 0.0)) for end in _rate_interval(base))
+        row |= {"allowed_low": least.low, "allowed_high": most.high}
     return row
+
+
+def _rate_interval(rate: Estimate) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a mean in [0, 1] with the error of ``rate`` over prompts."""
+    value, square = rate.value, rate.standard_error**2
+    count = value * (1 - value) / square if square > 0 else len(rate.left_out)
+    center, spread = value + WIDE**2 / (2 * count), WIDE**2 / (4 * count**2)
+    half = WIDE * math.sqrt(value * (1 - value) / count + spread)
+    low, high = ((center + side * half) / (1 + WIDE**2 / count) for side in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
 
 
 def sentences(rows: Sequence[Row]) -> list[str]:

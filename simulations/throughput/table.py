@@ -38,7 +38,7 @@ def record(
     prompts: Sequence[Prompt],
     job: Job,
     metered: bool,
-    score: Callable[[str], float] | None = None,
+    score: Callable[[str, str], float] | None = None,
 ) -> dict[str, Any]:
     """Decode one group and return its line of the journal.
 
@@ -53,7 +53,7 @@ def record(
         likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
         if score is not None:
             text = completion(pair.tokenizer, harness.prompts[row], output)
-            scores.append(score(prompts[row].text + text))
+            scores.append(score(prompts[row].text, text))
     record = decode.record | {"log_likelihood": likelihoods}
     return record | ({} if score is None else {"scores": scores})
 

@@ -75,7 +75,8 @@ def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
-    (tmp_path / "mine.py").write_text("def letters(text):\n    return len(text) / 1000\n")
+    body = "return 2 if text.startswith(prompt) else len(text) / 1000"  # the completion only
+    (tmp_path / "mine.py").write_text(f"def letters(prompt, text):\n    {body}\n")
     score = ("--score", f"{tmp_path}/mine.py:letters", "--batch", "2", "--repeats", "0")
     small = [*SMALL, "--policies", "speculative", "band:price=0.1", "--baselines", *score]
     assert main([*small, "--out", str(tmp_path)]) == 0
@@ -86,7 +87,7 @@ def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
     assert band["seconds_per_answer"] == "" and band["answers"] == "2"
     assert "--score mine.py:letters" in read_csv(tmp_path / "answers.csv")[1]["command"]
     assert "whole answers" in capsys.readouterr().out
-    (tmp_path / "mine.py").write_text("def letters(text):\n    return 1\n")
+    (tmp_path / "mine.py").write_text("def letters(prompt, text):\n    return 1\n")
     assert main([*small, "--out", str(tmp_path)]) == 2  # another score is another run
     assert "another rules" in capsys.readouterr().err
 
