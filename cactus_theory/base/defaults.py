@@ -1,4 +1,4 @@
-"""What a decode does where nothing else is asked: of ``ct.generate``, the hook and every command.
+"""Defaults of a decode: of ``ct.generate``, the hook for Hugging Face and every command.
 
 Commands that log rows, or time whole grids, have sizes of their own, which their help names.
 """

@@ -197,14 +197,14 @@ class Rendering:
             raise ValueError(f"{own[0].place} has a message of the system, as has --system")
 
     def messages(self, prompt: Prompt) -> list[Mapping[str, str]] | None:
-        """Return what the template gets; None for a text that is taken as it is."""
+        """Return the messages for the template; None for a text that is taken as it is."""
         if prompt.messages is None and not self.chat:
             return None
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*before, *(prompt.messages or ({"role": "user", "content": prompt.text},))]
 
     def text(self, prompt: Prompt, tokenizer: Any) -> str:
-        """Return what the model reads, without the start token that a tokenizer adds."""
+        """Return the text that the model reads, without the start token that a tokenizer adds."""
         messages = self.messages(prompt)
         if messages is None:
             return prompt.text
@@ -234,7 +234,7 @@ class Rendering:
         return ids
 
     def notes(self, prompts: Sequence[Prompt], tokenizer: Any, whole: bool = False) -> list[str]:
-        """Return what should be known of prompts: columns, turns, template, the first, rendered."""
+        """Return notes on prompts: columns, further turns, the template, the first one rendered."""
         templated = [self.messages(prompt) is not None for prompt in prompts]
         lines = []
         if columns := dict.fromkeys(name for prompt in prompts for name in prompt.columns):

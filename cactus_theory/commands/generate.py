@@ -160,7 +160,7 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
-    """Return what drafts; None for plain decoding."""
+    """Return the drafter; None for plain decoding."""
     from cactus_theory.decoding.drafters import Siblings
 
     if tuned.plain:
