@@ -15,6 +15,7 @@ from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.processors import Processors
 
 HALF = (torch.float16, torch.bfloat16)
 # least ratio of a draft's parameters to its target's at which a swap is warned of
@@ -44,11 +45,12 @@ class Opening:
             metered = options.metered
             depths = range(1, self.width + 1)
             self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)
-        self.texts, padding = opened_texts(self.models, input_ids, options, self.beside)
+        self.texts = opened_texts(self.models, input_ids, options, self.beside)
         self.texts.stop, batch = options.stop, self.texts.batch
         self.policies = RowPolicies(options.policies, self.texts)
         self.coins = Coins(batch, options.sources, self.texts.device)
-        self.warp = Warp(options.temperature, options.logits_processor, padding)
+        processors = Processors(options.logits_processor, batch, self.drafter is not None)
+        self.warp = Warp(options.temperature, processors)
         self.meter: Meter | None = None
         if metered is not None:
             log = TokenLog(batch, options.max_new_tokens, options.log_probs)
@@ -57,8 +59,8 @@ class Opening:
 
 def opened_texts(
     models: dict[str, Any], input_ids: Tensor, options: DecodeOptions, beside: int = 0
-) -> tuple[Texts, list[int]]:
-    """Return prompts with room for new tokens, and how many places each leaves out.
+) -> Texts:
+    """Return prompts with room for new tokens.
 
     Checks them against the models. ``beside`` is how many more tokens a round may draft.
     """
@@ -75,8 +77,8 @@ def opened_texts(
     rows = zip(input_ids.tolist(), visible, strict=True)
     prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
     new, device = options.max_new_tokens, models[first].device
-    texts = Texts(prompts, new, options.ends(models[first]), device, beside)
-    return texts, [mask.count(False) for mask in visible]
+    given = None if all(map(all, visible)) else input_ids.to(device)
+    return Texts(prompts, new, options.ends(models[first]), device, beside, given)
 
 
 def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:

@@ -1,7 +1,6 @@
 """From logits to rows of probabilities, and the coins that choose from them: one stream a row."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,26 +10,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import greedy, scaled, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.processors import Places, Processors
 from cactus_theory.verify.draft import Draft
-
-# processors that read nothing but a row of scores; any other is called position by position
-CONTEXT_FREE = frozenset(
-    {
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinPLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    }
-)
-# processors that compare n-grams of ids: padding of any kind would add n-grams
-UNPADDED = frozenset({"NoRepeatNGramLogitsProcessor"})
 
 
 class Warp:
@@ -40,22 +21,11 @@ class Warp:
     A row with NaN, or without a logit above −∞, has no law and is NaN throughout.
     Rows keep the precision of the logits, at least float32, and their memory: without processors,
     which get copies, nothing of the size of the logits is allocated.
-
-    Processors see the ids that the library's own loop would show them: the prompt with its
-    padding in front (a row's first token replaces the padding, so that no processor about used
-    tokens sees one that the row does not contain), then everything up to the position.
     """
 
-    def __init__(
-        self, temperature: float, processors: Sequence[Any] = (), padding: Sequence[int] = ()
-    ) -> None:
-        self.temperature, self.processors = temperature, list(processors)
-        self.padding, self.checked = padding, not self.processors
-        # number of each row in the batch that the processors were made for
-        self.text_numbers, self.batch = list(range(len(padding))), max(len(padding), 1)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        self.text_numbers = [self.text_numbers[row] for row in rows]
+    def __init__(self, temperature: float, processors: Processors | None = None) -> None:
+        self.temperature, self.processors = temperature, processors or Processors()
+        self.checked = not self.processors.all
 
     @property
     def greedy(self) -> bool:
@@ -94,47 +64,11 @@ class Warp:
         """Return the processed logits, temperature not yet applied."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        for processor in self.processors:
-            if type(processor).__name__ in CONTEXT_FREE:
-                flat = logits.reshape(-1, logits.shape[-1])
-                # a processor may change what it gets, and keep what it returns
-                scores = processor(texts.buffer[:, :1].clone(), flat.clone())
-                logits.copy_(scores.reshape(logits.shape))
-            else:
-                self._in_context(processor, logits, texts, first, drafted, draft)
+        self.processors(Places(logits, texts, first, drafted, draft))
         if not self.checked:
             self.checked = True
             warn_of_probabilities("logits_processor", logits[0, 0])
         return logits
-
-    def _in_context(
-        self,
-        processor: Any,
-        logits: Tensor,
-        texts: Texts,
-        first: int,
-        drafted: Sequence[int],
-        draft: Draft | None,
-    ) -> None:
-        tree = None if draft is None or draft.parents is None else draft
-        for row in range(texts.batch):
-            last = min(drafted[row] - first + 1, logits.shape[1])
-            for offset in range(last):
-                if tree is None:
-                    ids = texts.prefix(row, first + offset)
-                else:  # ancestors, no cousins
-                    ids = texts.path_ids(row, tree.path(row, offset - 1) if offset else [])
-                text = self.text_numbers[row] if self.text_numbers else 0
-                if self._pads(processor, text):
-                    ids = torch.cat([ids[:, :1].expand(1, self.padding[text]), ids], 1)
-                # processors may hold a state per row: show each its row of a whole batch
-                shown = ids.expand(self.batch, -1), logits[row, offset].expand(self.batch, -1)
-                logits[row, offset] = processor(*(part.clone() for part in shown))[text]
-
-    def _pads(self, processor: Any, text: int) -> bool:
-        if not self.padding or type(processor).__name__ in UNPADDED:
-            return False
-        return self.padding[text] > 0
 
 
 Uniforms = Callable[[int], "np.ndarray | Tensor"]

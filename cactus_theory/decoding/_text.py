@@ -19,6 +19,8 @@ class Texts:
     included; ``prompt_lengths`` those of the prompts. ``stop`` is called after every token of a
     row, in addition to the end-of-text ids. ``capacity`` are the most positions of a row, ``last``
     the last place of its memory: ``beside`` more, for drafted tokens of the same position.
+    ``given`` are the prompts with what is hidden from models; ``numbers`` those of the rows still
+    open in the batch that was given.
     """
 
     def __init__(
@@ -28,12 +30,14 @@ class Texts:
         eos: frozenset[int],
         device: torch.device,
         beside: int = 0,
+        given: Int[Tensor, "batch length"] | None = None,
     ) -> None:
         self.ids = [list(prompt) for prompt in prompts]
         self.prompt_lengths = [len(prompt) for prompt in prompts]
         self.limits = [length + room for length in self.prompt_lengths]
         self.lengths = list(self.prompt_lengths)
         self.ended = [False] * len(prompts)
+        self.given, self.numbers = given, list(range(len(prompts)))
         self.eos, self.device = eos, device
         self.stop: Stop | None = None
         self.capacity = max(self.limits)
@@ -52,7 +56,7 @@ class Texts:
         return any(self.room(row) for row in range(self.batch))
 
     def keep(self, rows: Sequence[int]) -> None:
-        for name in ("ids", "prompt_lengths", "limits", "lengths", "ended"):
+        for name in ("ids", "prompt_lengths", "limits", "lengths", "ended", "numbers"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows])
         self.buffer[: len(rows)] = self.buffer[list(rows)]
@@ -91,6 +95,13 @@ class Texts:
         """Return a row's settled ids and its first ``drafted`` drafted ones."""
         return self.buffer[row : row + 1, : self.lengths[row] + drafted]
 
+    def shown(self, row: int, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "1 shown"]:
+        """Return ids of a row after its prompt as it was given, as ``generate`` shows them."""
+        if self.given is None:
+            return ids
+        prompt = self.given[self.numbers[row]][None]
+        return torch.cat([prompt, ids[:, self.prompt_lengths[row] :]], 1)
+
     def path_ids(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
         """Return a row's settled ids and some of its drafted ones, in the order of ``path``."""
         length = self.lengths[row]
@@ -111,9 +122,8 @@ class Texts:
         for count, token in enumerate(ids, 1):
             self.ids[row].append(token)
             self.lengths[row] += 1
-            self.ended[row] = token in self.eos or (
-                self.stop is not None and self.stop(self.prefix(row, 0).clone())
-            )
+            stopped = self.stop is not None and self.stop(self.prefix(row, 0).clone())
+            self.ended[row] = stopped or token in self.eos
             if self.ended[row]:
                 return count
         return len(ids)

@@ -100,7 +100,7 @@ class HostRounds(Rounds):
         rows = compacted(opened)
         if not rows:
             return
-        parts = [texts, self.target, self.coins, self.policies, self.warp, self.drafting]
+        parts = [texts, self.target, self.coins, self.policies, self.drafting]
         for part in parts:
             if part is not None:
                 part.keep(rows)
@@ -143,6 +143,8 @@ class HostRounds(Rounds):
         if verdict.path is not None:  # the draft stands in the texts in its own order
             texts.propose_all(verdict.accepted_token_ids)
         taken = texts.settle(tokens, verdict.last)
+        path = range(taken[0]) if verdict.path is None else verdict.path[0].tolist()
+        self.warp.processors.settle(texts, taken[0], path)
         new = [ids[:count] for ids, count in zip(tokens, taken, strict=True)]
         for row, length in enumerate(texts.lengths):
             if verdict.path is None:

@@ -15,6 +15,7 @@ from cactus_theory.decoding._prepare import HALF, Opening, dtype_of
 from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.projections import preparing
+from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading, pooled
 from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
 from cactus_theory.verify.draft import Verified
@@ -147,8 +148,10 @@ class Rounds(ABC):
         for text, ids in zip(self.text_numbers, before, strict=True):
             self.finished.setdefault(text, (ids, False))
         place, name = _lawless((q, p), places)
-        model, processors = self.opening.target_model, self.opening.warp.processors
-        causes = [f"a logits processor ({', '.join(map(_name, processors))})"] if processors else []
+        model, processors = self.opening.target_model, self.opening.warp.processors.all
+        causes = (
+            [f"a logits processor ({', '.join(map(name_of, processors))})"] if processors else []
+        )
         if name == "policy":
             causes = ["a rule of one's own that returned NaN"]
         else:
@@ -197,7 +200,3 @@ def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, st
             if not 0 < float(probs[place].sum()) < math.inf:
                 return place, name
     return places[0], "policy"
-
-
-def _name(processor: Any) -> str:
-    return getattr(processor, "__name__", type(processor).__name__)

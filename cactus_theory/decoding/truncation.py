@@ -12,6 +12,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
+from cactus_theory.decoding.processors import Processors
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Cut(Drafter):
     law: dict[str, Any]
 
     def begin(self, setting: DraftContext) -> Drafting:
-        warp = Warp(self.law["temperature"], self.law["logits_processor"])
+        warp = Warp(self.law["temperature"], Processors(self.law["logits_processor"]))
         return self.drafter.begin(replace(setting, warp=warp))
 
     def check(self, target_model: Any) -> dict[str, Any]:

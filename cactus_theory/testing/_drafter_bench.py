@@ -100,7 +100,7 @@ class Bench(Seen):
         room = (self.most + 1) * (self.rounds + 1)
         beside = self.drafter.nodes(self.most) - self.most
         texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"), beside)
-        warp = Warp(self.temperature, (), [0] * len(self.prompts))
+        warp = Warp(self.temperature)
         features = None
         if self.reads:
             features = _Fed(

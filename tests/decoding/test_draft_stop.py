@@ -39,7 +39,7 @@ def test_withdrawing_in_the_smallest_example_emits_six_to_four(verifier):
 def opened(drafter, target, prompts, width):
     """Return the drafter at work on these prompts, and their texts."""
     texts = Texts(prompts, 60, frozenset(), torch.device("cpu"))
-    warp = Warp(1.0, (), [0] * len(prompts))
+    warp = Warp(1.0)
     return drafter.begin(DraftContext(target, texts, warp, Stopwatch(), width)), texts
 
 

@@ -102,7 +102,7 @@ def test_the_row_after_the_last_token_is_the_one_it_would_be_drawn_from(tiny, dr
 def proposed(target, drafter, states, coins, wanted=PLACES, next_row=False):
     """Return what is drafted after the first prompt, whose states are there."""
     texts = Texts(PROMPTS[:1].tolist(), 12, frozenset(), torch.device("cpu"))
-    warp = Warp(1.0, (), [0])
+    warp = Warp(1.0)
     setting = DraftContext(target, texts, warp, Stopwatch(), PLACES, None, next_row, states)
     return drafter.begin(setting).propose([wanted], coins[None])
 

@@ -40,7 +40,7 @@ class Halved:
 
 
 class TopKLogitsWarper(Halved):
-    """One that is called for all positions at once, by its name."""
+    """Has the name of a class of the library, and is another."""
 
 
 class Curious(Schedule):
@@ -75,8 +75,8 @@ class Curious(Schedule):
         return state
 
 
-def decoded(tiny, writes, **options):
-    result = generate(*tiny, PROMPTS, max_new_tokens=12, num_draft_tokens=3, **options)
+def decoded(tiny, writes, ids=PROMPTS, **options):
+    result = generate(*tiny, ids, max_new_tokens=12, num_draft_tokens=3, **options)
     return result.output_token_ids.tolist(), result.reading.emitted_divergence_per_token
 
 
@@ -85,7 +85,7 @@ def test_a_processor_may_write_into_what_it_gets_and_keep_what_it_returns(tiny, 
     for temperature in (1.0, 0.7):
         found = [
             decoded(
-                tiny, writes, policy="band:price=1", temperature=temperature,
+                tiny, writes, PROMPTS[:1], policy="band:price=1", temperature=temperature,
                 logits_processor=[kind(writes)],
             )
             for writes in (False, True)

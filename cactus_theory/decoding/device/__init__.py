@@ -82,7 +82,7 @@ def _round_obstacle(opening: Opening) -> str | None:
         isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
     ):
         return "where a drafter is more than a model"
-    if opening.warp.processors:
+    if opening.warp.processors.all:
         return "where logits processors apply"
     if any(not isinstance(own.schedule, OnePolicy) for own in opening.policies.followed):
         return "where a schedule chooses policies"

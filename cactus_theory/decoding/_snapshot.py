@@ -1,0 +1,106 @@
+"""What objects of others hold: copies of it, and bytes that change when it does."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# classes whose objects are used and not changed, or keep what they found by the whole text
+SHARED = {
+    "llguidance._lib.LLTokenizer",
+    "lmformatenforcer.integrations.transformers.TransformersPrefixAllowedTokensFn",
+    "torch.nn.modules.module.Module",
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "xgrammar.base.XGRObject",
+}
+FORKS = ("fork", "deep_copy", "__deepcopy__")  # methods by which matchers and others are copied
+ATOMS = (type, ModuleType, BuiltinFunctionType, type(cache(len)))
+DATA = (bool, bytes, int, float, str, tuple, list, dict, set, type(None), Tensor, np.ndarray)
+
+
+class Snapshot(pickle.Pickler):
+    """What an object leads to: ``state`` differs once that has changed, but for ``forked`` objects.
+
+    Functions and classes are not copied: what functions close over or name, and classes of
+    callable objects hold, is in the state. Raises whatever pickling raises.
+    """
+
+    def __init__(self, held: Any) -> None:
+        room = BytesIO()
+        super().__init__(room, protocol=5)
+        self.parts, self.numbers = list[Any](), dict[int, int]()
+        self.forked = self.closed = False
+        self.dump(held)
+        self.state = room.getvalue()
+        if self.forked and self.closed:
+            raise TypeError("a function holds a matcher")
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Return the number of what is not pickled as it is, the first time with its state."""
+        if not isinstance(obj, (Tensor, FunctionType, *ATOMS)) and not _way(type(obj)):
+            return None
+        if id(obj) in self.numbers:
+            return (self.numbers[id(obj)],)
+        self.numbers[id(obj)] = len(self.parts)
+        self.parts.append(obj)
+        return self.numbers[id(obj)], self._held(obj)
+
+    def _held(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            flat = obj.detach().reshape(-1).contiguous().view(torch.uint8)
+            return obj.dtype, obj.shape, flat.cpu().numpy().tobytes()
+        if isinstance(obj, FunctionType):
+            named = map(obj.__globals__.get, obj.__code__.co_names)
+            held = [one for one in named if _holds(one, obj.__module__)]
+            held += [cell.cell_contents for cell in obj.__closure__ or ()]
+            self.closed |= not all(isinstance(one, (FunctionType, *ATOMS, *DATA)) for one in held)
+            return held, obj.__defaults__, obj.__kwdefaults__, vars(obj)
+        if isinstance(obj, type) and isinstance(obj.__call__, FunctionType):
+            names = [pair for base in obj.__mro__ for pair in vars(base).items()]
+            return [one for name, one in names if name == "__call__" or isinstance(one, DATA)]
+        self.forked |= _way(type(obj)) in FORKS
+        return id(obj)
+
+    def copies(self) -> Any:
+        """Return a copy of what was held."""
+        return _Copies(self).load()
+
+
+class _Copies(pickle.Unpickler):
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(BytesIO(snapshot.state))
+        self.parts, self.made, self.copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
+
+    def persistent_load(self, pid: Any) -> Any:
+        number, part = pid[0], self.parts[pid[0]]
+        if number not in self.made:
+            way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))
+            self.made[number] = part
+            if way in FORKS:
+                deep = way == "__deepcopy__"
+                self.made[number] = (
+                    copy.deepcopy(part, self.copied) if deep else getattr(part, way)()
+                )
+        return self.made[number]
+
+
+@cache
+def _way(kind: type) -> str | None:
+    """Return how objects of a class are copied: by a method, not at all, None: as pickled."""
+    for name in FORKS:
+        if isinstance(getattr(kind, name, None), FunctionType if name[0] == "_" else Callable):
+            return name
+    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
+    return "shared" if names & SHARED else None
+
+
+def _holds(one: Any, module: str) -> bool:
+    """Return whether what a function of a module names may hold something between its calls."""
+    return isinstance(one, DATA) or type(one).__module__ == module or _way(type(one)) in FORKS

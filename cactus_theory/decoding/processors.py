@@ -1,0 +1,261 @@
+"""Logits processors of others, asked as ``generate`` asks them: once a place, along the text.
+
+One place decides, by what is allowed. The library's classes in ``FREE`` and ``KNOWN`` are functions
+of scores and ids alone, and are asked about many places at once. Every other one is a stranger.
+Along one text a stranger is asked at each emitted place, in order, and copies of it, which are
+thrown away, at drafted ones. In a batch it is shown each text as if all rows held it, and must
+keep nothing between calls. What can be neither copied nor looked through is refused by name.
+"""
+
+import copy
+import math
+import pickle
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.decoding._snapshot import Snapshot
+from cactus_theory.decoding._text import Texts
+from cactus_theory.verify.draft import Draft
+
+LIBRARY = "transformers.generation.logits_process"
+# its classes that read nothing but scores, and those that read the ids of a row, too
+FREE = set(
+    "BarkEosPrioritizer Epsilon Eta InfNanRemove LogitNormalization MinP SuppressTokens "
+    "Temperature TopH TopK TopP Typical".split()
+)
+KNOWN = set(
+    "AlternatingCodebooks EncoderNoRepeatNGram EncoderRepetitionPenalty ForcedBOSToken "
+    "ExponentialDecayLengthPenalty ForcedEOSToken MinLength MinNewTokensLength NoBadWords "
+    "NoRepeatNGram RepetitionPenalty SequenceBias SuppressTokensAtBegin Watermark "
+    "WhisperTimeStamp".split()
+)
+# what those may hold: an entry for each text of the batch
+BY_TEXT = ("encoder_input_ids", "generated_ngrams", "prompt_ignore_length")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Rows of logits; (row, offset) continues ``first + offset`` drafted tokens, or a node's."""
+
+    logits: Float[Tensor, "batch some vocab"]
+    texts: Texts
+    first: int
+    drafted: Sequence[int]
+    draft: Draft | None
+
+    def offsets(self, row: int) -> range:
+        """Return the offsets of a row that hold logits."""
+        return range(min(self.drafted[row] - self.first + 1, self.logits.shape[1]))
+
+    def ids(self, row: int, offset: int) -> Int[Tensor, "1 length"]:
+        """Return the ids that ``generate`` would show, the padding of a prompt included."""
+        if self.draft is None or self.draft.parents is None:
+            ids = self.texts.prefix(row, self.first + offset)
+        else:  # ancestors, no cousins
+            path = self.draft.path(row, offset - 1) if offset else []
+            ids = self.texts.path_ids(row, path)
+        return self.texts.shown(row, ids)
+
+    def reached(self, row: int) -> Iterator[int]:
+        """Yield offsets, but for those behind an end of text or a token without a logit."""
+        tokens, lost = self.texts.buffer[row, self.texts.lengths[row] :].tolist(), set[int]()
+        for offset in self.offsets(row):
+            ends = not self.texts.eos.isdisjoint(tokens[: self.first])
+            if offset and self.draft is not None:
+                above, token = self.draft.node(row, offset - 1), tokens[offset - 1]
+                lacks = not float(self.logits[row, above, token]) > -math.inf
+                ends = above in lost or token in self.texts.eos or lacks
+            if not ends:
+                yield offset
+            else:
+                lost.add(offset)
+
+
+class Processors:
+    """The processors of a decode of ``batch`` texts, in order; ``drafts`` if it drafts anything.
+
+    Raises
+    ------
+    ValueError
+        A stranger that cannot be copied, or, in a batch, keeps something between calls.
+    """
+
+    def __init__(
+        self, processors: Sequence[Any] = (), batch: int = 1, drafts: bool = False
+    ) -> None:
+        self.all, self.batch = list(processors), batch
+        self.strangers = [one for one in self.all if not {library_name(one)} & (FREE | KNOWN)]
+        self.walks, self.apart = bool(self.strangers) and batch == 1, batch > 1
+        # of a text that is walked: its rows before they were processed, and what the draft asks
+        self.rows, self.copies = torch.empty(0), list[Any]()
+        self.before: Snapshot | None = None
+        if self.strangers and (batch > 1 or drafts):
+            self._check()
+
+    def __call__(self, places: Places) -> None:
+        """Write processed logits over the logits."""
+        if self.walks:
+            return self._walk(places)
+        for one in self.all:
+            if (name := library_name(one)) in KNOWN:
+                self._ask_known(one, places)
+            elif name not in FREE:
+                self._ask_by_text(one, places)
+            else:
+                flat = places.logits.reshape(-1, places.logits.shape[-1])
+                scores = one(places.texts.buffer[:, :1], flat.clone())
+                places.logits.copy_(scores.reshape(places.logits.shape))
+        if self.strangers:
+            self._check()
+            self.apart &= places.draft is None
+
+    def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
+        """Ask about the places of the only text's ``taken`` tokens, after the first.
+
+        ``path`` are the drafted ones among them, by their places in the draft.
+        """
+        for count, node in enumerate(path[: taken - 1] if self.walks else (), 1):
+            ids = texts.shown(0, texts.prefix(0, count - taken))
+            self._ask(self.all, self.rows[node + 1], ids)
+
+    def _ask_known(self, one: Any, places: Places) -> None:
+        """Ask about all places whose ids are equally many at once."""
+        groups = defaultdict[int, list[Any]](list)
+        for row in range(places.texts.batch):
+            for offset in places.offsets(row):
+                ids = places.ids(row, offset)
+                groups[ids.shape[1]].append((row, offset, ids))
+        for rows, offsets, ids in (zip(*some, strict=True) for some in groups.values()):
+            few = self._of(one, [places.texts.numbers[row] for row in rows])
+            scores = places.logits[list(rows), list(offsets)]
+            places.logits[list(rows), list(offsets)] = few(torch.cat(ids), scores)
+
+    def _of(self, one: Any, numbers: Sequence[int]) -> Any:
+        """Return a processor with the entries of some texts of the batch."""
+        asked = copy.copy(one)
+        for name in BY_TEXT:
+            held = vars(one).get(name)
+            if isinstance(held, list | Tensor):  # an entry for all texts of the same prompt
+                chosen = [number * len(held) // self.batch for number in numbers]
+                few = [held[entry] for entry in chosen] if isinstance(held, list) else held[chosen]
+                vars(asked).update({name: few, "batch_size": len(numbers)})
+        return asked
+
+    def _ask_by_text(self, one: Any, places: Places) -> None:
+        """Ask about one text after the other; once also about all at once, which must agree."""
+        logits, together = places.logits, None
+        prefixed = library_name(one) == "PrefixConstrained"
+        if self.apart and places.draft is not None and not prefixed:
+            ids = torch.cat([places.ids(row, 0) for row in range(self.batch)])
+            together = asked(one, ids, logits[:, 0].float()).to(logits.dtype)
+            self._check()
+        for row, number in enumerate(places.texts.numbers):
+            for offset in places.reached(row):
+                ids, scores = places.ids(row, offset), logits[row, offset][None].float()
+                if prefixed:  # its function is asked with the text's own number alone
+                    logits[row, offset] = asked(_own(one, number), ids, scores)[0]
+                else:
+                    shown = ids.repeat(self.batch, 1), scores.repeat(self.batch, 1)
+                    logits[row, offset] = asked(one, *shown)[number]
+                if self.apart:  # before a state can do harm
+                    self._check()
+        if together is not None and not torch.allclose(
+            logits[:, 0], together, 1e-4, 1e-4, equal_nan=True
+        ):
+            refuse([one], "answers otherwise for a text by itself; decode one text at a time")
+
+    def _walk(self, places: Places) -> None:
+        """Ask the processors about the next place of the text, and copies about drafted ones."""
+        draft, logits = places.draft, places.logits[0]
+        if draft is None:
+            if not (places.first and self.copies):
+                self.before = self._snapshot(self.all)
+                self.copies = self.before.copies()
+            for offset in places.reached(0):
+                self._ask(self.copies, logits[offset], places.ids(0, offset))
+            return
+        if self.copies:
+            self._check()
+        self.copies, self.rows = [], logits.clone()
+        self._ask(self.all, logits[0], places.ids(0, 0))
+        if len(places.offsets(0)) > 1:
+            self.before, asked = self._snapshot(self.all), {0: self.all}
+            for offset in places.reached(0):
+                if offset:
+                    above = asked[draft.node(0, offset - 1)]
+                    asked[offset] = self._snapshot(above).copies()
+                    self._ask(asked[offset], logits[offset], places.ids(0, offset))
+            self._check()
+
+    def _ask(self, processors: Sequence[Any], logits: Float[Tensor, "vocab"], ids: Tensor) -> None:
+        """Write what processors make of one place of the only text."""
+        scores = logits[None].float()
+        for one in processors:
+            scores = asked(one, ids, scores)
+        logits.copy_(scores[0])
+
+    def _snapshot(self, processors: Sequence[Any]) -> Snapshot:
+        try:
+            return Snapshot(processors)
+        except Exception as error:
+            reason = (
+                "cannot be copied, which drafted places need; give its class a method fork() that "
+                f"returns a copy; got {type(error).__name__}: {error}"
+            )
+            refuse(self.strangers, reason)
+
+    def _check(self) -> None:
+        """Refuse strangers that have changed where only copies were asked, or in a batch."""
+        now = self._snapshot(self.all if self.walks else self.strangers)
+        changed = self.before is not None and now.state != self.before.state
+        if changed and self.walks:
+            refuse(self.strangers, "keeps something outside of itself, which its copies change")
+        if changed or (now.forked and not self.walks):
+            reason = "keeps something between calls; decode one text at a time"
+            refuse(self.strangers, f"{reason}; got {self.batch} texts")
+        self.before = now
+
+
+def library_name(one: Any) -> str | None:
+    """Return the first words of the library's own class that a processor is of; no subclass."""
+    kind = type(one)
+    short = re.sub("Logits(Processor|Warper)$", "", kind.__name__)
+    return short if kind.__module__ == LIBRARY else None
+
+
+def name_of(one: Any) -> str:
+    """Return what a function or an object's class is called."""
+    return getattr(one, "__name__", type(one).__name__)
+
+
+def refuse(processors: Sequence[Any], reason: str) -> NoReturn:
+    """Raise for processors that cannot be asked as ``generate`` asks them."""
+    names = " or ".join(dict.fromkeys(map(name_of, processors)))
+    raise ValueError(f"logits_processor: {names} {reason}")
+
+
+def asked(one: Any, ids: Tensor, scores: Tensor) -> Tensor:
+    """Return what a processor answers; it may change what it gets, and keep what it returns."""
+    before = _generators()
+    answer = one(ids.clone(), scores.clone())
+    if _generators() != before:
+        refuse([one], "draws from a global generator; give it a generator of its own")
+    return answer
+
+
+def _generators() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
+
+
+def _own(one: Any, number: int) -> Any:
+    """Return a processor that asks a prefix function about one text of the batch."""
+    return type(one)(lambda _, sent: one._prefix_allowed_tokens_fn(number, sent), 1)
