@@ -35,6 +35,7 @@ IMPLEMENTED = {
     22: "cactus_theory/verify/tree.py",
     23: "cactus_theory/answer_bounds.py",
     24: "cactus_theory/optimum/edges.py",
+    25: "cactus_theory/optimum/edges.py",
 }
 
 

@@ -88,7 +88,7 @@ def _cactus_exact(policy: CactusExact) -> KernelPolicy | None:
 
 
 def _band(policy: Band) -> KernelPolicy | None:
-    if policy.price is None or policy.divergence != "kl" or policy.head:
+    if policy.price is None or policy.divergence != "kl" or policy.boxed:
         return None
     if policy.price < LEAST_PRICE:
         return None

@@ -60,6 +60,7 @@ def edges(
     price: float | PerRow | None = None,
     ceiling: Rows | None = None,
     alive: PerRow | None = None,
+    floor: Rows | None = None,
 ) -> tuple[Float[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:
     """Return the edges (a, b) of each row's band, float64 rows (R, V) that sum to 1.
 
@@ -67,11 +68,11 @@ def edges(
     a sort where the search converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with
     q = 0 get nothing. Rows are not validated: callers check them first.
 
-    With ``ceiling``, c ≥ 1 for each token, ∞ for none, they are the edges of the best row with
-    h ≤ cq, which is clip(p, aq, min(b, c)q): each token gains as before up to cq, and nothing
-    beyond. What the draft has above cq can no more be accepted than what it has where q = 0, so the
-    path ends at a row of its own and not at p. With the ratios ``alive``, P of each row, p/P takes
-    the place of p; P = 0, which no node is reached with, is taken for P = 1.
+    With a ``floor``, c ≤ 1 for each token, 0 for none, and a ``ceiling``, C ≥ 1, ∞ for none, they
+    are the edges of the best row with cq ≤ h ≤ Cq, which is clip(p, max(a, c)q, min(b, C)q): the
+    band of p cut to these boxes (THEORY.md, Theorem 25). The path ends at a row of its own and not
+    at p. With the ratios ``alive``, P of each row, p/P takes the place of p; P = 0, which no node
+    is reached with, is taken for P = 1.
 
     Raises
     ------
@@ -83,20 +84,24 @@ def edges(
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():
         lacking = None
-        if ceiling is not None or alive is not None:
-            p, lacking = _reachable(q, p, ceiling, alive)
+        if not (ceiling is floor is alive is None):
+            p, lacking = _boxed(q, p, floor, ceiling, alive)
         bands = solve_edges(geometry_of(q, p, kind, lacking=lacking), knob, amounts)
     lower = torch.where(bands.whole, 0.0, bands.lower)
     upper = torch.where(bands.whole, torch.inf, bands.upper)
     return lower[:, None], upper[:, None]
 
 
-def _reachable(q: Rows, p: Rows, ceiling: Rows | None, alive: PerRow | None) -> tuple[Rows, PerRow]:
-    """Return the largest allowed row, min(p/P, cq), and 1 minus its sum: exactly 0 if it is p."""
+def _boxed(
+    q: Rows, p: Rows, floor: Rows | None, ceiling: Rows | None, alive: PerRow | None
+) -> tuple[Rows, PerRow]:
+    """Return clip(p/P, cq, Cq) and 1 minus its sum: exactly 0 if it is p, below 0 above 1."""
     ratio = torch.ones_like(q[:, 0]) if alive is None else torch.where(alive > 0, alive, 1.0)
     # no h exceeds 1, and p/P with a tiny P may leave float64
     limit = torch.where(q > 0, 1.0 if ceiling is None else (ceiling * q).clamp(max=1.0), 0.0)
     within = torch.minimum(p / ratio[:, None], limit)
+    if floor is not None:
+        within = torch.maximum(within, floor * q)
     return within, ((p - ratio[:, None] * within).sum(-1) + ratio - 1) / ratio
 
 

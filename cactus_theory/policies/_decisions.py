@@ -76,6 +76,8 @@ class Declaration:
     continuous : acceptance is continuous in the rows.
     support : ``target`` if no token with q = 0 is ever emitted, else ``free``.
     optimal : no policy that keeps the same budget accepts more.
+    floored : ids of tokens that are emitted at least as often as the target has them.
+    held : ids of tokens that are emitted exactly as often as the target has them.
 
     Examples
     --------
@@ -92,6 +94,8 @@ class Declaration:
     continuous: bool = True
     support: Support = "target"
     optimal: bool = False
+    floored: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
 
 
 # scale s of lossless sampling's residual (q − p)₊

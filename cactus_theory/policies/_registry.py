@@ -148,8 +148,8 @@ def list_policies() -> dict[str, dict[str, Any]]:
 
     Examples
     --------
-    >>> ct.list_policies()["band"]["knobs"]
-    {'delta': None, 'price': None, 'divergence': 'kl', 'per_row': False, 'head': 0.0}
+    >>> ct.list_policies()["mixture"]["knobs"]
+    {'alpha': None, 'support': 'target'}
     >>> print(ct.list_policies()["speculative"]["declares"])
     lossless.
     """

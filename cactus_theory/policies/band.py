@@ -146,6 +146,10 @@ class Band(FixedTarget):
     one's probability: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on this head and 1
     off it (Theorem 24). 0 is the band, 1 raises the likeliest alone. A price of 0 then accepts
     what may be accepted so, and not everything. Beside siblings it is lawful, not the best.
+
+    Tokens of ``floor`` are never less likely than under the target, those of ``hold`` exactly as
+    likely, at every prefix: token ids, as ``2+151645`` (Theorem 25). Held ends of text keep the
+    chance of ending. Such rows are solved together, without shortcuts, and do not look ahead.
     """
 
     delta: float | None = None
@@ -153,6 +157,8 @@ class Band(FixedTarget):
     divergence: str = "kl"
     per_row: bool = False
     head: float = 0.0
+    floor: str = ""
+    hold: str = ""
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
@@ -160,11 +166,29 @@ class Band(FixedTarget):
         object.__setattr__(self, name, check.number(name, amount, 0))
         object.__setattr__(self, "divergence", kind.spec)
         object.__setattr__(self, "head", check.number("head", self.head, 0, 1))
+        for name in ("floor", "hold"):
+            ids = _token_ids(name, getattr(self, name))
+            object.__setattr__(self, name, "+".join(map(str, ids)))
 
     @cached_property
     def kind(self) -> Divergence:
         """Return the divergence."""
         return find_divergence(self.divergence)
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """Return the ids of ``hold``."""
+        return _token_ids("hold", self.hold)
+
+    @cached_property
+    def floored(self) -> tuple[int, ...]:
+        """Return the ids of ``hold`` and ``floor``, whose h is at least q."""
+        return (*self.held, *_token_ids("floor", self.floor))
+
+    @property
+    def boxed(self) -> bool:
+        """Return whether h/q of single tokens is bounded, by the head or by their ids."""
+        return bool(self.head or self.floored)
 
     @cached_property
     def priced(self) -> PricedBand | None:
@@ -186,9 +210,10 @@ class Band(FixedTarget):
         if band is None or price is None:
             return BetweenRows(1.0 if price == math.inf else math.inf)
         if self.per_row:
-            return BetweenRows(band.high) if self.head else OwnBands(band)
-        look_ahead = LookAhead(price, self._least_share) if self.divergence == "kl" else None
-        return AlongPath(band.high, look_ahead) if self.head else PathBands(band, look_ahead)
+            return BetweenRows(band.high) if self.boxed else OwnBands(band)
+        looks = self.divergence == "kl" and not self.floored
+        look_ahead = LookAhead(price, self._least_share) if looks else None
+        return AlongPath(band.high, look_ahead) if self.boxed else PathBands(band, look_ahead)
 
     @property
     def knob(self) -> str:  # type: ignore[override]
@@ -199,10 +224,11 @@ class Band(FixedTarget):
     def declares(self) -> Declaration:
         """Return: the emitted divergence within delta, or no bound when priced."""
         facts: Any = {"between": True, "at_least_speculative": True, "continuous": not self.head}
+        facts |= {"floored": self.floored, "held": self.held}
         if self.delta is None:
             return Declaration(-1, math.inf, None, **facts)
         budget = Budget(self.divergence, self.delta, "emitted")
-        return Declaration(1, 0.0, budget, **facts, optimal=not self.head)
+        return Declaration(1, 0.0, budget, **facts, optimal=not self.boxed)
 
     def edges(self, q: Rows, p: Rows) -> tuple[Tensor, Tensor]:
         """Return (a, b) of each row, (..., 1), without a sort where the search for them converges.
@@ -212,7 +238,7 @@ class Band(FixedTarget):
         """
         flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
         shape = (*q.shape[:-1], 1)
-        by_row = self.priced is not None and not self.head and q.device.type == "cpu"
+        by_row = self.priced is not None and not self.boxed and q.device.type == "cpu"
         if by_row and len(flat_q) <= FEW_ROWS:
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
             solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
@@ -224,28 +250,29 @@ class Band(FixedTarget):
         return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return h = clip(p, aq, min(b, c)q), 0 where q = 0; with a ``path`` the band of p/P.
+        """Return h = clip(p, max(a, c)q, min(b, C)q), 0 where q = 0; on a ``path`` that of p/P.
 
         Drafted tokens are raised to h_n where the path has ``raised``.
         """
         if path is not None and self.of_path is not None and q.numel():
             return self._along(path, q, p, self.of_path)
         q, p = float64_rows(q, p)
-        lower, upper = self.edges(q, p)
-        return _clipped(p, lower, self._off_head(q, q, upper), q)
+        return self._cut(p, *self.edges(q, p), q)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, b q_n/p_n); only the upper edge is needed."""
         q, p = float64_rows(q, p)
         q_n, p_n = q.gather(-1, n), p.gather(-1, n)
-        return _kept(self._off_head(q, q_n, self.edges(q, p)[1]), q_n, p_n)
+        return _kept(self._most(q, q_n, self.edges(q, p)[1], n), q_n, p_n)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.band_of_row`.
 
         Row by row without solving the band first where rows are on the CPU, at a price, or on
-        float32 rows within a finite budget above rounding.
+        float32 rows within a finite budget above rounding. Floors leave no residual of one scale.
         """
+        if self.floored:
+            return super().decide(q, p, n, coin)
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
@@ -254,11 +281,11 @@ class Band(FixedTarget):
         by_budget = by_budget and not self.head
         if q.device.type != "cpu" or (self.priced is None and not by_budget):
             lower, upper = self._edges_of_laws(q, p)
-            upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
+            upper = self._most(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
         ratio = torch.where(q_n >= LEAST, coin * p_n / q_n, math.inf)
         if self.head:  # off the head tokens are accepted only where lossless sampling accepts them
-            off = self._off_head(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
+            off = self._most(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
             ratio = torch.where(ratio < off, ratio, math.inf)
         ratio = ratio.tolist()
         rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
@@ -275,23 +302,49 @@ class Band(FixedTarget):
         flat = [row.reshape(-1, q.shape[-1]) for row in (q, p)]
         size = max(1, TOGETHER // q.shape[-1])
         parts = zip(*(part.split(size) for part in (*flat, path.alive.reshape(-1))), strict=True)
-        solve = self._head_rows if self.head else path_rows
+        solve = self._boxed_rows if self.boxed else path_rows
         rows = [solve(own_q, own_p, alive, band) for own_q, own_p, alive in parts]
         return torch.cat(rows).reshape(q.shape)
 
-    def _head_rows(self, q: Rows, p: Rows, alive: Tensor, band: PricedBand) -> Rows:
-        """Return the rows h at nodes with these P whose tokens rise on the head alone."""
+    def _boxed_rows(self, q: Rows, p: Rows, alive: Tensor, band: PricedBand) -> Rows:
+        """Return the rows h at nodes with these P, cut to the boxes of single tokens."""
         q, p = check.normalised(q), check.normalised(p)
         alive = torch.where(alive > 0, alive.double(), 1.0)
-        ceiling = self._off_head(q, q, torch.full_like(alive[:, None], math.inf))
-        lower, upper = edges.edges(
-            q, p, band.f, price=band.price, ceiling=ceiling.expand_as(q), alive=alive
-        )
-        h = _clipped(p / alive[:, None], lower, self._off_head(q, q, upper), q)
+        lower, upper = edges.edges(q, p, band.f, price=band.price, **self._boxes(q), alive=alive)
+        h = self._cut(p / alive[:, None], lower, upper, q)
         return h.div_(h.sum(-1, keepdim=True))
 
-    def _off_head(self, q: Rows, q_n: Entries, upper: Tensor) -> Tensor:
-        """Return min(b, c) of tokens (..., m) of rows by b (..., 1): at most 1 off the head."""
+    def _cut(self, p: Rows, lower: Tensor, upper: Tensor, q: Rows) -> Rows:
+        """Return clip(p, max(a, c)q, min(b, C)q)."""
+        if self.floored:
+            lower = torch.maximum(lower, self._floor(q))
+        return _clipped(p, lower, self._most(q, q, upper), q)
+
+    def _boxes(self, q: Rows) -> dict[str, Tensor]:
+        """Return floors c and ceilings C of h/q, as far as there are any."""
+        floor = {"floor": self._floor(q)} if self.floored else {}
+        if not (self.head or self.held):
+            return floor
+        none = torch.full_like(q[:, :1], math.inf, dtype=torch.float64)
+        return floor | {"ceiling": self._most(q, q, none).expand_as(q)}
+
+    def _floor(self, q: Rows) -> Tensor:
+        """Return 1 at tokens that may not fall, else 0; ValueError for ids beyond the rows."""
+        if max(self.floored) >= q.shape[-1]:
+            raise ValueError(
+                f"floor, hold: must be below the rows' {q.shape[-1]} tokens; "
+                f"got {max(self.floored)}"
+            )
+        floor = torch.zeros_like(q, dtype=torch.float64)
+        floor[..., list(self.floored)] = 1.0
+        return floor
+
+    def _most(self, q: Rows, q_n: Entries, upper: Tensor, n: Ids | None = None) -> Tensor:
+        """Return min(b, C) of tokens (..., m), all without ``n``, of rows by b (..., 1)."""
+        if self.held:
+            ids = torch.tensor(self.held, device=q.device)
+            at = torch.arange(q.shape[-1], device=q.device) if n is None else n
+            upper = torch.where(torch.isin(at, ids), upper.clamp(max=1.0), upper)
         if not self.head:
             return upper
         least = self._least_share * q.amax(-1, keepdim=True).double()
@@ -304,13 +357,13 @@ class Band(FixedTarget):
 
     def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
         """Return P h_n/p_n and the residual of a row's own band, of scale P a."""
-        if self.of_path is not None:
+        if self.of_path is not None or self.floored:
             return super().follow(q, p, n, path)
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
         if q.dtype not in PRECISIONS:
             q, p = q.float(), p.float()
         lower, upper = self._edges_of_laws(q, p)
-        upper = self._off_head(q, q_n[:, None], upper[:, None])[:, 0]
+        upper = self._most(q, q_n[:, None], upper[:, None])[:, 0]
         h_n = _clipped(p_n, lower, upper, q_n)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
@@ -327,10 +380,7 @@ class Band(FixedTarget):
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""
         memory = scratch("band.rows", (2, *q.shape), device=q.device).unbind(0)
         q, p = map(check.normalised, (q, p), memory)
-        ceiling = None
-        if self.head:
-            ceiling = self._off_head(q, q, torch.full_like(q[:, :1], math.inf)).expand_as(q)
-        knobs: Any = {"delta": self.delta, "price": self.price, "ceiling": ceiling}
+        knobs: Any = {"delta": self.delta, "price": self.price, **self._boxes(q)}
         lower, upper = edges.edges(q, p, self.kind, **knobs)
         return lower[:, 0], upper[:, 0]
 
@@ -353,6 +403,14 @@ class Band(FixedTarget):
     def _smooth(self) -> bool:
         generator = self.kind.generator
         return generator is not None and generator.smooth
+
+
+def _token_ids(name: str, text: str) -> tuple[int, ...]:
+    """Return the ids of ``2+151645``, each once."""
+    parts = text.split("+") if text else []
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ValueError(f"{name}: must be token ids, as 2+151645; got {text!r:.80}")
+    return tuple(sorted({check.whole_number(name, int(part), 0) for part in parts}))
 
 
 def _all_normal(q: Tensor) -> bool:

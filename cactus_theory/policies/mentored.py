@@ -22,6 +22,8 @@ class Mentored(Band):
     divergence: str = field(default="reverse_kl", init=False)
     per_row: bool = field(default=True, init=False)
     head: float = field(default=0.0, init=False)
+    floor: str = field(default="", init=False)
+    hold: str = field(default="", init=False)
 
     @property
     def declares(self) -> Declaration:

@@ -81,12 +81,11 @@ def lifts_of(
 
 def check_policy(policy: Policy) -> None:
     """Raise ValueError unless the policy is a bias; see :func:`lifts_of`."""
-    if not isinstance(policy, Entrywise | Band) or getattr(policy, "head", 0.0):
+    if not isinstance(policy, Entrywise | Band) or getattr(policy, "boxed", False):
         raise ValueError(
             "policy: must judge a deterministic draft by the drafted token's probability alone "
-            "(band without head, cactus, cactus_exact, lenience, distillspec, mixture, "
-            "speculative); got "
-            f"{policy.spec}"
+            "(band without head, floor and hold, cactus, cactus_exact, lenience, distillspec, "
+            f"mixture, speculative); got {policy.spec}"
         )
 
 

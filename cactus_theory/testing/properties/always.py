@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from cactus_theory.policies import Policy
 from cactus_theory.testing._property import EXACT, FINITE, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     REAL,
@@ -79,7 +80,13 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
         yield Bounds(single[None], expected, expected, about, EXACT, judged, only)
 
 
-@policy_property(hint="an index, or the first or last token, is treated specially", steady=True)
+def _names_no_tokens(policy: Policy) -> bool:
+    return not (policy.declares.floored or policy.declares.held)
+
+
+@policy_property(
+    _names_no_tokens, hint="an index, or the first or last token, is treated specially", steady=True
+)
 def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Moving every token moves the answers along (rows with exact ties excluded).
 
@@ -100,7 +107,11 @@ def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
         yield Bounds(moved_back, seen.emitted, seen.emitted, about, EXACT, judged)
 
 
-@policy_property(hint="the number of tokens is used, or tokens with q = 0 are counted", steady=True)
+@policy_property(
+    _names_no_tokens,
+    hint="the number of tokens is used, or tokens with q = 0 are counted",
+    steady=True,
+)
 def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Adding tokens with q = p = 0 changes nothing, and they are never emitted."""
     q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))

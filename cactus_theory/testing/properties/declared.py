@@ -114,6 +114,19 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
+    lambda policy: bool(policy.declares.floored or policy.declares.held),
+    hint="the boxes of these tokens do not enter the residual, or the edges were solved without",
+)
+def named_tokens_keep_their_chance(seen: Behaviour) -> Iterator[Bounds]:
+    """Tokens that are held are emitted as often as under q, floored ones at least as often."""
+    declares = seen.policy.declares
+    for ids, most in ((declares.floored, None), (declares.held, seen.q)):
+        at = torch.zeros(seen.q.shape, dtype=torch.bool)
+        at[:, [token for token in ids if token < seen.width]] = True
+        yield Bounds(seen.emitted, seen.q, most, "emitted probability of token {0}", EXACT, at)
+
+
+@policy_property(
     lambda policy: policy.declares.budget is not None,
     hint="the formula is an approximation, or the budget bounds each proposal and not the "
     "emitted law",

@@ -1,0 +1,189 @@
+"""Rows cut to boxes c q ≤ h ≤ C q: by bisection, by program, by hand, by the kit, and refused."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.kernels.policies import has_kernel
+from cactus_theory.optimum.edges import edges
+from cactus_theory.testing import assert_policy_properties
+from cactus_theory.verify import Assignment, Draft, find_verifier
+from cactus_theory.vllm.bias import check_policy
+from tests.amounts import amount, some
+from tests.rows import pair
+
+# of two searches that end at the last bits, in a row's entries
+SEARCHED = 1e-12
+# of an interior-point solver, in the acceptance
+PROGRAM = 1e-7
+DIVERGENCES = (
+    "kl", "reverse_kl", "pearson_chi2", "neyman_chi2", "squared_hellinger", "jensen_shannon",
+    "alpha:a=0.5", "alpha:a=3", "renyi:a=0.5", "renyi:a=2",
+)  # fmt: skip
+# whose best rows are not unique: acceptance and divergence are compared
+FLAT = ("total_variation", "max_divergence")
+
+
+def boxes(count):
+    """Return q with zeros, p, ties and one-hot rows of p, floors of 0, 1 and between, ceilings."""
+    q, p = pair(count, 6, seed=4, kinds=("zeros", "smooth"))
+    p[::7] = torch.nn.functional.one_hot(torch.arange(len(p[::7])) % 6, 6).double()
+    p[3::7] = q[3::7].flip(-1)
+    p[5::14] = q[5::14]
+    source = torch.Generator().manual_seed(9)
+    floor, ceiling = (torch.rand(q.shape, generator=source, dtype=torch.float64) for _ in range(2))
+    which = torch.randint(4, q.shape, generator=source)
+    floor = torch.where(which == 0, 1.0, torch.where(which == 1, floor, 0.0))
+    ceiling = torch.where(which == 0, 1.0, torch.where(which == 2, 1 + 2 * ceiling, math.inf))
+    return q, p, floor, torch.where(which == 1, 1.5, ceiling)
+
+
+def cut(q, p, lower, upper, floor, ceiling):
+    most = torch.where(q > 0, torch.minimum(upper, ceiling) * torch.where(q > 0, q, 1.0), 0.0)
+    return torch.minimum(torch.maximum(p, torch.maximum(lower, floor) * q), most)
+
+
+def halved(low, high, above):
+    """Return where ``above`` becomes true between two ends, each row by itself, to the last bit."""
+    for _ in range(55):
+        middle = (low + high) / 2
+        is_above = above(middle)
+        low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
+    return high
+
+
+def by_bisection(q, p, floor, ceiling, kind, delta=None, price=None):
+    """Return the row at the largest b whose a sums it to 1, within the budget or at the price."""
+    zero, one = torch.zeros_like(q[:, :1]), torch.ones_like(q[:, :1])
+
+    def at(upper):
+        above = lambda lower: (  # noqa: E731
+            cut(q, p, lower, upper, floor, ceiling).sum(-1, keepdim=True) >= 1
+        )
+        lower = halved(zero, one, above)
+        return lower, cut(q, p, lower, upper, floor, ceiling)
+
+    def beyond(upper):
+        lower, row = at(upper)
+        over = row.sum(-1, keepdim=True) > 1 + 1e-15 * row.shape[-1]  # no a is low enough
+        if price is None:
+            return over | (kind.value(row, q)[:, None] > delta)
+        f = kind.generator
+        return over | (f.slope(upper) - f.slope(lower) > 1 / price)
+
+    most = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), 1.0).amax(-1, keepdim=True)
+    ends = halved(one, most.clamp(min=1.0), beyond)
+    return at(ends)[1]
+
+
+@pytest.mark.parametrize("spec", [*DIVERGENCES, *FLAT])
+@pytest.mark.parametrize("knob", [{"delta": 0.05}, {"delta": 0.6}, {"price": 0.4}, {"price": 3.0}])
+def test_a_boxed_row_is_that_of_an_independent_bisection(spec, knob):
+    kind = ct.divergence(spec)
+    if "price" in knob and (kind.generator is not kind or not kind.generator.smooth):
+        pytest.skip("has no price of its own")
+    q, p, floor, ceiling = boxes(amount(15, 200))
+    ends = edges(q, p, spec, **knob, floor=floor, ceiling=ceiling)
+    found = cut(q, p, *ends, floor, ceiling)
+    expected = by_bisection(q, p, floor, ceiling, kind, **knob)
+    assert (found.sum(-1) - 1).abs().max() <= SEARCHED
+    if spec in FLAT:
+        found, expected = (torch.minimum(p, row).sum(-1) for row in (found, expected))
+    assert (found - expected).abs().max() <= SEARCHED
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        # p cut to the boxes sums to 1.25: b falls, with a = 0, at any price
+        ("price=0,hold=0", [0.3, 0.45, 0.2, 0.05]),
+        ("delta=inf,hold=0", [0.3, 0.45, 0.2, 0.05]),
+        ("price=inf,hold=0", [0.3, 0.3, 0.2, 0.2]),
+        # a + b of tokens 1 and 3 is 0.5, b/a = e
+        ("price=1,hold=0+2", [0.3, 0.3 * 0.5 / (0.3 + 0.2 / math.e), 0.2, None]),
+        ("price=0,floor=0+3", [0.3, 0.3, 0.2, 0.2]),
+        # nothing that the draft likes may rise: h = q
+        ("price=0,hold=1", [0.3, 0.3, 0.2, 0.2]),
+        ("delta=0.5,divergence=max_divergence,hold=0", [0.3, 0.45, 0.2, 0.05]),
+    ],
+)
+def test_ends_and_prices_by_hand(spec, expected):
+    q = torch.tensor([0.3, 0.3, 0.2, 0.2], dtype=torch.float64)
+    p = torch.tensor([0.05, 0.7, 0.2, 0.05], dtype=torch.float64)
+    expected = [1 - sum(filter(None, expected)) if x is None else x for x in expected]
+    assert ct.emitted_law(ct.policy(f"band:{spec}"), q, p).tolist() == pytest.approx(expected)
+
+
+def test_no_row_in_the_boxes_is_better():
+    cp = pytest.importorskip("cvxpy")
+    q, p, floor, ceiling = boxes(amount(5, 60))
+    h = cut(q, p, *edges(q, p, "kl", delta=0.05, floor=floor, ceiling=ceiling), floor, ceiling)
+    for row in range(len(q)):
+        at = q[row] > 0
+        own = [each[row][at].numpy() for each in (q, p, floor, ceiling.clamp(max=100.0))]
+        law = cp.Variable(int(at.sum()), nonneg=True)
+        limits = [cp.sum(law) == 1, law >= own[2] * own[0], law <= own[3] * own[0]]
+        limits.append(cp.sum(cp.kl_div(law, own[0])) <= 0.05)
+        gain = cp.sum(cp.minimum(own[1], law))
+        cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL)
+        assert float(torch.minimum(p[row], h[row]).sum()) == pytest.approx(gain.value, abs=PROGRAM)
+
+
+@pytest.mark.parametrize("spec", some(["price=0.5,hold=0,head=0.4", "delta=0.1,floor=0"], 1))
+def test_it_obeys_what_it_declares(spec):
+    rule = ct.policy(f"band:{spec}")
+    assert rule.declares.held == ((0,) if "hold" in spec else ()) and rule.declares.floored == (0,)
+    assert_policy_properties(rule, examples=amount(2, 100))
+
+
+class Claims(type(ct.policy("band:price=1"))):
+    """A band that keeps no token's chance and says that it does."""
+
+    @property
+    def declares(self):
+        return replace(super().declares, floored=(0,), held=(0,))
+
+
+def test_a_row_that_does_not_keep_what_it_claims_is_named():
+    with pytest.raises(AssertionError, match="named_tokens_keep_their_chance"):
+        assert_policy_properties(Claims(price=1.0), rows=pair(3, 4, seed=1))
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+@pytest.mark.parametrize(
+    "spec", ["price=1,hold=1", "price=1,floor=1+3,per_row=True", "delta=0.1,hold=1"]
+)
+def test_blocks_and_chains_emit_the_row(spec, verifier):
+    q, p = pair(40, 5, seed=2)
+    rule = ct.policy(f"band:{spec}")
+    ids = p.multinomial(1, generator=torch.Generator().manual_seed(1))
+    law = find_verifier(verifier).law(
+        Assignment((rule,)), torch.stack([q, q], 1), Draft(ids, [1] * 40, p[:, None])
+    )
+    assert torch.allclose(law.emitted[:, 0], rule.target(q, p), atol=SEARCHED)
+    held = rule.target(q, p)[:, 1] - q[:, 1]
+    assert (held >= -SEARCHED).all() and ("hold" not in spec or held.abs().max() <= SEARCHED)
+
+
+def test_a_deterministic_draft_in_a_block_keeps_what_is_held():
+    q, _ = pair(30, 4, seed=5)
+    rule = ct.policy("band:price=0.5,hold=0")
+    draft = Draft(torch.zeros(30, 2, dtype=torch.int64), [2] * 30, None)
+    law = find_verifier("block").law(Assignment((rule,)), torch.stack([q] * 3, 1), draft)
+    assert torch.allclose(law.emitted[:, :2, 0], q[:, :1].expand(-1, 2), atol=SEARCHED)
+
+
+def test_what_cannot_keep_boxes_refuses_them_and_ids_are_checked():
+    rule = ct.policy("band", price=1, hold="7+2")
+    assert rule.spec == "band:price=1.0,hold=2+7" == ct.policy(rule.spec).spec
+    assert not has_kernel(rule)
+    with pytest.raises(ValueError, match="band without head, floor and hold"):
+        check_policy(rule)
+    with pytest.raises(ValueError, match="floor, hold: must be below the rows' 3 tokens; got 7"):
+        ct.emitted_law(rule, [0.2, 0.3, 0.5], [0.1, 0.4, 0.5])
+    for wrong in ("x", "2+", "1.5", "-1", "٣", 2):
+        with pytest.raises(ValueError, match="hold: must be"):
+            ct.policy("band", price=1, hold=wrong)
