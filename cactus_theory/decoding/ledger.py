@@ -218,7 +218,8 @@ class _Charges:
         self.policies, self.judge = policies, judge
         self.target_probs, self.draft = target_probs, draft
         nodes = range(max(draft.above[0], default=-1) + 1)
-        self.nodes: Any = slice(0, len(nodes)) if draft.parents is None else list(nodes)
+        plain = draft.parents is None and draft.sampled is None
+        self.nodes: Any = slice(0, len(nodes)) if plain else list(nodes)
         self.q, self.p = self._laws(self._verified(None))
         self.by_policy: dict[int, tuple[Tensor, Path | None]] = {}
 

@@ -148,7 +148,7 @@ class Descent:
             look_ahead = policy.shortcuts.look_ahead
             raised = [] if look_ahead is None else look_ahead.tree(q_n, deterministic_places)
             for node, places in enumerate(deterministic_places if raised else ()):
-                if assigned.policy(self.row, node) is policy:
+                if places and assigned.policy(self.row, node) is policy:
                     for place in places:
                         self.raised[place] = raised[place]
 

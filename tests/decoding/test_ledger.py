@@ -20,9 +20,10 @@ from cactus_theory.decoding import (
     Siblings,
     generate,
 )
+from cactus_theory.decoding._verification import verified_rows
 from cactus_theory.testing import assert_schedule_properties
 from cactus_theory.verify.contract import find_verifier
-from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.draft import Assignment, Draft, Verified
 from simulations.markov import markov_pair
 from tests.amounts import amount, some
 from tests.decoding.ledger_texts import EXACT, target_of, texts_of
@@ -200,6 +201,49 @@ def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministi
                 assert spent <= cap * (4 + place)
         for above, mass in reached.items():
             assert torch.allclose(emitted[above], mass * row_of[above], rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("runs", ["block", "chain"])
+@pytest.mark.parametrize("spec", ["band:price=2", "band:price=2,divergence=reverse_kl"])
+def test_below_a_deterministic_token_it_charges_what_the_walk_emits(spec, runs):
+    """Token 0 with P < 1, a deterministic 1 after it, and a sampled 0 below: P is 1 there."""
+    first, after = ([0.3, 0.4, 0.3], [0.8, 0.1, 0.1]), ([0.2, 0.7, 0.1], [0.1, 0.1, 0.8])
+    q, p = zip(first, after, first, first, first, strict=True)
+    q, p = (torch.tensor(rows, dtype=torch.float64)[None] for rows in (q, p))
+    ids, parents = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 1]])
+    parts = ids, p[:, :4], parents, ids != 1, ids == 1
+    ledger, judge = Ledger(spec, 0.3, burst=0.2), find_verifier(f"tree:runs={runs}")
+    state = ledger.begin(())
+    choice, alive = ledger.choose_by_nodes(state, q, Draft(ids, [4], *parts[1:]), judge)
+    assert alive[1] < 1 and alive[2] == 1
+    tokens, *rest = (part.expand(64, *part.shape[1:]) for part in parts)
+    coins = torch.from_numpy(np.random.default_rng(0).random((64, 8))).split(4, 1)
+    given = q.expand(64, -1, -1), Draft(tokens, [4] * 64, *rest)
+    assigned = Assignment(ledger.policies, choice.expand(64, -1))  # charged by the walk's own P
+    judged = Verified(assigned, *given, judge.verify(assigned, *given, *coins))
+    for row, nodes in enumerate(judged.verdict.charged):
+        seen = verified_rows(row, nodes, judged, judge)
+        for place, policy in enumerate(seen.policies):
+            rows = (part[place : place + 1] for part in (seen.target_probs, seen.draft_probs))
+            law = judge.emitted(policy, *rows, seen.path.at(place))
+            charge = float(KL.value(law, seen.target_probs[place : place + 1]))
+            assert state.offered[(0, 1)[:place]] == pytest.approx(charge, abs=EXACT)
+    assert [0, 1, 2] in judged.verdict.charged
+
+
+@pytest.mark.parametrize("parents", [None, torch.tensor([[-1, 0, 1]])])
+def test_a_deterministic_tree_as_wide_as_its_batch_is_judged_by_a_ledger(parents):
+    """The last node has nothing drafted after it, and no policy chosen for it."""
+    q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64).expand(1, 4, 4)
+    draft = Draft(torch.tensor([[0, 1, 2]]), [3], None, parents, torch.zeros(1, 3).bool())
+    ledger, judge = Ledger("band:price=0.3", 0.3), find_verifier("tree")
+    state = ledger.begin(())
+    choice, alive = ledger.choose_by_nodes(state, q, draft, judge)
+    coins = torch.zeros(1, 3).double(), torch.zeros(1, 4).double()
+    step = judge.verify(Assignment(ledger.policies, choice[None], alive[None]), q, draft, *coins)
+    h_n = float(step.raised[0, 0])  # token 0 rises, the others fall as q does
+    charge = h_n * math.log(h_n / 0.4) + (1 - h_n) * math.log((1 - h_n) / 0.6)
+    assert state.offered[()] == pytest.approx(charge, abs=EXACT) and charge > 0.01
 
 
 # share of calls that one model may lose: 0.0132 was the worst of 24, whose mean gains 0.0046
