@@ -18,7 +18,7 @@ from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.certificate import geometry_of
 from cactus_theory.optimum.edges import solve_edges
 from cactus_theory.policies import Declaration, PerProposal, Policy
-from cactus_theory.policies._copies import enter
+from cactus_theory.policies._copies import called, enter, lawful
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
 from cactus_theory.policies._policy import one_hot
 
@@ -63,7 +63,7 @@ def emitted_law(
     array([0.0268, 0.0268, 0.9464])
     """
     target, parts = _few_rows(policy, target_probs, draft_probs, draft_token_ids, normalise)
-    laws = ((at, (policy.emitted(q, p),)) for at, q, p in parts)
+    laws = ((at, (lawful(called(policy), policy.emitted(q, p)),)) for at, q, p in parts)
     (law,) = joined(laws, math.prod(target.shape[:-1]))
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
@@ -199,7 +199,7 @@ def _measured(
     policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
     """Return acceptance, raised mass, spending, share over budget, optima and every divergence."""
-    law = policy.emitted(q, p)
+    law = lawful(called(policy), policy.emitted(q, p))
     accepted = (p * policy.acceptance_row(q, p)).sum(-1)
     kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]

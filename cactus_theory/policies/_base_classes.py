@@ -45,6 +45,8 @@ class FixedTarget(Policy):
     Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
     """
 
+    row_is_emitted = True  # None is no answer of ``target``
+
     @abstractmethod
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the row h that is emitted instead of q, in the precision of the rows."""

@@ -21,6 +21,8 @@ from cactus_theory.base.terminal import Progress
 PACKAGE = __name__.partition(".")[0]
 # words of the errors of numpy and torch for a write into rows that are read-only or expanded
 READ_ONLY = ("read-only", "WRITEABLE", "single memory location")
+# methods of a policy that answer laws up to a factor
+LAWS = ("residual", "target", "emitted")
 
 
 def is_own(kind: Any) -> bool:
@@ -71,14 +73,54 @@ def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         raise _written(name, "they were changed")
 
 
+def called(policy: Any) -> str:
+    """Return the name of a policy, of its class where it has none."""
+    return getattr(policy, "name", type(policy).__name__)
+
+
+def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Tensor:
+    """Return rows of a rule if they have finite mass where ``judged``; ValueError by its name."""
+    if not isinstance(rows, Tensor):
+        raise ValueError(f"{name}: must return rows of probabilities; got {rows!r:.80}")
+    total = rows.sum(-1)
+    if rows.is_cuda or bool(((total > 0) & (total < torch.inf)).all()):  # NaN is not
+        return rows
+    wrong = ~((total > 0) & (total < torch.inf)) & judged()
+    if bool(wrong.any()):
+        row = rows[wrong][0].tolist()
+        raise ValueError(f"{name}: must return rows of positive, finite mass; got {row!r:.80}")
+    return rows
+
+
+def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
+    """Return a rule's acceptance; ValueError by its name for NaN where ``judged``."""
+    if not answer.is_cuda and bool((answer.isnan() & judged).any()):
+        raise ValueError(f"{name}: must return numbers; got nan")
+    return answer
+
+
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a policy's method so that it gets read-only copies of rows."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        name = f"{getattr(self, 'name', type(self).__name__)}, {method.__name__}"
+        name = f"{called(self)}, {method.__name__}"
         with lent(name, arguments, tuple(options.values())) as (rows, named):
-            return method(self, *rows, **dict(zip(options, named, strict=True)))
+            answer = method(self, *rows, **dict(zip(options, named, strict=True)))
+        if method.__name__ == "acceptance":
+            return numbers(name, answer, arguments[1].gather(-1, arguments[2]) > 0)
+        rowless = answer is None and not hasattr(self, "row_is_emitted")
+        if method.__name__ not in LAWS or (method.__name__ == "target" and rowless):
+            return answer
+
+        def refusable() -> Any:  # a residual is read of tokens that can be refused
+            if method.__name__ != "residual":
+                return True
+            q, p, n = arguments
+            drafted = p.gather(-1, n[..., None])[..., 0] > 0
+            return drafted & ~(self.acceptance(q, p, n[..., None])[..., 0] >= 1)
+
+        return lawful(name, answer, refusable)
 
     call.lends_copies = True  # type: ignore[attr-defined]
     return call

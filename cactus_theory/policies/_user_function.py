@@ -17,7 +17,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
-from cactus_theory.policies._copies import lent
+from cactus_theory.policies._copies import lawful, lent, numbers
 from cactus_theory.policies._decisions import Budget, Declaration, Path
 from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
 
@@ -150,7 +150,12 @@ class FunctionPolicy(Policy):
         call = self._call_at_once if self.source.vectorised else self._call_singly
         if not len(questions.row):
             return torch.zeros((0, *shape), dtype=torch.float64, device=questions.q.device)
-        return call(lambda *row: function(*row, **knobs), function.__name__, questions, shape)
+        name = function.__name__
+        name = name if function is self.source.function else f"{self.name}, {name}"
+        answers = call(lambda *row: function(*row, **knobs), name, questions, shape)
+        if not shape:
+            return numbers(name, answers, True)
+        return answers if function is self.source.proposal else lawful(name, answers)
 
     def _call_singly(
         self, function: Function, name: str, questions: Questions, shape: Shape

@@ -10,7 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
-from cactus_theory.policies._copies import enter
+from cactus_theory.policies._copies import called, enter
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
@@ -65,16 +65,15 @@ def verify_tensors(
     accept, draw = coins
     assigned = assignment(policies, draft_token_ids)
     verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
-    if not (validate or verdict.last.is_cuda) and NO_TOKEN in (last := verdict.last.tolist()):
-        raise _no_distribution(verdict, last.index(NO_TOKEN))
+    if not verdict.last.is_cuda and NO_TOKEN in (last := verdict.last.tolist()):
+        row = last.index(NO_TOKEN)
+        rule = called(policies[row % len(policies)])  # rows that were checked are not to blame
+        raise ValueError(
+            f"{rule if validate else 'target_probs, draft_probs'}: rows that decide a token must "
+            f"be distributions; got NaN, ∞ or no mass in row {row} of the batch, after "
+            f"{int(verdict.num_accepted[row])} accepted tokens"
+        )
     return verdict
-
-
-def _no_distribution(verdict: Verdict, row: int) -> ValueError:
-    return ValueError(
-        "target_probs, draft_probs: rows that decide a token must be distributions; got NaN, ∞ or "
-        f"no mass in row {row} of the batch, after {int(verdict.num_accepted[row])} accepted tokens"
-    )
 
 
 def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
