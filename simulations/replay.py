@@ -59,8 +59,12 @@ def run(args: argparse.Namespace) -> int:
         grouped = [{"group": value} | row for value, rows in by_group.items() for row in rows]
         publish(args, grouped or rows, **{k: str(v) for k, v in notes.items()})
     if args.json:
-        return print_json(notes | {"replays": rows} | ({"groups": by_group} if by_group else {}))
+        calls = {name: int(getattr(replays[0], name).sum()) for name in ("cycles", "drafts")}
+        grouped = {"groups": by_group} if by_group else {}
+        return print_json(notes | {"calls": calls, "replays": rows} | grouped)
     print(table(rows, notes, args.divergence))
+    if said := replays[0].undrafted:
+        print(said)
     for value, rows in by_group.items():
         texts = {"trace": f"{args.by} = {value}", "texts": len(groups[value])}
         cycles = int(sum(replays[0].cycles[text] for text in groups[value]))

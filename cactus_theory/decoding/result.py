@@ -206,6 +206,8 @@ class GenerationResult:
             "ended": self.ended,
             "target_calls": self.target_calls,
             "draft_calls": self.draft_calls,
+            "num_calls": reading.num_calls,
+            "num_drafts": reading.num_drafts,
             "acceptance_histogram": list(reading.acceptance_histogram),
             "acceptance_by_position": list(reading.conditional_acceptance_rates),
             "accepted_per_call": reading.accepted_per_call,

@@ -25,7 +25,7 @@ from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_byte
 
 FORMAT, VERSION = "cactus-theory trace", 1
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
-COUNTS = "cycles", "target_rows", "draft_rows"
+COUNTS = "cycles", "undrafted", "target_rows", "draft_rows"
 # most drafted tokens of a cycle; replays have a column for each
 MOST_DRAFTED = 4096
 
@@ -72,10 +72,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """A shard: its file, its counts, its size and its digest."""
+    """A shard: its file, its counts, its size and its digest.
+
+    ``undrafted`` are steps of the text, of one token each, that drafted nothing and have no cycle.
+    """
 
     file: str
     cycles: int
+    undrafted: int
     target_rows: int
     draft_rows: int
     bytes: int
@@ -128,11 +132,12 @@ def read_manifest(path: Path) -> Manifest:
     most = header.limits[1]
     for entry in manifest.shards:
         drafted = entry.target_rows - entry.cycles
-        if not (0 <= entry.draft_rows <= drafted <= most * entry.cycles and entry.bytes >= 0):
+        counts = entry.cycles, entry.undrafted, entry.bytes
+        if not 0 <= entry.draft_rows <= drafted <= most * entry.cycles or min(counts) < 0:
             raise ValueError(
                 f"{path}: {entry.file} must have at most {most} drafted tokens a cycle and a row "
-                f"for each; got {entry.cycles} cycles, {entry.target_rows} target rows and "
-                f"{entry.draft_rows} draft rows"
+                f"for each; got {entry.cycles} cycles, {entry.undrafted} undrafted steps, "
+                f"{entry.target_rows} target rows and {entry.draft_rows} draft rows"
             )
     return manifest
 
@@ -222,12 +227,12 @@ class Folder(Resource):
         kind = DTYPES[self.header.dtype], self.header.vocab_size, self.header.trees
         self.add_shard(pack(cycles, *kind))
 
-    def add_shard(self, shard: Shard) -> None:
-        """Write the next text's cycles, packed."""
+    def add_shard(self, shard: Shard, undrafted: int = 0) -> None:
+        """Write the next text's cycles, packed; ``undrafted`` of its steps have none."""
         name = shard_name(self.texts)
         content = to_bytes(checked(name, shard, *self.header.limits))
         write_whole(self.path / name, content)
-        self.entries.append(_entry_of(name, shard, content))
+        self.entries.append(_entry_of(name, shard, content, undrafted))
 
     def finish(self) -> None:
         """Write the manifest, all of it or nothing."""
@@ -281,6 +286,6 @@ class Folder(Resource):
             self.entries.append(_entry_of(path.name, shard, content))
 
 
-def _entry_of(name: str, shard: Shard, content: bytes) -> Entry:
+def _entry_of(name: str, shard: Shard, content: bytes, undrafted: int = 0) -> Entry:
     rows = len(shard.target_log_probs), len(shard.draft_log_probs)
-    return Entry(name, len(shard), *rows, len(content), digest(content))
+    return Entry(name, len(shard), undrafted, *rows, len(content), digest(content))

@@ -119,6 +119,8 @@ class Replay:
     spent: dict[str, PerText]
     reached: Float[np.ndarray, "K texts"]
     accepted_at: Float[np.ndarray, "K texts"]
+    drafts: PerText
+    drafted: PerText
 
     @property
     def name(self) -> str:
@@ -129,6 +131,13 @@ class Replay:
     def tokens_per_call(self) -> Estimate:
         """Return new tokens per target call, recovered and bonus tokens included."""
         return ratio_of_sums(self.tokens, self.cycles, self.source)
+
+    @property
+    def undrafted(self) -> str:
+        """Say how many of the calls had a draft, where not all had; else nothing."""
+        calls, drafts = (f"{own.sum():,.0f}" for own in (self.cycles, self.drafts))
+        said = f"{drafts} of {calls} target calls had a draft; tokens a call and divergence a token"
+        return "" if calls == drafts else f"{said} are over all of them"
 
     @cached_property
     def accepted_per_call(self) -> Estimate:

@@ -3,7 +3,8 @@ r"""Run a policy and a verifier on logged rows, all coins integrated out.
 Of a cycle with drafted tokens x_1..x_K let :math:`P_i` be the probability that at least i of
 them are accepted (``VerdictLaw.alive``) and h_i the emitted law at row i. Then a target call
 yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`; a bonus token
-from q costs nothing. Tokens after a drafted end-of-text token count for nothing.
+from q costs nothing. Tokens after a drafted end-of-text token count for nothing. A call without a
+draft yields one token and spends nothing; a trace of an engine has such calls as a number a text.
 
 Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
 verifier the numbers are consistent; for others they are what these would do at the same places,
@@ -74,8 +75,9 @@ def replay(
     policy, verifier : their specs.
     num_draft_tokens : K, the most tokens of a draft that were used.
     source : fingerprint of the trace.
-    cycles, tokens, accepted : (T,) sums over each text's cycles of 1, of the expected tokens
-        of a call, and of the drafted ones among them.
+    cycles, tokens, accepted : (T,) sums over each text's calls, those without a draft as well, of
+        1, of the expected tokens of a call, and of the drafted ones among them.
+    drafts, drafted : (T,), calls with a draft, and the tokens that were drafted.
     spent : divergence → (T,), the expected metered divergence (nats for KL).
     reached, accepted_at : (K, T), how often place i of a draft is expected to be decided, and
         accepted.
@@ -141,6 +143,9 @@ def _replays(
     policy, verifier = find_followed(policy), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [TextSums(source.texts, width, tuple(kinds)) for width in widths]
+    for one in sums:
+        one.cycles += source.undrafted
+        one.tokens += source.undrafted
     if isinstance(source, Trace) and source.header.trees:
         replay_trees(source, policy, verifier, kinds, sums, on_cycles)
         sums = sums[-1:]
@@ -160,7 +165,7 @@ def _replays(
             for one in sums:
                 one.add(batch.text, *law)
             if on_cycles is not None:
-                on_cycles(int(sums[-1].cycles.sum()))
+                on_cycles(int(sums[-1].cycles.sum()) - sum(source.undrafted))
     specs = policy.spec, verifier.spec, source.fingerprint
     return {one.width: one.result(*specs) for one in sums}
 
@@ -280,6 +285,7 @@ class TextSums:
     def __init__(self, texts: int, width: int, specs: tuple[str, ...]) -> None:
         self.width = width
         self.cycles, self.tokens, self.accepted = (np.zeros(texts) for _ in range(3))
+        self.drafts, self.drafted = np.zeros(texts), np.zeros(texts)
         self.spent = {spec: np.zeros(texts) for spec in specs}
         self.reached, self.accepted_at = (np.zeros((width, texts)) for _ in range(2))
 
@@ -292,6 +298,8 @@ class TextSums:
         accepted = torch.where(going[:, :-1], alive[:, 1:], 0.0)
         after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives
         np.add.at(self.cycles, where, 1.0)
+        np.add.at(self.drafts, where, float(accepted.shape[1] > 0))
+        np.add.at(self.drafted, where, float(accepted.shape[1]))
         np.add.at(self.tokens, where, after.sum(-1).numpy())
         np.add.at(self.accepted, where, accepted.sum(-1).numpy())
         for spec, values in spent.items():
@@ -304,4 +312,4 @@ class TextSums:
     def result(self, policy: str, verifier: str, source: str) -> Replay:
         """Return the sums with their names."""
         sums = self.cycles, self.tokens, self.accepted, self.spent, self.reached, self.accepted_at
-        return Replay(policy, verifier, self.width, source, *sums)
+        return Replay(policy, verifier, self.width, source, *sums, self.drafts, self.drafted)

@@ -45,6 +45,7 @@ class SavedRows:
     target_probs: Rows
     draft_probs: Rows
     num_draft_tokens = 1
+    undrafted = (0,)  # steps without a draft, as of a trace's texts
 
     @classmethod
     def of(cls, target_probs: check.ArrayLike, draft_probs: check.ArrayLike) -> "SavedRows":

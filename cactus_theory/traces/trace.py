@@ -95,7 +95,11 @@ class Trace:
                     f"{place}: must be a finished trace; this one was interrupted, log it again "
                     "with the same arguments to finish it"
                 )
-            raise ValueError(f"{place}: must be the folder of a trace; it has no {MANIFEST}")
+            inner = sorted(path.parent.name for path in place.glob(f"*/{MANIFEST}"))
+            several = f"; name one of those in it: {', '.join(inner)}" if inner else ""
+            raise ValueError(
+                f"{place}: must be the folder of a trace; it has no {MANIFEST}{several}"
+            )
         trace = cls(place, read_manifest(place / MANIFEST))
         for entry in trace.manifest.shards:
             path = place / entry.file
@@ -124,6 +128,11 @@ class Trace:
     def texts(self) -> int:
         """Return the number of texts."""
         return len(self.manifest.shards)
+
+    @property
+    def undrafted(self) -> list[int]:
+        """Return for each text its steps that drafted nothing, of a token each, without a cycle."""
+        return [entry.undrafted for entry in self.manifest.shards]
 
     @cached_property
     def fingerprint(self) -> str:

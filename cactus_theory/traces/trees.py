@@ -154,6 +154,8 @@ def replay_trees(
     ends = frozenset(trace.header.eos_token_ids)
     for number, cycle in enumerate(trace.cycles(), 1):
         sums[-1].cycles[cycle.text] += 1.0
+        sums[-1].drafts[cycle.text] += len(cycle.draft_token_ids) > 0
+        sums[-1].drafted[cycle.text] += len(cycle.draft_token_ids)
         TreeWalk(policy, verifier, cycle, kinds, ends, sums[-1])
         if on_cycles is not None:
             on_cycles(number)

@@ -4,7 +4,9 @@ A round that drafts K tokens takes
 
 .. math:: t(K) = K·\mathrm{draft} + \mathrm{target}(K + 1) + \mathrm{verify} + \mathrm{other}
 
-a text of the batch. Parts are measured at a few K and read off straight lines between these.
+a text of the batch. Parts are measured at a few K and read off straight lines between these; what
+was measured is a mean over rounds as they come, those without a draft as well. Ratios are per
+drafted token: there K is the mean over all calls of the trace, 0 for one without a draft.
 
 A text of N tokens takes (N + o)/E calls, where E is the tokens per call and
 :math:`o = (E[X^2]/E[X] − 1)/2` what its last call would give too much (X is the tokens of one
@@ -14,7 +16,7 @@ that were timed: rounds in which some have ended already cost what they cost the
 """
 
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -219,21 +221,27 @@ def speed(own: Replay, costs: Costs, family: str) -> Estimate:
     ValueError
         A family whose verification was not measured.
     """
-    call = costs.call(own.num_draft_tokens, family)
-    squares = ratio_of_sums(_squares(own), own.cycles, own.source)
-    return combined(partial(_speed, costs, call), own.tokens_per_call, squares)
+    numbers = (ratio_of_sums(sums, own.cycles, own.source) for sums in _sums(own))
+    return combined(_pace(own, costs, family), *numbers)
 
 
 def speed_of(
     own: Replay, costs: Costs, family: str, texts: Bool[np.ndarray, "parts texts"]
 ) -> Float[np.ndarray, "parts"]:
     """Return that number of each part of the texts."""
-    cycles, tokens, squares = (texts @ sums for sums in (own.cycles, own.tokens, _squares(own)))
-    call = costs.call(own.num_draft_tokens, family)
-    return _speed(costs, call, tokens / cycles, squares / cycles)
+    cycles = texts @ own.cycles
+    return _pace(own, costs, family)(*(texts @ sums / cycles for sums in _sums(own)))
 
 
-def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
+def _pace(own: Replay, costs: Costs, family: str) -> Callable[..., Any]:
+    """Return the speed as a function of the means over calls of :func:`_sums`."""
+    ends = (own.num_draft_tokens,) * 2 if costs.unit == SECONDS else (0, 1)
+    first, second = (costs.call(width, family) for width in ends)
+    return partial(_speed, costs, first, second - first)
+
+
+def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, k: Any) -> Any:
+    call = first + slope * k
     if costs.new_tokens is None:
         return tokens / call
     over = (squares / tokens - 1) / 2
@@ -241,9 +249,10 @@ def _speed(costs: Costs, call: float, tokens: Any, squares: Any) -> Any:
     return costs.new_tokens / (costs.start + call * calls)
 
 
-def _squares(replay: Replay) -> PerText:
-    """Return the squares of the tokens of calls, summed: Σ (2 i + 1) Pr(more than i tokens)."""
-    last = replay.tokens - replay.reached.sum(0)  # the bonus
+def _sums(replay: Replay) -> tuple[PerText, PerText, PerText]:
+    """Return tokens of calls, their squares Σ (2 i + 1) Pr(more than i), and drafted tokens."""
+    alone = replay.cycles - replay.drafts  # one token each
+    last = replay.tokens - alone - replay.reached.sum(0)  # the bonus
     probable = np.concatenate([replay.reached, last[None]])
     weights = 2 * np.arange(len(probable)) + 1
-    return (weights[:, None] * probable).sum(0)
+    return replay.tokens, alone + (weights[:, None] * probable).sum(0), replay.drafted

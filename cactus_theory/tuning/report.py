@@ -84,6 +84,8 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         lines += [answers.sentence, answers.allowed(int(str(tokens)))]
+    if said := tuned.choices[0].replay.undrafted:
+        lines.append(f"{said}.")
     lines += _lengths(tuned)
     for other in others:
         lines += [

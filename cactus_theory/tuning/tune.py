@@ -152,6 +152,7 @@ def _about(source: Source) -> dict[str, object]:
     """Return the description of the trace for the file of the result."""
     about: dict[str, object] = {
         "cycles": len(source),
+        "undrafted": sum(source.undrafted),
         "texts": source.texts,
         "fingerprint": source.fingerprint,
         "knob_tolerance": TOLERANCE,

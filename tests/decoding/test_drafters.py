@@ -46,6 +46,13 @@ def test_ngrams_shorter_than_asked_for_are_not_looked_up():
     assert looked_up([1, 2, 3, 1], shortest=2) == []
 
 
+def test_statistics_say_how_many_calls_had_a_draft(tiny):
+    ids = torch.tensor([[1, 2, 3, 1, 2]])
+    found = generate(tiny[0], NGram(), ids, policy="speculative", max_new_tokens=30).statistics()
+    assert 0 < found["num_drafts"] < found["num_calls"] == found["target_calls"]
+    assert found["tokens_per_call"] == found["tokens"] / found["num_calls"]
+
+
 def test_an_ngram_decode_makes_no_draft_calls(tiny):
     ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]])
     result = generate(tiny[0], NGram(), ids, policy="cactus:delta=1", max_new_tokens=30)

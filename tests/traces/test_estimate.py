@@ -23,7 +23,7 @@ def made(name: str, gain: float, spend: float, seed: int = 0) -> Replay:
     spent = cycles * spend * texts.gamma(9, 1 / 9, TEXTS)
     one = np.ones((1, TEXTS))
     return Replay(name, "chain", 1, f"seed {seed}", cycles, tokens, tokens - cycles,
-                  {"kl": spent}, one, one / 2)  # fmt: skip
+                  {"kl": spent}, one, one / 2, cycles, cycles)  # fmt: skip
 
 
 def resampled(replays: list[Replay], of, draws: int) -> float:
@@ -38,7 +38,7 @@ def resampled(replays: list[Replay], of, draws: int) -> float:
 def cut(own: Replay, take: np.ndarray) -> Replay:
     return Replay(own.policy, own.verifier, 1, own.source, own.cycles[take], own.tokens[take],
                   own.accepted[take], {"kl": own.spent["kl"][take]}, own.reached[:, take],
-                  own.accepted_at[:, take])  # fmt: skip
+                  own.accepted_at[:, take], own.drafts[take], own.drafted[take])  # fmt: skip
 
 
 FIRST = [made("a", 0.1, 0.05), made("bb", 0.3, 0.15)]

@@ -130,7 +130,7 @@ def made(source: np.random.Generator, prompts: int, repeats: int, spread: float)
     accepted = reached * rate
     squares = np.stack([reached.sum(1), (reached * rate).sum(1), (reached * rate**2).sum(1)])
     replay = Replay("made", "chain", 2, "made", cycles, cycles + accepted.sum(0), accepted.sum(0),
-                    {"kl": cycles * 0}, reached, accepted)  # fmt: skip
+                    {"kl": cycles * 0}, reached, accepted, cycles, 2 * cycles)  # fmt: skip
     return Expectation(replay, squares, accepted, np.tile(np.arange(prompts), repeats))
 
 

@@ -75,7 +75,8 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
 
     def made(source, spec, verifier, widths, divergences):
         x = float(spec)
-        each = {"cycles": np.ones(1), "tokens": np.ones(1), "accepted": np.ones(1)}
+        names = ("cycles", "tokens", "accepted", "drafts", "drafted")
+        each = dict.fromkeys(names, np.ones(1))
         rows = {"reached": np.ones((1, 1)), "accepted_at": np.ones((1, 1))}
         spent = {"kl": np.array([curve(x)])}
         return {width: Replay(spec, verifier, width, "s", spent=spent, **each, **rows)
