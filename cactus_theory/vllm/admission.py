@@ -104,7 +104,7 @@ class Admission:
             return Grant(policy, cap)
         granted = Grant(policy, cap, cut_of(extra), self.margin_of(extra))
         if temperature and granted.acts(temperature):
-            refuse_truncation(sampling_params)
+            return granted._replace(cut=with_own(granted.cut, sampling_params))
         return granted
 
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
@@ -246,17 +246,11 @@ def check_stricter(requested: Policy, server: Policy) -> None:
             )
 
 
-def refuse_truncation(sampling_params: Any) -> None:
-    """Raise ValueError where vLLM would cut the row that a policy's bias has made."""
-    off = {"top_p": (1.0,), "top_k": (0, -1, None), "min_p": (0.0, None)}
-    for name, values in off.items():
-        value = getattr(sampling_params, name)
-        if value not in values:
-            raise ValueError(
-                f"{name}: must be off beside a lossy policy of cactus-theory, since vLLM cuts "
-                f"after the policy's bias; got {value} (before it, over HTTP in vllm_xargs: "
-                f'{{"{ARGUMENT}_{name}": {value}}}; lossless: {{"{ARGUMENT}": "speculative"}})'
-            )
+def with_own(cut: Cut, sampling_params: Any) -> Cut:
+    """Return what a cut and vLLM's own top_p, top_k and min_p leave, which would act too late."""
+    own = sampling_params
+    sizes = [size for size in (cut.top_k, own.top_k or 0) if size > 0]
+    return Cut(min(cut.top_p, own.top_p), min(sizes, default=0), max(cut.min_p, own.min_p or 0.0))
 
 
 def family(policy: Policy) -> str:

@@ -17,11 +17,10 @@ bias in logits where the temperature is 0 (default: ``CACTUS_MARGIN``, else 0, w
 nothing there). Without any of these logits stay untouched. With ``CACTUS_VERIFIER=block`` a band at
 a KL price looks ahead, which is the best law of whole blocks; nothing else depends on it.
 
-* top_p, top_k and min_p act after a processor, on the biased row, and would cut another set:
-  a request that combines them with a lossy policy is refused at admission. vLLM takes defaults
-  from a model's ``generation_config.json``: ``--generation-config vllm`` leaves them out. Asked
-  for as ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` they cut q first (a sort of every
-  row of the batch), and the policy acts on what is left.
+* vLLM's top_p, top_k and min_p act after a processor, on the biased row, and would cut another
+  set. Beside a lossy policy they are taken over: the processor cuts q first (a sort of every row
+  of the batch), the policy acts on what is left, and vLLM's sampler sees a copy of the request
+  without them. ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for the same.
 * Penalties, bad words and a grammar come before: q is the row after them, and tokens that they
   exclude are not raised. A thinking budget is enforced afterwards.
 * Raw logprobs, vLLM's default, are the target's own; processed ones are those of the bias.
@@ -34,6 +33,7 @@ its names, batches in its layout against the exact laws, and the runner's real r
 (0.32.0, 0.33.0) under Triton's interpreter on logits that this class has biased.
 """
 
+import copy
 import importlib.util
 import logging
 from typing import Any
@@ -50,6 +50,7 @@ from cactus_theory.vllm.replace import (
     require_names,
     require_parameters,
     unknown_version,
+    wrapped,
 )
 from cactus_theory.vllm.settings import check_names
 
@@ -97,6 +98,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         check_names()
         self.width = drafts_of(vllm_config)
         model_runner_v2.remove()  # else the policy would act twice
+        take_over_cuts()
         server_settings = of_processor().settings  # a bad setting stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
         self.policies = [server_settings.policy] * requests
@@ -155,6 +157,26 @@ class CactusLogitsProcessor(LogitsProcessor):
         )  # fmt: skip
         place = drafted.clamp(min=0)[:, None]
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])
+
+
+def take_over_cuts() -> None:
+    """Let vLLM's sampler, which is shown requests first, see copies without their cuts."""
+    from vllm.v1.worker.gpu.sample.states import SamplingStates  # pyright: ignore
+
+    require_parameters(
+        SamplingStates.add_request, METHODS["add_request"], "SamplingStates.add_request", TESTED_V2
+    )
+    if hasattr(SamplingStates.add_request, "cactus_original"):
+        return
+
+    @wrapped(SamplingStates, "add_request")
+    def add_request(original: Any, states: Any, req_idx: int, sampling_params: Any) -> Any:
+        temperature = float(sampling_params.temperature)
+        if temperature > 0 and of_processor().served(sampling_params, _log.warning).acts(1.0):
+            sampling_params = copy.copy(sampling_params)
+            for name, value in Cut()._asdict().items():
+                setattr(sampling_params, name, value)
+        return original(states, req_idx, sampling_params)
 
 
 def tested_tokens(input_ids: Tensor, local_pos: Tensor, vocab: int) -> Tensor:

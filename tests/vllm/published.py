@@ -18,6 +18,7 @@ GPU = "vllm.v1.worker.gpu"
 INTERFACE = f"{GPU}.sample.logits_processor.interface"
 SAMPLER = f"{GPU}.sample.sampler"
 REJECTION = f"{GPU}.spec_decode.rejection_sampler"
+STATES = f"{GPU}.sample.states"
 UTILS = f"{GPU}.spec_decode.rejection_sampler_utils"
 
 
@@ -123,6 +124,14 @@ class Sampler:
         return None
 
 
+class SamplingStates:
+    def __init__(self):
+        self.seen = {}
+
+    def add_request(self, req_idx, sampling_params):
+        self.seen[req_idx] = sampling_params
+
+
 def parameters(function) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
@@ -141,6 +150,8 @@ def put(monkeypatch, around: bool = True, **other) -> None:
     _module(monkeypatch, INTERFACE, **{name: here[name] for name in names})
     sampler = type("Sampler", (here["Sampler"],), {"add_request": here["Sampler"].add_request})
     _module(monkeypatch, SAMPLER, Sampler=sampler)
+    states = {"add_request": here["SamplingStates"].add_request}
+    _module(monkeypatch, STATES, SamplingStates=type("SamplingStates", (SamplingStates,), states))
     runner = type("RejectionSampler", (here["RejectionSampler"],), {})
     runner._verify = here["RejectionSampler"]._verify
     _module(

@@ -23,6 +23,7 @@ def processor_class(monkeypatch):
     """Return the class, imported beside what stands for vLLM."""
     for name in ("POLICY", "VERIFIER", "MARGIN", "CAP", "READINGS"):
         monkeypatch.delenv(f"CACTUS_{name}", raising=False)
+    monkeypatch.setenv("CACTUS_POLICY", "speculative")
     monkeypatch.setenv("CACTUS_REQUESTS", "any")
     published.put(monkeypatch)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
@@ -227,9 +228,6 @@ def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"top_p": 0.9}, "top_p: must be off beside a lossy policy"),
-        ({"top_k": 20}, "top_k: must be off"),
-        ({"min_p": 0.1}, "min_p: must be off"),
         (
             {"extra": {"cactus": "typical"}},
             "policy: must judge a deterministic draft by the drafted",
@@ -246,7 +244,6 @@ def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
         ({"extra": {"cactus_cap": 0.1}}, "cactus_cap: must not be given"),
         ({"temperature": 1e300}, r"temperature: must be at most 1e\+06 .* got 1e\+300"),
         ({"extra": {"cactus_min_p": 1.5}}, "cactus_min_p: must lie in"),
-        ({"top_p": 0.9, "extra": {"cactus": "speculative", "cactus_top_k": 4}}, "top_p: must be"),
     ],
 )
 def test_what_is_refused_at_admission(processor_class, monkeypatch, own, said):
@@ -275,6 +272,43 @@ def test_accounts_of_requests_stop_the_start(processor_class, monkeypatch, name)
     monkeypatch.setenv(name, "0.5")
     with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
         made(processor_class)
+
+
+WHOLE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+# the engine's own cuts of a request, those it asks this package for, and what both leave
+BOTH = [
+    ({"top_p": 0.7}, {}, {"top_p": 0.7}),
+    ({"top_k": 3}, {}, {"top_k": 3}),
+    ({"top_k": -1, "min_p": 0.3}, {}, {"min_p": 0.3}),
+    ({"top_p": 0.9, "top_k": 4}, {"cactus_top_p": 0.6, "cactus_top_k": 5},
+     {"top_p": 0.6, "top_k": 4}),
+    ({"top_p": 0.9}, {"cactus_min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "extra", "both"), BOTH)
+@pytest.mark.parametrize("lossy", [False, True])
+def test_the_engines_own_cuts_are_taken_over(processor_class, lossy, own, extra, both):
+    """The law is the hook's: q is cut, then the policy acts; vLLM's sampler has nothing to cut."""
+    step, policy = Step(), {"cactus": "band:price=0.7"} if lossy else {}
+    processor, sampler = made(processor_class), sys.modules[published.STATES].SamplingStates()
+    asked, greedy = (params(heat, extra=policy | extra, **own) for heat in (0.7, 0.0))
+    for slot, given in ((5, asked), (2, greedy)):
+        processor_class.validate_params(given)
+        sampler.add_request(slot, given)
+    taken = lossy or bool(extra)  # else the row is vLLM's own, to cut as well
+    seen = {name: getattr(sampler.seen[5], name) for name in WHOLE}
+    assert seen == (WHOLE if taken else WHOLE | own)
+    for same in (asked, sampler.seen[2]):  # the caller's object is as it was
+        assert {name: getattr(same, name) for name in own} == own
+    moved = step.run(processor, [asked, greedy, params(), params()])
+    for row in range(4):
+        cut = kept(step.logits[row] / 0.7, **(WHOLE | (both if taken else {})))
+        exact = expected(
+            "band:price=0.7" if lossy else None, cut.log(), int(step.drafted[row]), 1.0
+        )
+        law = (moved[row].double() / 0.7).softmax(-1)
+        torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 
 
 def test_what_is_not_refused(processor_class, monkeypatch):

@@ -3,9 +3,10 @@
 Triton interprets them, so that real code stands on both sides of ours: temperature, truncation,
 noise of drafted tokens and rejection. What needs a GPU to be made (its buffers) is replaced by
 plain tensors. JOB.json is a list. A job has ``policy``, ``verifier`` and ``margin`` of the
-server, ``heat``, ``method`` (``standard`` or ``block``), ``deterministic`` (the logits processor)
-or not (the hook), ``lengths`` of the requests in turn, ``requests``, ``seed``, and logits
-``target`` and ``draft``. An answer has what every request drafted and emitted.
+server, ``heat`` and ``cuts`` of the requests, ``method`` (``standard`` or ``block``),
+``deterministic`` (the logits processor) or not (the hook), ``lengths`` of the requests in turn,
+``requests``, ``seed``, and logits ``target`` and ``draft``. An answer has what every request
+drafted and emitted.
 """
 
 import json
@@ -73,6 +74,7 @@ class Batch:
 
 def sampler_of(batch, job):
     """Return what the runner's sampler is to its methods, with our processor if it is asked."""
+    from vllm import SamplingParams
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcRequestState
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.sample.states import SamplingStates
@@ -80,9 +82,11 @@ def sampler_of(batch, job):
     count = len(batch.slots)
     states = SamplingStates.__new__(SamplingStates)
     states.vocab_size = batch.vocab
-    states.temperature, states.seeds = buffer(batch.heat), buffer(batch.seeds)
+    states.temperature, states.seeds = buffer(batch.heat), buffer(batch.seeds.clone())
     states.top_k = buffer(torch.full((count,), batch.vocab, dtype=torch.int32))
     states.top_p, states.min_p = buffer(torch.ones(count)), buffer(torch.zeros(count))
+    states.seeds_set, states.num_logprobs = np.zeros((2, count), dtype=np.int32)
+    params = SamplingParams(temperature=job["heat"], **job.get("cuts", {}))
     processors = []
     if job["deterministic"]:
         from cactus_theory.vllm.logits_processor import CactusLogitsProcessor
@@ -94,14 +98,14 @@ def sampler_of(batch, job):
             num_speculative_tokens=batch.width,
         )  # fmt: skip
         own = CactusLogitsProcessor(SimpleNamespace(speculative_config=drafts), state)
-        params = SimpleNamespace(
-            temperature=job["heat"], extra_args=None, top_p=1.0, top_k=0, min_p=0.0
-        )
         own.validate_params(params)
-        for slot in range(count):
-            own.add_request(slot, params)
-        own.apply_staged_writes()
         processors = [own]
+    for slot in range(count):
+        for one in (states, *processors):
+            one.add_request(slot, params)
+    states.seeds.np[:] = batch.seeds.numpy()
+    for own in processors:
+        own.apply_staged_writes()
     sampler = Sampler.__new__(Sampler)
     sampler.sampling_states, sampler.logits_processors = states, processors
     sampler.needs_logits_processing = np.ones(count, dtype=bool)

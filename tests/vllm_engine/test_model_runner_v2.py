@@ -36,6 +36,7 @@ CASES = {
     "block law, method block": {
         "policy": "band:price=0.5", "verifier": "block", "method": "block",
     },
+    "cuts": {"policy": "band:price=0.5", "cuts": {"top_k": 4, "top_p": 0.85}},
     "hook": {"policy": "band:price=0.5", "deterministic": False},
     "hook, block": {"policy": "band:price=0.5", "deterministic": False, "verifier": "block"},
     "margin": {"policy": "band:price=0.5", "heat": 0.0, "margin": 1.45, "requests": 6},
@@ -63,6 +64,11 @@ def answers(tmp_path_factory):
 def rows(name, length):
     heat = (PLAIN | CASES[name])["heat"]
     q, p = ((torch.tensor(part).double() / heat).softmax(-1) for part in (TARGET, DRAFT))
+    if cuts := CASES[name].get("cuts"):
+        q = torch.where(q >= q.topk(cuts["top_k"]).values[:, -1:], q, 0.0)
+        q, order = (q / q.sum(-1, keepdim=True)).sort(descending=True)
+        q = torch.where(q.cumsum(-1) - q < cuts["top_p"], q, 0.0).gather(1, order.argsort())
+        q = q / q.sum(-1, keepdim=True)
     return q[: length + 1], p[:length]
 
 
