@@ -1,5 +1,6 @@
 """Look at what a server is to be before its processes start, and say what was asked for."""
 
+import os
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 import torch
 
 from cactus_theory.vllm.replace import TESTED_V2, UnknownVersion, require_names, stop
-from cactus_theory.vllm.settings import Settings, refuse_accounts
+from cactus_theory.vllm.settings import MARGIN, Settings, refuse_accounts
 
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
 CONFIG = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
+SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where processes of a server share counters
 # logits processor that decides deterministic drafts of model runner V2
 PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 
@@ -19,17 +21,25 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
     """Stop the start-up with one line where the hook would be bypassed or contradicted.
 
     That is: another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
-    processor beside sampled drafts, a cap or readings of single requests that this runner does not
-    keep, a CPU build that scales logits with memory it has not written (vLLM issue 55005). A server
-    without drafts is let through with a warning: it emits the target's own law.
+    processor beside sampled drafts or on model runner V1, a margin without a logits processor, a
+    cap or readings that this runner does not keep, a CPU build that scales logits with memory it
+    has not written (vLLM issue 55005). A server without drafts is let through with a warning: it
+    emits the target's own law.
     """
-    speculative = config.speculative_config
+    speculative, on_v2 = config.speculative_config, getattr(config, "use_v2_model_runner", False)
+    if names_processor(config) and not on_v2:
+        stop(
+            "CactusLogitsProcessor is for model runner V2, and this server has V1, where "
+            "CACTUS_POLICY alone decides drafts: leave --logits-processors out"
+        )
+    if settings.margin and not names_processor(config):
+        stop(f"{MARGIN}: does nothing without --logits-processors {PROCESSOR}; unset it")
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
-    if getattr(config, "use_v2_model_runner", False):
+    if on_v2:
         try:
             refuse_accounts(settings.cap is not None, settings.readings, settings.trace)
-            if loads_processor(config):
+            if names_processor(config):
                 drafts_of(config)
                 return None
         except (ValueError, UnknownVersion) as error:
@@ -70,11 +80,10 @@ def drafts_of(vllm_config: Any) -> int:
     return drafts.num_speculative_tokens
 
 
-def loads_processor(config: Any) -> bool:
-    """Return whether the logits processor decides this server's drafts."""
+def names_processor(config: Any) -> bool:
+    """Return whether the server is to load the logits processor."""
     loaded = getattr(config.model_config, "logits_processors", None) or ()
-    named = any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
-    return named and bool(getattr(config, "use_v2_model_runner", False))
+    return any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
 
 
 def require_hook(warn: Callable[[str], None]) -> None:
@@ -119,20 +128,32 @@ def info_of(settings: Settings) -> dict[str, str]:
         "cap": "none" if settings.cap is None else f"{settings.cap:g}",
         "meter": str(settings.meter or "off"),
         "requests": settings.requests,
+        "divergence": settings.divergence.spec,
+        "margin": f"{settings.margin:g}",
     }
 
 
-def show_info(settings: Settings, model: str, log: Callable[[str], None]) -> None:
-    """Set the gauge ``cactus:info`` of this process, and log its labels in one line."""
+def show_info(
+    settings: Settings, config: Any, log: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
+    """Set the gauge ``cactus:info``, log its labels and paths, warn of counters nobody sees."""
     import prometheus_client as client  # pyright: ignore[reportMissingImports]
+    import vllm.envs as envs  # pyright: ignore[reportMissingImports]
 
     labels = info_of(settings)
     gauge = client.Gauge(
         "cactus:info", "What cactus-theory was asked for", [*labels, "model_name"],
         multiprocess_mode="mostrecent",
     )  # fmt: skip
-    gauge.labels(**labels, model_name=model).set(1)
-    log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in labels.items()))
+    gauge.labels(**labels, model_name=served_name(config)).set(1)
+    said = labels | {"readings": settings.readings or "off", "trace": settings.trace or "off"}
+    log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in said.items()))
+    apart = envs.VLLM_ENABLE_V1_MULTIPROCESSING and not os.environ.get(SHARED)
+    if apart and not getattr(config, "use_v2_model_runner", False):
+        warn(
+            "cactus-theory: /metrics will not show the counters, which stay in the engine's own "
+            f"process: set {SHARED} to an empty folder"
+        )
 
 
 def served_name(config: Any) -> str:

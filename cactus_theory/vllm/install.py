@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cactus_theory.vllm.admission import BY_BIAS, BY_HOOK, Admission
-from cactus_theory.vllm.configuration import check_config, loads_processor, served_name, show_info
+from cactus_theory.vllm.configuration import check_config, names_processor, served_name, show_info
 from cactus_theory.vllm.metrics import Prometheus, Reporter
 from cactus_theory.vllm.model_runner_v1 import Hook
 from cactus_theory.vllm.replace import require_names, require_parameters, unknown_version, wrapped
@@ -30,7 +30,8 @@ PARAMETERS = (
 SAMPLE = ("self", "logits", "spec_decode_metadata")
 UPDATE = ("self", "scheduler_output")
 FREE = ("self", "request")
-REASONS = "cactus_finish_reasons"  # our own attribute of a scheduler and of what it tells a runner
+ENDS = "cactus_ends"  # our own attribute of a scheduler and of what it tells a runner
+PARTIAL = "discard_request_mask"  # of a runner: requests whose prompts go on after this step
 METADATA = ("temperature", "all_greedy", "all_random", "generators")
 
 
@@ -56,7 +57,7 @@ def install(admission: Admission) -> Hook:
     _wrap_requests(admission)
     _wrap_config(admission, logger.warning, logger.info)
     if admission.settings.readings:
-        _wrap_scheduler()
+        _wrap_scheduler(hook)
     return hook
 
 
@@ -95,6 +96,8 @@ def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> N
     @wrapped(runner_class, "_sample")
     def sample(original: Any, runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         if hook.reporter is None:
+            if not hasattr(runner, PARTIAL):
+                raise unknown_version(f"GPUModelRunner has no {PARTIAL}")
             _begin(hook, runner.vllm_config, log)
         if spec_decode_metadata is None:
             hook.meet(runner)
@@ -122,14 +125,14 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
     if hook.counts_here:
         atexit.register(hook.reporter.finish)
         if hook.settings.readings:
-            hook.write = reporter_of(hook.settings.readings, log)
+            hook.write = reporter_of(hook.settings.readings, log, hook.warn)
         if hook.settings.trace:
             from cactus_theory.vllm.recorder import Recorder
 
             hook.recorder = Recorder(hook.settings, config, hook.warn_once)
         if hook.settings.readings or hook.settings.trace:
             # the ends of the last requests are told with the next step, if there is one
-            atexit.register(lambda: hook.end(list(hook.requests)))
+            atexit.register(lambda: hook.end(list(hook.requests), hook.last_ends))
 
 
 def _wrap_ends(runner_class: Any, hook: Hook) -> None:
@@ -137,12 +140,12 @@ def _wrap_ends(runner_class: Any, hook: Hook) -> None:
 
     @wrapped(runner_class, "_update_states")
     def update(original: Any, runner: Any, scheduler_output: Any) -> Any:
-        hook.end(scheduler_output.finished_req_ids, getattr(scheduler_output, REASONS, None))
+        hook.end(scheduler_output.finished_req_ids, getattr(scheduler_output, ENDS, None))
         return original(runner, scheduler_output)
 
 
-def _wrap_scheduler() -> None:
-    """Let what the scheduler tells the runner say why requests have ended, as well as which.
+def _wrap_scheduler(hook: Hook) -> None:
+    """Let what the scheduler tells the runner say why requests have ended, and at which length.
 
     UnknownVersion if names differ from those that are relied on.
     """
@@ -151,18 +154,18 @@ def _wrap_scheduler() -> None:
 
     require_parameters(Scheduler._free_request, FREE, "Scheduler._free_request")
     require_names(Scheduler, ["schedule"], "Scheduler")
-    require_names(Request, ["get_finished_reason"], "Request")
+    require_names(Request, ["get_finished_reason", "num_output_tokens"], "Request")
 
     @wrapped(Scheduler, "_free_request")
     def freed(free: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        reasons = vars(scheduler).setdefault(REASONS, {})
-        reasons[request.request_id] = str(request.get_finished_reason())
+        ends = hook.last_ends = vars(scheduler).setdefault(ENDS, {})
+        ends[request.request_id] = str(request.get_finished_reason()), request.num_output_tokens
         return free(scheduler, request, *args, **kwargs)
 
     @wrapped(Scheduler, "schedule")
     def scheduled(schedule: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         output = schedule(scheduler, *args, **kwargs)
-        setattr(output, REASONS, vars(scheduler).pop(REASONS, {}))
+        setattr(output, ENDS, vars(scheduler).pop(ENDS, {}))
         return output
 
 
@@ -195,8 +198,8 @@ def _wrap_config(
     def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
         check_config(config, warn, admission.settings)
-        admission.way = BY_BIAS if loads_processor(config) else BY_HOOK
+        admission.way = BY_BIAS if names_processor(config) else BY_HOOK
         if config.speculative_config is not None and not said:
-            show_info(admission.settings, served_name(config), log)
+            show_info(admission.settings, config, log, warn)
             said.append(True)
         return config

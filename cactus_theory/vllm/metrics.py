@@ -12,8 +12,10 @@ vLLM's own labels ``model_name`` and ``engine`` besides:
 ``cactus:accepted_tokens_total``                accepted ones among them
 ``cactus:drafted_tokens_per_pos_total``         the two by ``position`` in the draft, from 0: what
 ``cactus:accepted_tokens_per_pos_total``        was drafted there, and accepted there
-``cactus:emitted_tokens_total``                 accepted tokens, and one recovered or bonus token a
-                                                round
+``cactus:emitted_tokens_total``                 accepted tokens, and one more a step: recovered,
+                                                bonus, or of a step without a draft
+``cactus:undrafted_tokens_total``               tokens of steps without a draft among them, a
+                                                prompt's own first token as well
 ``cactus:measured_rows_total``                  verified rows that the meter has measured
 ``cactus:emitted_divergence_nats_total``        their D(out‖q), times rows per measured row: an
                                                 unbiased estimate of the sum over all verified
@@ -28,10 +30,10 @@ vLLM's own labels ``model_name`` and ``engine`` besides:
 
 Divergence a token is ``rate(cactus:emitted_divergence_nats_total)`` over
 ``rate(cactus:emitted_tokens_total)``, acceptance at a position the quotient of its two counters:
-drafts may be shorter than K. Rounds of greedy requests and of requests without drafts are not
-counted: no policy decides there, and a prompt's first token is not emitted by a round. An engine
-that stops inside a round (an end of text, a length) emits fewer tokens than counted: at most K
-fewer an answer, with asynchronous scheduling 2K + 1.
+drafts may be shorter than K. Steps are emitted less accepted tokens, drafts these less undrafted
+ones. Greedy requests are not counted: no policy decides there. An engine that stops inside a round
+(an end of text, a length) emits fewer tokens than counted: at most K fewer an answer, with
+asynchronous scheduling 2K + 1.
 
 Where they are seen: the counters are in the registry of the process that samples. With one
 process (``VLLM_ENABLE_V1_MULTIPROCESSING=0``) that is the registry vLLM serves at ``/metrics``.
@@ -62,12 +64,14 @@ from cactus_theory.vllm.settings import Settings
 # bounds of a histogram, nats of an answer: price 2 spends about 0.02 a token on the shipped pair
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 METERS = 16  # most policies under one label whose rows are collected at the same time
-COUNTS = ("verified_rows", "drafted_tokens", "accepted_tokens", "emitted_tokens")
+TOKENS = ("drafted_tokens", "accepted_tokens", "emitted_tokens", "undrafted_tokens")
+COUNTS = ("verified_rows", *TOKENS)
 WORDS = {
     "verified_rows": "Target rows whose emitted law was the policy's",
     "drafted_tokens": "Drafted tokens that the policy judged",
     "accepted_tokens": "Drafted tokens that were accepted",
-    "emitted_tokens": "Accepted, recovered and bonus tokens of rounds with a draft",
+    "emitted_tokens": "Accepted, recovered and bonus tokens, and those of steps without a draft",
+    "undrafted_tokens": "Tokens of steps without a draft among the emitted ones",
     "measured_rows": "Verified rows that the meter measured",
     "emitted_divergence_nats": "Divergence of the emitted law from the target, summed over rows",
 }
@@ -126,6 +130,12 @@ class Tally:
                 self._measure(label, verified, row, charged)
             self.skip -= charged
 
+    def add_undrafted(self, admitted: Policy) -> None:
+        """Count a token of a step without a draft."""
+        counts = self.counts[self._label(admitted)]
+        counts["emitted_tokens"] += 1
+        counts["undrafted_tokens"] += 1
+
     def take(self, admitted: Policy, rows: int, spent: float) -> None:
         """Enter rows that a request's own meter has measured."""
         label = self._label(admitted)
@@ -153,6 +163,7 @@ class Tally:
         rate = totals["accepted_tokens"] / max(totals["drafted_tokens"], 1)
         text = (
             f"{label} ({self.settings.verifier.spec}): {totals['emitted_tokens']} tokens, "
+            f"{totals['undrafted_tokens']} of them in steps without a draft, "
             f"{rate:.1%} of {totals['drafted_tokens']} drafted tokens accepted, by position "
             + " ".join(f"{kept / drafted:.2f}" for drafted, kept in self.positions[label])
         )

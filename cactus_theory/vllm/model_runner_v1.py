@@ -13,7 +13,7 @@ What is replaced, once names of parameters and fields have been compared:
   runner, and turns draft probabilities off; ``fly`` and ``synthetic`` are lossy rules of their
   own), a CPU build with vLLM issue 55005;
 * ``GPUModelRunner._update_states``, wrapped: tells which requests have ended or were aborted;
-* with readings ``Scheduler._free_request`` and ``schedule``, wrapped: tell why;
+* with readings ``Scheduler._free_request`` and ``schedule``, wrapped: tell why, at what length;
 * ``SamplingParams.verify``, wrapped: a request whose ``extra_args`` are not admitted is refused
   when it is submitted.
 
@@ -46,7 +46,7 @@ from cactus_theory.vllm.admission import LOSSLESS, Admission
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.replace import refuse_other_rules
-from cactus_theory.vllm.requests import Request
+from cactus_theory.vllm.requests import End, Request
 from cactus_theory.vllm.settings import LONGEST_LINE
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Hook:
         self.write: Callable[[dict[str, Any]], None] | None = None
         self.recorder: Recorder | None = None  # with CACTUS_TRACE, in the one that counts
         self.model = ""  # the name that the model is served by
+        self.last_ends: Mapping[str, End] = {}  # what a scheduler of this process has told last
 
     def rejection_sample(
         self,
@@ -101,7 +102,7 @@ class Hook:
             output = self.original(*arguments, *args, **kwargs)
             if self.settings.readings:
                 requests = self._running(len(num_draft_tokens))
-                _count_greedy(requests, num_draft_tokens, output, range(len(requests)))
+                self._count(requests, num_draft_tokens, output, [True] * len(requests))
             return output
         # before the batch has rows: a policy is tried in the memory that they will be in
         requests = self._running(len(num_draft_tokens))
@@ -121,9 +122,7 @@ class Hook:
             self.warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
         output, verified = self._decide(batch, requests)
-        if batch.greedy is not None and self.settings.readings:
-            rows = [row for row in batch.drafted if batch.greedy[row]]
-            _count_greedy(requests, num_draft_tokens, output, rows if requests else ())
+        self._count(requests, _judged(batch, verified), output, batch.greedy)
         if verified is not None and requests and self.counts_here:
             self.tally.add(verified, [requests[row].policy for row in batch.drafted])
             if self.recorder is not None:
@@ -133,16 +132,17 @@ class Hook:
         return output
 
     def meet(self, runner: Any) -> None:
-        """Take note of requests in a step without drafts: each is to have its reading."""
-        self.runner = runner
-        if self.settings.readings:
-            self._running(len(runner.input_batch.req_ids))
+        """Take note of requests in a step without drafts: most get a token."""
+        self.runner, count = runner, len(runner.input_batch.req_ids)
+        self._count(self._running(count), [0] * count)
         self.runner = None
+        if self.reporter is not None and self.counts_here:
+            self.reporter.step()
 
-    def end(self, names: Iterable[str], reasons: Mapping[str, str] | None = None) -> None:
+    def end(self, names: Iterable[str], ends: Mapping[str, End] | None = None) -> None:
         """Forget requests that have ended or were aborted, and report what they got.
 
-        ``reasons`` says why, where that is known. Once no request is left, all counts are sent.
+        ``ends`` has what the scheduler says. Once no request is left, all counts are sent.
         """
         known = [name for name in names if name in self.requests]
         for name in known:
@@ -150,11 +150,27 @@ class Hook:
             if self.recorder is not None:
                 self.recorder.end(request)
             if request.meter is not None and self.write is not None:
-                self.write(request.reading(name, (reasons or {}).get(name), self.model))
+                self.write(request.reading(name, (ends or {}).get(name, (None, None)), self.model))
                 if not request.greedy:
                     self.tally.end(request.policy, request.meter.sums()[1])
         if known and not self.requests and self.reporter is not None and self.counts_here:
             self.reporter.flush()
+
+    def _count(
+        self, requests: Sequence[Request], counts: Sequence[int],
+        output: Tensor | None = None, greedy: Sequence[bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Count each request's step, which emits nothing if its prompt goes on in the next one."""
+        if not requests or not (self.counts_here or self.settings.cap is not None):
+            return
+        emitted = [1] * len(counts) if output is None else (output >= 0).sum(-1).tolist()
+        partial = self.runner.discard_request_mask.np
+        for row, request in enumerate(requests):
+            request.greedy |= greedy is not None and greedy[row]
+            if counts[row] or not partial[row]:
+                request.step(counts[row], emitted[row] - 1)
+                if not counts[row] and not request.greedy and self.counts_here:
+                    self.tally.add_undrafted(request.policy)
 
     def _running(self, count: int) -> list[Request]:
         """Return the requests of the running step; none for a dummy batch."""
@@ -179,7 +195,7 @@ class Hook:
         if all(policy is policies[0] for policy in policies):
             policies = policies[:1]
         followed = [requests[row].followed for row in batch.drafted] if requests else []
-        booked = any(request.accounted for request in requests)
+        booked = any(request.meter or request.cap is not None for request in requests)
         try:
             judges = None
             if booked and followed:
@@ -225,13 +241,12 @@ class Hook:
             self.warn(f"cactus-theory: {text}")
 
 
-def _count_greedy(
-    requests: Sequence[Request], counts: Sequence[int], output: Tensor, rows: Iterable[int]
-) -> None:
-    """Enter the rounds of greedy requests, which no policy decides."""
-    for row in rows:
-        if counts[row]:
-            requests[row].count_greedy(counts[row], int((output[row] >= 0).sum()))
+def _judged(batch: FlatBatch, verified: Verified | None) -> list[int]:
+    """Return the drafted tokens of each request; unknown ones and placeholders are none."""
+    lengths = () if verified is None else verified.draft.lengths
+    judged, greedy = dict(zip(batch.drafted, lengths, strict=True)), batch.greedy
+    return [count if greedy and greedy[row] else int(judged.get(row, 0))
+            for row, count in enumerate(batch.counts)]  # fmt: skip
 
 
 def _greedy(metadata: Any) -> list[bool] | None:

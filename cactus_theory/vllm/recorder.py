@@ -3,8 +3,8 @@
 With ``CACTUS_TRACE=DIR`` every start of an engine writes folders ``DIR/<time>-<process>-<n>``, one
 for each setting of requests (policy, cap, temperature, cuts), MOST_SETTINGS of them at most, which
 ``replay``, ``expect`` and ``tune --trace`` read. A text is a request, written when it has ended, a
-cycle one round of it with a draft. Greedy requests, and rounds whose draft rows were lost or whose
-drafts a grammar has cut, are left out.
+cycle one round of it with a draft; steps that drafted nothing are a number in the manifest
+(``undrafted``). Greedy requests, and rounds whose drafts a grammar has cut, are left out.
 
 * Rows are log-probabilities in float16, of (2 K + 1) V numbers a round: after temperature and
   truncation for the target, as it drew for the drafter. A deterministic drafter
@@ -14,10 +14,8 @@ drafts a grammar has cut, are left out.
   but the law of that token.
 * ``CACTUS_TRACE_BYTES`` bounds all that lies in DIR, files of earlier starts included, and what is
   held in memory until a text has ended. What would exceed it is not kept, and a warning says so.
-  Of one text the first rounds are kept, up to 1/FEWEST_TEXTS of the bytes. Engines that start
-  together (data parallelism) have a bound each.
-* Rounds are counted from the first one: a text's position is one token, its prompt's own step,
-  and all that its rounds have emitted.
+  Of one text the first rounds are kept, up to 1/FEWEST_TEXTS of the bytes, and the steps before
+  the first round that is not. Engines that start together (data parallelism) have a bound each.
 
 Drafted tokens are parts of people's answers: DIR is made for its owner alone to read.
 """
@@ -34,7 +32,7 @@ from torch import Tensor
 
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces._folder import Folder, Header
-from cactus_theory.traces._shard import Shard
+from cactus_theory.traces._shard import Shard, pack
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.batch import FlatBatch
 from cactus_theory.vllm.configuration import served_name
@@ -47,6 +45,7 @@ MOST_SETTINGS = 8
 # bytes of a trace beside its rows: a folder's (manifest, lock), a text's (header of its file, line
 # of the manifest), and those of a cycle or a drafted token (numbers)
 OF_FOLDER, OF_TEXT, OF_CYCLE = 8192, 2048, 32
+OF_ENTRY = 512  # of a text's entry in the manifest
 # fewest texts that have room, at least a round of each: standard errors are over texts
 FEWEST_TEXTS = 32
 
@@ -56,12 +55,15 @@ class Rounds:
     """The recorded rounds of one request until it ends."""
 
     folder: Folder
-    position: int = 1
     bytes: int = 0
+    cut: int | None = None  # steps without a draft before the first round that was not kept
     kept: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def shard(self) -> Shard:
         """Return the rounds as the cycles of one text."""
+        header = self.folder.header
+        if not self.kept:
+            return pack([], DTYPE, header.vocab_size)
         positions, ids, target, draft = zip(*self.kept, strict=True)
         return Shard(
             torch.tensor(positions, dtype=torch.int32),
@@ -86,17 +88,20 @@ class Recorder:
         files = (path for path in self.place.rglob("*") if path.is_file())
         self.left = settings.trace_bytes - sum(path.stat().st_size for path in files)
         self.folders: dict[str, Folder] = {}
+        self.vocab = int(config.model_config.get_vocab_size())  # of the model, then of the logits
+        self.stopped = False
 
     def add(self, batch: FlatBatch, verified: Verified, requests: Sequence[Request]) -> None:
         """Keep one round of each request that has drafted."""
         accepted, draft = verified.verdict.num_accepted.tolist(), verified.draft
+        self.vocab = batch.target_logits.shape[-1]
         for place, row in enumerate(batch.drafted):
             request, count = requests[row], batch.counts[row]
-            if request.greedy or (rounds := self._rounds(request, batch)) is None:
+            if request.greedy or (rounds := self._rounds(request)) is None:
                 continue
-            position, rounds.position = rounds.position, rounds.position + accepted[place] + 1
-            if int(draft.lengths[place]) < count or not self._take(rounds, batch, count):
+            if int(draft.lengths[place]) < count or not self._take(request, batch, count):
                 continue
+            position = request.emitted - accepted[place] - 1
             bonus = torch.full((1, batch.target_logits.shape[-1]), -torch.inf, dtype=DTYPE)
             bonus[0, int(batch.bonus[row])] = 0.0
             target = torch.cat([_stored(verified.target_probs[place, :count]), bonus])
@@ -106,26 +111,33 @@ class Recorder:
 
     def end(self, request: Request) -> None:
         """Write a request that has ended, and the manifest."""
-        rounds, request.rounds = request.rounds, None
-        if rounds is not None and rounds.kept:
-            self._try(lambda: rounds.folder.add_shard(rounds.shard()))
-            self._try(rounds.folder.finish)
+        if request.greedy or not request.emitted:
+            return
+        rounds, request.rounds = self._rounds(request), None
+        if rounds is None or not (rounds.kept or (rounds.cut is None and self._spend(OF_TEXT))):
+            return
+        undrafted = request.undrafted if rounds.cut is None else rounds.cut
+        self._try(lambda: rounds.folder.add_shard(rounds.shard(), undrafted))
+        self._try(rounds.folder.finish)
+        if not self.stopped:  # what was taken and not used
+            used = rounds.folder.entries[-1].bytes + OF_ENTRY
+            self.left += max((rounds.bytes or OF_TEXT) - used, 0)
 
-    def _rounds(self, request: Request, batch: FlatBatch) -> Rounds | None:
+    def _rounds(self, request: Request) -> Rounds | None:
         """Return the recorded rounds of a request; None where its setting has no folder."""
         if request.rounds is None:
-            header = self._header(request, batch.target_logits.shape[-1])
+            header = self._header(request)
             if (folder := self.folders.get(repr(header))) is None:
                 if len(self.folders) == MOST_SETTINGS:
                     self.warn(f"some requests are not traced, as {MOST_SETTINGS} settings are")
                     return None
                 path = self.place / f"{self.start}-{os.getpid()}-{len(self.folders)}"
-                room = self._spend(OF_FOLDER)
+                size = (2 * self.width + 1) * header.vocab_size * DTYPE.itemsize
+                room = self._spend(OF_FOLDER, OF_TEXT + size)
                 folder = self._try(lambda: Folder(path, header)) if room else None
                 if folder is None:
                     return None
                 self.folders[repr(header)] = folder
-                size = (2 * self.width + 1) * header.vocab_size * DTYPE.itemsize
                 self.warn(f"rounds are written to {path}, up to {size:,} bytes each")
             request.rounds = Rounds(folder)
         return request.rounds
@@ -135,29 +147,35 @@ class Recorder:
         try:
             return write()
         except (OSError, ValueError) as error:
-            self.left = 0.0
+            self.stopped = True
             self.warn(f"no more is traced: {error}")
 
-    def _take(self, rounds: Rounds, batch: FlatBatch, count: int) -> bool:
-        """Return whether there is room for a round, and take it."""
+    def _take(self, request: Request, batch: FlatBatch, count: int) -> bool:
+        """Return whether there is room for a round, and take it; a text that was cut is not on."""
+        rounds = request.rounds
+        if rounds.cut is not None:
+            return False
         rows = count + 1 + (0 if batch.draft_probs is None else count)
         size = rows * batch.target_logits.shape[-1] * DTYPE.itemsize + OF_CYCLE * (count + 1)
         size += 0 if rounds.kept else OF_TEXT
         most = self.settings.trace_bytes / FEWEST_TEXTS
         if (rounds.kept and rounds.bytes + size > most) or not self._spend(size):
+            rounds.cut = request.undrafted
             return False
         rounds.bytes += size
         return True
 
-    def _spend(self, size: int) -> bool:
-        if size > self.left:
+    def _spend(self, size: int, beside: int = 0) -> bool:
+        if self.stopped:
+            return False
+        if size + beside > self.left:
             self.warn("no more is traced: CACTUS_TRACE_BYTES would be exceeded")
-            self.left = 0.0
+            self.stopped = True
             return False
         self.left -= size
         return True
 
-    def _header(self, request: Request, vocab: int) -> Header:
+    def _header(self, request: Request) -> Header:
         asked = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         asked = {name: getattr(request.params, name, none) or none for name, none in asked.items()}
         cuts = Cuts(
@@ -173,7 +191,7 @@ class Recorder:
             "bonus_rows": "drawn",
         }
         models, heat = (self.target, self.draft), float(asked["temperature"])
-        return Header(vocab, self.width, "float16", *models, heat, 0, [], details)
+        return Header(self.vocab, self.width, "float16", *models, heat, 0, [], details)
 
 
 def _stored(rows: Tensor) -> Tensor:

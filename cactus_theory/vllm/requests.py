@@ -1,11 +1,12 @@
 """The record of a request on model runner V1: its policy, its account, its own readings.
 
 From its first step with drafts to its end, through preemption: tokens that are computed again are
-not emitted again, and cost nothing. Tokens of an account are those of rounds with a draft, at
-most what the answer has, so that the cap of :class:`~cactus_theory.decoding.ledger.Ledger` holds at
-every length of the answer.
+not emitted again, and cost nothing. Tokens of an account are those of rounds and of steps without
+a draft, the prompt's own among them, so that the cap of
+:class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer.
 
-With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends:
+With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends, by the names of
+:mod:`cactus_theory.decoding.readings`, which ``promise --readings`` reads:
 
 ======================  ===================================================================
 ``time``                of its end, ISO 8601 in UTC
@@ -15,20 +16,24 @@ With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends:
                         request here: ``abort``
 ``policy``, ``cap``     what it was admitted with; the policy is null for a greedy request, which
                         vLLM decides by the largest logit
-``drafted``             tokens that were drafted for it
-``accepted``            accepted ones among them
-``emitted``             these, and one recovered or bonus token a round
-``emitted_divergence``  D(out‖q) summed over its verified rows, every one of them measured
-``divergence``          what was measured
+``num_tokens``          tokens of the answer, as the engine's scheduler has it
+``num_calls``           steps that made them, with or without a draft; a prompt's own is one
+``num_drafts``          those with a draft, rounds
+``num_draft_tokens``    tokens that were drafted for it
+``num_accepted_tokens`` accepted ones among them
+``emitted_kl``          D(out‖q) summed over its verified rows, every one of them measured; named
+                        after the divergence. Under a cap at most ``cap`` times ``num_tokens``
 ======================  ===================================================================
 
-The engine may end a text inside a round: tokens of that round that come after the end are in these
-numbers, as they are in the counters, and not in the answer: at most K of them, with asynchronous
-scheduling, which has the next round under way by then, at most 2K + 1.
+The engine may end a text inside a round: tokens of that round that come after the end are in the
+numbers of drafts and steps, as in the counters, and not in the answer: at most K of them, with
+asynchronous scheduling, which has the next round under way by then, at most 2K + 1.
 """
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,6 +45,7 @@ from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import Grant
 from cactus_theory.vllm.settings import LOG, Settings
 
+End = tuple[str | None, int | None]  # why an answer has ended and its tokens; None: not told
 LONGEST_NAME = 200  # most characters of a request's id, which a client may choose
 
 
@@ -60,15 +66,11 @@ class Request:
             self.meter = Meter(self.followed.policies, settings.divergence, settings.verifier)
         self.rounds: Any = None  # rounds recorded for CACTUS_TRACE
         self.drafted = self.accepted = self.emitted = 0
+        self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0
 
-    @property
-    def accounted(self) -> bool:
-        """Return whether its rounds are to be booked: it has a cap or a meter."""
-        return self.cap is not None or self.meter is not None
-
     def book(self, verified: Verified, place: int) -> tuple[int, float]:
-        """Enter the tokens and charges of a round, at row ``place`` of the verified batch.
+        """Enter the charges of a round, at row ``place`` of the verified batch.
 
         Return the rows that were measured and what they add up to.
         """
@@ -76,7 +78,6 @@ class Request:
         if not count:
             return 0, 0.0
         charged = slice(0, min(accepted + 1, count))
-        self._count(count, accepted)
         rows = verified_rows(place, charged, verified, self.judge)
         self.followed.observe(rows)
         self.followed.advance([0] * (accepted + 1))
@@ -89,14 +90,23 @@ class Request:
         after = self.meter.sums()  # rows of a step are not kept
         return after[0] - before[0], after[1] - before[1]
 
-    def count_greedy(self, drafted: int, emitted: int) -> None:
-        """Enter a round that the largest logits have decided."""
-        self.greedy = True
-        self._count(drafted, emitted - 1)
+    def step(self, drafted: int, accepted: int) -> None:
+        """Count a step: a round, or a token without a draft, which an account is credited with."""
+        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        self.emitted += accepted + 1
+        if not drafted:
+            self.undrafted += 1
+            self.followed.advance([0])
 
-    def reading(self, name: str, reason: str | None, model: str) -> dict[str, Any]:
+    def reading(self, name: str, end: End, model: str) -> dict[str, Any]:
         """Return the request's own numbers."""
         assert self.meter is not None
+        reason, length = end
+        limit = getattr(self.params, "max_tokens", None) or self.emitted
+        length = min(self.emitted, limit) if length is None else length
+        spent, kind = self.meter.sums()[1], self.meter.divergence.spec
+        if self.cap is not None and kind == "kl":  # both bound what the answer itself was charged
+            spent = min(spent, self.cap * length)
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "model": model,
@@ -104,29 +114,47 @@ class Request:
             "finish_reason": reason,
             "policy": None if self.greedy else self.policy.spec,
             "cap": self.cap,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "emitted": self.emitted,
-            "emitted_divergence": self.meter.sums()[1],
-            "divergence": self.meter.divergence.spec,
+            "num_tokens": length,
+            "num_calls": self.emitted - self.accepted,
+            "num_drafts": self.emitted - self.accepted - self.undrafted,
+            "num_draft_tokens": self.drafted,
+            "num_accepted_tokens": self.accepted,
+            f"emitted_{kind}": spent,
         }
 
-    def _count(self, drafted: int, accepted: int) -> None:
-        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
-        self.emitted += accepted + 1
 
-
-def reporter_of(where: str, log: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
+def reporter_of(
+    where: str, log: Callable[[str], None], warn: Callable[[str], None]
+) -> Callable[[dict[str, Any]], None]:
     """Return the writer of readings as lines of JSON: to the log, or to the end of a file."""
+    import fcntl
+
+    lost = 0
 
     def write(reading: dict[str, Any]) -> None:
+        nonlocal lost
         line = json.dumps(reading)
         if where == LOG:
             return log(f"Cactus reading: {line}")
         try:
-            with Path(where).open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with Path(where).open("ab", buffering=0) as file:
+                with suppress(OSError):  # some file systems know no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # from other engines
+                append(file, f"{line}\n".encode())
         except OSError as error:  # a full disk must not end the engine
-            log(f"cactus-theory: a reading was not written: {error}")
+            lost += 1
+            warn(f"cactus-theory: {lost} readings were not written so far: {error}")
 
     return write
+
+
+def append(file: Any, content: bytes) -> None:
+    """Write at the end of an unbuffered file: all of it, or nothing and OSError."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        if file.write(content) < len(content):
+            raise OSError("no space is left")
+    except OSError:
+        with suppress(OSError):  # a pipe keeps what it has got
+            file.truncate(size)
+        raise

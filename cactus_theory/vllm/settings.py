@@ -18,8 +18,9 @@
 ``CACTUS_MARGIN``       of the logits processor alone: logits that a greedy request gives up
 ======================  ===================================================================
 
-Another variable that begins with ``CACTUS_`` stops the start, whether a policy is set or not: it is
-a setting that nobody would read. Those of the project's tests (``CACTUS_THEORY_…``) and the ones
+Another variable that begins with ``CACTUS_`` stops the start, whether a policy is set or not, and
+so does one of these without a policy, or ``CACTUS_TRACE_BYTES`` without a folder: settings that
+nobody would read. Those of the project's tests (``CACTUS_THEORY_…``) and the ones
 that Kubernetes makes of a service named cactus are left alone.
 
 A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``):
@@ -82,7 +83,7 @@ def check_names(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> Settings | None:
-    """Return the settings of the environment, None if it names no policy.
+    """Return the settings of the environment, None if it names no policy and nothing else.
 
     ``by_bias`` is for the logits processor: it decides without loss where no policy is asked for,
     by policies that are a bias whoever verifies, and keeps no accounts. ValueError, in one line:
@@ -90,6 +91,10 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     """
     check_names(environ)
     text = {name: environ.get(name, "").strip() for name in NAMES}
+    for name, of in [*((name, POLICY) for name in NAMES), (TRACE_BYTES, TRACE)]:
+        if text[name] and not text[of]:
+            lossless = " (speculative is lossless)" if of == POLICY else ""
+            raise ValueError(f"{name}: does nothing without {of}; set that{lossless}, or unset it")
     spec = text[POLICY] or ("speculative" if by_bias else "")
     if not spec:
         return None

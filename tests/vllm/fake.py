@@ -68,6 +68,7 @@ class SchedulerOutput:
 class Request:
     request_id: str
     reason: str
+    num_output_tokens: int = 0
 
     def get_finished_reason(self):
         return self.reason
@@ -112,7 +113,9 @@ def shown(name):
     return [(dict(labels), child.value) for labels, child in metric.children.items()]
 
 
-MODEL = types.SimpleNamespace(served_model_name="served", logits_processors=None)
+MODEL = types.SimpleNamespace(
+    served_model_name="served", logits_processors=None, get_vocab_size=lambda: 7
+)
 CONFIG = types.SimpleNamespace(
     model_config=MODEL,
     parallel_config=types.SimpleNamespace(data_parallel_index=1),
@@ -139,6 +142,7 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
         def __init__(self, **requests):
             self.requests = requests
             self.input_batch = InputBatch(list(requests))
+            self.discard_request_mask = types.SimpleNamespace(np=[False] * 32)
 
         def _update_states(self, scheduler_output):
             for name in scheduler_output.finished_req_ids:
@@ -159,7 +163,7 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
     modules = [
         module("vllm", __version__="9.9.9"),
         module("vllm.logger", init_logger=lambda name: logger),
-        module("vllm.envs", VLLM_LOG_STATS_INTERVAL=10.0),
+        module("vllm.envs", VLLM_LOG_STATS_INTERVAL=10.0, VLLM_ENABLE_V1_MULTIPROCESSING=True),
         module("vllm.distributed", get_tensor_model_parallel_rank=lambda: 0),
         module("vllm.platforms", current_platform=platform),
         module("vllm.exceptions", VLLMValidationError=type("Refused", (ValueError,), {})),

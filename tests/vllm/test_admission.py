@@ -132,7 +132,7 @@ def test_a_key_that_nobody_reads_is_refused_by_name(key):
             door.grant(request({key: "price=4", "other": 1}))
         said = str(caught.value)
         assert key[:20] in said and "cactus, cactus_cap" in said and len(said) < 200
-        door.grant(request({"other": 1, 3: 2}))
+        door.grant(request({"other": 1, 3: 2, "kaktus": "price=4", " cactus": 1}))  # of others
 
 
 @pytest.mark.parametrize("key", ["cactus_top_p", "cactus_top_k", "cactus_min_p", "cactus_margin"])

@@ -231,16 +231,39 @@ def test_a_configuration_is_checked_before_processes_start(served, logged):
     for _ in range(2):
         assert arguments.create_engine_config() is arguments.config
     asked = {"policy": BAND, "verifier": "chain", "cap": "none", "meter": "16", "requests": "any"}
-    asked["version"] = version("cactus-theory")
+    asked |= {"version": version("cactus-theory"), "divergence": "kl", "margin": "0"}
     assert fake.shown("cactus:info") == [(asked | {"model_name": "served"}, 1)]
-    (line,) = logged
+    line, warning = logged  # once
+    asked |= {"readings": "off", "trace": "off"}
     assert all(f"{name} {value}" in line for name, value in asked.items())
+    assert "/metrics will not show the counters" in warning
+    assert warning.endswith("set PROMETHEUS_MULTIPROC_DIR to an empty folder")
     arguments.config = config(speculative_config=None)
     assert arguments.create_engine_config() is arguments.config
     assert any("drafts nothing" in line for line in logged)
     arguments.config = config(use_v2_model_runner=True)
     with pytest.raises(SystemExit, match="VLLM_USE_V2_MODEL_RUNNER=0"):
         arguments.create_engine_config()
+
+
+def test_the_counters_are_seen_with_a_shared_folder_or_one_process(served, logged, monkeypatch):
+    arguments = sys.modules["vllm.engine.arg_utils"].EngineArgs()
+    arguments.config = config()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "somewhere")
+    arguments.create_engine_config()
+    assert len(logged) == 1
+
+
+@pytest.mark.parametrize("drafts", [{}, {"speculative_config": None}])
+def test_a_processor_on_runner_v1_and_a_margin_without_one_stop_the_start(served, drafts):
+    named = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
+    loaded = SimpleNamespace(logits_processors=[named], served_model_name="served")
+    with pytest.raises(SystemExit, match="CACTUS_POLICY alone decides drafts: leave --logits-proc"):
+        check_config(config(model_config=loaded, **drafts), print, PLAIN)
+    asked = settings.read({"CACTUS_POLICY": BAND, "CACTUS_MARGIN": "1"})
+    for on_v2 in (False, True):
+        with pytest.raises(SystemExit, match="CACTUS_MARGIN: does nothing without --logits-proc"):
+            check_config(config(use_v2_model_runner=on_v2, **drafts), print, asked)
 
 
 @pytest.mark.parametrize("method", ["block", "synthetic", "fly"])

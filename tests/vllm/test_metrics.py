@@ -128,6 +128,7 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     serve(own, 10)
     reporter.step()
     serve(own, 10)
+    own.add_undrafted(own.settings.policy)
     reporter.step()
     labels = {"policy": BAND, "model_name": "served", "engine": "3"}
     for name, value in own.totals(BAND).items():
@@ -138,7 +139,8 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
             (labels | {"position": str(place)}, both[part])
             for place, both in enumerate(own.positions[BAND])
         ]
-    assert len(logged) == 2 and logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
+    assert len(logged) == 2 and "tokens, 1 of them in steps without a draft, " in logged[1]
+    assert logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
     reporter.interval = reporter.send_interval = 1e9
     ((_, before),) = fake.shown("cactus:measured_rows")
     serve(own, 10)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cactus_theory.traces import Trace, expect, replay
+from cactus_theory.traces import Cycle, Trace, expect, replay, save_trace
 from cactus_theory.traces._folder import Folder
 from cactus_theory.traces.faults import visible_faults
 from cactus_theory.tuning import Costs, tune
@@ -59,6 +59,7 @@ def test_a_trace_holds_every_round_of_every_request(server, tmp_path, determinis
     kind, _, _ = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_VERIFIER=verifier)
     runner, position = kind(**requests(None, None)), {"r0": 1, "r1": 1}
     rounds = {"r0": [], "r1": []}
+    runner._sample(None, None)  # their prompts' own
     for seed, counts in enumerate([(3, 2), (1, 3), (0, 3), (2, 2)]):
         batch = random_batch(seed, counts, deterministic, generators=seeded(seed, 2))
         found, start = step(runner, batch), 0
@@ -69,13 +70,13 @@ def test_a_trace_holds_every_round_of_every_request(server, tmp_path, determinis
             bonus = int(batch.bonus[len(rounds[name]) and 0 if name == "r0" else 1])
             if count:
                 rounds[name].append((position[name], batch.ids[own].tolist(), q, probs, bonus))
-                position[name] += sum(token >= 0 for token in row)
+            position[name] += sum(token >= 0 for token in row)
             start += count
     assert not list((tmp_path / "t").rglob("*.safetensors"))  # nothing of a request that goes on
     end(runner, "r1")
     end(runner, "r0")
     (trace,) = traces_in(tmp_path / "t")
-    assert trace.texts == 2 and len(trace) == 7
+    assert trace.texts == 2 and len(trace) == 7 and trace.undrafted == [1, 2]
     for text, name in enumerate(["r1", "r0"]):
         cycles = [cycle for cycle in trace if cycle.text == text]
         for cycle, (place, ids, q, p, bonus) in zip(cycles, rounds[name], strict=True):
@@ -99,6 +100,60 @@ def test_a_trace_holds_every_round_of_every_request(server, tmp_path, determinis
     *_, said = notes(tune(trace, Costs.ratios(0.1), 0.05, policies=["mixture:alpha"], widths=[2]))
     assert ("these were not, so the trace has no draft rows" in said) == deterministic
     assert ("greedy and n-gram drafts" in said) != deterministic
+
+
+def test_steps_without_a_draft_are_in_every_rate(server, tmp_path):
+    """As with n-grams, which seldom find anything: a trace is replayed as what the engine did."""
+    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_METER="1")
+    names = ["r0", "r1", "r2", "r3"]
+    runner = kind(**requests(*[None] * 4))
+    runner.input_batch = fake.InputBatch(names)
+    runner.discard_request_mask.np = [False, True, False, False]  # r1's prompt goes on
+    runner._sample(None, None)
+    runner.discard_request_mask.np = [False] * 4
+    calls, drafts, tokens = 3, 0, 3
+    for seed in range(20):
+        counts = (0, 0, 0, 0) if seed % 4 else (3, 0, 2, 0)
+        if any(counts):
+            output = step(runner, random_batch(seed, counts, True), names)
+            tokens += int((output >= 0).sum())
+        else:
+            runner._sample(None, None)
+            tokens += 4
+        calls, drafts = calls + 4, drafts + sum(count > 0 for count in counts)
+    end(runner, *names)
+    (trace,) = traces_in(tmp_path / "t")
+    assert trace.texts == 4 and len(trace) == drafts and sum(trace.undrafted) == calls - drafts
+    seen = replay(trace, "speculative")
+    assert (seen.cycles.sum(), seen.drafts.sum()) == (calls, drafts)
+    assert seen.tokens_per_call.value == pytest.approx(1 + seen.accepted.sum() / calls)
+    assert seen.undrafted.startswith(f"10 of {calls} target calls had a draft; tokens a call and")
+    counted = hook.tally.totals(BAND)
+    assert counted["emitted_tokens"] == tokens == calls + counted["accepted_tokens"]
+    assert counted["undrafted_tokens"] == calls - drafts
+    alone = save_trace(  # the same steps, each a cycle
+        tmp_path / "own", [[*own, *empty] for own, empty in cycles_of(trace)],
+        vocab_size=VOCAB, num_draft_tokens=3,
+    )  # fmt: skip
+    for one, other in zip(tuned(trace).choices, tuned(alone).choices, strict=True):
+        assert one.speed.value == pytest.approx(other.speed.value, rel=1e-3)
+        spent = [own.replay.divergence_per_token().value for own in (one, other)]
+        assert spent[0] == pytest.approx(spent[1], rel=0.01, abs=1e-6)
+    fastest = tuned(trace).choices[0]
+    assert fastest.speed.value < seen.tokens_per_call.value * 1.2  # not that of rounds with a draft
+    assert f"{seen.undrafted}." in notes(tuned(trace))
+
+
+def cycles_of(trace):
+    """Return for each text its cycles, and one without a draft for each of the other steps."""
+    q = torch.full((1, VOCAB), 1 / VOCAB, dtype=torch.float64)
+    for text, undrafted in enumerate(trace.undrafted):
+        empty = Cycle(text, 0, torch.zeros(0, dtype=torch.int64), q, None)
+        yield [own for own in trace if own.text == text], [empty] * undrafted
+
+
+def tuned(trace):
+    return tune(trace, Costs.ratios(0.1), 0.02, policies=["mixture:alpha"], widths=[3])
 
 
 def test_nothing_is_written_unless_it_is_asked_for(server, tmp_path, monkeypatch):
@@ -146,7 +201,11 @@ def test_a_request_has_no_say_in_it(server, tmp_path):
     runner = kind(**requests(*policies))
     step(runner, random_batch(0, [2] * len(policies)))
     end(runner, *list(runner.requests))
-    assert len(traces_in(tmp_path / "t")) == recorder.MOST_SETTINGS
+    traces = traces_in(tmp_path / "t")
+    assert len(traces) == recorder.MOST_SETTINGS
+    named = ", ".join(trace.folder.name for trace in traces)
+    with pytest.raises(ValueError, match=f"it has no manifest.json; name one of .* it: {named}$"):
+        Trace.open(tmp_path / "t")
     assert {path.name for path in tmp_path.iterdir()} == {"t"}
     assert (tmp_path / "t").stat().st_mode & 0o077 == 0
     assert any("some requests are not traced" in line for line in logged)
@@ -178,8 +237,11 @@ def test_a_full_disk_does_not_end_the_engine(server, tmp_path, monkeypatch):
     step(runner, random_batch(0, [2, 2]))
     end(runner, "r0")
     assert any("no more is traced: no space left" in line for line in logged)
+    assert not any("CACTUS_TRACE_BYTES" in line for line in logged)
     assert step(runner, random_batch(0, [2]), ["r1"]).shape == (1, 3)
     end(runner, "r1")
+    step(kind(**requests(None)), random_batch(1, [2]))
+    assert not any("CACTUS_TRACE_BYTES" in line for line in logged)  # it is not exceeded
     monkeypatch.setattr(recorder, "Folder", full)  # before there is a folder, too
     kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "other"))
     step(kind(**requests(None)), random_batch(0, [2]))
@@ -188,13 +250,14 @@ def test_a_full_disk_does_not_end_the_engine(server, tmp_path, monkeypatch):
 
 def test_bad_settings_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    policy = {"CACTUS_POLICY": BAND}
+    policy, folder = {"CACTUS_POLICY": BAND}, {"CACTUS_TRACE": str(tmp_path)}
     for more, words in (
         ({"CACTUS_TRACE": str(tmp_path / "file")}, "CACTUS_TRACE: .*exists"),
-        ({"CACTUS_TRACE_BYTES": "-1"}, "CACTUS_TRACE_BYTES: "),
-        ({"CACTUS_TRACE_BYTES": "much"}, "CACTUS_TRACE_BYTES: .*a number"),
+        ({"CACTUS_TRACE_BYTES": "1e9"}, "CACTUS_TRACE_BYTES: does nothing without CACTUS_TRACE;"),
+        ({"CACTUS_TRACE_BYTES": "-1", **folder}, "CACTUS_TRACE_BYTES: "),
+        ({"CACTUS_TRACE_BYTES": "much", **folder}, "CACTUS_TRACE_BYTES: .*a number"),
     ):
         with pytest.raises(ValueError, match=words):
             settings.read(policy | more)
     with pytest.raises(ValueError, match="CACTUS_TRACE: is kept by model runner V1 alone"):
-        settings.read({"CACTUS_TRACE": str(tmp_path)}, by_bias=True)
+        settings.read(policy | folder, by_bias=True)

@@ -1,6 +1,7 @@
 """What is kept of single requests: caps through preemption, ends, aborts, and readings."""
 
 import json
+import resource
 import sys
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.cli import main
 from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.batch import verify_flat
@@ -19,6 +21,7 @@ from tests.vllm import fake
 from tests.vllm.flat import CHAIN, random_batch
 from tests.vllm.test_hook import call, requests, seeded
 
+SCHEDULER = "vllm.v1.core.sched.scheduler"
 CAP, LOOSE = 0.05, "band:price=0.1"
 ROUNDING = 1e-6  # the meter adds float32 rows up in another order, some hundred of them
 
@@ -92,9 +95,10 @@ def test_an_account_ends_with_its_request_or_its_abort(server, tmp_path):
     assert set(hook.requests) == {"r1"} and "r0" not in runner.requests
     (line,) = file.read_text().splitlines()
     found = json.loads(line)
-    assert found["request"] == "r0" and found["cap"] == CAP and found["emitted"] == emitted
-    assert found["drafted"] == 12 and found["accepted"] == emitted - 4
-    assert 0 < found["emitted_divergence"] <= CAP * emitted and found["divergence"] == "kl"
+    assert found["request"] == "r0" and found["cap"] == CAP and found["num_tokens"] == emitted
+    assert found["num_draft_tokens"] == 12 and found["num_accepted_tokens"] == emitted - 4
+    assert found["num_drafts"] == found["num_calls"] == 4
+    assert 0 < found["emitted_kl"] <= CAP * emitted
     runner.requests |= requests(None)  # the same id, asked anew
     step(runner, 9, ["r0", "r1"], [3, 2])
     assert hook.requests["r0"].emitted <= 4 and hook.requests["r1"].emitted > 4
@@ -115,7 +119,7 @@ def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server
     readings = [json.loads(line) for line in file.read_text().splitlines()]
     spent = {LOOSE: 0.0, "speculative": 0.0}
     for own in readings:
-        spent[own["policy"]] += own["emitted_divergence"]
+        spent[own["policy"]] += own["emitted_kl"]
     assert spent[LOOSE] > 0 == spent["speculative"]
     # a float32 row is summed in another order
     shown = {labels["policy"]: own for labels, own in fake.shown("cactus:emitted_divergence_nats")}
@@ -125,9 +129,10 @@ def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server
     assert answers == {label: pytest.approx(own, abs=ROUNDING) for label, own in spent.items()}
     verified = fake.shown("cactus:verified_rows")
     assert verified == fake.shown("cactus:measured_rows") and len(verified) == 2
-    for name in ("drafted", "accepted", "emitted"):
+    names = {"drafted": "num_draft_tokens", "accepted": "num_accepted_tokens"}
+    for name, of_reading in (names | {"emitted": "num_tokens"}).items():
         counted = sum(own for _, own in fake.shown(f"cactus:{name}_tokens"))
-        assert counted == sum(own[name] for own in readings)
+        assert counted == sum(own[of_reading] for own in readings)
 
 
 def test_the_meter_reads_rows_under_a_cap_by_the_price_that_judged_them(server, tmp_path):
@@ -156,23 +161,24 @@ def test_a_reading_says_when_what_and_why(server, tmp_path):
     runner.input_batch = fake.InputBatch(["r0", "r1"])
     first = int((runner._sample(None, call(random_batch(0, [3, 3]), mixed))[0] >= 0).sum())
     scheduler = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler()
-    for name, reason in (("r0", "length"), ("r1", "stop")):
-        scheduler._free_request(fake.Request(name, reason))
+    for name, reason, length in (("r0", "length", 9), ("r1", "stop", 2)):
+        scheduler._free_request(fake.Request(name, reason, length))
     runner._update_states(scheduler.schedule())
-    assert scheduler.schedule().cactus_finish_reasons == {}  # said once
+    assert scheduler.schedule().cactus_ends == {}  # said once
     runner._update_states(fake.SchedulerOutput({"r2"}))  # by a scheduler that is not vLLM's own
     found = {own["request"]: own for own in map(json.loads, file.read_text().splitlines())}
     assert {name: own["finish_reason"] for name, own in found.items()} == {
         "r0": "length", "r1": "stop", "r2": None,
     }  # fmt: skip
     assert [found[name]["policy"] for name in ("r0", "r1", "r2")] == [None, LOOSE, LOOSE]
-    assert (found["r0"]["drafted"], found["r0"]["emitted"]) == (6, first)
-    assert found["r0"]["emitted_divergence"] == 0 < found["r1"]["emitted"]
-    assert found["r2"]["emitted"] == 0 and {own["model"] for own in found.values()} == {"served"}
+    assert (found["r0"]["num_draft_tokens"], found["r0"]["num_calls"]) == (6, 3)
+    assert found["r0"]["num_accepted_tokens"] == first - 2  # of the step that emitted none, too
+    assert [found[name]["num_tokens"] for name in ("r0", "r1", "r2")] == [9, 2, 1]
+    assert found["r0"]["emitted_kl"] == 0 and {own["model"] for own in found.values()} == {"served"}
     ended = datetime.fromisoformat(found["r1"]["time"])
     assert abs((datetime.now(UTC) - ended).total_seconds()) < 60
     ((labels, spent),) = fake.shown("cactus:answer_divergence_nats")  # the greedy one costs nothing
-    assert (labels["policy"], spent) == (LOOSE, found["r1"]["emitted_divergence"])
+    assert (labels["policy"], spent) == (LOOSE, found["r1"]["emitted_kl"])
 
 
 def test_the_same_id_with_other_parameters_is_another_request(server):
@@ -206,9 +212,73 @@ def test_by_default_nothing_is_kept_of_a_request_but_its_policy(server):
 
 
 def test_a_disk_that_is_full_does_not_end_the_engine(tmp_path):
-    logged = []
-    reporter_of(str(tmp_path), logged.append)({"request": "r0"})  # a folder cannot be written
-    assert len(logged) == 1 and "was not written" in logged[0]
+    warned, write = [], None
+    write = reporter_of(str(tmp_path), print, warned.append)  # a folder cannot be written
+    write({"request": "r0"})
+    write({"request": "r1"})
+    assert [line.split(":")[1] for line in warned] == [
+        f" {count} readings were not written so far" for count in (1, 2)
+    ]
+
+
+def limited(size):
+    """Let no file of this process grow beyond so many bytes, as a full disk does."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("before", ["", '{"request": "whole"}\n'])
+def test_a_line_is_there_whole_or_not_at_all(tmp_path, before):
+    """A disk that fills up tears none, and the next one is not glued to it."""
+    file, warned = tmp_path / "readings", []
+    file.write_text(before)
+    write = reporter_of(str(file), print, warned.append)
+    try:
+        limited(len(before) + 40)
+        write({"request": "r0" * 40})
+        write({"request": "r1" * 40})
+    finally:
+        limited(resource.RLIM_INFINITY)
+    assert file.read_text() == before and "2 readings were not written so far" in warned[-1]
+    write({"request": "r2"})
+    assert file.read_text() == before + '{"request": "r2"}\n'
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_promise_reads_what_an_engine_writes(server, tmp_path, capsys, capped):
+    """Tokens behind the end are in no answer, and what they were charged is within its cap."""
+    file, names = tmp_path / "readings", ["r0", "r1", "r2"]
+    cap = {"CACTUS_CAP": str(CAP)} if capped else {}
+    kind, _ = server(CACTUS_READINGS=str(file), **cap)
+    runner, scheduler = kind(**requests(None, None, None)), sys.modules[SCHEDULER].Scheduler()
+    runner._sample(None, None)
+    for seed in range(6):
+        step(runner, seed, names, [3, 2, 3])
+    for name in names:
+        scheduler._free_request(fake.Request(name, "length", 7))
+    runner._update_states(scheduler.schedule())
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [own["num_tokens"] for own in found] == [7] * 3
+    amount = ["--per-token", str(CAP)] if capped else ["--cap", "50"]
+    assert main(["promise", *amount, "--tokens", "7", "--readings", str(file), "--json"]) == 0
+    bound = json.loads(capsys.readouterr().out)["confidence_bound"]
+    assert bound["mean"] == pytest.approx(sum(own["emitted_kl"] for own in found) / 3)
+
+
+def test_a_cap_counts_steps_without_a_draft(server):
+    """After t tokens an answer was charged at most t times the cap, whatever was drafted."""
+    spent = []
+    for undrafted in (0, 40):
+        kind, hook = server(CACTUS_CAP=str(CAP))
+        runner = kind(**requests(None))
+        runner.input_batch = fake.InputBatch(["r0"])
+        for _ in range(undrafted):
+            runner._sample(None, None)
+        for seed in range(3):
+            step(runner, seed, ["r0"], [3])
+        own = hook.requests["r0"]
+        spent.append(own.followed.state.spent)
+        assert spent[-1] <= CAP * own.emitted and own.undrafted == undrafted
+    assert spent[1] > spent[0] > 0
 
 
 def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
@@ -241,7 +311,9 @@ def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more
 @pytest.mark.parametrize("own", [{"CACTUS_CAP": "0"}, {"CACTUS_READINGS": "log"}])
 def test_runner_v2_is_refused_by_name_where_accounts_are_asked_for(own):
     asked = settings.read({"CACTUS_POLICY": LOOSE} | own)
-    config = SimpleNamespace(speculative_config=SimpleNamespace(), use_v2_model_runner=True)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(), use_v2_model_runner=True, model_config=fake.MODEL
+    )
     (name,) = own
     with pytest.raises(SystemExit, match=f"{name}: is kept by model runner V1 alone"):
         check_config(config, print, asked)

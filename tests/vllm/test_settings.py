@@ -8,9 +8,16 @@ from cactus_theory.vllm import settings
 BAND = {"CACTUS_POLICY": "band:price=2.0"}
 
 
-@pytest.mark.parametrize("environ", [{}, {"CACTUS_POLICY": " "}, {"CACTUS_VERIFIER": "nonsense"}])
+@pytest.mark.parametrize("environ", [{}, {"CACTUS_POLICY": " ", "CACTUS_CAP": ""}])
 def test_nothing_is_asked_for_without_a_policy(environ):
     assert settings.read(environ) is None
+
+
+@pytest.mark.parametrize("name", settings.NAMES[1:])
+@pytest.mark.parametrize("by_bias", [False, True])
+def test_a_setting_that_does_nothing_is_refused(name, by_bias):
+    with pytest.raises(ValueError, match=f"{name}: does nothing without CACTUS_POLICY; set that"):
+        settings.read({name: "1"}, by_bias=by_bias)
 
 
 @pytest.mark.parametrize("more", [{}, BAND])

@@ -60,7 +60,10 @@ def kinds():
         asked = {"POLICY": policy, "VERIFIER": verifier, "METER": meter}
         own = settings.read({f"CACTUS_{name}": value for name, value in asked.items()})
         hook = Hook(Admission(own), stock, print)
-        hook.runner = SimpleNamespace(input_batch=batch, requests={})
+        prompts = SimpleNamespace(np=[False] * BATCH)
+        hook.runner = SimpleNamespace(
+            input_batch=batch, requests={}, discard_request_mask=prompts
+        )  # fmt: skip
         hook.reporter = Reporter(Prometheus(hook.tally, registry=CollectorRegistry()), print, NEVER)
         found[f"{policy}, {verifier}, meter {meter}"] = hook.rejection_sample
     return found

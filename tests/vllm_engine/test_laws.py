@@ -19,6 +19,7 @@ TIMES = 2000
 LOSSY = ("cactus:delta=1.0", "band:price=0.5", "typical", "mixture:alpha=0.5")
 BLOCKS = ("speculative", "band:price=0.5", "cactus:delta=1.0")
 HOT = {"temperature": 0.7, "top_p": 0.9, "top_k": 200}
+NUMBERS = ("num_calls", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
 compared = []
 
 
@@ -148,14 +149,22 @@ def test_processes_of_their_own_emit_the_law_and_count_it(run, tmp_path):
     assert {own["finish_reason"] for own in readings} == {"length"}
     assert {Path(own["model"]).name for own in readings} == {"target"}
     greedy = [own for own in readings if own["policy"] is None]
-    assert len(greedy) == 20 and not any(own["emitted_divergence"] for own in greedy)
+    assert len(greedy) == 20 and not any(own["emitted_kl"] for own in greedy)
     counters = ended.answer["counters"]
     assert counters["cactus:measured_rows_total"] == counters["cactus:verified_rows_total"]
     # the counter adds up what the requests' meters have read, in another order
-    spent = sum(own["emitted_divergence"] for own in readings)
+    spent = sum(own["emitted_kl"] for own in readings)
     assert counters["cactus:emitted_divergence_nats_total"] == {policy: pytest.approx(spent)}
     assert counters["cactus:answer_divergence_nats_sum"] == {policy: pytest.approx(spent)}
     assert counters["cactus:answer_divergence_nats_count"] == {policy: TIMES}
-    for name in ("drafted", "accepted", "emitted"):
-        judged = sum(own[name] for own in readings if own["policy"] is not None)
-        assert counters[f"cactus:{name}_tokens_total"] == {policy: judged}
+    assert {own["num_tokens"] for own in readings} == {4}
+    sampled = [own for own in readings if own["policy"] is not None]
+    judged = {name: sum(own[name] for own in sampled) for name in NUMBERS}
+    emitted = judged["num_calls"] + judged["num_accepted_tokens"]
+    undrafted = judged["num_calls"] - judged["num_drafts"]
+    assert undrafted >= TIMES <= emitted / 4  # a prompt's own step is one of them
+    for name, count in (
+        ("drafted", judged["num_draft_tokens"]), ("accepted", judged["num_accepted_tokens"]),
+        ("emitted", emitted), ("undrafted", undrafted),
+    ):  # fmt: skip
+        assert counters[f"cactus:{name}_tokens_total"] == {policy: count}

@@ -27,8 +27,13 @@ STOPPED = {
     ),
     "version": (job() | {"age": True}, 1, {"CACTUS_POLICY": POLICY}),
 }
-# what bypasses the hook: arguments of the draft, whether the fault is left in
-STARTS = {"method": ({"rejection_sample_method": "block"}, False), "fault": ({}, True)}
+PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
+# what bypasses the hook: arguments of the engine, whether the fault is left in
+STARTS = {
+    "method": (engine(rejection_sample_method="block"), False),
+    "fault": (engine(), True),
+    "processor": (engine() | {"logits_processors": [PROCESSOR]}, False),
+}
 BAD = ["bnad", {"prise": 1}, {"price": -1}, 3, "x.py:f", [{}], "typical"]
 BAD += ["band:price=1,values =/etc/hostname", "price=1.9", "mixture:alpha=1"]
 BAD += ["price=" + "9" * 10**6, "renyi:a=1.0000000001"]  # vLLM refuses integers beyond 64 bits
@@ -87,7 +92,7 @@ def test_without_a_setting_the_tokens_are_those_without_the_package(untouched):
 
 @pytest.fixture(scope="module")
 def asked_badly(run):
-    starts = [{"engine": engine(**draft), "fault": fault} for draft, fault in STARTS.values()]
+    starts = [{"engine": own, "fault": fault} for own, fault in STARTS.values()]
     own = job() | {"starts": starts, "bad": [{"cactus": given} for given in BAD], "take": True}
     own["requests"] = [request(PROMPT, 20)]
     return run(own, CACTUS_POLICY=POLICY, CACTUS_VERIFIER="block").answer
@@ -97,6 +102,7 @@ def test_servers_that_would_bypass_the_hook_are_refused(asked_badly):
     said = dict(zip(STARTS, asked_badly["stopped"], strict=True))
     assert "rejection_sample_method must be standard" in said["method"]
     assert "55005" in said["fault"]
+    assert "CACTUS_POLICY alone decides drafts: leave --logits-processors out" in said["processor"]
     assert all(line.startswith("cactus-theory: ") for line in said.values())
 
 
@@ -133,12 +139,13 @@ def test_every_answer_keeps_its_cap_through_preemption(capped):
     for cap in (CAP, LOWER):
         own = [reading for reading in readings if reading["cap"] == cap]
         assert len(own) == CAPPED
-        shares = [one["emitted_divergence"] / (cap * one["emitted"]) for one in own]
+        shares = [one["emitted_kl"] / (cap * one["num_tokens"]) for one in own]
         assert max(shares) <= 1 and sum(shares) / CAPPED > 0.5  # a cap is there to be spent
-        assert all(0 < one["accepted"] <= one["drafted"] for one in own)
-        # not in them: tokens of steps without drafts, after a prompt or a preemption; beyond the
-        # limit: what the last two rounds have emitted after it
-        assert all(TOKENS / 2 < one["emitted"] <= TOKENS + 2 * 4 for one in own)
+        assert all(0 < one["num_accepted_tokens"] <= one["num_draft_tokens"] for one in own)
+        assert {one["num_tokens"] for one in own} == {TOKENS}
+        # beyond the limit: what the last two rounds have emitted after it
+        counted = [one["num_calls"] + one["num_accepted_tokens"] for one in own]
+        assert min(counted) >= TOKENS and max(counted) <= TOKENS + 2 * 4
 
 
 def test_refused_requests_leave_the_engine_to_the_others(capped):

@@ -1,12 +1,14 @@
 """A trace that a real engine writes, against what that engine has counted."""
 
+import json
 import math
 
 import pytest
 
+from cactus_theory.cli import main
 from cactus_theory.traces import Trace, expect, replay
 from cactus_theory.traces.expect import Expectation
-from tests.vllm_engine.jobs import engine, request
+from tests.vllm_engine.jobs import engine, request, with_ngrams
 from tests.vllm_engine.laws import PROMPT, draft_row, target_row
 
 POLICY, TIMES, TOKENS = "band:price=1.0", 100, 24
@@ -15,6 +17,7 @@ SURE = 4.3
 # total variation, twice: half an ulp of float16 log-probabilities below 8, and the logits of two
 # libraries' kernels, of which the smallest that a cut keeps may be another
 CLOSE = 2e-2
+NUMBERS = ("num_calls", "num_drafts", "num_accepted_tokens", "num_draft_tokens")
 LIKELY = 100  # tokens among which the first one of an answer is looked for
 HOT = {"temperature": 0.7, "top_p": 0.9, "top_k": 200}
 
@@ -44,17 +47,47 @@ def test_a_trace_replays_to_what_the_engine_has_counted(found):
     """All coins are integrated out of a replay: what is left are the engine's own."""
     _, verifier, traces, ended = found
     totals = {name: sum(own.values()) for name, own in ended.answer["counters"].items()}
-    expected, variance, drafted = 0.0, 0.0, 0
+    expected, variance, drafted, steps = 0.0, 0.0, 0, 0.0
     for trace in traces:
         seen = replay(trace, POLICY, verifier)
         expected += float(seen.accepted.sum())
         drafted += trace.manifest.total("target_rows") - len(trace)
         variance += coins(expect(trace, POLICY, verifier))
+        steps += float(seen.cycles.sum())
     assert totals["cactus:drafted_tokens_total"] == drafted > TIMES * TOKENS / 2
+    emitted = totals["cactus:emitted_tokens_total"]
+    assert emitted - totals["cactus:accepted_tokens_total"] == steps
+    assert emitted >= (TIMES + TIMES // 2) * TOKENS  # none is missing; behind the ends are more
     accepted = totals["cactus:accepted_tokens_total"]
     assert abs(accepted - expected) < SURE * math.sqrt(variance)
     lossless = sum(float(replay(own, "speculative", verifier).accepted.sum()) for own in traces)
     assert abs(accepted - lossless) > SURE * math.sqrt(variance)  # it is the policy that counts
+
+
+def test_steps_without_a_draft_are_in_every_rate_and_answers_have_their_length(run, tmp_path):
+    """N-grams seldom find anything: rates of the rounds with a draft are not the engine's."""
+    requests = [request(2 * PROMPT, TIMES, max_tokens=TOKENS), request(PROMPT, 9, temperature=0.0)]
+    job = {"engine": with_ngrams(), "requests": requests}
+    file, asked = tmp_path / "readings", {"CACTUS_POLICY": POLICY, "CACTUS_VERIFIER": "block"}
+    where = {"CACTUS_TRACE": str(tmp_path / "traces"), "CACTUS_READINGS": str(file)}
+    ended = run(job, **asked, **where)
+    (trace,) = [Trace.open(path) for path in (tmp_path / "traces").iterdir()]
+    readings = [json.loads(line) for line in file.read_text().splitlines()]
+    lengths = [len(text) for text in ended.answer["tokens"]]
+    assert sorted(own["num_tokens"] for own in readings) == sorted(lengths)
+    assert {own["finish_reason"] for own in readings} == {"length"}
+    sampled = [own for own in readings if own["policy"] is not None]
+    calls, drafts, accepted, drafted = (sum(own[name] for own in sampled) for name in NUMBERS)
+    assert TIMES / 5 < drafts < calls / 2 and calls + accepted >= TIMES * TOKENS
+    seen = replay(trace, POLICY, "block")
+    assert (seen.cycles.sum(), seen.drafts.sum(), seen.drafted.sum()) == (calls, drafts, drafted)
+    assert 1 < seen.tokens_per_call.value < 1 + drafted / calls
+    counters = {name: sum(own.values()) for name, own in ended.answer["counters"].items()}
+    assert counters["cactus:emitted_tokens_total"] == calls + accepted
+    assert counters["cactus:undrafted_tokens_total"] == calls - drafts
+    assert main(["promise", "--cap", "50", "--readings", str(file)]) == 0
+    with pytest.raises(ValueError, match=f"name one of those in it: {trace.folder.name}"):
+        Trace.open(tmp_path / "traces")
 
 
 def coins(expectation: Expectation) -> float:
