@@ -29,6 +29,8 @@ NEUTRAL |= {"cache_implementation": ("dynamic", "static")}
 # inputs of the model that the loop makes itself, as ``generate`` does
 OWN = ("attention_mask", "use_cache", "logits_to_keep")
 CACHES = ("past_key_values", "cache_params")
+# methods of the library's own loop: a model whose class has others is decoded in another way
+LOOP = ("_sample", "_prefill", "_update_model_kwargs_for_generation")
 INSTEAD = "generate takes it without custom_generate"
 
 
@@ -47,6 +49,13 @@ def check_honoured(
         raise ValueError(
             f"model: must have no encoder for speculative decoding; got {type(model).__name__}"
         )
+    mixin = check.optional_module("transformers", "llm").GenerationMixin
+    for name in LOOP:
+        if getattr(type(model), name, None) is not getattr(mixin, name):
+            raise ValueError(
+                f"model: must be decoded by the library's own loop; {type(model).__name__} has a "
+                f"{name} of its own"
+            )
     _check_options(config)
     for name, value in model_kwargs.items():
         if value is not None and name not in OWN:

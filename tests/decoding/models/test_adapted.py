@@ -172,14 +172,16 @@ def test_what_was_learned_of_a_model_is_not_believed_of_a_changed_one(make_model
     assert runs_together(model)
 
 
-peft = pytest.importorskip("peft", reason="of the tests' set-up")
-hooks = pytest.importorskip("accelerate.hooks", reason="of the tests' set-up")
+@pytest.fixture
+def hooks():
+    return pytest.importorskip("accelerate.hooks")
 
 
-def adapted(model, kind=None, seed=1, **options):
+def adapted(model, kind="LoraConfig", seed=1, **options):
     """Return the model with an adapter whose weights are random."""
+    peft = pytest.importorskip("peft")
     own = {id(weight) for weight in model.parameters()}
-    config = (kind or peft.LoraConfig)(task_type="CAUSAL_LM", **options)
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", **options)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         adapter = peft.get_peft_model(model, config).eval()
@@ -225,8 +227,7 @@ def test_an_adapter_may_be_switched_off_or_merged(merged, make_model, tiny):
 
 @pytest.mark.parametrize("kind", ["PromptTuning", "PrefixTuning"])
 def test_virtual_tokens_are_refused(kind, make_model, tiny):
-    config = getattr(peft, f"{kind}Config")
-    model = adapted(make_model(dtype=torch.float32), config, num_virtual_tokens=3)
+    model = adapted(make_model(dtype=torch.float32), f"{kind}Config", num_virtual_tokens=3)
     draft = make_model(seed=3, dtype=torch.float32)
     hook = {"custom_generate": speculative_generate, "draft_model": draft}
     for fast in (None, False):
@@ -244,7 +245,7 @@ def test_an_adapter_for_each_row_is_refused(make_model, tiny):
         model.generate(IDS, **GREEDY, **hook, adapter_names=["default", "__base__"])
 
 
-def test_hooks_of_accelerate_run(make_model, tiny):
+def test_hooks_of_accelerate_run(hooks, make_model, tiny):
     class Tripled(hooks.ModelHook):
         def post_forward(self, module, output):
             return 3 * output
@@ -257,7 +258,7 @@ def test_hooks_of_accelerate_run(make_model, tiny):
     assert obstacle(model, 64) is None
 
 
-def test_a_wrapped_target_does_not_draft_with_its_first_layers(make_model):
+def test_a_wrapped_target_does_not_draft_with_its_first_layers(hooks, make_model):
     """The view of the first layers would call the wrapper, and so all of them."""
     model = make_model()
     hooks.add_hook_to_module(model.model, hooks.ModelHook())
@@ -270,8 +271,7 @@ def test_a_wrapped_target_does_not_draft_with_its_first_layers(make_model):
 
 
 def test_offloaded_weights_are_refused_by_name(make_model, tiny):
-    import accelerate
-
+    accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(copy.deepcopy(tiny[0]), torch.device("cpu"))
     with pytest.raises(ValueError, match="target_model: weights must be on a device; .* offloaded"):
         ct.generate(model, None, IDS, max_new_tokens=4)
