@@ -27,8 +27,9 @@ from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.verify.contract import Verifier
 
-# stopping criteria that the loop handles itself
+# the library's stopping criteria that the loop handles itself, and those that ask row by row
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
+BY_ROW = ("MaxTimeCriteria", "StopStringCriteria")
 
 
 def speculative_generate(
@@ -108,7 +109,13 @@ def speculative_generate(
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]
     pad = _pad(generation_config)
-    columns = None if text_streamer is None else Columns(text_streamer, len(input_ids), pad)
+    others = [one for one in criteria if not _is_library_criterion(one, KNOWN_CRITERIA)]
+    padded, single = any(hasattr(one, "eos_token_id") for one in criteria), len(input_ids) == 1
+    own = [one for one in others if single or (padded and _is_library_criterion(one, BY_ROW))]
+    common = [one for one in others if one not in own]
+    columns = None
+    if text_streamer is not None or common:
+        columns = Columns(input_ids, pad, text_streamer, common, padded)
     if seed is None and generator is None:
         seed = int(torch.randint(2**62, ()))
     length, ends = _limits(criteria, generation_config)
@@ -120,7 +127,7 @@ def speculative_generate(
         temperature=1.0 if generation_config.do_sample else 0.0,
         logits_processor=logits_processor,
         eos_token_ids=ends,
-        stop=_stop(criteria),
+        stop=_stop(own, input_ids, model_kwargs.get("attention_mask"), common and columns),
         seed=seed,
         generator=generator,
         verifier=verifier,
@@ -138,6 +145,8 @@ def speculative_generate(
         columns.end()
     new = result.output_token_ids.to(input_ids.device)
     sequences = torch.cat([input_ids, torch.where(new < 0, pad, new)], 1)
+    if columns is not None and common:
+        sequences = columns.ids
     if not generation_config.return_dict_in_generate:
         return sequences
     return output_class()(sequences=sequences, result=result)
@@ -151,15 +160,20 @@ def _pad(config: Any) -> int:
     return 0 if ends is None else ends if isinstance(ends, int) else int(ends[0])
 
 
+def _is_library_criterion(one: Any, names: Sequence[str]) -> bool:
+    kind = type(one)
+    return kind.__name__ in names and kind.__module__ == "transformers.generation.stopping_criteria"
+
+
 def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
-    """Return the longest length and the end-of-text ids; the caller's criteria replace both."""
-    length, ends = config.max_length, config.eos_token_id
-    for criterion in (
-        criterion for criterion in criteria if type(criterion).__name__ in KNOWN_CRITERIA
-    ):
-        length = getattr(criterion, "max_length", length)
-        ends = getattr(criterion, "eos_token_id", ends)
-    return length, [] if ends is None else torch.as_tensor(ends).flatten().tolist()
+    """Return the longest length and the end-of-text ids; the library's criteria replace both."""
+    known = [vars(one) for one in criteria if _is_library_criterion(one, KNOWN_CRITERIA)]
+    lengths = [held["max_length"] for held in known if "max_length" in held]
+    ends = [held["eos_token_id"] for held in known if "eos_token_id" in held]
+    if not ends and config.eos_token_id is not None:
+        ends = [torch.as_tensor(config.eos_token_id)]
+    ids = [int(token) for several in ends for token in several.flatten()]
+    return min(lengths, default=config.max_length), ids
 
 
 def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
@@ -175,14 +189,19 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
     return [library.StopStringCriteria(tokenizer, stop_strings)]
 
 
-def _stop(criteria: Sequence[Any]) -> Stop | None:
-    """Return one callable for all criteria that the loop does not handle itself."""
-    others = [criterion for criterion in criteria if type(criterion).__name__ not in KNOWN_CRITERIA]
-    if not others:
+def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None, columns: Any) -> Stop | None:
+    """Return one callable for criteria that are asked row by row, and for common ones' end."""
+    if not criteria and not columns:
         return None
-    return lambda ids: any(
-        bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in others
-    )
+    prompt = ids.shape[1] if mask is None else int(mask[0].sum())
+
+    def stop(own: Tensor) -> bool:
+        if len(ids) == 1:  # with what is hidden from the model
+            own = torch.cat([ids, own[:, prompt:].to(ids.device)], 1)
+        answers = [bool(torch.as_tensor(one(own.clone(), None)).all()) for one in criteria]
+        return any(answers) or bool(columns and columns.finished)
+
+    return stop
 
 
 def _streamed(callbacks: Callbacks, columns: Columns | None, batch: int) -> Callbacks:

@@ -1,0 +1,294 @@
+"""Processors, criteria and prefix functions are asked as generate asks them, or refused by name."""
+
+import pytest
+import torch
+import transformers
+
+from cactus_theory.decoding import ModelDrafter, NGram, Siblings, speculative_generate
+from tests.decoding.letters import PIECES
+from tests.decoding.test_ragged import padded, prompts
+
+ONE = torch.tensor([[5, 9, 3, 14]])
+BATCH, MASK = padded(prompts(seed=9), pad=6)
+GREEDY = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 6}
+STATE = "keeps something between calls; decode one text at a time; got 2 texts"
+
+
+class Counts(transformers.LogitsProcessor):
+    """Favours another token at every call, and notes where it was asked."""
+
+    def __init__(self):
+        self.lengths, self.mean = [], torch.zeros(())
+
+    def __call__(self, input_ids, scores):
+        self.lengths.append(input_ids.shape[1])
+        self.mean += scores.mean()
+        scores[:, (7 * len(self.lengths)) % 24] += 6
+        return scores
+
+
+class Brackets:
+    """A grammar, [..(..)..], whose matcher forks and fails at a token that it does not allow."""
+
+    class Matcher:
+        def __init__(self, open_=()):
+            self.open = list(open_)
+
+        def __reduce__(self):
+            raise TypeError("compiled")
+
+        def fork(self):
+            return type(self)(self.open)
+
+        def allowed(self):
+            return [3, 4, *({3: [5], 4: [6]}[self.open[-1]] if self.open else [2])]
+
+        def accept(self, token):
+            if token not in self.allowed():
+                raise AssertionError(f"{token} is not allowed")
+            self.open.append(token) if token in (3, 4) else self.open and self.open.pop()
+
+    def __init__(self):
+        self.matcher, self.first = self.Matcher(), True
+
+    def __call__(self, input_ids, scores):
+        if not self.first:
+            self.matcher.accept(int(input_ids[0, -1]))
+        self.first = False
+        mask = torch.full_like(scores, -torch.inf)
+        mask[:, self.matcher.allowed()] = 0
+        return scores + mask
+
+
+def synth():
+    options = 3, [654, 400, 836], 256, 0, 64, torch.device("cpu")
+    return transformers.SynthIDTextWatermarkLogitsProcessor(*options)
+
+
+def both(tiny, ids=ONE, mask=None, drafter=None, **options):
+    """Return what the library gives and what the hook gives; options that are called are made."""
+    target, draft = tiny
+    given = {"attention_mask": torch.ones_like(ids) if mask is None else mask} | GREEDY
+    hook = {"custom_generate": speculative_generate, "num_draft_tokens": 4}
+    hook |= {"draft_model": draft if drafter is None else drafter(draft)}
+    if drafter is TREE:
+        hook["verifier"] = "tree"
+    found = []
+    for more in ({}, hook):
+        made = {name: make() if callable(make) else make for name, make in options.items()}
+        found.append((target.generate(ids, **given | made | more).tolist(), made))
+    return found
+
+
+def TREE(draft):
+    return Siblings(ModelDrafter(draft), m=2)
+
+
+@pytest.mark.parametrize("drafter", [None, lambda _: NGram(), TREE], ids=["model", "ngram", "tree"])
+@pytest.mark.parametrize("make", [Counts, Brackets, synth])
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.4}], ids=["", "penalty"])
+def test_what_keeps_something_is_asked_once_a_place_along_the_text(tiny, make, more, drafter):
+    plain, ours = both(tiny, logits_processor=lambda: [make()], drafter=drafter, **more)
+    assert ours[0] == plain[0]
+    if make is Counts:
+        first, second = (made["logits_processor"][0] for _, made in (plain, ours))
+        assert second.lengths == first.lengths and torch.allclose(second.mean, first.mean)
+
+
+def test_guidance_by_a_second_context_is_followed(tiny):
+    make = transformers.UnbatchedClassifierFreeGuidanceLogitsProcessor
+    plain, ours = both(tiny, logits_processor=lambda: [make(1.7, tiny[0])])
+    assert ours[0] == plain[0]
+
+
+def test_sampled_rows_are_those_that_generate_draws_from(tiny):
+    target, draft = tiny
+    options = {"do_sample": True, "top_k": 9, "temperature": 0.8, "max_new_tokens": 24}
+    output = target.generate(
+        ONE, **options, logits_processor=[Counts()], custom_generate=speculative_generate,
+        draft_model=draft, seed=1, return_dict_in_generate=True, log_probs=True, pad_token_id=6,
+    )  # fmt: skip
+    ids, library = output.sequences, transformers
+    logits = target(ids).logits.float()
+    chain = [Counts(), library.TemperatureLogitsWarper(0.8), library.TopKLogitsWarper(9)]
+    for place in range(4, ids.shape[1]):
+        scores = logits[:, place - 1]
+        for one in chain:
+            scores = one(ids[:, :place], scores)
+        expected = scores.log_softmax(-1)[0, ids[0, place]]
+        assert output.result.log_probs.target[0, place - 4] == pytest.approx(
+            expected.item(), abs=1e-4
+        )
+
+
+def test_a_real_grammar_is_kept(tiny):
+    xgrammar = pytest.importorskip("xgrammar")
+    pieces = ["<pad>", "<s>", "</s>", "[", "]", ",", *"0123456789", *"abcdefgh"]
+    info = xgrammar.TokenizerInfo(pieces, vocab_size=24, stop_token_ids=[2])
+    grammar = 'root ::= "[" num ("," num)* "]"\nnum ::= [0-9]'
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    for drafter in (None, lambda _: NGram(), TREE):
+        for more in ({}, {"sequence_bias": [[[4], 9.0]], "eos_token_id": 2}):
+            make = lambda: [LogitsProcessor(compiled)]  # noqa: E731
+            plain, ours = both(tiny, logits_processor=make, drafter=drafter, **more)
+            assert ours[0] == plain[0] and plain[0][0][4] == 3
+    with pytest.raises(ValueError, match=f"LogitsProcessor {STATE}"):
+        both(tiny, ONE.repeat(2, 1), logits_processor=make)
+
+
+class Shared(Counts):
+    calls = [0]
+
+    def __call__(self, input_ids, scores):
+        self.calls[0] += 1
+        return scores + 0 * self.calls[0]
+
+
+class Noise(Counts):
+    def __call__(self, input_ids, scores):
+        return scores + torch.rand_like(scores)
+
+
+class Locked(Counts):
+    def __init__(self):
+        super().__init__()
+        self.stream = (number for number in range(9))
+
+
+class Crowd(Counts):
+    def __call__(self, input_ids, scores):
+        return scores - scores.mean(0) * torch.arange(scores.shape[1])
+
+
+def closure():
+    calls = 0
+
+    def favour(input_ids, scores):
+        nonlocal calls
+        calls += 1
+        return scores + calls
+
+    return favour
+
+
+@pytest.mark.parametrize(
+    ("make", "rows", "message"),
+    [
+        (Shared, 1, "Shared keeps something outside of itself, which its copies change"),
+        (closure, 1, "favour keeps something outside of itself"),
+        (Noise, 1, "Noise draws from a global generator; give it a generator of its own"),
+        (Locked, 1, r"Locked cannot be copied, .* give its class a method fork\(\) .* 'generator'"),
+        (Counts, 2, f"Counts {STATE}"),
+        (closure, 2, f"favour {STATE}"),
+        (Brackets, 2, "Brackets keeps something between calls"),
+        (synth, 2, "SynthIDTextWatermarkLogitsProcessor keeps something"),
+        (Crowd, 2, "Crowd answers otherwise for a text by itself; decode one text at a time"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(tiny, make, rows, message):
+    ids = torch.cat([ONE, ONE.flip(1)])[:rows]
+    with pytest.raises(ValueError, match=f"^logits_processor: {message}"):
+        both(tiny, ids, logits_processor=lambda: [make()])
+
+
+class Damped(transformers.LogitsProcessor):
+    """Looks at the ids and at the number of a row, and keeps nothing."""
+
+    def __call__(self, input_ids, scores):
+        rows = torch.arange(len(scores))[:, None]
+        return scores.scatter_add(
+            1, input_ids, -1.5 * torch.ones_like(scores)[:, : input_ids.shape[1]]
+        ) * (1 + rows / 9)
+
+
+ONCE = {"do_sample": True, "top_k": 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logits_processor": lambda: [Damped()]},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+        {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
+        {"num_return_sequences": 2, "encoder_repetition_penalty": 1.4} | ONCE,
+        {"sequence_bias": [[[3], 2.0], [[4, 9], 5.0]], "no_repeat_ngram_size": 1},
+        {"exponential_decay_length_penalty": (3, 1.4), "eos_token_id": 2, "min_new_tokens": 5},
+        {"logits_processor": lambda: [transformers.WatermarkLogitsProcessor(24, "cpu")]},
+        {"logits_processor": lambda: [transformers.RepetitionPenaltyLogitsProcessor(1.7)]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_batches_equal_the_librarys(tiny, options):
+    plain, ours = both(tiny, BATCH, MASK, **options)
+    assert ours[0] == plain[0]
+
+
+def test_known_classes_are_asked_about_single_rows(tiny, monkeypatch):
+    kind, rows = transformers.RepetitionPenaltyLogitsProcessor, []
+    call = kind.__call__
+    monkeypatch.setattr(
+        kind, "__call__", lambda self, ids, scores: rows.append(len(ids)) or call(self, ids, scores)
+    )
+    both(tiny, BATCH, MASK, repetition_penalty=1.1)
+    assert sum(rows) <= 7 * 14 + 7 * 14 * 9  # plain's, and at most 4 + 5 a round and text
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_prefix_functions_see_their_own_texts_up_to_their_ends(tiny, rows):
+    class Allows:
+        def __reduce__(self):
+            return Allows, ()
+
+        def __call__(self, number, ids):
+            own = BATCH[number].tolist()
+            assert ids[: len(own)].tolist() == own
+            return [2 + (number + len(ids)) % 5, 13 - number, 2]
+
+    plain, ours = both(tiny, BATCH[:rows], MASK[:rows], prefix_allowed_tokens_fn=lambda: Allows())
+    assert ours[0] == plain[0]
+
+    def allowed(number, ids):
+        new = ids[BATCH.shape[1] :].tolist()
+        assert 2 not in new, "asked behind an end of text"
+        return [3, 2] if len(new) > 3 + number else [3, 9, 14]
+
+    target, draft = tiny
+    hook = {"custom_generate": speculative_generate, "draft_model": draft}
+    hook |= {"prefix_allowed_tokens_fn": allowed, "sequence_bias": [[[2], 9.0]], "eos_token_id": 2}
+    text = target.generate(BATCH[:rows], attention_mask=MASK[:rows], **GREEDY, **hook)
+    assert [row.tolist().index(2, 9) - 9 for row in text] == [4 + row for row in range(rows)]
+
+
+class MultiToken(transformers.StoppingCriteria):
+    """Ends a batch once each text has had a sequence, as lm-eval's MultiTokenEOSCriteria does."""
+
+    def __init__(self, sequence, prompt, batch):
+        self.sequence, self.prompt, self.done = sequence, prompt, [False] * batch
+
+    def __call__(self, input_ids, scores, **given):
+        texts = ["".join(PIECES[i] for i in row) for row in input_ids[:, self.prompt :].tolist()]
+        for number, done in enumerate(self.done):
+            self.done[number] = done or self.sequence in texts[number]
+        return False not in self.done
+
+
+class Longer(transformers.StoppingCriteria):
+    """Ends texts of a length, and others by what stands beside them."""
+
+    def __call__(self, input_ids, scores, **given):
+        alike = (input_ids[:, -1:] == input_ids[:, -1]).sum(1) > 1
+        return alike | torch.tensor(input_ids.shape[1] >= 12)
+
+
+@pytest.mark.parametrize(("ends", "rows"), [(None, 1), (None, 2), ([7, 13], 2), (2, 7)], ids=str)
+@pytest.mark.parametrize("kind", [MultiToken, Longer])
+def test_criteria_get_what_generate_gives_them(tiny, kind, rows, ends):
+    make = (lambda: kind("a", BATCH.shape[1], rows)) if kind is MultiToken else kind
+    options = {"stopping_criteria": lambda: [make()], "eos_token_id": ends, "max_new_tokens": 30}
+    plain, ours = both(tiny, BATCH[:rows], MASK[:rows], **options)
+    assert ours[0] == plain[0]
+    if kind is MultiToken:
+        first, second = (made["stopping_criteria"][0].done for _, made in (plain, ours))
+        assert first == second
