@@ -15,7 +15,7 @@ from cactus_theory.verify.contract import find_verifier, registered_verifier
 
 FORMAT = "cactus-theory tuned"
 VERSION = 1
-WEIGHTS = ("target_weights", "draft_weights")
+WEIGHTS = ("model_dtype", "target_weights", "draft_weights")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
-from cactus_theory.commands.flags import add_inflate, inflated
+from cactus_theory.commands.models import add_inflate, inflated, loaded
 from cactus_theory.decoding import GenerationResult, Pair, RecurrentDrafter
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
@@ -35,7 +35,6 @@ from .common.inputs import (
     add_decode_arguments,
     add_pair_arguments,
     asked_ids,
-    loaded_pair,
     log_rows,
 )
 from .common.results import columns, publish
@@ -89,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
-    pair = loaded_pair(args)
+    pair = loaded(args)
     prompts = asked_ids(args, pair.tokenizer)[: args.num_prompts]
 
     print(rule("rows along a real generation"))
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 def at_size(pair: Pair, args: argparse.Namespace, prompts: list[list[int]]) -> str:
     """Return two decodes of one prompt by the pair at the cost of a larger one, as a table."""
-    sizes = argparse.Namespace(inflate=LARGE, dtype="float32")
+    sizes = argparse.Namespace(inflate=LARGE, dtype="float32", device=args.device)
     try:
         harness = Harness(inflated(pair, sizes), prompts, LARGE_TOKENS, args.seed)
     except ValueError as error:  # too little memory, or models of another kind

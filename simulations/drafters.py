@@ -18,7 +18,8 @@ import numpy as np
 
 from cactus_theory.commands.flags import PROMPTS as KINDS
 from cactus_theory.commands.flags import add_chat, given_prompts, rendered_ids
-from cactus_theory.decoding import NGram, load_pair
+from cactus_theory.commands.models import add_models, loaded
+from cactus_theory.decoding import NGram
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
 from .common.decode import Harness
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     shipped = [*(PAIR / name for name in ("draft", "recurrent")), Path(NGRAM)]
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
-    add("--target", type=Path, default=PAIR / "target", help="target model folder")
+    add_models(parser, target=PAIR / "target", drafted=False)
     add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
     add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
     add_chat(parser)
@@ -82,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
                      for folder in args.drafters},
     }  # fmt: skip
     drafters = {folder.name: NGram() if str(folder) == NGRAM
-                else load_pair(args.target, folder, heads=True).draft
+                else loaded(argparse.Namespace(**vars(args), draft=folder), heads=True).draft
                 for folder in args.drafters}  # fmt: skip
-    pair = load_pair(args.target, args.target)
+    pair = loaded(args)
     ids = rendered_ids(args, pair.tokenizer, prompts)
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
 

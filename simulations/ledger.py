@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.answer_bounds import event_bounds
-from cactus_theory.decoding import Ledger, load_pair
+from cactus_theory.commands.models import loaded
+from cactus_theory.decoding import Ledger
 from cactus_theory.traces import Estimate
 
 from .common.decode import Harness
@@ -188,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
     plan = [Line(verifier, kind, setting) for verifier in args.verifier
             for kind in kinds for setting in kinds[kind]]  # fmt: skip
     policies = {line.key: policy_of(line, args.policy) for line in plan}
-    pair = load_pair(args.target, args.draft)
+    pair = loaded(args)
     prompts = asked_ids(args, pair.tokenizer)
     settings = {
         name: str(getattr(args, name))

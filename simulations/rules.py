@@ -25,7 +25,8 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding import generate, load_pair
+from cactus_theory.commands.models import loaded
+from cactus_theory.decoding import generate
 from cactus_theory.emitted import RaisedOffHead
 from cactus_theory.policies.mars import Mars
 from cactus_theory.traces import Estimate, Replay, Trace
@@ -126,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Price every rule, print the tables, write the CSV; return 0."""
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
-    pair = load_pair(args.target, args.draft)
+    pair = loaded(args)
     prompts = asked_ids(args, pair.tokenizer)
     widths = sorted(set(args.num_draft_tokens))
     rows: list[Row] = []

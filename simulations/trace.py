@@ -13,7 +13,8 @@ from typing import Any
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import column_of
 from cactus_theory.commands.flags import add_cuts, given_cuts, given_prompts, rendered_ids
-from cactus_theory.decoding import ModelDrafter, NGram, load_pair
+from cactus_theory.commands.models import loaded
+from cactus_theory.decoding import ModelDrafter, NGram
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
 
@@ -37,9 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
-    add("--dtype", default="float16", help="of the log-probabilities: float16 or float32")
+    add("--row-dtype", default="float16", help="of the log-probabilities: float16 or float32")
     add("--seed", type=int, default=defaults.SEED)
-    add("--device", default="cpu")
     add("--threads", type=int, default=1, help="of torch; one is best for small models")
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
     prompts = given_prompts(args)
     groups = None if args.by is None else {args.by: column_of(prompts, args.by)}
-    pair = load_pair(args.target, args.draft, device=args.device)
+    pair = loaded(args)
     trace = log_shown(
         args,
         pair,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         draft_model=DRAFTERS[args.drafter](pair.draft),
         num_draft_tokens=args.num_draft_tokens,
-        dtype=args.dtype,
+        dtype=args.row_dtype,
         temperature=args.temperature,
         cuts=given_cuts(args) or Cuts(),
         eos_token_ids=args.eos_token_ids,

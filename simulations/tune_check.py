@@ -22,8 +22,9 @@ import numpy as np
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import add_inflate, given_prompts
-from cactus_theory.decoding import Pair, load_pair
+from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import add_inflate, loaded
+from cactus_theory.decoding import Pair
 from cactus_theory.policies import policy
 from cactus_theory.traces.estimate import valued
 from cactus_theory.traces.log import log_shown
@@ -40,7 +41,6 @@ from .common.inputs import (
     add_decode_arguments,
     add_end_arguments,
     add_pair_arguments,
-    loaded_pair,
     prompt_ids,
     settings_of,
 )
@@ -61,7 +61,7 @@ def tune_all(
     width = max(args.num_draft_tokens)
     folder, logged = args.out / "trace", pair
     if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
-        logged = load_pair(args.target, args.draft)
+        logged = loaded(argparse.Namespace(**vars(args) | {"inflate": None}))
     trace = log_shown(args, logged, ids, folder, num_draft_tokens=width)
     settings: list[TimedSetting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
@@ -142,7 +142,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_end_arguments(parser)
     add("--policies", nargs="+", metavar="NAME", help="families; default: the usual ones")
     add("--cycles", type=int, default=1000, help="of the trace")
-    add("--device", default="cpu")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
     add("--choices", type=Path, metavar="FILE.csv", help="write what is fastest there, and end")
 
@@ -154,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
     unseen = unseen[: args.num_prompts]
     if min(args.repeats, len(unseen)) < 1:
         raise ValueError(f"--prompts, --repeats: must leave one to decode; got {len(unseen)}")
-    path, pair = args.out / JOURNAL, loaded_pair(args)
+    path, pair = args.out / JOURNAL, loaded(args)
     with Journal(path, _settings(args, prompts)) as journal:
         every = prompt_ids(args, pair, prompts)
         tuning_ids, ids = ([every[number] for number in half] for half in (tuning, unseen))

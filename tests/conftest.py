@@ -1,4 +1,4 @@
-"""One thread, reproducible examples, and shape annotations checked while tests run."""
+"""One thread, no network, reproducible examples, and shapes checked while tests run."""
 
 import gc
 import importlib.util
@@ -14,6 +14,7 @@ from tests import shapes
 from tests.amounts import amount
 
 torch.set_num_threads(1)
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the first model is loaded
 
 if importlib.util.find_spec("beartype") is not None:  # before anything imports the package
     shapes.install("cactus_theory", first_calls=amount(0, 64))

@@ -145,16 +145,16 @@ def foreign(tmp_path: Path) -> Path:
 def test_a_model_folder_runs_no_code(tmp_path: Path, foreign: Path, capsys, monkeypatch) -> None:
     pytest.importorskip("transformers")
     from cactus_theory.decoding import load_pair
-    from simulations.common.inputs import load_model
+    from cactus_theory.decoding.load import load_model
 
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # what was piped to a question
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     asked = ("generate", "--policy", "speculative", "--prompt", "x")
     assert main([*asked, "--target", str(foreign), "--draft", str(PAIR / "draft")]) == 2
-    one_line(capsys, "target_dir: files must be readable", str(foreign))
-    with pytest.raises(ValueError, match="draft_dir"):
+    one_line(capsys, "target: files must be readable", str(foreign))
+    with pytest.raises(ValueError, match="draft: files"):
         load_pair(PAIR / "target", foreign)
-    with pytest.raises(ValueError, match="trust_remote_code"):
+    with pytest.raises(ValueError, match="contains custom code"):
         load_model(foreign)
     assert not (tmp_path / "ran").exists()
 

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
@@ -26,16 +25,20 @@ from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
     add_policy,
-    add_threads,
-    add_trust,
     check_cuts,
-    choose_threads,
     given_cuts,
     given_prompts,
     one_policy,
     rendered_ids,
 )
-from cactus_theory.decoding import ModelDrafter, load_pair
+from cactus_theory.commands.models import (
+    add_models,
+    add_threads,
+    choose_threads,
+    loaded,
+    refuse_without_models,
+)
+from cactus_theory.decoding import ModelDrafter
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed, expect
 from cactus_theory.traces.diagnosis import Diagnosis, Observation, observed_rates, read_metrics
@@ -45,7 +48,7 @@ from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 MODES = ("sampled", "greedy")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64")  # that a floor may be of
 # texts of a noise floor: enough for an error that is small beside it
 FLOOR_TEXTS = 32
 # seconds of decoding after which no text begins
@@ -72,10 +75,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Describe the command line; needs no optional package."""
     add = parser.add_argument
     add_policy(parser)
-    add_trust(parser)
+    add_models(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair")
-    add("--target", metavar="DIR", help="or: target model")
-    add("--draft", metavar="DIR", help="draft model")
     add("--prompts", metavar="FILE", help=PROMPTS)
     add_chat(parser)
     add("--verifier", default=defaults.VERIFIER,
@@ -93,7 +94,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="of a text (%(default)s)")  # fmt: skip
     add("--seed", type=int, default=defaults.SEED)
-    add("--device", default="cpu")
     add_threads(parser)
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
         "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
@@ -103,9 +103,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--metrics", nargs="+", metavar="FILE",
         help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
         "counted in between")  # fmt: skip
-    add("--floor", action="store_true", help="instead: how far the target's rows of a pass over "
-        "K + 1 tokens are from those of passes over one, in nats")  # fmt: skip
-    add("--dtype", nargs="+", choices=DTYPES, help="of the floor (float32)")
+    add("--floor", nargs="*", choices=DTYPES, metavar="DTYPE", help="instead: how far the target's "
+        "rows of a pass over K + 1 tokens are from those of passes over one, in nats, in each of "
+        f"these dtypes ({', '.join(DTYPES)}; --dtype)")  # fmt: skip
     add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--csv", metavar="FILE.csv", help="also save one line per position")
     add("--json", action="store_true", help="print one JSON object only")
@@ -114,10 +114,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0."""
     _check(args)
-    args.on = choose_threads(args)
+    if args.target is None:
+        choose_threads(args)
     args.temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
     limit = DecodingLimit(args.texts, args.seconds)
-    if args.floor:
+    if args.floor is not None:
         return _floor(args, limit)
     args.policy = ct.policy(one_policy(args) or defaults.POLICY)
     setting = {name: getattr(args, name) for name in ("policy", "verifier", "num_draft_tokens")}
@@ -178,11 +179,11 @@ def run(args: Namespace) -> int:
 def _check(args: Namespace) -> None:
     """Raise ValueError for bad arguments before the models are loaded."""
     names = [name for name in OF_MODELS if getattr(args, name) is not None]
-    if args.floor and (args.trace or args.target is None or args.prompts is None):
-        raise ValueError("--floor: must be given with --target and --prompts; it needs no trace")
-    if args.dtype and not args.floor:
-        raise ValueError(f"--dtype: must be given with --floor; got {' '.join(args.dtype)}")
-    if not args.floor and len(names) != (0 if args.trace else len(OF_MODELS)):
+    refuse_without_models(args)
+    floor = args.floor is not None
+    if floor and (args.trace or names != ["target", "prompts"]):
+        raise ValueError("--floor: must be given with --target and --prompts, no draft, no trace")
+    if not floor and len(names) != (0 if args.trace else len(OF_MODELS)):
         got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *names)) or "none"
         raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
     if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
@@ -269,11 +270,10 @@ def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[...
     """Return a function that decodes as asked, or with a fault, and returns the trace."""
     texts = given_prompts(args)
     groups = None if args.by is None else {args.by: column_of(texts, args.by)}
-    pair = load_pair(args.target, args.draft, device=args.device, trust_code=args.trust_code)
+    pair = loaded(args)
     ids = rendered_ids(args, pair.tokenizer, texts)
     if (args.observed or args.metrics) and args.temperature != 0:
         _ask_for_cuts(args, None, pair.target.generation_config)
-    print(f"expect: on {args.on}", file=sys.stderr)
 
     def log(
         name: str, draft: Any = ModelDrafter, verifier: Any = None, temperature: Any = None
@@ -402,10 +402,9 @@ def _show_compared(diagnosis: Diagnosis, untried: Sequence[str]) -> None:
 def _floor(args: Namespace, limit: DecodingLimit) -> int:
     """Measure and print the noise floor per dtype; one that does not run here is named."""
     texts, floors, ids = given_prompts(args)[: args.texts or FLOOR_TEXTS], [], []
-    print(f"expect: on {args.on}", file=sys.stderr)
-    for name in args.dtype or DTYPES[:1]:
-        options = {"device": args.device, "dtype": getattr(torch, name)}
-        pair = load_pair(args.target, args.target, trust_code=args.trust_code, **options)
+    for name in args.floor or [args.dtype]:
+        args.dtype = name
+        pair = loaded(args)
         ids = ids or rendered_ids(args, pair.tokenizer, texts)  # said once
         with Progress(f"reading passes, {name}", len(texts)) as progress:
 
@@ -428,7 +427,7 @@ def _floor(args: Namespace, limit: DecodingLimit) -> int:
                 continue
             floors.append(vars(floor))
     if not floors:
-        raise RuntimeError("--dtype: none of them runs here")
+        raise RuntimeError("--floor: none of them runs here")
     if args.csv:
         save_table(args.csv, floors, {"target": Path(args.target).name})
     if args.json:

@@ -3,14 +3,11 @@
 import argparse
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
@@ -18,8 +15,6 @@ from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.commands.plot import check_picture
-from cactus_theory.decoding._prepare import dtype_of
-from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences import list_divergences
 from cactus_theory.policies import Policy
@@ -27,12 +22,6 @@ from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
 from cactus_theory.traces.trace import is_trace
-
-# bytes of a target's weights from which on a second thread makes its passes faster; the shipped
-# target's are 10 MB, and a second thread makes it slower
-LARGE = 1 << 26
-# value of --dtype that takes the faster dtype
-FASTER = "faster"
 
 
 def add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -52,15 +41,6 @@ def one_policy(args: argparse.Namespace) -> str | None:
     if len(named := args.policy or []) > 1:
         raise ValueError(f"--policy: must be given once; got {' and '.join(named)}")
     return named[0] if named else None
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--trust-code``, without which no code that a file names is run."""
-    parser.add_argument(
-        "--trust-code",
-        action="store_true",
-        help="run Python that data files name (FILE.py:NAME) and that model folders bring along",
-    )
 
 
 def add_cuts(parser: argparse.ArgumentParser) -> None:
@@ -84,25 +64,6 @@ def check_cuts(args: argparse.Namespace, header: Header) -> None:
     asked, logged = given_cuts(args), Cuts.of(header.details)
     if None not in (asked, logged) and asked != logged:
         raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--threads``."""
-    parser.add_argument(
-        "--threads", type=int, help="of torch (1 for a small target or none, else one a core)"
-    )
-
-
-def choose_threads(args: argparse.Namespace) -> str:
-    """Set torch's number of threads, which is the process's, and return it in words."""
-    count = args.threads
-    if count is None:
-        files = Path(args.target).glob("*.safetensors") if args.target else ()
-        shape = SHAPES.get(getattr(args, "inflate", None) or "")
-        size = shape.parameters * 2 if shape else sum(file.stat().st_size for file in files)
-        count = torch.get_num_threads() if size >= LARGE else 1
-    torch.set_num_threads(check.threads(count))
-    return f"{count} thread{'s' * (count > 1)} of torch"
 
 
 PROMPTS = f"JSON lines with one of {', '.join(KEYS)}, or a prompt a line"
@@ -140,46 +101,6 @@ def rendered_ids(
     for note in how.notes(prompts, tokenizer, args.show_prompt):
         print(f"prompts: {note}", file=sys.stderr)
     return ids
-
-
-def add_inflate(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--inflate`` and ``--dtype``, which :func:`inflated` follows."""
-    parser.add_argument(
-        "--inflate",
-        choices=tuple(DRAFTS),
-        metavar="SHAPE",
-        help="give both models the cost of larger ones, which keeps their law: a target of so "
-        f"many parameters and its draft ({', '.join(DRAFTS)})",
-    )
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16", FASTER),
-        help=f"of the inflated weights (float32); {FASTER}: whose passes take less time here",
-    )
-
-
-def inflated(pair: Any, args: argparse.Namespace) -> Any:
-    """Return the pair in the shapes of ``--inflate``, and note in ``args.cost`` what that means.
-
-    Raises
-    ------
-    ValueError
-        As :func:`cactus_theory.decoding.models.inflate.inflate_pair`; a dtype without a shape.
-    """
-    if args.inflate is None:
-        if args.dtype != "float32":
-            raise ValueError(f"--dtype: must be given with --inflate; got {args.dtype} alone")
-        return pair
-    dtype = None if args.dtype == FASTER else getattr(torch, args.dtype)
-    warnings.filterwarnings("ignore", ".* runs in bfloat16 on a CPU")  # it was asked for
-    pair = inflate_pair(pair, args.inflate, dtype=dtype, device=getattr(args, "device", "cpu"))
-    sizes = (SHAPES[name].parameters / 1e6 for name in (args.inflate, DRAFTS[args.inflate]))
-    args.cost = (
-        "the law of the pair at the cost of {:,.0f} M and {:,.0f} M parameters, ".format(*sizes)
-        + f"V = {pair.target.config.vocab_size:,}, {dtype_of([pair.target])}, rows without zeros"
-    )
-    return pair
 
 
 OUTPUTS = {"csv": ".csv", "latex": ".tex", "out": ".npy"}

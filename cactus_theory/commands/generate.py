@@ -19,15 +19,13 @@ from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
     add_policy,
-    add_threads,
-    add_trust,
-    choose_threads,
     given_cuts,
     given_prompts,
     one_policy,
     rendered_ids,
     rendering,
 )
+from cactus_theory.commands.models import add_models, add_threads, loaded
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
@@ -40,9 +38,7 @@ OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "span", "num_draft_tokens"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_policy(parser)
-    add_trust(parser)
-    parser.add_argument("--target", required=True, metavar="DIR", help="target model")
-    parser.add_argument("--draft", metavar="DIR", help="draft model, or head; none: no drafts")
+    add_models(parser, required=True)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT")
     what.add_argument("--prompts", metavar="FILE", help=f"{PROMPTS}: a JSON line out for each")
@@ -93,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help=usual)
     add_cuts(parser)
     parser.add_argument("--seed", type=int, default=defaults.SEED)
-    parser.add_argument("--device", default="cpu")
     add_threads(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object only")
@@ -102,9 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
-    args.draft = None if args.draft == "none" else args.draft
+    args.draft = None if str(args.draft) == "none" else args.draft
     prompts, tuned = _prompts(args), _tuned_setting(args)
-    from cactus_theory.decoding import DecodeOptions, load_pair
+    from cactus_theory.decoding import DecodeOptions
 
     keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -114,9 +109,7 @@ def run(args: argparse.Namespace) -> int:
         **keywords, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
     check.optional_module("transformers", "llm")
-    threads = choose_threads(args)
-    where = {"device": args.device, "trust_code": args.trust_code}
-    pair = load_pair(args.target, args.draft, **where, heads=True)
+    pair = loaded(args, heads=True)
     tuned.check_pair(pair.target, pair.draft)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
@@ -136,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         return print_json(answer | {"readings": readings})
     print(pieces.rest() if args.stream else begins + answer["text"])
     shown = {name: value for name, value in answer.items() if name not in HEADER}
-    for name, value in {"on": threads, **shown}.items():
+    for name, value in {"on": args.on, **shown}.items():
         digits = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
     return 0

@@ -21,20 +21,22 @@ from cactus_theory.commands.flags import (
     PROMPTS,
     add_chat,
     add_cuts,
-    add_inflate,
-    add_threads,
-    add_trust,
     check_cuts,
-    choose_threads,
     given_cuts,
     given_prompts,
-    inflated,
     rendered_ids,
     rendering,
 )
-from cactus_theory.decoding import DecodeOptions, decode, load_pair
-from cactus_theory.decoding._prepare import dtype_of
-from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.commands.models import (
+    add_inflate,
+    add_models,
+    add_threads,
+    choose_threads,
+    loaded,
+    refuse_without_models,
+)
+from cactus_theory.decoding import DecodeOptions, decode
+from cactus_theory.decoding._prepare import dtype_of_pair
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences import divergence as find_divergence
@@ -72,9 +74,7 @@ CUT_OFF = 0.95
 def add_arguments(parser: ArgumentParser) -> None:
     """Describe the command line; needs no optional package."""
     add = parser.add_argument
-    add_trust(parser)
-    add("--target", metavar="DIR", help="target model")
-    add("--draft", metavar="DIR", help="draft model, or head")
+    add_models(parser)
     add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
     add_chat(parser)
     add_inflate(parser)
@@ -107,7 +107,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=defaults.SEED)
     add("--by", metavar="COLUMN", help="draw halves of the texts with as many of each value of "
         "this column of the prompts")  # fmt: skip
-    add("--device", default="cpu")
     add_threads(parser)
     add("--work", type=Path, metavar="DIR",
         help="keep the trace there, and resume (build/tune/NAME, by what is asked)")  # fmt: skip
@@ -123,7 +122,8 @@ WORK = Path("build/tune")
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
     _check(args)
-    args.on = choose_threads(args)
+    if args.target is None:
+        choose_threads(args)
     with TemporaryDirectory(prefix="tune-") as folder:
         if args.target is None or args.trace is not None:  # nothing is logged
             args.work = args.work or Path(folder)
@@ -155,8 +155,7 @@ def _check(args: Namespace) -> None:
     if 0 < len(models) < len(OF_MODELS):
         missing = next(name for name in OF_MODELS if name not in models)
         raise ValueError(f"--{missing}: must be given with --{models[0]}; got --{models[0]} alone")
-    if args.inflate is not None and not models:
-        raise ValueError(f"--inflate: must be given with --target; got {args.inflate} alone")
+    refuse_without_models(args)
     costs = [name for name in COSTS if getattr(args, name) is not None]
     if len(costs) != 1:
         got = " and ".join(map(_flag, costs)) or "none"
@@ -183,9 +182,8 @@ def _tuned(args: Namespace) -> list[Any]:
     texts = given_prompts(args)
     args.groups = None if args.by is None else {args.by: column_of(texts, args.by)}
     args.work = args.work or _work(args, texts)
-    options = {"device": args.device, "trust_code": args.trust_code, "heads": True}
     took = Stopwatch()
-    pair = inflated(load_pair(args.target, args.draft, **options), args)
+    pair = loaded(args, heads=True)
     if args.cycles is None:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
         args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
@@ -208,7 +206,7 @@ def _tuned(args: Namespace) -> list[Any]:
 
     tuned = _chosen(args, source, measure)
     took.lap("a cap on answers")
-    dtype = dtype_of([pair.target, *as_drafter(pair.draft).check(pair.target).values()])
+    dtype = dtype_of_pair(pair.target, pair.draft)
     floor = _noise_floor(args, pair.target, ids)
     took.lap("rounding")
     cost = {} if args.inflate is None else {"cost": args.cost}

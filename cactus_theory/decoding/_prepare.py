@@ -17,7 +17,11 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.processors import Processors
 
-HALF = (torch.float16, torch.bfloat16)
+# half precision → the instructions of processors for it, as torch names them: x86-64's, then ARM's
+HALF = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
 # least ratio of a draft's parameters to its target's at which a swap is warned of
 SWAPPED = 1.5
 # model → its number of parameters, counted once
@@ -140,14 +144,27 @@ def dtype_of(models: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(model.dtype).removeprefix("torch.") for model in models))
 
 
+def dtype_of_pair(target_model: Any, draft_model: Any) -> str:
+    """Return :func:`dtype_of` a target and the models that it is drafted for with."""
+    drafts = {} if draft_model is None else as_drafter(draft_model).check(target_model)
+    return dtype_of([target_model, *drafts.values()])
+
+
+def has_instructions(dtype: torch.dtype) -> bool:
+    """Return whether this processor computes in half precision; False where torch cannot tell."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name, False) for name in HALF[dtype])
+
+
 def warn_of(models: Mapping[str, Any]) -> None:
-    """Warn of half precision on a CPU, and of a draft that is larger than its target."""
+    """Warn of half precision that a CPU emulates, and of a draft larger than its target."""
     for name, model in models.items():
-        if model.dtype in HALF and model.device.type == "cpu":
+        on_cpu = model.device.type == "cpu"
+        if on_cpu and model.dtype in HALF and not has_instructions(model.dtype):
             warnings.warn(
-                f"{name}: {type(model).__name__} runs in {dtype_of([model])} on a CPU, which may "
-                "take longer than plain decoding in float32, and a text may depend on the batch "
-                "it is in; load it with dtype=torch.float32",
+                f"{name}: {type(model).__name__} runs in {dtype_of([model])} on a CPU without "
+                "instructions for it, which may take longer than plain decoding in float32; load "
+                "it with dtype=torch.float32",
                 stacklevel=4,
             )
             break

@@ -138,7 +138,7 @@ def generate(
     Warns
     -----
     UserWarning
-        Models in half precision on a CPU, a draft larger than its target, probabilities where
+        Half precision that a CPU emulates, a draft larger than its target, probabilities where
         logits belong.
 
     Examples

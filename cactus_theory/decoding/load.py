@@ -1,9 +1,15 @@
-"""Load a target and its draft from local folders, quietly and without a network."""
+"""Load a target and its draft, quietly: from folders, or by id from the Hugging Face Hub.
 
+The network is used only for an id that is given, as transformers does it: what its cache holds is
+not fetched again, a download shows its own bar, and ``HF_HUB_OFFLINE`` is respected.
+"""
+
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +17,25 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
-from cactus_theory.decoding._text import check_model_vocabularies, check_same_vocabulary
+from cactus_theory.decoding._prepare import has_instructions
+from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters import RecurrentDrafter, named_drafter
 from cactus_theory.decoding.drafters.recurrent_head import is_head
+
+AUTO = "auto"
+# names of dtypes that models are loaded in
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
+# seconds that the hub has for saying whether it has a model
+HUB_TIMEOUT_S = 10.0
+# an id of the hub: NAME, or OWNER/NAME
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
 class Pair:
     """A target and a draft of one vocabulary, with the target's tokenizer.
 
-    The draft is a model, or a drafter where a head's folder was asked for.
+    The draft is a model, a drafter where a name or a head's folder was asked for, or None.
     """
 
     target: Any
@@ -28,27 +43,138 @@ class Pair:
     tokenizer: Any
 
 
-def load_pair(
-    target_dir: str | Path,
-    draft_dir: str | Path | None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    *,
-    trust_code: bool = False,
-    heads: bool = False,
-) -> Pair:
-    """Load two Hugging Face causal LMs in evaluation mode from local folders.
+@dataclass(frozen=True)
+class Source:
+    """What an argument names: a folder with a model, or a model of the Hugging Face Hub.
 
-    Python files that a folder brings along (``auto_map``) run only with ``trust_code``; without
-    it a model that needs them is refused, and nobody is asked. The draft may be a name
-    (``ngram``, ``exit:20``), whose drafter is returned, or ``none``; with ``heads`` also a head's
-    folder (``head.json``).
+    ``name`` is the argument's, for errors; ``revision`` a branch, tag or commit of the hub. Python
+    files that come with a model (``auto_map``) run only with ``trust_code``; without it a model
+    that needs them is refused, and nobody is asked.
 
     Raises
     ------
     ValueError
-        A folder that is missing or holds files transformers cannot read, weights that do not
-        fill the model, vocabularies that differ, a device that there is not.
+        A path that is no folder of a model and cannot be an id; a revision of a folder.
+
+    Examples
+    --------
+    >>> Source("target", "simulations/pair/target").of_hub, Source("target", "org/model").of_hub
+    (False, True)
+    """
+
+    name: str
+    place: str | Path
+    revision: str | None = None
+    trust_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.of_hub and (Path(self.place).exists() or not HUB_ID.fullmatch(str(self.place))):
+            raise ValueError(
+                f"{self.name}: must be a folder with a config.json, or an id of the Hugging Face "
+                f"Hub; got {str(self.place)!r}"
+            )
+        if self.revision is not None and not self.of_hub:
+            raise ValueError(
+                f"{self.name}: a revision is of an id of the Hugging Face Hub; got "
+                f"{self.revision!r} of the folder {str(self.place)!r}"
+            )
+
+    @property
+    def of_hub(self) -> bool:
+        """Return whether this is no folder of a model."""
+        return not (Path(self.place) / "config.json").is_file()
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the files; of an id that in the cache, named by its commit."""
+        if not self.of_hub:
+            return Path(self.place)
+        self.read("AutoConfig")
+        from transformers.utils import cached_file
+
+        where = {"revision": self.revision or "main", "local_files_only": True}
+        return Path(str(cached_file(str(self.place), "config.json", **where))).parent
+
+    def read(self, kind: str, **options: Any) -> Any:
+        """Return ``from_pretrained`` of a class of transformers; ValueError for what it raises."""
+        library = check.optional_module("transformers", "llm")
+        load = partial(
+            getattr(library, kind).from_pretrained,
+            str(self.place),
+            revision=self.revision or "main",
+            trust_remote_code=self.trust_code,
+            **options,
+        )
+        with _quiet(library, self.of_hub), self._readable():
+            try:
+                return load(local_files_only=True)
+            except OSError:
+                if not self.of_hub:
+                    raise
+            self._ask_hub()
+            return load()
+
+    def _ask_hub(self) -> None:
+        """Ask whether the hub has the model: without a network a download tries for a minute."""
+        from huggingface_hub import HfApi
+
+        try:
+            HfApi().model_info(str(self.place), revision=self.revision, timeout=HUB_TIMEOUT_S)
+        except Exception as error:  # of the network, the hub, or HF_HUB_OFFLINE
+            raise _NotHad(
+                f"{self.name}: {str(self.place)!r} is neither a folder here nor a model in the "
+                "cache of Hugging Face, and the hub did not give it "
+                f"({type(error).__name__}: {first_line(error)}); check the name and the network, "
+                f"or run `hf download {self.place}` where there is one and name its folder"
+            ) from error
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Name the argument in whatever error the library raises."""
+        try:
+            yield
+        except _NotHad:
+            raise
+        except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
+            raise ValueError(
+                f"{self.name}: files must be readable by transformers; "
+                f"got {type(error).__name__}: {first_line(error)} in {str(self.place)!r}"
+            ) from error
+
+
+class _NotHad(ValueError):
+    """A model that is neither here nor on the hub."""
+
+
+def load_pair(
+    target: str | Path,
+    draft: str | Path | None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = AUTO,
+    *,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    trust_code: bool = False,
+    heads: bool = False,
+) -> Pair:
+    """Load two Hugging Face causal LMs in evaluation mode, from folders or by ids of the hub.
+
+    Parameters
+    ----------
+    target, draft : a folder with a ``config.json``, or an id such as ``OWNER/NAME``, which is
+        looked for in the cache of Hugging Face and fetched if it is not there. The draft may be a
+        name (``ngram``, ``exit:20``), whose drafter is returned, ``none`` or None.
+    dtype : of the weights: :func:`load_model`.
+    revision, draft_revision : branch, tag or commit of an id (``main``).
+    trust_code : run Python files that come with a model (``auto_map``); without it a model that
+        needs them is refused, and nobody is asked.
+    heads : the draft may also be a head's folder (``head.json``), whose drafter is returned.
+
+    Raises
+    ------
+    ValueError
+        A folder that is missing or holds files transformers cannot read, an id that cannot be had,
+        weights that do not fill the model, tokenizers that differ, a device that there is not.
     ModuleNotFoundError
         transformers is not installed.
 
@@ -58,85 +184,89 @@ def load_pair(
     >>> pair.target.training, pair.target.dtype
     (False, torch.float32)
     """
-    library = check.optional_module("transformers", "llm")
-    folders = {"target_dir": target_dir}
-    draft: Any = None if draft_dir is None else named_drafter(draft_dir)
-    if draft_dir is not None and str(draft_dir) != "none" and draft is None:
-        if heads and is_head(draft_dir):
-            draft = RecurrentDrafter.load(draft_dir)
-            draft.head.to(device)
-        else:
-            folders["draft_dir"] = draft_dir
-    for name, folder in folders.items():
-        if not (Path(folder) / "config.json").is_file():
-            raise ValueError(f"{name}: must be a folder with a config.json; got {str(folder)!r}")
+    sources = [Source("target", target, revision, trust_code)]
+    drafter: Any = None if draft is None else named_drafter(draft)
+    if draft is not None and drafter is None and heads and is_head(draft):
+        drafter = RecurrentDrafter.load(draft)
+        drafter.head.to(device)
+    if drafter is None and str(draft or "none") != "none":
+        sources.append(Source("draft", str(draft), draft_revision, trust_code))
+    elif draft_revision is not None:
+        raise ValueError(f"draft: a revision is of an id of the Hugging Face Hub; got {draft!s}")
     check.working_device("device", device)
-    with _quiet(library):
-        tokenizers = [
-            _tokenizer(library, name, folder, trust_code) for name, folder in folders.items()
-        ]
-        check_same_vocabulary(tokenizers[0], tokenizers[-1])
-        models = [
-            _model(library, name, folder, device, dtype, trust_code)
-            for name, folder in folders.items()
-        ]
-    if len(models) > 1:
-        check_model_vocabularies(models[0], models[1])
-        return Pair(models[0], models[1], tokenizers[0])
-    if draft is not None:
-        draft.check(models[0])
-    return Pair(models[0], draft, tokenizers[0])
+    tokenizers = [source.read("AutoTokenizer") for source in sources]
+    check_same_vocabulary(tokenizers[0], tokenizers[-1])
+    models = [load_model(source, device, dtype) for source in sources]
+    if drafter is not None:
+        drafter.check(models[0])
+    return Pair(models[0], drafter if len(models) == 1 else models[1], tokenizers[0])
 
 
-def _tokenizer(library: Any, name: str, folder: str | Path, trust_code: bool) -> Any:
-    with _named(name, folder):
-        return library.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_code
-        )
-
-
-def _model(
-    library: Any,
-    name: str,
-    folder: str | Path,
-    device: str | torch.device,
-    dtype: torch.dtype,
-    trust_code: bool,
+def load_model(
+    source: Source | str | Path,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = AUTO,
 ) -> Any:
-    with _named(name, folder):
-        model, report = library.AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            local_files_only=True,
-            trust_remote_code=trust_code,
-            dtype=dtype,
-            output_loading_info=True,
-        )
+    """Load one causal LM in evaluation mode.
+
+    ``dtype`` is that of the weights: a dtype of torch, its name, or ``auto``. ``auto`` is the
+    checkpoint's own on a GPU. On a CPU it is bfloat16 if the checkpoint has it and the processor
+    has instructions for it, else float32; it is never timed, so no law depends on the load.
+
+    Raises
+    ------
+    ValueError
+        As :func:`load_pair`.
+
+    Examples
+    --------
+    >>> load_model("simulations/pair/draft", dtype="bfloat16").dtype
+    torch.bfloat16
+    """
+    source = source if isinstance(source, Source) else Source("model", source)
+    if isinstance(dtype, str):
+        dtype = check.one_of("dtype", dtype, (*DTYPES, "float64"))
+    on_cpu = check.working_device("device", device).type == "cpu"
+    as_stored = dtype == AUTO and (not on_cpu or has_instructions(torch.bfloat16))
+    kind = "float32" if dtype == AUTO and not as_stored else dtype
+    model, report = source.read("AutoModelForCausalLM", dtype=kind, output_loading_info=True)
     # transformers would fill what is missing with random numbers
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ValueError(f"{name}: every weight must be present; {missing[0]!r} is not in {folder}")
+        raise ValueError(
+            f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
+        )
+    if as_stored and on_cpu and model.dtype != torch.bfloat16:
+        model = model.float()
     return model.to(device).eval()
 
 
-@contextmanager
-def _named(name: str, folder: str | Path) -> Iterator[None]:
-    """Name the folder in whatever error the library raises."""
-    try:
-        yield
-    except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-        raise ValueError(
-            f"{name}: files must be readable by transformers; "
-            f"got {type(error).__name__}: {first_line(error)} in {str(folder)!r}"
-        ) from error
+def dtype_rule(dtype: str, device: str | torch.device) -> str:
+    """Return what ``dtype`` comes to on a device whatever the checkpoint, for a run's settings.
+
+    Examples
+    --------
+    >>> dtype_rule("float16", "cpu")
+    'float16'
+    """
+    if dtype != AUTO:
+        return dtype
+    if torch.device(device).type != "cpu":
+        return "as stored"
+    return "bfloat16 where stored, else float32" if has_instructions(torch.bfloat16) else "float32"
 
 
 @contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Silence progress bars, log lines and warnings, and restore them afterwards."""
-    logging = library.utils.logging
+def _quiet(library: Any, downloads: bool) -> Iterator[None]:
+    """Silence bars, log lines and warnings, and restore them; bars of downloads are kept."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+
+    logging, shown = library.utils.logging, not are_progress_bars_disabled()
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
+    if downloads and shown:
+        enable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

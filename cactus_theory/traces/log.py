@@ -14,7 +14,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding._prepare import opened_texts
+from cactus_theory.decoding._prepare import dtype_of_pair, opened_texts
 from cactus_theory.decoding._sampling import checked_temperature
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.generate import decode
@@ -134,6 +134,7 @@ def log_trace(
         seed=whole_number("seed", seed, 0),
         eos_token_ids=sorted(options.ends(target_model)),
         details={
+            "model_dtype": dtype_of_pair(target_model, drafter),
             "target_weights": identity(target_model),
             "draft_weights": identity(uncut),
             "prompts": len(prompts),
@@ -317,6 +318,11 @@ def check_weights(
     ``name`` is of what was made with those.
     """
     drafter = None if draft_model is None else as_drafter(draft_model)
+    dtype = dtype_of_pair(target_model, drafter)
+    if weights.get("model_dtype", dtype) != dtype:
+        raise ValueError(
+            f"{name}: was made in {weights['model_dtype']}; got models in {dtype} (--dtype)"
+        )
     for part, thing in (("target", target_model), ("draft", drafter)):
         if thing is None:  # the target decodes alone
             continue

@@ -13,7 +13,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from cactus_theory.commands.flags import add_inflate
+from cactus_theory.commands.models import add_inflate
 
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish

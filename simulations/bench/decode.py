@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.commands.models import loaded
+
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
-from ..common.inputs import asked_ids, loaded_pair
+from ..common.inputs import asked_ids
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
@@ -56,7 +58,7 @@ def lines() -> list[Line]:
 
 def harness_of(args: Namespace) -> Harness:
     """Return the pair and a few prompts, whose texts have all their tokens."""
-    pair = loaded_pair(args)
+    pair = loaded(args)
     texts = asked_ids(args, pair.tokenizer)[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)

@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import add_chat, given_prompts, inflated, rendered_ids
-from cactus_theory.decoding import Pair, load_pair
+from cactus_theory.commands.flags import add_chat, given_prompts, rendered_ids
+from cactus_theory.commands.models import add_models
+from cactus_theory.decoding.drafters import named_drafter
+from cactus_theory.decoding.load import Source, dtype_rule
 
 from .grid import files_of, label
 
@@ -28,18 +29,10 @@ DATA = ROOT / "paper_figures" / "data"
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--target``, ``--draft`` and ``--prompts``; the shipped ones by default."""
-    add = parser.add_argument
-    add("--target", type=Path, default=PAIR / "target", help="target model folder")
-    add("--draft", type=Path, default=PAIR / "draft", help="draft model folder")
-    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
+    """Declare the flags of models and of prompts; the shipped ones by default."""
+    add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
     add_chat(parser)
-
-
-def loaded_pair(args: argparse.Namespace, *, heads: bool = False) -> Pair:
-    """Return the pair that flags name, in the shapes of ``--inflate``; heads as of load_pair."""
-    where = getattr(args, "device", "cpu")
-    return inflated(load_pair(args.target, args.draft, device=where, heads=heads), args)
 
 
 def add_decode_arguments(
@@ -80,13 +73,15 @@ def prompt_ids(args: argparse.Namespace, pair: Any, prompts: Sequence[Prompt]) -
 
 def settings_of(args: argparse.Namespace, prompts: Sequence[Prompt], *flags: str) -> dict[str, Any]:
     """Return the prompts, models and flags that decide a decode: two runs are never mixed."""
-    folders = {name: vars(args)[name] for name in ("target", "draft") if name in args}
+    revisions = dict(zip(("target", "draft"), args.revision or (), strict=False))
     return {
+        "dtype": dtype_rule(args.dtype, args.device),
         "prompts": digest("\0".join(prompt.source for prompt in prompts).encode()),
-        **{name: folder_digest(folder) for name, folder in folders.items()},
+        **{name: model_digest(vars(args)[name], revisions.get(name))
+           for name in ("target", "draft") if name in args},
         **{name: getattr(args, name) for name in (*DECIDE, *flags)},
         **({"cost": args.cost} if "cost" in args else {}),
-    }
+    }  # fmt: skip
 
 
 def at_least(args: argparse.Namespace, **least: int) -> None:
@@ -128,6 +123,15 @@ def folder_digest(folder: Path) -> str:
     return digest(b"".join(path.name.encode() + path.read_bytes() for path in files))
 
 
+def model_digest(model: Path | str | None, revision: str | None = None) -> str:
+    """Return the digest of a folder's files, the commit of an id of the hub, or a draft's name."""
+    if model is None or str(model) == "none" or named_drafter(model) is not None:
+        return str(model)
+    if isinstance(model, Path):
+        return folder_digest(model)
+    return f"{model}@{Source('model', model, revision).folder.name}"
+
+
 def code_digest(*patterns: str) -> str:
     """Return the digest of the checkout's files of these patterns, paths included."""
     files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
@@ -146,17 +150,6 @@ def _words(value: Any) -> str:
     if isinstance(value, str) and files_of(value):
         return ":".join(filter(None, label(value)))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def load_model(folder: str | Path) -> Any:
-    """Return the float32 causal language model stored in a folder; ValueError if there is none."""
-    if not (Path(folder) / "config.json").is_file():
-        raise ValueError(f"folder: must hold a Hugging Face model; got {str(folder)!r}")
-    library = check.optional_module("transformers", "llm")
-    library.utils.logging.disable_progress_bar()  # one bar is ours
-    load = library.AutoModelForCausalLM.from_pretrained
-    options = {"local_files_only": True, "trust_remote_code": False}
-    return load(folder, dtype=torch.float32, **options).eval()
 
 
 def asked_ids(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
@@ -202,9 +195,10 @@ def sample(model: Any, prompt: Sequence[int], tokens: int, generator: torch.Gene
     """Return the prompt and up to ``tokens`` sampled ones, ending after an end-of-text token."""
     text, new_ids, cache = list(prompt), list(prompt), None
     for _ in range(tokens):
-        step = model(torch.tensor([new_ids]), past_key_values=cache, use_cache=True)
+        new = torch.tensor([new_ids], device=model.device)
+        step = model(new, past_key_values=cache, use_cache=True)
         cache = step.past_key_values
-        row = step.logits[0, -1].double().softmax(-1)
+        row = step.logits[0, -1].cpu().double().softmax(-1)
         new_ids = torch.multinomial(row, 1, generator=generator).tolist()
         text += new_ids
         if new_ids[0] == model.config.eos_token_id:
@@ -214,8 +208,8 @@ def sample(model: Any, prompt: Sequence[int], tokens: int, generator: torch.Gene
 
 def next_token_probs(model: Any, text: Sequence[int]) -> Rows:
     """Return the model's row after each token of ``text``, (len(text), V) float64."""
-    logits = model(torch.tensor([list(text)]), use_cache=False).logits[0]
-    return logits.double().log_softmax(-1).exp()
+    logits = model(torch.tensor([list(text)], device=model.device), use_cache=False).logits[0]
+    return logits.cpu().double().log_softmax(-1).exp()
 
 
 def _check(target: Any, draft: Any, prompts: Sequence[Sequence[int]], tokens_each: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from cactus_theory.decoding import load_pair
+from cactus_theory.commands.models import loaded
 
 from ..common.decode import Harness
 from ..common.grid import Config, Grid, Job, Record
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode with every setting, write the table, print what Cactus and constant δ pay."""
-    pair = load_pair(args.target, args.draft)
+    pair = loaded(args)
     prompts = asked_ids(args, pair.tokenizer)
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     lines = [Config(spec, args.num_draft_tokens, 1) for specs in SERIES.values() for spec in specs]

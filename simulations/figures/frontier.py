@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.decoding import load_pair
+from cactus_theory.commands.models import loaded
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log rows, write the table and print what Cactus pays."""
-    pair = load_pair(args.target, args.draft)
+    pair = loaded(args)
     prompts = asked_ids(args, pair.tokenizer)
     q, p = log_rows(pair.target, pair.draft, prompts, args.tokens_each, args.seed)
     notes = {

@@ -23,7 +23,8 @@ from typing import Any
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.commands.flags import add_inflate, given_prompts
+from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import add_inflate, loaded
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 from cactus_theory.tuning.choices import Halves
 
@@ -49,7 +50,6 @@ from ..common.inputs import (
     add_pair_arguments,
     at_least,
     digest,
-    loaded_pair,
     prompt_ids,
     settings_of,
 )
@@ -89,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metered", type=int, default=3, help="repeats before them, untimed, for cost, quality")
     add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
         f"as {' '.join(table.DEFAULT)}, the default if both are run")  # fmt: skip
-    add("--device", default="cpu")
     add("--out", type=Path, default=Path("throughput"))
 
 
@@ -114,11 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
-        pair = loaded_pair(args, heads=True)
+        pair = loaded(args, heads=True)
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
-
-    if args.inflate is not None:
-        harness()  # the faster dtype decides results
 
     def decoded(job: Job) -> dict[str, Any]:
         return table.record(harness(), prompts, job, job.repeat < args.metered, score)

@@ -21,7 +21,7 @@ from cactus_theory import losses
 from cactus_theory.base.arguments import threads
 from cactus_theory.decoding.drafters.recurrent_head import HeadShape
 
-from ..common.inputs import PAIR, at_least, command_line, folder_digest, load_model
+from ..common.inputs import PAIR, at_least, command_line, folder_digest
 from ..common.journal import Journal
 from ..common.results import write_text
 from . import corpus, heads, ship, train
@@ -116,7 +116,7 @@ def _pair(args: argparse.Namespace, documents: list[Document]) -> tuple[Path, di
     text, checkpoint = train.text_batches(stream, plan), args.work_dir / "target.pt"
     outcomes["target"] = train.fit(model, plan, text, train.text_loss, checkpoint, label="target")
     train.save(model, finished / "target")
-    target = load_model(finished / "target")
+    target = load_model(finished / "target", dtype="float32")
 
     shape = train.Shape(1, args.draft_width)
     draft = train.build(shape, args.vocab_size, args.seed + 1)
@@ -137,7 +137,7 @@ def _pair(args: argparse.Namespace, documents: list[Document]) -> tuple[Path, di
 
 def _head(args: argparse.Namespace, documents: list[Document]) -> tuple[Path, dict[str, Any]]:
     """Train a head by KL, then at a price; return its folder, and what is measured of it."""
-    target, tokenizer = load_model(args.target), ship.tokenizer_of(args.target)
+    target, tokenizer = load_model(args.target, dtype="float32"), ship.tokenizer_of(args.target)
     stream = corpus.encode_stream(tokenizer, corpus.training(documents))
     sizes = {"layers": args.head_layers, "width": args.head_width, "rank": args.head_rank}
     head = heads.build(target, args.seed + 1, args.places, **sizes)

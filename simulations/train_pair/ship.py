@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from torch import Generator
 
 from cactus_theory import losses
+from cactus_theory.decoding.load import load_model
 
-from ..common.inputs import load_model
 from ..common.results import machine_kind, write_bytes
 from . import heads
 from .corpus import (
@@ -92,7 +92,7 @@ def measure_pair(
     args: argparse.Namespace, folder: Path, documents: list[Document], unseen: Stream
 ) -> Measures:
     """Measure the stored models on unseen files."""
-    models = {name: load_model(folder / name) for name in MODELS}
+    models = {name: load_model(folder / name, dtype="float32") for name in MODELS}
     target, draft = models.values()
     size = num_bytes(held_out(documents))
     lengths = {"rows": args.overlap_rows, "length": args.length, "seed": args.seed + 7}

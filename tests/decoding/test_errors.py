@@ -102,13 +102,13 @@ def test_loads_a_pair_quietly(folders, capfd):
 
 def test_says_which_folder_cannot_be_read(folders, tmp_path):
     target, draft = folders
-    with pytest.raises(ValueError, match="draft_dir: must be a folder with a config.json; got"):
+    with pytest.raises(ValueError, match="draft: must be a folder with a config.json, or an id"):
         load_pair(target, tmp_path / "nowhere")
     (draft / "model.safetensors").write_bytes(b"not a tensor")
-    with pytest.raises(ValueError, match="draft_dir: files must be readable by transformers"):
+    with pytest.raises(ValueError, match="draft: files must be readable by transformers"):
         load_pair(target, draft)
     (target / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="target_dir: files must be readable by transformers"):
+    with pytest.raises(ValueError, match="target: files must be readable by transformers"):
         load_pair(target, draft)
 
 
@@ -131,5 +131,5 @@ def test_refuses_weights_that_leave_holes(folders, tmp_path):
     deeper = shutil.copytree(folders[1], tmp_path / "deeper")
     config = json.loads((deeper / "config.json").read_text())
     (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ValueError, match="draft_dir: every weight must be present; 'model.lay"):
+    with pytest.raises(ValueError, match="draft: every weight must be present; 'model.lay"):
         load_pair(folders[0], deeper)

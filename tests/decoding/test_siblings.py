@@ -163,7 +163,7 @@ def test_generate_of_the_library_and_the_command_line_take_siblings(tiny, monkey
         raise ValueError("no decode")
 
     monkeypatch.setattr("cactus_theory.decoding.decode", spy)
-    monkeypatch.setattr("cactus_theory.decoding.load_pair", lambda *a, **k: Pair)
+    monkeypatch.setattr("cactus_theory.commands.models.load_pair", lambda *a, **k: Pair)
     line = "generate --target t --draft d --prompt x --policy speculative --siblings 2".split()
     assert main(line) == main([*line, "--verifier", "tree:runs=chain"]) == 2
     assert seen == [(drafter, "tree"), (drafter, "tree:runs=chain")]

@@ -124,15 +124,15 @@ def test_expect_compares_like_with_like_and_asks(tiny, tmp_path: Path, capsys) -
 def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None:
     import cactus_theory.commands.expect as command
 
-    def loaded(*args, **more):
-        pair = load_pair(*args, **more)
+    def loaded(args):
+        pair = load_pair(args.target, args.draft)
         pair.target.generation_config.top_k = own
         return pair
 
     def log_shown(*args, cuts, **more):
         raise ValueError(f"decodes with {cuts}")
 
-    monkeypatch.setattr(command, "load_pair", loaded)
+    monkeypatch.setattr(command, "loaded", loaded)
     monkeypatch.setattr(command, "log_shown", log_shown)
     monkeypatch.setattr(command, "given_prompts", lambda _: [Prompt("def f("), Prompt("import os")])
     apart = "--draft-top-k, --draft-top-p: must say what the engine cuts rows to"

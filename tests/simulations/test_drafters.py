@@ -53,7 +53,7 @@ def test_the_command_compares_a_model_a_head_and_text(tmp_path, capsys):
     assert main(asked) == 0 and (tmp_path / "journal.jsonl").read_text() == kept
     assert page(tmp_path).count("\n|") == 2  # nothing at temperature 1
     assert main([*asked, "--drafters", str(tmp_path), "--out", str(tmp_path / "other")]) == 2
-    assert "draft_dir: must be a folder with a config.json" in capsys.readouterr().err
+    assert "draft: must be a folder with a config.json" in capsys.readouterr().err
 
 
 @thorough

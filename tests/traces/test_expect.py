@@ -390,7 +390,7 @@ OBSERVED = ["--observed", "0.5,0.4,0.3,0.2"]
         (["--trace", EXAMPLE, "--by", "task"], "must keep the column 'task'"),
         (["--trace", EXAMPLE, "--csv", "t.txt"], "must end in .csv"),
         (["--floor", "--trace", EXAMPLE], "--floor: must be given with"),
-        (["--trace", EXAMPLE, "--dtype", "float32"], "--dtype: must be given with --floor"),
+        (["--trace", EXAMPLE, "--dtype", "float32"], "--dtype: must be given with --target"),
         (["--trace", "no-such-folder"], "no such folder"),
     ],
 )

@@ -26,8 +26,8 @@ those of ``model``, and whose weights, cache and arithmetic are those of the sha
 """
 
 import math
-import time
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,24 +96,21 @@ LOOKED_AT = 32
 SPREAD = 0.02
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 MEMINFO = Path("/proc/meminfo")
-# timed passes of each length; the fastest counts
-TIMED = 5
 
 
 def inflate_pair(
     pair: Any,
     name: str,
     *,
-    dtype: torch.dtype | None = torch.float32,
+    dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Any:
     """Return a :class:`~cactus_theory.decoding.load.Pair` in the shapes that ``DRAFTS`` names.
 
     Parameters
     ----------
-    pair : two Llama models, float32.
+    pair : two Llama models.
     name : the target's shape.
-    dtype : None for the faster of float32 and bfloat16, by passes of the target.
 
     Raises
     ------
@@ -122,8 +119,7 @@ def inflate_pair(
         :func:`inflate`.
     """
     shapes = [SHAPES[part] for part in (check.one_of("inflate", name, tuple(DRAFTS)), DRAFTS[name])]
-    _check_memory(name, shapes, dtype or torch.float32, device)
-    dtype = dtype or faster_dtype(pair.target, shapes[0], device)
+    _check_memory(name, shapes, dtype, device)
     models = zip((pair.target, pair.draft), shapes, strict=True)
     large = [inflate(*model, device=device, dtype=dtype) for model in models]
     return replace(pair, target=large[0], draft=large[1])
@@ -151,21 +147,6 @@ def free_memory(device: torch.device) -> float:
     return 1024 * int(lines["MemAvailable"].split()[0])
 
 
-@torch.inference_mode()
-def faster_dtype(model: Any, shape: Shape, device: str | torch.device) -> torch.dtype:
-    """Return float32 or bfloat16, whose passes over one token and over five take less time."""
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        large, times = inflate(model, shape, device=device, dtype=dtype), []
-        for count in (1, 5) * TIMED:
-            ids = torch.zeros(1, count, dtype=torch.int64, device=device)
-            start = time.perf_counter()
-            large(ids).logits[0, -1, 0].item()
-            times.append(time.perf_counter() - start)
-        seconds[dtype] = min(times[::2]) + min(times[1::2])
-    return min(seconds, key=seconds.__getitem__)
-
-
 def inflate(
     model: Any,
     shape: Shape,
@@ -189,6 +170,8 @@ def inflate(
         whose range is too small for the constant (float16).
     """
     _check(model, shape, dtype)
+    if model.dtype.itemsize < 4:  # what is scaled is rounded once, at the end
+        model = deepcopy(model).float()
     large = _empty(model, shape, device, dtype)
     noise = torch.Generator(device).manual_seed(0)
     with torch.no_grad():

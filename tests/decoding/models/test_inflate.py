@@ -3,15 +3,13 @@
 import argparse
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from cactus_theory.commands import flags
+from cactus_theory.commands import models as flags
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models import inflate as inflated
 from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, Shape, inflate, inflate_pair
 from simulations.common.inputs import PAIR
 from tests.amounts import some
@@ -197,16 +195,14 @@ def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
         inflate(random_llama(rope_parameters=scaled), SMALL)
 
 
-def test_flags_name_a_shape_and_every_table_says_what_it_costs(pair, monkeypatch):
+def test_flags_name_a_shape_and_every_table_says_what_it_costs():
     parser = argparse.ArgumentParser()
+    flags.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
     flags.add_inflate(parser)
     plain = parser.parse_args([])
-    assert flags.inflated(pair, plain) is pair and "cost" not in plain
-    with pytest.raises(ValueError, match="--dtype: must be given with --inflate; got bfloat16"):
-        flags.inflated(pair, parser.parse_args(["--dtype", "bfloat16"]))
-    args = parser.parse_args(["--inflate", "tiny", "--dtype", "faster"])
-    monkeypatch.setattr(inflated, "faster_dtype", lambda model, shape, device: torch.bfloat16)
-    large = flags.inflated(pair, args)
+    assert flags.loaded(plain).target.dtype == torch.float32 and "cost" not in plain
+    args = parser.parse_args(["--inflate", "tiny", "--dtype", "bfloat16"])
+    large = flags.loaded(args)
     assert large.target.dtype == torch.bfloat16
     ids = torch.tensor([[3, 7, 11]])
     generate(large.target, large.draft, ids, policy="speculative", max_new_tokens=2)  # no warning
@@ -214,23 +210,3 @@ def test_flags_name_a_shape_and_every_table_says_what_it_costs(pair, monkeypatch
         "the law of the pair at the cost of 11 M and 1 M parameters, V = 2,176, bfloat16, rows "
         "without zeros"
     )
-
-
-def test_the_faster_dtype_is_that_of_shorter_passes(pair, monkeypatch):
-    built, clock = [], iter(range(10**6))
-
-    def timed(model, shape, device, dtype):
-        built.append(dtype)
-        return slow if dtype == torch.float32 else quick
-
-    def slow(ids):
-        next(clock)
-        return quick(ids)
-
-    def quick(ids):
-        return SimpleNamespace(logits=torch.zeros(*ids.shape, 3))
-
-    monkeypatch.setattr(inflated, "inflate", timed)
-    monkeypatch.setattr(inflated.time, "perf_counter", lambda: next(clock))
-    assert inflated.faster_dtype(pair.target, SHAPES["tiny"], "cpu") == torch.bfloat16
-    assert built == [torch.float32, torch.bfloat16]

@@ -8,7 +8,6 @@ import pytest
 from simulations.common.inputs import (
     add_pair_arguments,
     command_line,
-    load_model,
     prompts_of,
 )
 
@@ -28,11 +27,6 @@ def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: 
         prompts_of(path)
     path.write_text('{"turns": ["Hello", "again"]}\n{"question": "Why?"}\n')
     assert [prompt.text for prompt in prompts_of(path)] == ["Hello", "Why?"]
-
-
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="folder: must hold a Hugging Face model"):
-        load_model(tmp_path)
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

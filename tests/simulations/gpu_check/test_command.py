@@ -8,8 +8,9 @@ import torch
 
 from cactus_theory.decoding import generate
 from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.load import load_model
 from simulations.__main__ import main
-from simulations.common.inputs import PAIR, PROMPTS, load_model, load_prompts
+from simulations.common.inputs import PAIR, PROMPTS, load_prompts
 from simulations.common.results import read_csv
 from simulations.gpu_check import command, timings
 

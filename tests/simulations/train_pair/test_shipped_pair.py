@@ -8,7 +8,8 @@ import torch
 from transformers import AutoTokenizer
 
 from cactus_theory.decoding.drafters.recurrent_head import is_head
-from simulations.common.inputs import PAIR, load_model
+from cactus_theory.decoding.load import load_model
+from simulations.common.inputs import PAIR
 from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
 from simulations.train_pair.ship import overlap
 from simulations.train_pair.train import num_parameters

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cactus_theory import losses
-from simulations.common.inputs import load_model
+from cactus_theory.decoding.load import load_model
 from simulations.train_pair.train import (
     Plan,
     Shape,

@@ -1,0 +1,150 @@
+"""Flags that name models, said once for every command, and the models that they name."""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cactus_theory.base import arguments as check
+from cactus_theory.decoding._prepare import dtype_of, dtype_of_pair
+from cactus_theory.decoding.drafters import NAMES
+from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
+from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
+
+# bytes of a target's weights from which on a second thread makes its passes faster; the shipped
+# target's are 21 MB, and a second thread makes it slower
+LARGE = 1 << 26
+
+
+def add_models(
+    parser: argparse.ArgumentParser,
+    *,
+    target: Path | None = None,
+    draft: Path | None = None,
+    required: bool = False,
+    drafted: bool = True,
+) -> None:
+    """Declare ``--target``, ``--draft`` and how they are loaded, which :func:`loaded` follows.
+
+    Where nothing is ``drafted`` by one model, there is no ``--draft``.
+    """
+    add = parser.add_argument
+    what = "folder, or id on the Hugging Face Hub"
+    add("--target", metavar="MODEL", type=_model, default=target, required=required,
+        help=f"target model: {what}")  # fmt: skip
+    if drafted:
+        add("--draft", metavar="MODEL", type=_model, default=draft,
+            help=f"draft model, likewise; or a head's folder; or {NAMES}")  # fmt: skip
+    add("--revision", nargs="+", metavar="REV",
+        help="branch, tag or commit of the target's id, and of the draft's (main)")  # fmt: skip
+    add("--dtype", default=AUTO, choices=DTYPES,
+        help="of the models; auto: the checkpoint's on a GPU; on a CPU bfloat16 if the checkpoint "
+        "has it and the processor has instructions for it, else float32")  # fmt: skip
+    add("--device", default="cpu", help="cpu (default), or cuda")
+    add(
+        "--trust-code",
+        action="store_true",
+        help="run Python that data files name (FILE.py:NAME) and that models bring along",
+    )
+
+
+def _model(text: str) -> Path | str:
+    """Return a path, or the text where it may be an id of the hub."""
+    return Path(text) if Path(text).exists() or not HUB_ID.fullmatch(text) else text
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--threads``."""
+    parser.add_argument(
+        "--threads", type=int, help="of torch (1 for a small target or none, else one a core)"
+    )
+
+
+def choose_threads(args: argparse.Namespace, target: Any = None) -> str:
+    """Set torch's number of threads, which is the process's, and return it in words."""
+    count = getattr(args, "threads", None)
+    if count is None:
+        weights = () if target is None else target.parameters()
+        size = sum(weight.nbytes for weight in weights)
+        count = torch.get_num_threads() if size >= LARGE else 1
+    torch.set_num_threads(check.threads(count))
+    return f"{count} thread{'s' * (count > 1)} of torch"
+
+
+def add_inflate(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--inflate``, which :func:`inflated` follows."""
+    parser.add_argument(
+        "--inflate",
+        choices=tuple(DRAFTS),
+        metavar="SHAPE",
+        help="give both models the cost of larger ones, which keeps their law: a target of so "
+        f"many parameters and its draft ({', '.join(DRAFTS)})",
+    )
+
+
+def refuse_without_models(args: argparse.Namespace) -> None:
+    """Raise ValueError for flags of models where no ``--target`` is given."""
+    unread = {"revision": None, "dtype": AUTO, "device": "cpu", "inflate": None}
+    for name, usual in unread.items():
+        if args.target is None and (value := getattr(args, name, usual)) != usual:
+            raise ValueError(f"--{name}: must be given with --target; got {value} alone")
+
+
+def loaded(args: argparse.Namespace, *, heads: bool = False) -> Pair:
+    """Return the pair that flags name, in the shapes of ``--inflate``, and say its dtype in a line.
+
+    The line is kept in ``args.dtypes``. With ``heads`` the draft may be a head's folder.
+
+    Raises
+    ------
+    ValueError
+        As :func:`cactus_theory.decoding.load_pair` and :func:`inflated`; more than two revisions.
+    """
+    shape, dtype = getattr(args, "inflate", None), args.dtype
+    revisions = [*(args.revision or ()), None, None][: max(2, len(args.revision or ()))]
+    if (count := getattr(args, "threads", None)) is not None:
+        check.threads(count)
+    if len(revisions) > 2:
+        raise ValueError(f"--revision: at most two may be given; got {len(revisions)}")
+    pair = load_pair(
+        args.target,
+        getattr(args, "draft", None),
+        args.device,
+        # what is copied into larger shapes is rounded there, once
+        dtype if shape is None or dtype == AUTO else "float32",
+        revision=revisions[0],
+        draft_revision=revisions[1],
+        trust_code=args.trust_code,
+        heads=heads,
+    )
+    if dtype != AUTO:
+        warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
+    if shape is not None:
+        pair = inflated(pair, args)
+    rule = f" (--dtype auto: {dtype_rule(dtype, args.device)})" if dtype == AUTO else ""
+    args.dtypes = dtype_of_pair(pair.target, pair.draft) + rule
+    args.on = choose_threads(args, pair.target)
+    if not getattr(args, "json", False):  # which has it
+        print(f"models run in {args.dtypes} on {args.on}", file=sys.stderr)
+    return pair
+
+
+def inflated(pair: Any, args: argparse.Namespace) -> Any:
+    """Return the pair in the shapes of ``--inflate``, and note in ``args.cost`` what that means.
+
+    Raises
+    ------
+    ValueError
+        As :func:`cactus_theory.decoding.models.inflate.inflate_pair`.
+    """
+    dtype = pair.target.dtype if args.dtype == AUTO else getattr(torch, args.dtype)
+    pair = inflate_pair(pair, args.inflate, dtype=dtype, device=args.device)
+    sizes = (SHAPES[name].parameters / 1e6 for name in (args.inflate, DRAFTS[args.inflate]))
+    args.cost = (
+        "the law of the pair at the cost of {:,.0f} M and {:,.0f} M parameters, ".format(*sizes)
+        + f"V = {pair.target.config.vocab_size:,}, {dtype_of([pair.target])}, rows without zeros"
+    )
+    return pair
