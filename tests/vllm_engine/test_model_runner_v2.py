@@ -36,7 +36,7 @@ CASES = {
     "block law, method block": {
         "policy": "band:price=0.5", "verifier": "block", "method": "block",
     },
-    "cuts": {"policy": "band:price=0.5", "cuts": {"top_k": 4, "top_p": 0.85}},
+    "cuts": {"policy": "band:price=0.5", "cuts": {"top_k": 4, "top_p": 0.9}},
     "hook": {"policy": "band:price=0.5", "deterministic": False},
     "hook, block": {"policy": "band:price=0.5", "deterministic": False, "verifier": "block"},
     "margin": {"policy": "band:price=0.5", "heat": 0.0, "margin": 1.45, "requests": 6},
