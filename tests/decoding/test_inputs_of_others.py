@@ -102,6 +102,21 @@ def test_models_with_an_encoder_are_refused(tiny):
     assert refusal.startswith("model: must have no encoder for speculative decoding; got T5For")
 
 
+def test_models_with_a_loop_of_their_own_are_refused(make_model, tiny):
+    model = make_model()
+
+    class Frames(type(model)):
+        def _sample(self, *given, **options):
+            return super()._sample(*given, **options) + 1
+
+    model.__class__ = Frames
+    plain, refusal = both(model, tiny[1])
+    assert plain != both(*tiny)[0]
+    assert refusal.startswith(
+        "model: must be decoded by the library's own loop; Frames has a _samp"
+    )
+
+
 def test_what_the_class_adds_to_its_inputs_is_refused(make_model, tiny):
     """By ``generate`` of this package, too, for a target and for a draft."""
     model = make_model()
