@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
                      for folder in args.drafters},
     }  # fmt: skip
     drafters = {folder.name: NGram() if str(folder) == NGRAM
-                else loaded(argparse.Namespace(**vars(args), draft=folder), heads=True).draft
+                else loaded(argparse.Namespace(**vars(args), draft=folder)).draft
                 for folder in args.drafters}  # fmt: skip
     pair = loaded(args)
     ids = rendered_ids(args, pair.tokenizer, prompts)

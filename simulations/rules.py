@@ -27,6 +27,7 @@ import cactus_theory as ct
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import generate
+from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.emitted import RaisedOffHead
 from cactus_theory.policies.mars import Mars
 from cactus_theory.traces import Estimate, Replay, Trace
@@ -38,7 +39,6 @@ from cactus_theory.verify import Assignment, Draft, find_verifier
 from .common.inputs import add_pair_arguments, asked_ids, at_least
 from .common.results import columns, publish
 from .fly_nats import looked_ahead
-from .trace import DRAFTERS as EVERY_DRAFTER
 
 # price in tokens per nat: from nearly lossless to nearly everything accepted
 PRICES = (8.0, 4.0, 2.0, 1.2, 0.8, 0.5, 0.3, 0.17, 0.08)
@@ -55,8 +55,6 @@ COLUMNS = ("tokens_per_call", "tokens_ratio", *METERED, "changed_calls",
            )  # fmt: skip
 # nats below are rounding
 ROUNDING = 1e-9
-# drafts sampled from the draft's rows, as in papers, and deterministic ones, as in most engines
-DRAFTERS = {name: EVERY_DRAFTER[name] for name in ("sampled", "greedy")}
 NATS = (
     "KL of the emitted law from the target's row, per emitted token, bonus tokens free; FLy's for "
     "sampled drafts is estimated, on its own number of cycles; at temperature 0 tv_per_token is "
@@ -131,8 +129,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = asked_ids(args, pair.tokenizer)
     widths = sorted(set(args.num_draft_tokens))
     rows: list[Row] = []
-    for drafts, drafter in DRAFTERS.items():
-        options = {"num_draft_tokens": max(widths), "draft_model": drafter(pair.draft)}
+    for drafts in MODES:
+        options = {"num_draft_tokens": max(widths), "draft_model": drafter_by(drafts, pair.draft)}
         folder = args.work / drafts
         trace = log_shown(args, pair, prompts, folder, eos_token_ids=args.eos_token_ids, **options)
         replays, estimates, count = _replays(trace, widths), {}, 0
@@ -222,7 +220,7 @@ def _tables(rows: Sequence[Row]) -> str:
         "tv_per_token": "changed tokens", "changed_calls": "changed calls",
     }  # fmt: skip
     tables = []
-    for temperature, drafts in [*((1, drafter) for drafter in DRAFTERS), (0, "greedy")]:
+    for temperature, drafts in [*((1, mode) for mode in MODES), (0, "greedy")]:
         heads, needed = (at_one, "kl_per_token") if temperature else (at_zero, "tv_per_token")
         own = [row for row in rows if (row["temperature"], row["drafts"]) == (temperature, drafts)]
         title = f"temperature {temperature}, {drafts} drafts"

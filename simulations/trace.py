@@ -6,31 +6,24 @@ Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import column_of
 from cactus_theory.commands.flags import add_cuts, given_cuts, given_prompts, rendered_ids
 from cactus_theory.commands.models import loaded
-from cactus_theory.decoding import ModelDrafter, NGram
+from cactus_theory.decoding.drafters import MODES, NAMES, drafter_by, named_drafter
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
 
-from .common.inputs import add_pair_arguments
-
-DRAFTERS: dict[str, Callable[[Any], Any]] = {
-    "sampled": lambda model: model,
-    "greedy": lambda model: ModelDrafter(model, greedy=True),
-    "ngram": lambda model: NGram(),
-}
+from .common.inputs import PAIR, add_pair_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
-    add("--drafter", choices=tuple(DRAFTERS), default="sampled", help="how the tokens are drafted")
+    way = f"how --draft drafts, {' or '.join(MODES)} ({MODES[0]}); or in its place {NAMES}"
+    add("--drafter", default=MODES[0], metavar="WAY", help=way)
     add("--num-draft-tokens", type=int, default=8, metavar="K")
     add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
@@ -48,13 +41,20 @@ def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
     prompts = given_prompts(args)
     groups = None if args.by is None else {args.by: column_of(prompts, args.by)}
+    if args.drafter not in MODES:
+        if args.draft != PAIR / "draft" or named_drafter(args.drafter) is None:
+            raise ValueError(
+                f"--drafter: must be {' or '.join(MODES)}, or without --draft one of {NAMES}; "
+                f"got {args.drafter}"
+            )
+        args.draft = args.drafter
     pair = loaded(args)
     trace = log_shown(
         args,
         pair,
         rendered_ids(args, pair.tokenizer, prompts),
         args.out,
-        draft_model=DRAFTERS[args.drafter](pair.draft),
+        draft_model=drafter_by(args.drafter, pair.draft),
         num_draft_tokens=args.num_draft_tokens,
         dtype=args.row_dtype,
         temperature=args.temperature,

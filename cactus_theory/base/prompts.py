@@ -21,15 +21,9 @@ SHOWN = 240
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as it was written.
+    """A prompt as it was written: a text, or the messages of a chat, whose last one is ``text``.
 
-    Attributes
-    ----------
-    text : the text; of a chat what the user says last.
-    messages : of a chat, each with role and content; None for a text.
-    later : further turns of a user, which would follow answers.
-    columns : the other keys of its line.
-    place : where it stands, for errors.
+    ``later`` are further turns of a user, ``columns`` the other keys of its line.
     """
 
     text: str
@@ -53,20 +47,12 @@ def prompts_of(path: str | Path) -> list[Prompt]:
     of the type text. Its other keys are columns, and a null counts for nothing. In any other
     file every line that is not blank is a prompt. Lines end with a line feed, which a carriage
     return may precede, and nowhere else; a byte order mark is no part of the first one.
-
-    Raises
-    ------
-    OSError, ValueError
-        A file that cannot be read, or by its number a line that is no JSON object, holds no
-        prompt or two, or something that is not read (UNREAD, tool calls, images, other roles).
+    OSError, ValueError for a file that cannot be read, and by its number for another line.
     """
     path = Path(path)
-    lines = (line.removesuffix("\r") for line in _text(path).split("\n"))
-    written = [
-        (f"--prompts: line {number} of {path.name}", line)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    lines = [line.removesuffix("\r") for line in _text(path).split("\n")]
+    places = [f"--prompts: line {number} of {path.name}" for number in range(1, len(lines) + 1)]
+    written = [(place, line) for place, line in zip(places, lines, strict=True) if line.strip()]
     if not written:
         raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
     place, first = written[0]
@@ -166,14 +152,9 @@ def _part(place: str, part: Any) -> str:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a prompt becomes what a model reads.
+    """How a prompt becomes what a model reads: ``--chat``, ``--system`` and ``--no-template``.
 
-    Attributes
-    ----------
-    chat : a text is a user's turn of a chat, by the tokenizer's template.
-    system : the message of the system before it.
-    plain : texts are meant as they are, whatever template there is.
-    start : a text begins with the tokenizer's own start token; a template writes its own.
+    With ``start`` a text begins with the tokenizer's start token; a template writes its own.
     """
 
     chat: bool = False
@@ -212,19 +193,14 @@ class Rendering:
             named = "--chat: a text" if prompt.messages is None else prompt.place
             raise ValueError(f"{named} needs a chat template; the target's tokenizer has none")
         try:
-            return tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            told = {"tokenize": False, "add_generation_prompt": True}
+            return tokenizer.apply_chat_template(messages, **told)
         except Exception as error:  # a template may raise anything
-            raise ValueError(
-                f"{prompt.place} must be a chat that the template takes; {first_line(error)}"
-            ) from error
+            rule = "must be a chat that the template takes"
+            raise ValueError(f"{prompt.place} {rule}; {first_line(error)}") from error
 
     def ids(self, prompt: Prompt, tokenizer: Any) -> list[int]:
-        """Return the token ids of a prompt, which begin with one start token at most.
-
-        ValueError for a prompt of no tokens, and as :meth:`text`.
-        """
+        """Return the token ids of a prompt, with one start token at most; ValueError for none."""
         added = self.start and self.messages(prompt) is None
         ids = tokenizer(self.text(prompt, tokenizer), add_special_tokens=added)["input_ids"]
         while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
@@ -240,15 +216,11 @@ class Rendering:
         if columns := dict.fromkeys(name for prompt in prompts for name in prompt.columns):
             lines.append(f"columns beside the prompts, which no model reads: {', '.join(columns)}")
         if longer := [prompt for prompt in prompts if prompt.later]:
-            lines.append(
-                f"{len(longer)} of {len(prompts)} prompts have several turns of a user: the first "
-                "is taken, as the others follow an answer"
-            )
+            share = f"{len(longer)} of {len(prompts)} prompts have several turns of a user"
+            lines.append(f"{share}: the first is taken, as the others follow an answer")
         if tokenizer.chat_template and not self.plain and not all(templated):
-            lines.append(
-                "the tokenizer's chat template is not applied to texts: --chat applies it, "
-                "--no-template says that none is meant"
-            )
+            unused = "the tokenizer's chat template is not applied to texts"
+            lines.append(f"{unused}: --chat applies it, --no-template says that none is meant")
         if whole or templated[0]:
             text = self.text(prompts[0], tokenizer)
             shown = text if whole or len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -38,7 +38,7 @@ from cactus_theory.commands.models import (
     loaded,
     refuse_without_models,
 )
-from cactus_theory.decoding import ModelDrafter
+from cactus_theory.decoding.drafters import MODES, Drafter, NGram, drafter_by, named_drafter
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed, expect
 from cactus_theory.traces.diagnosis import Diagnosis, Observation, observed_rates, read_metrics
@@ -47,7 +47,6 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.verify.contract import find_verifier, verifiers
 
-MODES = ("sampled", "greedy")
 DTYPES = ("float32", "bfloat16", "float16", "float64")  # that a floor may be of
 # texts of a noise floor: enough for an error that is small beside it
 FLOOR_TEXTS = 32
@@ -231,7 +230,8 @@ def _observed(args: Namespace, width: int) -> Observation | None:
         seen = observed_rates(args.observed, args.rounds, width, args.drafted)
     else:
         return None
-    if args.draft_mode is None and not args.trace and args.temperature != 0:
+    ngram = args.draft is not None and isinstance(named_drafter(args.draft), NGram)
+    if args.draft_mode is None and not args.trace and args.temperature != 0 and not ngram:
         raise ValueError(
             "--draft-mode: must say how the engine drafts where its counts are compared, greedy "
             "(vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); got none"
@@ -275,11 +275,14 @@ def _logger(args: Namespace, folder: Path, limit: DecodingLimit) -> Callable[...
     if (args.observed or args.metrics) and args.temperature != 0:
         _ask_for_cuts(args, None, pair.target.generation_config)
 
-    def log(
-        name: str, draft: Any = ModelDrafter, verifier: Any = None, temperature: Any = None
-    ) -> Any:
+    def log(name: str, draft: Any = None, verifier: Any = None, temperature: Any = None) -> Any:
         """Return a trace; None for a draft that cannot have the fault."""
-        if (drafter := draft(pair.draft, args.draft_mode == "greedy")) is None:
+        mode, given = args.draft_mode or MODES[0], pair.draft
+        if draft is None:
+            drafter: Any = drafter_by(mode, given)
+        else:  # of models alone
+            drafter = None if isinstance(given, Drafter) else draft(given, mode == "greedy")
+        if drafter is None:
             return None
         return log_shown(
             args,
@@ -312,7 +315,7 @@ def _decoded(
             late.append(fault)
             continue
         faulty = fault.decoding_verifier(verifier, trace.header.temperature)
-        logged = log(fault.name, fault.draft or ModelDrafter, faulty, fault.temperature)
+        logged = log(fault.name, fault.draft, faulty, fault.temperature)
         if logged is not None:
             expectations[f"{fault.name} decoded"] = expect(logged, args.policy, faulty)
     return expectations, late

@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
     args.draft = None if str(args.draft) == "none" else args.draft
     prompts, tuned = _prompts(args), _tuned_setting(args)
-    from cactus_theory.decoding import DecodeOptions
+    from cactus_theory.decoding import Callbacks, DecodeOptions
+    from cactus_theory.decoding.stream import TextPieces
 
     keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
     if not tuned.plain:
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         **keywords, max_new_tokens=args.max_new_tokens, seed=args.seed
     )
     check.optional_module("transformers", "llm")
-    pair = loaded(args, heads=True)
+    pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
@@ -120,22 +121,21 @@ def run(args: argparse.Namespace) -> int:
     if args.prompts:
         return _answers(args, pair, drafter, prompts, ids, options)
     begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
+    pieces = TextPieces(pair.tokenizer, ids[0])
     if args.stream:
         _print(begins)
-        options, pieces = _streamed(options, pair.tokenizer, ids[0])
+        show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
+        options = replace(options, callbacks=show)
     result, answer = _decoded(args, pair, drafter, ids[0], options)
     if args.json:
         readings = [reading.as_dict() for reading in result.readings()]
         return print_json(answer | {"readings": readings})
     print(pieces.rest() if args.stream else begins + answer["text"])
-    shown = {name: value for name, value in answer.items() if name not in HEADER}
-    for name, value in {"on": args.on, **shown}.items():
+    header, *counts = ({"on": args.on} | answer).items()
+    for name, value in (header, *counts[3:]):  # policy, verifier and text are known
         digits = f"{value:.4g}" if isinstance(value, float) else value
         print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
     return 0
-
-
-HEADER = ("policy", "verifier", "text")
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
@@ -164,16 +164,6 @@ def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
             raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
         drafter = replace(drafter, stop=args.draft_stop)
     return Siblings(drafter, args.siblings) if args.siblings else drafter
-
-
-def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int]) -> tuple[Any, Any]:
-    """Return options that print text as it comes, and the pieces, of which the last are left."""
-    from cactus_theory.decoding import Callbacks
-    from cactus_theory.decoding.stream import TextPieces
-
-    pieces = TextPieces(tokenizer, prompt_ids)
-    show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
-    return replace(options, callbacks=show), pieces
 
 
 def _decoded(

@@ -93,10 +93,10 @@ def refuse_without_models(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: must be given with --target; got {value} alone")
 
 
-def loaded(args: argparse.Namespace, *, heads: bool = False) -> Pair:
+def loaded(args: argparse.Namespace) -> Pair:
     """Return the pair that flags name, in the shapes of ``--inflate``, and say its dtype in a line.
 
-    The line is kept in ``args.dtypes``. With ``heads`` the draft may be a head's folder.
+    The line is kept in ``args.dtypes``.
 
     Raises
     ------
@@ -118,7 +118,6 @@ def loaded(args: argparse.Namespace, *, heads: bool = False) -> Pair:
         revision=revisions[0],
         draft_revision=revisions[1],
         trust_code=args.trust_code,
-        heads=heads,
     )
     if dtype != AUTO:
         warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for

@@ -183,7 +183,7 @@ def _tuned(args: Namespace) -> list[Any]:
     args.groups = None if args.by is None else {args.by: column_of(texts, args.by)}
     args.work = args.work or _work(args, texts)
     took = Stopwatch()
-    pair = loaded(args, heads=True)
+    pair = loaded(args)
     if args.cycles is None:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
         args.cycles = min(CYCLES, max(few, LEAST_CYCLES))

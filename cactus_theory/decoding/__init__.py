@@ -13,7 +13,7 @@ from cactus_theory.decoding.generate import generate as generate
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair as Pair
-from cactus_theory.decoding.load import load_pair
+from cactus_theory.decoding.load import load_pair, read_drafter
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.options import DecodeOptions as DecodeOptions
 from cactus_theory.decoding.result import GenerationResult as GenerationResult
@@ -36,5 +36,6 @@ __all__ = [
     "Schedule",
     "Siblings",
     "load_pair",
+    "read_drafter",
     "speculative_generate",
 ]

@@ -19,7 +19,13 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding._prepare import has_instructions
 from cactus_theory.decoding._text import check_same_vocabulary
-from cactus_theory.decoding.drafters import RecurrentDrafter, named_drafter
+from cactus_theory.decoding.drafters import (
+    NAMES,
+    Drafter,
+    ModelDrafter,
+    RecurrentDrafter,
+    named_drafter,
+)
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 
 AUTO = "auto"
@@ -71,13 +77,17 @@ class Source:
         if self.of_hub and (Path(self.place).exists() or not HUB_ID.fullmatch(str(self.place))):
             raise ValueError(
                 f"{self.name}: must be a folder with a config.json, or an id of the Hugging Face "
-                f"Hub; got {str(self.place)!r}"
+                f"Hub{self._words}; got {str(self.place)!r}"
             )
         if self.revision is not None and not self.of_hub:
             raise ValueError(
                 f"{self.name}: a revision is of an id of the Hugging Face Hub; got "
                 f"{self.revision!r} of the folder {str(self.place)!r}"
             )
+
+    @property
+    def _words(self) -> str:
+        return f"; or one of {NAMES}" if self.name == "draft" else ""
 
     @property
     def of_hub(self) -> bool:
@@ -126,6 +136,7 @@ class Source:
                 "cache of Hugging Face, and the hub did not give it "
                 f"({type(error).__name__}: {first_line(error)}); check the name and the network, "
                 f"or run `hf download {self.place}` where there is one and name its folder"
+                f"{self._words}"
             ) from error
 
     @contextmanager
@@ -155,20 +166,18 @@ def load_pair(
     revision: str | None = None,
     draft_revision: str | None = None,
     trust_code: bool = False,
-    heads: bool = False,
 ) -> Pair:
     """Load two Hugging Face causal LMs in evaluation mode, from folders or by ids of the hub.
 
     Parameters
     ----------
     target, draft : a folder with a ``config.json``, or an id such as ``OWNER/NAME``, which is
-        looked for in the cache of Hugging Face and fetched if it is not there. The draft may be a
-        name (``ngram``, ``exit:20``), whose drafter is returned, ``none`` or None.
+        looked for in the cache of Hugging Face and fetched if it is not there. The draft may be
+        all that :func:`read_drafter` takes, and None; what is no model is returned as a drafter.
     dtype : of the weights: :func:`load_model`.
     revision, draft_revision : branch, tag or commit of an id (``main``).
     trust_code : run Python files that come with a model (``auto_map``); without it a model that
         needs them is refused, and nobody is asked.
-    heads : the draft may also be a head's folder (``head.json``), whose drafter is returned.
 
     Raises
     ------
@@ -185,10 +194,7 @@ def load_pair(
     (False, torch.float32)
     """
     sources = [Source("target", target, revision, trust_code)]
-    drafter: Any = None if draft is None else named_drafter(draft)
-    if draft is not None and drafter is None and heads and is_head(draft):
-        drafter = RecurrentDrafter.load(draft)
-        drafter.head.to(device)
+    drafter = None if draft is None else _without_a_model(draft, device)
     if drafter is None and str(draft or "none") != "none":
         sources.append(Source("draft", str(draft), draft_revision, trust_code))
     elif draft_revision is not None:
@@ -200,6 +206,45 @@ def load_pair(
     if drafter is not None:
         drafter.check(models[0])
     return Pair(models[0], drafter if len(models) == 1 else models[1], tokenizers[0])
+
+
+def read_drafter(
+    name: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = AUTO,
+    *,
+    revision: str | None = None,
+    trust_code: bool = False,
+) -> Drafter | None:
+    """Return the drafter that a name means, as ``--draft`` of every command reads it.
+
+    ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20 layers;
+    ``none``, which is None and decodes plainly; a head's folder (``head.json``); a model's folder,
+    or its id on the Hugging Face Hub, loaded as :func:`load_model` does.
+
+    Raises
+    ------
+    ValueError
+        Another word, and as :func:`load_pair`.
+
+    Examples
+    --------
+    >>> read_drafter("ngram:longest=4")
+    NGram(longest=4, shortest=1)
+    """
+    if str(name) == "none":
+        return None
+    if (drafter := _without_a_model(name, device)) is not None:
+        return drafter
+    return ModelDrafter(load_model(Source("draft", name, revision, trust_code), device, dtype))
+
+
+def _without_a_model(name: str | Path, device: str | torch.device) -> Drafter | None:
+    """Return the drafter of a name or of a head's folder, None for what may be a model."""
+    if (drafter := named_drafter(name)) is None and is_head(name):
+        drafter = RecurrentDrafter.load(name)
+        drafter.head.to(device)
+    return drafter
 
 
 def load_model(

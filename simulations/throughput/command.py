@@ -25,6 +25,7 @@ from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import add_inflate, loaded
+from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 from cactus_theory.tuning.choices import Halves
 
@@ -94,7 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables; return 0."""
-    if is_head(args.draft):  # the library drafts by models alone
+    if is_head(args.draft) or named_drafter(args.draft):  # the library drafts by models alone
+        if HF_ASSISTED in args.baselines and args.baselines != list(BASELINES):
+            raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     settings = [] if args.settings is None else table.settings_of(args.settings)
@@ -113,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
-        pair = loaded(args, heads=True)
+        pair = loaded(args)
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:

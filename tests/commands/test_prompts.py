@@ -9,6 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from simulations.__main__ import main as simulate
+from tests.amounts import THOROUGH
 from tests.decoding.conftest import random_llama
 
 WORDS = ("▁Tom", "▁and", "▁Tim", "▁ran", "▁home")
@@ -128,7 +129,7 @@ def test_every_command_reads_prompts_before_models(tmp_path, capsys, name) -> No
     assert "must end with a message of the user" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["generate", "trace"])
+@pytest.mark.parametrize("name", NAMES if THOROUGH else ("generate", "trace", "throughput"))
 def test_every_command_renders_chats_and_drafts_by_name(tmp_path, capsys, folders, name) -> None:
     lines = [
         chat([{"type": "text", "text": "Tom"}], kind="a", note=None),
@@ -225,6 +226,7 @@ def test_a_text_keeps_its_blank_in_streams_too(capsys, folders) -> None:
         (("--num-draft-tokens", "3"), "--num-draft-tokens: must be given with --draft"),
         (("--draft", "exit"), "draft: must say how many layers, as exit:20; got 'exit'"),
         (("--draft", "ngram:size=4"), "ngram takes whole numbers for longest and shortest"),
+        (("--draft", "./ngrm"), "or one of ngram, ngram:longest=4, exit:20 (the target's first"),
     ],
 )
 def test_flags_of_drafts_need_one(capsys, folders, flags, said) -> None:
@@ -257,3 +259,20 @@ def test_a_text_ends_where_its_model_says_unless_told_otherwise() -> None:
     for ends, expected in (((), whole), (whole[0], whole[:1])):
         other = ct.generate(model, None, ids, max_new_tokens=20, eos_token_ids=ends)
         assert other.output_token_ids[0].tolist() == expected
+
+
+def test_read_drafter_reads_what_commands_read(capsys, folders, tmp_path) -> None:
+    from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, read_drafter
+
+    assert read_drafter("none") is None and read_drafter("exit:2") == EarlyExit(2)
+    assert read_drafter("ngram:longest=4,shortest=2") == NGram(4, 2)
+    assert isinstance(read_drafter(folders["plain"]), ModelDrafter)
+    with pytest.raises(ValueError, match="draft: .* or one of ngram, .*; got"):
+        read_drafter(tmp_path / "nowhere")
+    asked = ["trace", "--target", folders["plain"], "--prompts", written(tmp_path, {"text": "Tom"})]
+    asked += ["--max-new-tokens", "4", "--num-draft-tokens", "1", "--cycles", "4"]
+    assert simulate([*asked, "--drafter", "ngram", "--out", str(tmp_path / "t")]) == 0
+    assert simulate([*asked, "--draft", "no", "--drafter", "ngram"]) == 2
+    assert (
+        "--drafter: must be sampled or greedy, or without --draft one of" in capsys.readouterr().err
+    )

@@ -147,7 +147,7 @@ def test_a_head_is_loaded_as_it_was_saved(make_model, tmp_path):
         (tmp_path / "head.json").write_text(damaged)
         with pytest.raises(ValueError, match="folder: must hold a head; got"):
             RecurrentDrafter.load(tmp_path)
-    with pytest.raises(ValueError, match="draft_model: must be a head's folder; got"):
+    with pytest.raises(ValueError, match="draft_model: must be one of ngram.* or a head's folder"):
         generate(target, tmp_path / "none", PROMPTS, **options)
 
 

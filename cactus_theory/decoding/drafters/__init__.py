@@ -1,6 +1,6 @@
 """Drafters: a model, a head on the target's states, the text's own past."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ __all__ = ["DraftContext", "Drafting"]
 
 # drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
 NAMES = "ngram, ngram:longest=4, exit:20 (the target's first layers), none"
+# ways to draft where a draft has a law of its own
+MODES = ("sampled", "greedy")
 
 
 def as_drafter(draft_model: Any) -> Drafter:
@@ -40,6 +42,12 @@ def as_drafter(draft_model: Any) -> Drafter:
         "draft_model: must be a causal LM, a Drafter or the folder of a head; "
         f"got {type(draft_model).__name__}"
     )
+
+
+def drafter_by(mode: str, draft_model: Any) -> Drafter:
+    """Return a drafter that samples its tokens, or takes the likeliest; n-grams have one way."""
+    drafter: Any = as_drafter(draft_model)
+    return replace(drafter, greedy=mode == "greedy") if hasattr(drafter, "greedy") else drafter
 
 
 def named_drafter(name: str | Path) -> Drafter | None:
