@@ -61,11 +61,6 @@ class Source:
     ------
     ValueError
         A path that is no folder of a model and cannot be an id; a revision of a folder.
-
-    Examples
-    --------
-    >>> Source("target", "simulations/pair/target").of_hub, Source("target", "org/model").of_hub
-    (False, True)
     """
 
     name: str
@@ -262,11 +257,6 @@ def load_model(
     ------
     ValueError
         As :func:`load_pair`.
-
-    Examples
-    --------
-    >>> load_model("simulations/pair/draft", dtype="bfloat16").dtype
-    torch.bfloat16
     """
     source = source if isinstance(source, Source) else Source("model", source)
     if isinstance(dtype, str):
@@ -287,13 +277,7 @@ def load_model(
 
 
 def dtype_rule(dtype: str, device: str | torch.device) -> str:
-    """Return what ``dtype`` comes to on a device whatever the checkpoint, for a run's settings.
-
-    Examples
-    --------
-    >>> dtype_rule("float16", "cpu")
-    'float16'
-    """
+    """Return what ``dtype`` comes to on a device whatever the checkpoint, for a run's settings."""
     if dtype != AUTO:
         return dtype
     if torch.device(device).type != "cpu":
