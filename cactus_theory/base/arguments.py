@@ -40,7 +40,11 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
     Rows that require gradients are detached: what is made of them is no part of a graph.
     """
     if isinstance(value, Tensor):
+        if value.is_nested:
+            raise TypeError(f"{name}: must be dense rows; got a nested tensor")
         tensor = value.detach()
+    elif isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name}: must be rows without a mask; got a masked array; fill it first")
     else:
         try:
             array = np.asarray(value)
@@ -50,6 +54,7 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
             array = array.astype(np.float64)
         if array.dtype.kind != "f" or array.dtype.itemsize > 8:
             raise TypeError(f"{name}: must hold floats; got dtype {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
         tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
@@ -266,14 +271,18 @@ def whole_number(name: str, value: Any, low: int) -> int:
 
 def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
     """Return a number, or the text of one, as an int of at least ``low``; True is none."""
+    if isinstance(value, int) and abs(value) > MOST_WHOLE:
+        raise ValueError(f"{name}: must be below 2^63; got one of {value.bit_length()} bits")
     try:
         number = float(value)
+        if abs(number) > MOST_WHOLE:
+            raise ValueError
         if isinstance(value, bool) or number != number // 1 or (low is not None and number < low):
             raise ValueError
         return int(number if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         least = "" if low is None else f" of at least {low}"
-        raise ValueError(f"{name}: must be a whole number{least}; got {value!r}") from None
+        raise ValueError(f"{name}: must be a whole number{least}; got {value!r:.80}") from None
 
 
 def threads(value: Any) -> int:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,21 +137,37 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return target and draft rows of two files or of a .npz, or all those of a trace."""
     if is_trace(args.target):
-        return _logged(args)
+        q, p = _logged(args)
+        return _with_row(args, q), p
+    _refuse_missing(args.target)
     target, draft = pair_of(args.target, args.draft)
-    return _rows(args, target), _rows(args, draft)
+    return _with_row(args, _rows(args, target)), _rows(args, draft)
+
+
+def _refuse_missing(target: str) -> None:
+    if not Path(target.partition("::")[0]).exists():
+        raise FileNotFoundError(f"target: no such file; got {target!r}")
+
+
+def _with_row(args: argparse.Namespace, q: np.ndarray) -> np.ndarray:
+    """Return target rows that ``--row`` is one of."""
+    count, row = q[..., 0].size, getattr(args, "row", 0)
+    if not 0 <= row < count:
+        raise ValueError(f"--row: must lie in [0, {count - 1}]; got {row}")
+    return q
 
 
 def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Return target rows, and draft rows or tokens of deterministic drafts; the other is None."""
     if args.draft_tokens is None and (is_trace(args.target) or pair_in(args.target)):
         return *pair(args), None
+    _refuse_missing(args.target)
     if (args.draft is None) == (args.draft_tokens is None):
         got = "neither" if args.draft is None else "both"
         raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {got}")
     if args.draft_tokens is None:
         return *pair(args), None
-    q = _rows(args, args.target)
+    q = _with_row(args, _rows(args, args.target))
     ids = _token_ids(args.draft_tokens)
     return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
 
@@ -194,8 +211,6 @@ def save_outputs(
         from cactus_theory.commands.plot import save_plot
 
         rows, drafts = (x.reshape(-1, x.shape[-1]) for x in (q, p))
-        if not 0 <= args.row < len(rows):
-            raise ValueError(f"--row: must lie in [0, {len(rows) - 1}]; got {args.row}")
         delta = float(np.asarray(spent).reshape(-1)[args.row])
         divergence = ct.divergence(args.divergence).spec
         title = check.place([args.row], [len(rows)]) if len(rows) > 1 else ""
@@ -225,7 +240,7 @@ def _refuse_with_a_trace(args: argparse.Namespace) -> None:
 def _token_ids(text: str) -> np.ndarray:
     """Return the token ids of ``3,1,4``, or those in a file."""
     if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
-        return np.array([int(part) for part in text.split(",")])
+        return np.array([check.as_whole_number("--draft-tokens", p) for p in text.split(",")])
     ids = load_rows(text)
     if (ids != np.floor(ids)).any():
         raise ValueError(f"--draft-tokens: must hold whole numbers; got {text!r}")

@@ -128,6 +128,8 @@ def _equal(args: argparse.Namespace, bounds: EventBounds) -> str:
     from cactus_theory.traces.noise_floor import TEMPERATURES, equal_temperature
 
     trace, nats = Trace.open(args.trace), bounds.nats / bounds.tokens
+    if not trace.manifest.total("cycles"):
+        raise ValueError(f"--trace: must hold rounds; {args.trace} has none")
     hot, equal = trace.header.temperature, equal_temperature(trace, nats)
     if equal is None:
         return f"{nats:.4g} nats a token are further from the target than temperature " + (

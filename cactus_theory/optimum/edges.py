@@ -110,11 +110,12 @@ def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
     names = [name for name, value in knobs.items() if value is not None]
     if len(names) != 1:
         shown = " and ".join(names) or "none of them"
-        raise ValueError(f"delta, price, acceptance: exactly one must be given; got {shown}")
+        raise ValueError(f"{', '.join(knobs)}: exactly one must be given; got {shown}")
     if names[0] == "price" and not divergence.priced:
         raise ValueError(
-            f"price: {divergence.spec} has no one-to-one price; name delta= or acceptance= "
-            f"instead; got {knobs['price']!r}"
+            f"price: {divergence.spec} has no one-to-one price; name "
+            f"{' or '.join(f'{knob}=' for knob in knobs if knob != 'price')} instead; "
+            f"got {knobs['price']!r}"
         )
     return names[0], knobs[names[0]], 1.0 if names[0] == "acceptance" else math.inf
 

@@ -189,8 +189,7 @@ def _among_denormal(q: Row, most: Row, weights: Row, deterministic: Sequence[int
 
 def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
     """Return p° of k drawn tokens, row by row."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k: must be an integer of at least 1; got {k!r}")
+    check.whole_number("k", k, 1)
     law = partial(_of_prefixes, _independent)
     if kind == "without_replacement":
         fewest = int((p > 0).sum(-1).min()) if len(p) else k
@@ -246,8 +245,11 @@ def _independent(p: Row, k: int) -> Row:
     """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ, S_i the mass from i on."""
     left = p + _after(p)
     share = np.divide(p, left, out=np.zeros_like(p), where=left > 0)
+    before = np.append(0.0, np.cumsum(p[:-1]))
     with np.errstate(divide="ignore"):  # log 0: the last token takes all
-        return -(left**k) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))
+        # near 1 the logarithm needs the digits of what is missing, k times over
+        logs = np.where(before < 0.5, np.log1p(-np.minimum(before, 0.5)), np.log(left))
+        return -np.exp(k * logs) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))
 
 
 def _two_different(p: Row, k: int) -> Row:

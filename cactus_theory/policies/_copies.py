@@ -21,6 +21,8 @@ from cactus_theory.base.terminal import Progress
 PACKAGE = __name__.partition(".")[0]
 # words of the errors of numpy and torch for a write into rows that are read-only or expanded
 READ_ONLY = ("read-only", "WRITEABLE", "single memory location")
+# words of the errors of a rule that mixes numpy with torch
+MIXED = ("Tensor", "torch.", "ndarray", "numpy.")
 # methods of a policy that answer laws up to a factor
 LAWS = ("residual", "target", "emitted")
 
@@ -65,6 +67,13 @@ def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
     copies = tuple(map(copied, values))
     try:
         yield copies
+    except TypeError as error:
+        if any(text in str(error) for text in MIXED):
+            raise TypeError(
+                f"{name}: must not mix numpy with torch (its rows and ids are of one kind, "
+                f"arrays= of ct.rule); got {error}"
+            ) from error
+        raise
     except (ValueError, RuntimeError) as error:
         if any(text in str(error) for text in READ_ONLY):
             raise _written(name, str(error)) from error

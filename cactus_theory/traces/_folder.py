@@ -6,6 +6,7 @@ where it was.
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,6 +119,9 @@ def read_manifest(path: Path) -> Manifest:
     if not isinstance(shards, list) or not shards:
         raise ValueError(f"{path}: shards must be a list of at least one; got {shards!r}")
     manifest = Manifest(header, tuple(_read_entry(path, item) for item in shards))
+    file, times = Counter(entry.file for entry in manifest.shards).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{path}: each shard must be listed once; got {file!r} {times} times")
     if content.get("texts") != len(shards):
         raise ValueError(
             f"{path}: texts must be the number of shards, {len(shards)}; "

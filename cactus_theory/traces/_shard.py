@@ -139,6 +139,8 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = 
     """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
     for cycle, count in zip(cycles, counts, strict=True):
+        if not 0 <= cycle.position < 2**31:
+            raise ValueError(f"position: must lie in [0, 2^31); got {cycle.position}")
         _check_shape("target_probs", cycle.target_probs, count + 1, vocab)
         if cycle.draft_probs is not None:
             drawn = count if cycle.sampled is None else int(cycle.sampled.sum())
@@ -220,6 +222,9 @@ def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None =
         _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
     _check_offsets(where, shard)
     _check_ids(where, shard, vocab)
+    if bool((shard.position < 0).any()):
+        first = shard.position[shard.position < 0][0].item()
+        raise ValueError(f"{where}: position must be at least 0; got {first}")
     if depth is not None:
         _check_trees(where, shard, depth)
     if (longest := max(shard.counts, default=0)) > most:
@@ -262,6 +267,16 @@ def _check_ids(where: str, shard: Shard, vocab: int) -> None:
         raise ValueError(
             f"{where}: draft_token_ids must lie in [0, {vocab}); got {wrong[0].item()}"
         )
+    if shard.families is None:
+        has_row = shard.draft_offsets.diff() > 0
+        sampled = ids[has_row.repeat_interleave(shard.token_offsets.diff())]
+        excluded = shard.draft_log_probs.gather(1, sampled.long()[:, None])[:, 0] == -torch.inf
+        if bool(excluded.any()):
+            row = int(excluded.nonzero()[0])
+            raise ValueError(
+                f"{where}: a drafted token must have a probability in the row it was drawn from; "
+                f"got 0 for token {sampled[row].item()} in draft row {row}"
+            )
 
 
 def _check_trees(where: str, shard: Shard, depth: int) -> None:

@@ -34,15 +34,18 @@ def verify_tensors(
     """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
-    policies = [policy] if isinstance(policy, Policy) else list(policy)
+    policies = list(policy) if isinstance(policy, list | tuple) else [policy]
     for one in policies:
         if not isinstance(one, Policy):
             raise TypeError(f"policy: must be a Policy or a list of them; got {one!r}")
         enter(one)
+    check_ids_kind(draft_token_ids)
     if validate:
         target_probs, draft_probs = _checked(
             verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
         )
+    else:
+        _check_ids(draft_token_ids, target_probs.shape[-1])
     for policy in policies:
         verifier.check(policy)
     if not len(draft_token_ids):  # an empty batch
@@ -100,9 +103,6 @@ def _checked(
 ) -> tuple[Tensor, Tensor | None]:
     """Return float64 normalised rows, or raise."""
     q = check.as_tensor("target_probs", target)
-    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {kind}")
     if ids.ndim != 2 or q.ndim != 3:
         raise ValueError(
             "draft_token_ids, target_probs: shapes must be (B, K) and (B, K + 1, V); "
@@ -155,6 +155,13 @@ def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
     rows = torch.where(used[..., None], probs, one_hot)
     check.check_probabilities(name, rows)
     return check.normalised(rows)
+
+
+def check_ids_kind(ids: Any) -> None:
+    """Raise TypeError unless token ids are an int64 tensor."""
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {kind}")
 
 
 def _check_ids(ids: Tensor, vocab: int) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.verify._checks import verify_tensors
+from cactus_theory.verify._checks import check_ids_kind, verify_tensors
 from cactus_theory.verify._cpu import index_of, workable
 from cactus_theory.verify._tree_walk import Blocks, Descent
 from cactus_theory.verify.block import Block
@@ -187,21 +187,22 @@ def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
     """Return the draft of declared trees; ``sampled`` None is all tokens with rows, else none."""
+    check_ids_kind(ids)
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
     flags = {"sampled": sampled}
     if deterministic is not None:
         flags["deterministic"] = deterministic
+    for name, values in {"parents": parents, **flags}.items():
+        dtype = torch.int64 if name == "parents" else torch.bool
+        if not isinstance(values, Tensor) or values.dtype != dtype:
+            kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+            raise TypeError(f"{name}: must be a tensor of {dtype}; got {kind}")
+        if values.shape != ids.shape:
+            shapes = f"{tuple(ids.shape)}; got {tuple(values.shape)}"
+            raise ValueError(f"{name}: shape must be {shapes}")
     if validate:
-        for name, values in {"parents": parents, **flags}.items():
-            dtype = torch.int64 if name == "parents" else torch.bool
-            if not isinstance(values, Tensor) or values.dtype != dtype:
-                kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-                raise TypeError(f"{name}: must be a tensor of {dtype}; got {kind}")
-            if values.shape != ids.shape:
-                shapes = f"{tuple(ids.shape)}; got {tuple(values.shape)}"
-                raise ValueError(f"{name}: shape must be {shapes}")
         _check_family(ids, torch.where(used, parents, -1))
         if draft_probs is None and bool((sampled & used).any()):
             raise ValueError(
@@ -233,8 +234,8 @@ def verify_tree(
     policy: Policy | Sequence[Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
-    draft_token_ids: Int[Tensor, "batch K"],
-    parents: Int[Tensor, "batch K"],
+    draft_token_ids: Tensor,
+    parents: Tensor,
     *,
     sampled: Tensor | None = None,
     deterministic: Tensor | None = None,

@@ -7,10 +7,11 @@ nor vLLM, and does nothing but look for misspelt settings::
     CACTUS_POLICY=band:price=2.0 vllm serve TARGET --speculative-config '{"method": "draft_model",
         "model": "DRAFT", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
 
-See ``settings`` for what can be asked for, ``admission`` for what a request gets, ``v1`` and ``v2``
-for what is replaced, ``logits_processor`` for the third way, ``batch`` for the law that is emitted,
-and ``metrics`` for what is counted and where it is seen. ``VLLM_PLUGINS``, where it is set, must
-name ``cactus_theory``; a server that it leaves out is not changed.
+See ``settings`` for what can be asked for, ``admission`` for what a request gets, and
+``model_runner_v1`` and ``model_runner_v2`` for what is replaced, ``logits_processor`` for the third
+way, ``batch`` for the law that is emitted, and ``metrics`` for what is counted and where it is
+seen. ``VLLM_PLUGINS``, where it is set, must name ``cactus_theory``; a server that it leaves out is
+not changed.
 """
 
 from contextlib import suppress

@@ -10,10 +10,10 @@
 ``off``                 nothing: the server's policy decides for every request
 ======================  ===================================================================
 
-Requests come from strangers. What they say is read within bounds (``words``), and no file is
-opened: a policy in a file and a knob that holds text other than ``TEXTS`` are the server's alone.
-An admitted policy has judged drafts in the functions that the sampler calls, and is kept as that
-object; a bounded number of them are remembered by a digest.
+Requests come from strangers. What they say is read within bounds (``request_text``), and no file
+is opened: a policy in a file and a knob that holds text other than ``TEXTS`` are the server's
+alone. An admitted policy has judged drafts in the functions that the sampler calls, and is kept as
+that object; a bounded number of them are remembered by a digest.
 
 The hooks of both model runners and the logits processor ask the same :class:`Admission`; what
 differs is a :class:`Way`. A request of the logits processor may also ask for a margin (a bias in

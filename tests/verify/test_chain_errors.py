@@ -41,7 +41,11 @@ def test_the_good_arguments_are_good():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"policy": "cactus"}, TypeError, "policy: must be a Policy or a list of them; got 'c'"),
+        (
+            {"policy": "cactus"},
+            TypeError,
+            "policy: must be a Policy or a list .*; got 'cactus'",
+        ),
         ({"policy": [RULE] * 3}, ValueError, r"policy: must be one or one per row \(2\); got 3"),
         ({"target_probs": rows(2, 4)}, ValueError, r"draft_token_ids, target_probs: .*\(2, 4\)"),
         ({"target_probs": rows(2, 2, 4)}, ValueError, r"target_probs: .*\(2, 3, V\).*\(2, 2, 4\)"),
