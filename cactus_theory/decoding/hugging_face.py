@@ -85,14 +85,20 @@ def speculative_generate(
     The other parameters are those of :func:`cactus_theory.generate`. Those of a
     tuned setting are given as there: ``do_sample=True, **ct.load_tuned(file).options``.
 
+    A processor that keeps something, such as the matcher of a grammar, is asked once a place, and a
+    copy of it about drafted tokens: pickled, or what its ``fork()`` returns. A criterion of one's
+    own is asked once all texts of a batch have reached a place, as in ``generate``; what a text has
+    decoded beyond is counted in ``result`` and is not in ``sequences``.
+
     Raises
     ------
     ValueError
         No draft (``assistant_model=`` is dropped as ``streamer=`` is); every option of ``generate``
         that :mod:`cactus_theory.decoding.honoured` does not list, unless it does nothing: beams,
         guidance, scores in the output, …; every input beside token ids and their mask, such as
-        images, token types or a cache; stop strings without ``text_tokenizer``; and as
-        :func:`cactus_theory.generate`.
+        images, token types or a cache; processors that cannot be copied, or that keep something
+        in a batch (:mod:`cactus_theory.decoding.processors`); stop strings without
+        ``text_tokenizer``; and as :func:`cactus_theory.generate`.
 
     Examples
     --------
