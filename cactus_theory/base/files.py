@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from errno import EISDIR
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,23 @@ def write_whole(path: str | Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise OSError(f"{path}: must be a writable file; {error.strerror or error}") from None
+
+
+def check_writable(flag: str, path: str | Path | None, *suffixes: str) -> None:
+    """Raise, before any work, unless a file of one of these kinds can be written; None is no file.
+
+    ValueError for another kind; OSError for a folder, or a file in none that can be written to.
+    """
+    if path is None:
+        return
+    if suffixes and Path(path).suffix.lower() not in suffixes:
+        raise ValueError(f"{flag}: must end in {', '.join(suffixes)}; got {str(path)!r}")
+    try:
+        if Path(path).is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        tempfile.TemporaryFile(dir=Path(path).parent).close()
+    except OSError as error:
+        raise OSError(f"{flag}: must be a writable file; {error.strerror}: {path}") from None
 
 
 def beside(path: str | Path, name: Any) -> Path:

@@ -1,7 +1,7 @@
 """Log the rows of a real pair along real texts, and replay any policy and verifier on them."""
 
 from cactus_theory.traces._shard import Cycle
-from cactus_theory.traces.diagnosis import Observation as Observation
+from cactus_theory.traces.counters import Observation as Observation
 from cactus_theory.traces.diagnosis import compare_observed as compare_observed
 from cactus_theory.traces.estimate import Estimate as Estimate
 from cactus_theory.traces.estimate import Replay as Replay

@@ -1,152 +1,206 @@
 r"""Expected acceptance at each position of a draft, from rows, with standard errors over texts.
 
 A round accepts at least i drafted tokens with probability :math:`P_i = Π_{j≤i} φ_j` given its
-rows (a chain; ``VerdictLaw.alive`` for any verifier). Expected are the means over rounds:
-:math:`m_i = E[P_i]`, which an engine counts as accepted at position i over drafts,
-:math:`m_i/m_{i−1}` among the tokens reached, and :math:`1 + Σ_i m_i` tokens a call. Mean φ_j
-multiplied up, :math:`1 + Σ_i Π_{j≤i} E[φ_j]`, is another number: rows of one round are alike, and a
-mean of products is not the product of means.
+rows (a chain; ``VerdictLaw.alive`` for any verifier). Expected are the means over rounds that
+drafted anything: :math:`m_i = E[P_i]`, which an engine counts as accepted at position i over
+drafts, and :math:`1 + Σ_i m_i` tokens a call. Mean φ_j multiplied up is another number: rows of one
+round are alike. A place behind an end of text is not reached, unless an engine counts it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._policy import one_hot
-from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
-from cactus_theory.traces.replays import TextSums, batch_law, draft_width
+from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.traces.replays import batch_law, draft_width
 from cactus_theory.traces.rows import ENTRIES
-from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
 
 # joint confidence level of all intervals of a table
 LEVEL = 0.99
+# fewest texts with a draft whose errors say anything
+FEWEST_TEXTS = 5
+
+
+class CannotSay(ValueError):
+    """Too few texts for a verdict or an interval."""
 
 
 @dataclass(frozen=True, eq=False)
+class Rounds:
+    """The rounds of a trace that drafted anything, all coins integrated out.
+
+    Attributes
+    ----------
+    text, lengths, left : (R,) whose round it is, how many tokens it drafted, and how many at most
+        an engine drafts that stops at the end of the text.
+    alive : (R, K + 1) how probably at least so many drafted tokens are accepted.
+    going : (R, K + 1) whether none of so many drafted tokens ends the text.
+    prompts : (T,) of each text of the trace.
+    names : policy, verifier and fingerprint of the trace.
+    """
+
+    text: Int[np.ndarray, "rounds"]
+    lengths: Int[np.ndarray, "rounds"]
+    left: Int[np.ndarray, "rounds"]
+    alive: Float[np.ndarray, "rounds K1"]
+    going: Bool[np.ndarray, "rounds K1"]
+    prompts: Int[np.ndarray, "texts"]
+    names: tuple[str, str, str]
+
+    def part(self, texts: Sequence[int]) -> "Rounds":
+        """Return the rounds of some texts."""
+        chosen = np.isin(self.text, texts)
+        arrays = {name: own[chosen] for name, own in list(vars(self).items())[:5]}
+        return replace(self, **arrays)
+
+
 class Expectation:
     """Expected acceptance of a policy and a verifier on a trace, by position.
 
     Attributes
     ----------
-    replay : sums by text.
-    squares : (3, K) sums over rounds of the squares of how probably a position is reached, of
-        that times how probably it is accepted, and of the latter's squares.
-    alone : (K, T) sums of φ over all rounds, reached or not.
-    strata : (T,) the prompt of each text, if each prompt has at least two: errors are then of
-        these prompts. All 0 otherwise: errors are of prompts like these.
+    rounds, texts : how many drafted anything, and how many texts the errors count.
+    accepted : K estimates, the share of all rounds that reach and accept each position.
+    if_reached : the share accepted of those that reach it.
+    if_accepted : the share accepted of those that accept the position before: an end of text, and
+        the end of a draft, count as a place that is not accepted.
+    tokens_per_call : the mean of products: new tokens per target call, one of them not drafted.
+    mass : by position how many rounds accept the one before, go on there, and reach it.
+    strata : the prompt of each text, where each prompt has two: errors are then of these prompts.
+        All 0 otherwise: errors are of prompts like these.
+    freedom : degrees of freedom of errors.
     """
 
-    replay: Replay
-    squares: Float[np.ndarray, "3 K"]
-    alone: Float[np.ndarray, "K texts"]
-    strata: Int[np.ndarray, "texts"]
+    def __init__(self, record: Rounds, behind_ends: bool = False, short_ends: bool = False) -> None:
+        """Count places behind an end of text; draft no more than is left of a text, or all."""
+        self.record, self.behind_ends = record, behind_ends
+        lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
+        drafted = np.arange(record.alive.shape[1] - 1) < lengths[:, None]
+        going, whole = record.going | behind_ends, (lengths > 0).astype(float)
+        self._accepted = np.where(drafted & going[:, :-1], record.alive[:, 1:], 0.0)
+        before = np.concatenate([whole[:, None], self._accepted], 1)
+        on = np.where(going, before, 0.0)
+        self._before, reached = before[:, :-1], np.where(drafted, on[:, :-1], 0.0)
+        self.mass = tuple(part.sum(0) for part in (self._before, on[:, :-1], reached))
+        texts = np.unique(record.text[lengths > 0])
+        which = np.searchsorted(texts, record.text)
+        self.rounds, self.texts = float(whole.sum()), len(texts)
 
-    @property
-    def texts(self) -> int:
-        """Return how many texts the errors count."""
-        return len(self.strata)
+        def ratio(above: np.ndarray, below: np.ndarray) -> Estimate:
+            top, under = (np.bincount(which, own, self.texts + 1)[:-1] for own in (above, below))
+            return ratio_of_sums(top, under, record.names[2])
 
-    @property
-    def freedom(self) -> int:
-        """Return the degrees of freedom of errors."""
-        return self.texts - len(np.unique(self.strata))
+        self.accepted = tuple(ratio(own, whole) for own in self._accepted.T)
+        self.if_reached = tuple(map(ratio, self._accepted.T, reached.T))
+        self.if_accepted = tuple(map(ratio, self._accepted.T, self._before.T))
+        self.tokens_per_call = ratio(whole + on[:, 1:].sum(1), whole)
+        prompts = record.prompts[texts]
+        twice = (np.unique(prompts, return_counts=True)[1] > 1).all()
+        self.strata = prompts if twice else np.zeros_like(prompts)
+        self.freedom = self.texts - len(np.unique(self.strata))
+
+    def counted(self, **options: bool) -> "Expectation":
+        """Return the same rounds under other options."""
+        return Expectation(self.record, **options)
+
+    def check_texts(self) -> None:
+        """Raise CannotSay for fewer texts than errors need."""
+        if self.texts < FEWEST_TEXTS:
+            raise CannotSay(
+                f"cannot say: errors are those over texts, and need at least {FEWEST_TEXTS} with a "
+                f"draft; got {self.texts}: log more (--prompts, --cycles), by a draft that drafts"
+            )
 
     def error(self, estimate: Estimate) -> float:
         """Return the standard error: the jackknife's, within prompts where it can be."""
         less = (self.texts - 1) / self.texts
-        return less * float(np.sqrt(_within(estimate.left_out, self.strata)))
+        _, which, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
+        around = estimate.left_out - (np.bincount(which, estimate.left_out) / sizes)[which]
+        return less * float(np.sqrt((sizes / (sizes - 1) * np.bincount(which, around**2)).sum()))
 
     def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
-        """Return intervals that hold together with probability LEVEL (Bonferroni, Student's t)."""
-        width = critical(len(estimates), self.freedom)
-        spans = [(estimate.value, width * self.error(estimate)) for estimate in estimates]
-        return [(value - span, value + span) for value, span in spans]
+        """Return intervals that hold together with probability LEVEL (Bonferroni, Student's t).
 
-    @property
-    def rounds(self) -> float:
-        """Return the number of rounds."""
-        return float(self.replay.cycles.sum())
-
-    @cached_property
-    def accepted(self) -> tuple[Estimate, ...]:
-        """Return for each position the share of all rounds that reach and accept it."""
-        sums = self.replay
-        return tuple(ratio_of_sums(own, sums.cycles, sums.source) for own in sums.accepted_at)
-
-    @property
-    def if_reached(self) -> tuple[Estimate, ...]:
-        """Return for each position the share accepted of those that are reached."""
-        return self.replay.acceptance_by_position
-
-    @property
-    def tokens_per_call(self) -> Estimate:
-        """Return the mean of products: new tokens per target call, one of them not drafted."""
-        return self.replay.tokens_per_call
-
-    @cached_property
-    def product_of_means(self) -> Estimate:
-        """Return 1 + Σ Π of mean acceptances of all rows, which is not what a round yields."""
-        sums = self.replay
-        means = [ratio_of_sums(accepted, sums.cycles, sums.source) for accepted in self.alone]
-        return combined(lambda *parts: 1 + np.cumprod(parts, 0).sum(0), *means)
-
-    def scatter(self, place: int) -> float:
-        """Return the variance of one round's accepted minus expected, of those it reaches.
-
-        Of a run of n rounds that reach the position its acceptance has this variance over n:
-        coins within a round, and texts that differ.
+        They are Wilson's over texts: of shares within [0, 1], of tokens a call within [1, K + 1].
+        Raises CannotSay for fewer than FEWEST_TEXTS texts.
         """
-        rate = self.if_reached[place].value
-        reached, accepted = self.replay.reached[place], self.replay.accepted_at[place]
-        among = _within(accepted - rate * reached, self.strata)
-        reached_squares, products, kept_squares = self.squares[:, place]
-        coins = accepted.sum() * (1 - 2 * rate) + rate**2 * reached.sum()
-        coins -= kept_squares - 2 * rate * products + rate**2 * reached_squares
-        return float((among + coins) / max(reached.sum(), 1e-300))
+        self.check_texts()
+        width = critical(len(estimates), self.freedom)
+        return [
+            wilson(own.value, self.error(own), width, self.texts,
+                   *((1, len(self.accepted)) if own is self.tokens_per_call else (0, 1)))
+            for own in estimates
+        ]  # fmt: skip
 
-    @cached_property
-    def length_scatter(self) -> float:
-        """Return a bound on the variance of one round's tokens: texts that differ count twice."""
+    def coins(self, place: int) -> float:
+        """Return the variance of accepted minus expected, of a round that accepts the one before.
+
+        That of the coins given the rows: texts and rounds that differ are not in it.
+        """
+        rate = self.if_accepted[place].value
+        own, base = self._accepted[:, place], self._before[:, place]
+        spread = own * (1 - 2 * rate) + rate**2 * base - (own - rate * base) ** 2
+        return float(spread.sum() / max(base.sum(), 1e-300))
+
+    @property
+    def length_coins(self) -> float:
+        """Return a bound on the variance of one round's tokens: rounds that differ are in it."""
         mean = np.array([share.value for share in self.accepted])
-        coins = float(((2 * np.arange(len(mean)) + 1) * mean).sum() - mean.sum() ** 2)
-        return coins + self.rounds * self.error(self.tokens_per_call) ** 2
+        return float(((2 * np.arange(len(mean)) + 1) * mean).sum() - mean.sum() ** 2)
 
 
-@one_thread()
+def wilson(
+    value: float, error: float, width: float, texts: int, low: float, span: float
+) -> tuple[float, float]:
+    """Return Wilson's interval of a mean in [low, low + span]: ``width`` errors; all for no value.
+
+    Its number of trials is the one whose share would have this error; of a mean at an end of its
+    range it is the number of texts.
+    """
+    rate, spread = (value - low) / span, error / span
+    if not np.isfinite([rate, spread]).all():
+        return low, low + span
+    variance = max(rate * (1 - rate), 0.0)
+    per_trial = spread**2 / variance if variance > 0 else 1 / texts
+    more = width**2 * per_trial
+    half = width * np.sqrt(variance * per_trial + more * per_trial / 4)
+    ends = ((rate + more / 2 + sign * half) / (1 + more) for sign in (-1, 1))
+    first, last = (low + span * min(max(float(end), 0.0), 1.0) for end in ends)
+    return first, last
+
+
 def expect(
     source: Trace | str | Path,
     policy: str | Policy = defaults.POLICY,
     verifier: str | Verifier = defaults.VERIFIER,
     *,
     num_draft_tokens: int | None = None,
-    short_ends: bool = False,
-    on_cycles: Callable[[int], None] | None = None,
+    behind_ends: bool = False,
 ) -> Expectation:
     """Return the acceptance to expect at each position; exact given the rows, all coins out.
 
     A trace's rounds start where those of the decode that was logged did: for that decode's
-    policy, verifier and K the numbers are consistent.
+    policy, verifier and K the numbers are consistent. Rounds without a draft do not count.
 
     Parameters
     ----------
     source : a trace or its folder.
     policy, verifier : what decides.
     num_draft_tokens : cut longer drafts to so many; None for all that were logged.
-    short_ends : what counters show of an engine that drafts no more than is left of a text, and
-        divides by all rounds that drafted anything; needs a trace that says how long texts may be.
-    on_cycles : called with how many rounds are done, now and then.
+    behind_ends : whether places behind an end of text are counted, as some engines do.
 
     Returns
     -------
@@ -157,72 +211,62 @@ def expect(
     Raises
     ------
     ValueError, NotImplementedError
-        As :func:`cactus_theory.traces.replay`; ``short_ends`` of a trace of other texts.
+        As :func:`cactus_theory.traces.replay`.
 
     Examples
     --------
     >>> expect("simulations/data/trace", num_draft_tokens=2).rounds
     68.0
     """
-    trace = Trace.open(source) if isinstance(source, str | Path) else source
+    trace, own = Trace.open(source) if isinstance(source, str | Path) else source, {"": verifier}
+    found = expectations(trace, policy, own, num_draft_tokens)[""]
+    return found.counted(behind_ends=behind_ends)
+
+
+@one_thread()
+def expectations(
+    trace: Trace,
+    policy: str | Policy,
+    judges: Mapping[str, str | Verifier],
+    num_draft_tokens: int | None = None,
+    on_cycles: Callable[[int], Any] = int,
+) -> dict[str, Expectation]:
+    """Return what to expect under each verifier, in one pass over the trace: see :func:`expect`.
+
+    ``on_cycles`` is called with how many rounds are done, now and then.
+    """
     trace.check_chains("expect")
-    width = draft_width(trace, num_draft_tokens)
-    policy, verifier = find_policy(policy), find_verifier(verifier)
-    verifier.check(policy)
-    sums = TextSums(trace.texts, width, ())
-    squares, alone = np.zeros((3, width)), np.zeros((width, trace.texts))
+    width, rule = draft_width(trace, num_draft_tokens), find_policy(policy)
+    verifiers = {name: find_verifier(judge) for name, judge in judges.items()}
+    for verifier in verifiers.values():
+        verifier.check(rule)
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
-    longest = trace.header.details.get("max_new_tokens", 0)
-    if short_ends:
-        check.whole_number("short_ends: max_new_tokens of the trace", longest, 1)
+    longest, done = trace.header.details.get("max_new_tokens"), 0
+    nothing = np.zeros(0, int), np.zeros((0, width + 1))
+    parts: list[Any] = [(*nothing[:1] * 3, nothing[1].astype(bool), *nothing[1:] * len(verifiers))]
     for batch in trace.batches(ENTRIES, width):
-        alive, going, _ = batch_law(batch, policy, verifier, {}, ends)
-        if short_ends:
-            left = (longest - 1 - batch.position)[:, None]  # beside the token every call gives
-            alive = torch.where(torch.arange(alive.shape[1]) <= left, alive, 0.0)
-            drafts = left[:, 0] > 0
-            batch, alive, going = _rows(batch, drafts), alive[drafts], going[drafts]
-        sums.add(batch.text, alive, going, {})
-        reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
-        accepted = torch.where(going[:, :-1], alive[:, 1:], 0.0)
-        products = torch.stack([reached**2, reached * accepted, accepted**2]).sum(1)
-        squares[:, : products.shape[1]] += products.numpy()
-        if batch.draft_token_ids.shape[1]:
-            for place, acceptance in enumerate(_acceptance(batch, policy).T):
-                np.add.at(alone[place], batch.text.numpy(), acceptance.numpy())
-        if on_cycles is not None:
-            on_cycles(int(sums.cycles.sum()))
-    result = sums.result(policy.spec, verifier.spec, trace.fingerprint)
-    prompts = np.array(trace.prompts)
-    single = np.unique(prompts, return_counts=True)[1].min() < 2
-    strata = np.zeros_like(prompts) if single else prompts
-    return Expectation(result, squares, alone, strata)
-
-
-def _rows(batch: Batch, chosen: Tensor) -> Batch:
-    """Return some cycles of a batch."""
-    rows = {
-        field.name: value[chosen]
-        for field in fields(batch)
-        if (value := getattr(batch, field.name)) is not None
+        count, drafted = batch.draft_token_ids.shape
+        done += count
+        on_cycles(done)
+        if not drafted:
+            continue
+        laws = [batch_law(batch, rule, own, {}, ends) for own in verifiers.values()]
+        left = np.full(count, width)
+        if longest is not None:  # beside the token that every call gives
+            left = np.clip(longest - 1 - batch.position.numpy(), 0, width)
+        wide = [
+            np.pad(own.numpy(), ((0, 0), (0, width - drafted)))
+            for own in (laws[0][1], *(alive for alive, *_ in laws))
+        ]
+        parts.append((batch.text.numpy(), np.full(count, drafted), left, *wide))
+    text, lengths, left, going, *alive = map(np.concatenate, zip(*parts, strict=True))
+    prompts, source = np.array(trace.prompts), trace.fingerprint
+    return {
+        name: Expectation(
+            Rounds(text, lengths, left, own, going, prompts, (rule.spec, verifier.spec, source))
+        )
+        for (name, verifier), own in zip(verifiers.items(), alive, strict=True)
     }
-    return replace(batch, **rows)
-
-
-def _acceptance(batch: Batch, policy: Policy) -> Float[Tensor, "batch K"]:
-    """Return φ of every drafted token, whether reached or not."""
-    ids, q = batch.draft_token_ids, batch.target_probs
-    p = one_hot(ids, q) if batch.draft_probs is None else batch.draft_probs
-    return policy.acceptance(q[:, :-1], p, ids[..., None])[..., 0]
-
-
-def _within(values: PerText, strata: Int[np.ndarray, "texts"]) -> float:
-    """Return Σ m/(m − 1) Σ (v − mean)² over strata of m texts: the variance of the sum of v."""
-    _, which, sizes = np.unique(strata, return_inverse=True, return_counts=True)
-    if sizes.min() < 2:
-        return float("nan")
-    around = values - (np.bincount(which, values) / sizes)[which]
-    return float((sizes / (sizes - 1) * np.bincount(which, around**2)).sum())
 
 
 @cache

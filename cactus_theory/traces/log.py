@@ -80,8 +80,7 @@ def log_trace(
     seed : text i takes ``seed + i``.
     policy, verifier : of the decode, where it is of interest at which places its rounds start.
     groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
-    on_text : called with the cycles and texts logged so far, at the start and after every text;
-        True ends the trace there.
+    on_text : called with the cycles and texts logged so far, at the start and after every text.
 
     Notes
     -----
@@ -148,9 +147,10 @@ def log_trace(
     )
     with Folder(Path(folder), header) as writer:
         while not writer.finished:
-            enough = on_text is not None and on_text(writer.cycles, writer.texts) is True
+            if on_text is not None:
+                on_text(writer.cycles, writer.texts)
             done = writer.texts >= len(prompts) if cycles is None else writer.cycles >= cycles
-            if done or enough:
+            if done:
                 writer.finish()
             else:
                 prompt, pair = prompts[writer.texts % len(prompts)], (target_model, drafter)
@@ -214,23 +214,14 @@ def save_trace(
 
 
 def log_shown(
-    args: Any, pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path,
-    *, label: str = "logging cycles", enough: Callable[[int], bool] | None = None, **options: Any,
-) -> Trace:  # fmt: skip
-    """Return :func:`log_trace` with the sizes and the seed of a command, and show how far it is.
-
-    ``enough`` says of a number of texts whether they end the trace.
-    """
-
-    def on_text(cycles: int, texts: int) -> bool:
-        progress.texts(cycles, texts)
-        return enough is not None and enough(texts)
-
+    args: Any, pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path, **options: Any
+) -> Trace:
+    """Return :func:`log_trace` with sizes and seed of a command, and show how far it is."""
     options = {"draft_model": pair.draft, "max_new_tokens": args.max_new_tokens} | options
-    with Progress(label, args.cycles) as progress:
+    with Progress("logging cycles", args.cycles) as progress:
         return log_trace(
             pair.target, prompts_ids=prompts_ids, folder=folder, cycles=args.cycles,
-            seed=args.seed, on_text=on_text, **options,
+            seed=args.seed, on_text=progress.texts, **options,
         )  # fmt: skip
 
 

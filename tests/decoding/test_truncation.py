@@ -90,7 +90,15 @@ def test_what_a_file_says_is_read_or_refused() -> None:
             Cuts.of(bad)
 
 
-OBSERVED = ("--observed", "0.7,0.5", "--rounds", "500", "--num-draft-tokens", "2")
+OBSERVED = (
+    "--observed",
+    "0.7,0.5",
+    "--rounds",
+    "500",
+    "--drafted",
+    "1000",
+    *("--num-draft-tokens", "2"),
+)
 SAMPLED = (*MODELS, "--prompts", "x", "--draft-mode", "sampled")
 
 
@@ -100,7 +108,7 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_expect_compares_like_with_like_and_asks(tiny, tmp_path: Path, capsys) -> None:
-    logged = log_trace(*tiny, PROMPTS, tmp_path / "t", cuts=APART, **OPTIONS)
+    logged = log_trace(*tiny, PROMPTS * 2, tmp_path / "t", cuts=APART, **OPTIONS)
     asked = ("expect", "--trace", str(logged.folder), *OBSERVED)
     same = ("--top-k", "5", "--top-p", "0.8", "--draft-top-k", "0", "--draft-top-p", "1")
     for flags in ((), same):
@@ -138,7 +146,7 @@ def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None
     apart = "--draft-top-k, --draft-top-p: must say what the engine cuts rows to"
     cases: list = [
         (None, ("--top-k", "20"), apart),
-        (20, (), "generation_config.json has top_k 20, top_p None, which vLLM follows"),
+        (20, (), "generation_config.json has top_k 20, which vLLM follows"),
         (None, (), "decodes with no cuts"),
         (20, ("--top-k", "0"), "decodes with no cuts"),
         (None, ("--top-k", "20", "--draft-top-k", "0"), "decodes with top-k 20, top-p 1 (draft"),

@@ -100,18 +100,17 @@ class Decodes:
 
     def rounds(
         self, fault: Fault | None, repeats: int, seed: int
-    ) -> tuple[Rounds, Verifier, np.ndarray] | None:
+    ) -> tuple[Rounds, Verifier, np.ndarray]:
         """Return the rounds, the verifier, and how many tokens each round accepted."""
         drafter: Any = ModelDrafter(self.draft, greedy=self.greedy)
         faulty = None
         if fault is not None:
-            faulty = fault.decoding_verifier(self.judge, self.temperature)
-            if fault.name in RESAMPLED:
-                drafter, faulty = RESAMPLED[fault.name](self.draft), None
-            elif fault.draft is not None:
-                drafter = fault.draft(self.draft, self.greedy)
-        if drafter is None:
-            return None
+            if fault.name == "greedy-drafts":
+                drafter = ModelDrafter(self.draft, greedy=True)
+            elif fault.name in RESAMPLED:
+                drafter = RESAMPLED[fault.name](self.draft)
+            elif fault.temperature is None:
+                faulty = fault.planted(self.judge, self.temperature)
         judge = Counted(faulty or self.judge)
         ends = [self.target.generation_config.eos_token_id]
         size, most = len(self.prompts), max(map(len, self.prompts))
@@ -223,10 +222,9 @@ class Pool:
         chosen = np.isin(self.text, order[:most])
         alive = self.alive[chosen]
         accepted = (source.random(len(alive))[:, None] < alive).sum(0)
-        if self.told:
-            drafted = int(self.lengths[chosen].sum())
-            return Observation.of_counts(accepted.tolist(), len(alive), drafted)
-        return Observation(accepted / len(alive), len(alive), np.zeros(len(accepted)))
+        known = {"drafted": float(self.lengths[chosen].sum())} if self.told else {}
+        return Observation(accepted / len(alive), len(alive), np.zeros(len(accepted)),
+                           behind_ends=False, **known)  # fmt: skip
 
     def runs(self, count: int, healthy: Any, known: Any) -> list[Any]:
         """Return what is said of so many runs of at most 2,000 rounds."""
@@ -243,7 +241,7 @@ def observed(source: Rounds, accepted: np.ndarray) -> Observation:
     first = torch.where(ended.any(1), ended.int().argmax(1), ids.shape[1])[:, None]
     passed = (torch.tensor(accepted)[:, None] > place) & (place <= first)
     rates = passed.double().mean(0).numpy()
-    return Observation(rates, len(ids), np.zeros(len(rates)))
+    return Observation(rates, len(ids), np.zeros(len(rates)), behind_ends=False)
 
 
 def _turn(prompts: np.ndarray) -> np.ndarray:

@@ -11,15 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from cactus_theory.decoding import load_pair
-from cactus_theory.traces import expect
-from cactus_theory.traces.faults import (
-    FAULTS,
-    Fault,
-    Rows,
-    _raw,
-    _top_p,
-    row_signatures,
-)
+from cactus_theory.traces.expect import expectations
+from cactus_theory.traces.faults import FAULTS, Fault, Rows, _raw, _top_p, with_faults
 from cactus_theory.verify.contract import find_verifier
 from tests.test_docs import ROOT
 from tests.traces.planted import Pool
@@ -39,11 +32,11 @@ def sharper(rows: Rows) -> Rows:
 
 KNOWN = ("both-temperature 1", "target-top-p", "no-draft-law")
 UNKNOWN = (
-    Fault("both at 0.4", "", "", temperature=0.4),
-    Fault("target at 0.7", "", "", rows=lambda rows: replace(rows, q=_raw(rows.q, HEAT / 0.7))),
-    Fault("target cut to 0.8", "", "", rows=lambda rows: replace(rows, q=_top_p(rows.q, 0.8))),
-    Fault("target 0.1 uniform", "", "", rows=uniform),
-    Fault("sharper law", "", "", rows=sharper),
+    Fault("both at 0.4", lambda rows: rows, "", "", temperature=0.4),
+    Fault("target at 0.7", lambda rows: replace(rows, q=_raw(rows.q, HEAT / 0.7)), "", ""),
+    Fault("target cut to 0.8", lambda rows: replace(rows, q=_top_p(rows.q, 0.8)), "", ""),
+    Fault("target 0.1 uniform", uniform, "", ""),
+    Fault("sharper law", sharper, "", ""),
 )
 
 
@@ -54,12 +47,12 @@ def main() -> None:
     judge, models = find_verifier("chain"), load_pair(pair / "target", pair / "draft")
     decodes = decodes_of(models, "stories.jsonl", 4, 64, HEAT, judge)
     rounds, _, _ = decodes.rounds(None, REPEATS, 0)
-    healthy, signatures = expect(rounds), row_signatures(rounds)
+    signatures = expectations(rounds, "speculative", with_faults(rounds, judge))
+    healthy = signatures.pop("")
     known = {fault.name: fault for fault in FAULTS}
     print(f"expected from {healthy.rounds:g} rounds, {len(signatures)} signatures", flush=True)
     pool = partial(Pool.of, *decodes.rounds(None, REPEATS, 900_000)[:2])
-    pools = {"healthy": pool(), "short-ends": pool(short_ends=True),
-             "short-ends, told": pool(short_ends=True, told=True)}  # fmt: skip
+    pools = {"healthy": pool(told=True), "short ends": pool(short_ends=True, told=True)}
     for number, fault in enumerate([*map(known.get, KNOWN), *UNKNOWN]):
         pools[fault.name] = Pool.of(*decodes.rounds(fault, REPEATS, 500_000 + 1000 * number)[:2])
     for name, own in pools.items():

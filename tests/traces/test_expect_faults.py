@@ -1,4 +1,4 @@
-"""Faults against what they are by hand, and drafts that see the wrong thing."""
+"""Faults against what they are by hand, and runs of real decodes with them."""
 
 import itertools
 from collections import Counter
@@ -9,15 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.policies import policy
-from cactus_theory.traces import compare_observed, expect
+from cactus_theory.traces import compare_observed
+from cactus_theory.traces.expect import expectations
 from cactus_theory.traces.faults import (
     FAULTS,
-    Misled,
     Rows,
-    row_signatures,
     visible_faults,
+    with_faults,
 )
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import TunedSetting, below_floor
@@ -41,8 +40,7 @@ def drafted(seed: int, width: int = 3) -> tuple[torch.Tensor, Draft]:
 
 
 def alive(name: str, q: torch.Tensor, draft: Draft, judge: str = "chain") -> torch.Tensor:
-    verifier = BY_NAME[name].verifier(find_verifier(judge), HEAT)
-    assert verifier is not None
+    verifier = BY_NAME[name].planted(find_verifier(judge), HEAT)
     return verifier.law(LOSSLESS, q, draft).alive
 
 
@@ -144,8 +142,7 @@ def test_blocks_of_tokens_that_are_not_drawn_as_reported(name: str, monkeypatch)
 def test_a_verifier_with_a_fault_decides_as_its_law_says() -> None:
     q, draft = drafted(2)
     law = alive("rows-late", q, draft)
-    judge = BY_NAME["rows-late"].verifier(find_verifier("chain"), HEAT)
-    assert judge is not None
+    judge = BY_NAME["rows-late"].planted(find_verifier("chain"), HEAT)
     coins = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.5, 0.5]], dtype=torch.float64)
     verdict = judge.verify(LOSSLESS, q, draft, coins, torch.tensor([0.5, 0.5]))
     ratios = law[:, 1:] / law[:, :-1]
@@ -157,62 +154,14 @@ def test_where_faults_can_show() -> None:
     names = {own.name for own in visible_faults(_trace(1.0, 0), find_verifier("chain"))}
     assert "no-draft-law" not in names and "rows-late" in names and "block-by-token" not in names
     names = {own.name for own in visible_faults(_trace(0.5, 7), find_verifier("block"))}
-    assert names == set(BY_NAME) - {"sampled-drafts"}
+    assert names == set(BY_NAME)
     names = {own.kind for own in visible_faults(_trace(0.0, 0), find_verifier("chain"))}
-    assert not names & {"sampled-drafts", "greedy-drafts", "both-temperature"}
+    assert not names & {"greedy-drafts", "both-temperature"}
 
 
 def _trace(temperature: float, rows: int):
-    details = {"max_new_tokens": 9}
-    header = SimpleNamespace(temperature=temperature, details=details, bonus_drawn=False)
+    header = SimpleNamespace(temperature=temperature, bonus_drawn=False)
     return SimpleNamespace(header=header, manifest=SimpleNamespace(total=lambda name: rows))
-
-
-def texts(target, drafter, seeds: int = 1) -> list[list[int]]:
-    return [
-        generate(target, drafter, torch.tensor([[1, 2, 3], [4, 5, 6]]), policy="speculative",
-                 num_draft_tokens=3, max_new_tokens=12, seed=[seed, seed + 50])
-        .output_token_ids.tolist()
-        for seed in range(seeds)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("greedy", [False, True])
-def test_a_draft_that_sees_everything_is_the_draft(tiny, greedy: bool) -> None:
-    target, draft = tiny
-    assert texts(target, Misled(draft, greedy)) == texts(target, ModelDrafter(draft, greedy))
-
-
-def test_each_view_drafts_otherwise(tiny) -> None:
-    target, draft = tiny
-    plain = texts(target, ModelDrafter(draft))
-    views = [own.draft for own in FAULTS if own.draft is not None and not own.check_first]
-    drafters = [draft_of(draft, False) for draft_of in views]
-    assert drafters[-1] is None  # this model has no sliding window
-    assert all(texts(target, own) != plain for own in drafters[:-1])
-
-
-def test_a_window_is_run_as_full_attention() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 48}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    models = []
-    for window in (4, None):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            config = transformers.MistralConfig(**sizes, sliding_window=window)
-            models.append(transformers.MistralForCausalLM(config).double().eval())
-    ids = torch.arange(1, 13)[None]
-    with torch.inference_mode():
-        narrow, wide = (own(input_ids=ids).logits[0, -1] for own in models)
-        drafter = Misled.without_window(models[0], False)
-        assert drafter is not None
-        size = ids.shape[1]
-        least = torch.finfo(torch.float64).min
-        barred = torch.full((1, 1, size, size), least, dtype=torch.float64).triu(1)
-        seen = models[0](input_ids=ids, attention_mask=barred).logits[0, -1]
-    assert not torch.allclose(narrow, wide, atol=1e-6)
-    assert torch.allclose(seen, wide, atol=1e-9)
 
 
 def test_the_noise_floor(tiny) -> None:
@@ -267,7 +216,8 @@ def test_faults_are_listed_from_real_decodes() -> None:
     models = load_pair(pair / "target", pair / "draft")
     decodes = decodes_of(models, "stories.jsonl", 8, 48, 1.0, CHAIN)
     rounds, _, _ = decodes.rounds(None, 6, 0)
-    healthy, rows = expect(rounds), row_signatures(rounds)
+    rows = expectations(rounds, "speculative", with_faults(rounds, CHAIN))
+    healthy = rows.pop("")
     other, _, accepted = decodes.rounds(None, 6, 10_000)
     assert not compare_observed(healthy, observed(other, accepted), rows).alarm
     assert named_of(Pool.of(other, CHAIN), healthy, rows, 200)[1] <= 10
@@ -275,52 +225,3 @@ def test_faults_are_listed_from_real_decodes() -> None:
         faulty, verifier, _ = decodes.rounds(BY_NAME[name], 3, 20_000)
         found, _ = named_of(Pool.of(faulty, verifier), healthy, rows)
         assert found[name] >= 95, (name, found)
-
-
-def windowed(model, window: int):
-    """Return a model of the same weights whose layers look at so many tokens."""
-    transformers = pytest.importorskip("transformers")
-    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-            "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
-            "rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id")  # fmt: skip
-    sizes = {name: getattr(model.config, name) for name in kept}
-    own = transformers.MistralForCausalLM(
-        transformers.MistralConfig(**sizes, sliding_window=window)
-    )
-    own.load_state_dict(model.state_dict())
-    return own.eval()
-
-
-@thorough
-def test_faults_of_passes_are_named_from_real_decodes() -> None:
-    """Each is decoded twice: one says what to expect of it, from the other runs are drawn.
-
-    A draft cut to 50 tokens accepts as a healthy one does, and neither alarms nor is named.
-    """
-    from cactus_theory.decoding import load_pair
-    from tests.test_docs import ROOT
-    from tests.traces.planted import Pool
-
-    pair = load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
-    of_passes = ("beyond-the-block", "positions-by-index", "context-lost")
-    for names, draft in (
-        ((*of_passes, "law-before-top-k"), pair.draft),
-        (("window-as-full",), windowed(pair.draft, 8)),
-    ):
-        decodes = decodes_of(replace(pair, draft=draft), "prompts.jsonl", 4, 32, 1.0, CHAIN)
-        rounds, _, _ = decodes.rounds(None, 9, 0)
-        healthy, signatures = expect(rounds), row_signatures(rounds)
-        pools = {}
-        for number, name in enumerate(names, 1):
-            fault = BY_NAME[name]
-            if fault.draft is not None:
-                once, _, _ = decodes.rounds(fault, 4, 10_000 * number)
-                signatures[f"{name} decoded"] = expect(once)
-            again, verifier, _ = decodes.rounds(fault, 4, 100_000 * number)
-            pools[name] = Pool.of(again, verifier)
-        for name, own in pools.items():
-            found, alarms = named_of(own, healthy, signatures)
-            if name == "law-before-top-k":
-                assert found[name] == 0 and alarms <= 5
-            else:
-                assert found[name] >= 95, (name, found)
