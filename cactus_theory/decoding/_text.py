@@ -165,13 +165,21 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
 
 
 def check_model_vocabularies(target_model: Any, draft_model: Any) -> None:
-    """Raise ValueError unless both models have as many tokens."""
+    """Raise ValueError for sizes that padding of one vocabulary cannot explain."""
     sizes = [text_config(model).vocab_size for model in (target_model, draft_model)]
-    if sizes[0] != sizes[1]:
+    if max(sizes) >= 2 * min(sizes):
         raise ValueError(
-            f"draft_model: vocabulary must equal that of target_model ({sizes[0]} tokens); "
-            f"got {sizes[1]}"
+            f"draft_model: vocabulary must be that of target_model ({sizes[0]} tokens), up to "
+            f"padding; got {sizes[1]}"
         )
+
+
+def fitted(logits: Tensor, size: int) -> Tensor:
+    """Return logits of ``size`` tokens: those beyond are cut, missing ones are −∞."""
+    missing = size - logits.shape[-1]
+    if missing > 0:
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+    return logits[..., :size].contiguous() if missing else logits
 
 
 def _named(index: int | None) -> str:

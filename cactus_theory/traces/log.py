@@ -329,6 +329,9 @@ def check_weights(
 def _weights(model: Any) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
+        if not isinstance(weight, Tensor):  # packed weights of quantised layers
+            digest.update(f"{name} {weight}\n".encode())
+            continue
         first = weight.flatten()[:WEIGHT_ENTRIES].double().cpu().tolist()
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype} {first}\n".encode())
     return f"{type(model).__name__}:{digest.hexdigest()[:16]}"

@@ -16,6 +16,7 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import PROMPTS as KINDS
 from cactus_theory.commands.flags import add_chat, given_prompts, rendered_ids
 from cactus_theory.commands.models import add_models
+from cactus_theory.decoding._text import check_model_vocabularies, fitted
 from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.load import Source, dtype_rule
 
@@ -178,7 +179,7 @@ def log_rows(
     outside the context.
     """
     _check(target, draft, prompts_ids, tokens_each)
-    generator = torch.Generator().manual_seed(seed)
+    generator, size = torch.Generator().manual_seed(seed), target.config.vocab_size
     longest = min(model.config.max_position_embeddings for model in (target, draft)) - tokens_each
     logged: tuple[list[Tensor], list[Tensor]] = ([], [])
     with Progress("logging rows", len(prompts_ids)) as progress:
@@ -186,7 +187,7 @@ def log_rows(
             prompt = list(prompt)[-longest:]
             text = sample(target, prompt, tokens_each, generator)
             for model, rows in zip((target, draft), logged, strict=True):
-                rows.append(next_token_probs(model, text)[len(prompt) - 1 : -1])
+                rows.append(next_token_probs(model, text, size)[len(prompt) - 1 : -1])
             progress.advance()
     return torch.cat(logged[0]), torch.cat(logged[1])
 
@@ -206,16 +207,15 @@ def sample(model: Any, prompt: Sequence[int], tokens: int, generator: torch.Gene
     return text
 
 
-def next_token_probs(model: Any, text: Sequence[int]) -> Rows:
-    """Return the model's row after each token of ``text``, (len(text), V) float64."""
+def next_token_probs(model: Any, text: Sequence[int], size: int) -> Rows:
+    """Return the model's row of ``size`` tokens after each token of ``text``, float64."""
+    text = [min(token, model.config.vocab_size - 1) for token in text]
     logits = model(torch.tensor([list(text)], device=model.device), use_cache=False).logits[0]
-    return logits.cpu().double().log_softmax(-1).exp()
+    return fitted(logits, size).cpu().double().log_softmax(-1).exp()
 
 
 def _check(target: Any, draft: Any, prompts: Sequence[Sequence[int]], tokens_each: int) -> None:
-    sizes = target.config.vocab_size, draft.config.vocab_size
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"draft: must have the target's {sizes[0]} tokens; got {sizes[1]}")
+    check_model_vocabularies(target, draft)
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise ValueError(f"prompts_ids: must hold prompts of at least one token; got {prompts!r}")
     longest = min(model.config.max_position_embeddings for model in (target, draft)) - 1

@@ -83,9 +83,9 @@ def test_refuses_what_cannot_draft(tiny, make_model):
     given = {"policy": "speculative", "max_new_tokens": 4}
     with pytest.raises(TypeError, match="draft_model: must be a causal LM, a Drafter or"):
         generate(tiny[0], 3, PROMPT, **given)
-    with pytest.raises(ValueError, match="draft_model: must be a head's folder; got 'ngram'"):
-        generate(tiny[0], "ngram", PROMPT, **given)
-    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*got 16"):
-        generate(tiny[0], ModelDrafter(make_model(vocab=16)), PROMPT, **given)
+    with pytest.raises(ValueError, match="draft_model: must be one of .*; got 'nowhere'"):
+        generate(tiny[0], "nowhere", PROMPT, **given)
+    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*got 12"):
+        generate(tiny[0], ModelDrafter(make_model(vocab=12)), PROMPT, **given)
     with pytest.raises(ValueError, match="longest: must be an integer of at least 2; got 1"):
         NGram(longest=1, shortest=2)

@@ -55,17 +55,17 @@ def test_refuses_bad_prompts(tiny, ids, kind, message):
         generate(tiny[0], None, ids, max_new_tokens=4)
 
 
-def test_respects_the_positions_of_both_models(tiny, make_model):
+def test_respects_the_positions_of_the_target(tiny, make_model):
     short = make_model(positions=16)
     whole = generate(tiny[0], short, PROMPT, policy="speculative", max_new_tokens=13)
     assert whole.num_tokens == 13
-    with pytest.raises(ValueError, match=r"the 16 positions of draft_model; got 3 \+ 14 = 17"):
-        generate(tiny[0], short, PROMPT, policy="speculative", max_new_tokens=14)
+    with pytest.raises(ValueError, match=r"the 16 positions of target_model; got 3 \+ 14 = 17"):
+        generate(short, tiny[0], PROMPT, policy="speculative", max_new_tokens=14)
 
 
 def test_refuses_models_that_do_not_belong_together(tiny, make_model):
-    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*\(24 tokens\); got 16"):
-        generate(tiny[0], make_model(vocab=16), PROMPT, policy="speculative", max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*\(24 tokens\), .*; got 12"):
+        generate(tiny[0], make_model(vocab=12), PROMPT, policy="speculative", max_new_tokens=4)
     training = make_model().train()
     with pytest.raises(ValueError, match="draft_model: must be in evaluation mode"):
         generate(tiny[0], training, PROMPT, policy="speculative", max_new_tokens=4)

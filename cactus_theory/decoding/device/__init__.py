@@ -16,6 +16,7 @@ statistics and meter. Where the fused kernels verify, which is on CUDA where the
 random numbers are their own: the same laws and meter, other tokens.
 """
 
+import math
 from typing import Any
 
 from cactus_theory.base.rows import ORDINARY
@@ -24,7 +25,7 @@ from cactus_theory.decoding.device.loop import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters.model import ModelDrafter
-from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models import longest_text, text_config
 from cactus_theory.decoding.models.recognised import obstacle as not_fast
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.schedule import OnePolicy
@@ -43,8 +44,10 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
     drafter, models = opening.drafter, {"target_model": opening.target_model}
     if isinstance(drafter, ModelDrafter):
         models["draft_model"] = drafter.model
+    longest = longest_text(models.get("draft_model", opening.target_model))
     reason = (
-        _round_obstacle(opening)
+        ("where the draft has fewer positions" if (longest or math.inf) < texts.capacity else None)
+        or _round_obstacle(opening)
         or _option_obstacle(opening.options)
         or _model_obstacle(models, capacity(texts, opening.width))
     )
@@ -103,6 +106,8 @@ def _option_obstacle(options: DecodeOptions) -> str | None:
 
 
 def _model_obstacle(models: dict[str, Any], positions: int) -> str | None:
+    if len({text_config(model).vocab_size for model in models.values()}) > 1:
+        return "where the draft's vocabulary has another size"
     for name, model in models.items():
         reason = not_fast(model, positions)
         if reason is not None:

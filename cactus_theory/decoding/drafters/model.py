@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._text import check_model_vocabularies
+from cactus_theory.decoding._text import check_model_vocabularies, fitted
 from cactus_theory.decoding.drafters._base import (
     DraftContext,
     Drafter,
@@ -17,7 +17,7 @@ from cactus_theory.decoding.drafters._base import (
     nothing,
 )
 from cactus_theory.decoding.drafters.stop import Watch, check_stop
-from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.verify.draft import Draft
 
 
@@ -28,6 +28,9 @@ class ModelDrafter(Drafter):
     ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then
     deterministic, that is, verified as one-hot rows. ``stop`` ends a row's draft early where its
     tokens will probably not all be accepted: below this expected share, a threshold in [0, 1].
+
+    The model's vocabulary may be padded to another size: a token that it lacks has probability 0,
+    and one that the target lacks is cut. It stops drafting where its positions end.
 
     Examples
     --------
@@ -61,20 +64,29 @@ class ModelDrafting(SampledDrafting):
         self, setting: DraftContext, model: Any, greedy: bool, stop: float | None = None
     ) -> None:
         super().__init__(setting, greedy)
+        self.sizes = [text_config(each).vocab_size for each in (setting.target_model, model)]
+        self.positions = min(self.texts.capacity, longest_text(model) or self.texts.capacity)
+        if self.next_row and self.positions < self.texts.capacity:
+            raise ValueError(
+                "draft_model: must have positions for the whole text where the verifier reads one "
+                f"more draft row ({self.texts.capacity}); got {self.positions}"
+            )
         self.model = CachedModel(
             model,
-            self.texts.capacity,
+            self.positions,
             self.texts.batch,
             slack=1,  # tokens of a pass that the text does not keep
             fast_forward=setting.fast_forward,
+            drafts=True,
         )
         self.stop = None if self.deterministic else stop
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Sample (or take the likeliest of) one token per step and row."""
-        if not any(wanted):
+        room = [max(self.positions - length, 0) for length in self.texts.lengths]
+        lengths, tokens = list(map(min, wanted, room)), []
+        if not any(lengths):
             return nothing(self.texts)
-        lengths, tokens = list(wanted), []
         watch = None if self.stop is None else Watch(self.stop, lengths)
         while len(tokens) < max(lengths):
             tokens.append(self._step(len(tokens), lengths, coins[:, len(tokens)]))
@@ -92,8 +104,7 @@ class ModelDrafting(SampledDrafting):
             length + count - cached
             for length, cached, count in zip(self.texts.lengths, lengths, drafted, strict=True)
         ]
-        logits = self.model.feed(self.texts.take(lengths, counts), counts, [1] * len(counts))
-        self.calls = self.model.calls
+        logits = self._feed(self.texts.take(lengths, counts), counts)
         memory = self.memory(logits)
         for offset in set(drafted):
             rows = [row for row, count in enumerate(drafted) if count == offset]
@@ -110,10 +121,18 @@ class ModelDrafting(SampledDrafting):
         ]
         fed = self.texts.take(lengths, counts)
         self.clock.lap("other")
-        logits = self.model.feed(fed, counts, [1] * len(counts))
-        self.calls = self.model.calls
+        logits = self._feed(fed, counts)
         self.clock.lap("draft")
         return self.draw(logits, offset, draft_lengths, coin)
+
+    def _feed(self, ids: Tensor, counts: Sequence[int]) -> Float[Tensor, "batch 1 vocab"]:
+        """Return the logits after the last fed tokens, one for each token of the target."""
+        target, own = self.sizes
+        if own < target:  # whatever stands for a token that it has not: no draft is lossy
+            ids = ids.clamp(max=own - 1)
+        logits = self.model.feed(ids, counts, [1] * len(counts))
+        self.calls = self.model.calls
+        return fitted(logits, target)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows."""

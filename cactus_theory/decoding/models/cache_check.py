@@ -39,10 +39,11 @@ Answer = tuple[str | None, bool]
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 
 
-def runs_together(model: Any) -> bool:
+def runs_together(model: Any, lossless: bool = False) -> bool:
     """Return whether a ragged batch may run as one call; row by row otherwise.
 
-    Raises ValueError where cached forward passes differ from whole ones.
+    Raises ValueError where cached forward passes differ from whole ones, unless the model drafts
+    and any law of its will do (``lossless``), such as a quantised copy's.
     """
     config = text_config(model)
     key = *map(type, model.modules()), *(getattr(config, name, None) for name in DECIDING)
@@ -51,7 +52,7 @@ def runs_together(model: Any) -> bool:
         with preparing(), torch.inference_mode():
             known[key] = _answer(model, change)
     refusal, together = known[key]
-    if refusal is not None:
+    if refusal is not None and not lossless:
         raise ValueError(
             f"model: forward passes over a cache must equal whole ones; in "
             f"{type(model).__name__} {refusal}. Use the model's own generate instead"

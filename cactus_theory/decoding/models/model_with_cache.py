@@ -33,6 +33,7 @@ class CachedModel:
     fast_forward : None takes the fast pass where it supports the model, True requires it,
         False takes the library's pass.
     reads : layers whose hidden states are kept beside the cache, for :meth:`hidden`.
+    drafts : whether the model only drafts, so that its passes need no check: any draft is lossless.
 
     Raises
     ------
@@ -51,6 +52,7 @@ class CachedModel:
         slack: int = 0,
         fast_forward: bool | None = None,
         reads: Sequence[int] = (),
+        drafts: bool = False,
     ) -> None:
         self.model = model
         self.cache = allocate(model, batch, capacity + slack)
@@ -70,7 +72,7 @@ class CachedModel:
             self.branches = True
         else:
             check_positions(model, capacity)
-            self.branches = runs_together(model)
+            self.branches = runs_together(model, lossless=drafts)
             self.forward = LibraryForward(model, self.cache, self.branches)
 
     @property
@@ -173,6 +175,18 @@ class CachedModel:
             raise ValueError(
                 f"parents: each must be −1 or the index of an earlier token; got {parents.tolist()}"
             )
+
+
+def longest_text(model: Any) -> int | None:
+    """Return the most positions of a text that a model runs over alike, None for no limit."""
+    config = text_config(model)
+    limits, own = [*_rotary_lengths(config)], getattr(config, "max_position_embeddings", None)
+    if isinstance(own, int) and own > 0:  # −1 stands for no limit
+        limits.append(own)
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and not _applies_windows(model):
+        limits.append(window)
+    return min(limits, default=None)
 
 
 def check_positions(model: Any, capacity: int) -> None:

@@ -29,8 +29,8 @@ def test_rows_are_those_of_the_sampled_text():
     with torch.inference_mode():
         text = sample(target, [1, 2, 3], 5, torch.Generator().manual_seed(7))
         assert len(text) == 8
-        torch.testing.assert_close(q[:5], next_token_probs(target, text)[2:7])
-        torch.testing.assert_close(p[:5], next_token_probs(draft, text)[2:7])
+        torch.testing.assert_close(q[:5], next_token_probs(target, text, 23)[2:7])
+        torch.testing.assert_close(p[:5], next_token_probs(draft, text, 23)[2:7])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_sampled_text():
         ([[1], []], 3, 23, "prompts_ids"),
         ([[1]], 0, 23, "tokens_each: must be from 1 to 31; got 0"),
         ([[1]], 32, 23, "tokens_each"),
-        ([[1]], 3, 24, "draft: must have the target's 23 tokens; got 24"),
+        ([[1]], 3, 46, r"that of target_model \(23 tokens\), up to padding; got 46"),
     ],
 )
 def test_bad_arguments_are_named(prompts, tokens, vocab, message):

@@ -1,0 +1,106 @@
+"""Drafts as they ship: padded to another size, of a shorter context, quantised: all lossless."""
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cactus_theory.decoding import ModelDrafter, generate, speculative_generate
+from cactus_theory.traces import Trace, log_trace, replay
+
+PROMPT = torch.tensor([[3, 1, 4], [1, 5, 9]])
+
+
+def llama(seed: int, vocabulary: int = 24, positions: int = 64) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=positions, eos_token_id=None,
+        bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    model = LlamaForCausalLM(config).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.copy_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    return model
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return llama(0)
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+@pytest.mark.parametrize("size", [20, 30])
+def test_a_draft_of_another_size_has_the_law_of_its_own_tokens(target, size, verifier) -> None:
+    small, options = llama(1, size), {"max_new_tokens": 24, "seed": 5, "verifier": verifier}
+    got = generate(target, small, PROMPT, record_rows=True, **options)
+    assert got.rows is not None and got.reading.emitted_divergence_per_token < 1e-12
+    p = got.rows.draft_probs
+    assert p.shape[-1] == 24 and torch.allclose(p.sum(-1), torch.ones_like(p[..., 0]))
+    assert size > 24 or not p[..., size:].any()
+    if size > 24:  # what is cut is nothing but a smaller softmax
+        cut = llama(1, 24)
+        cut.load_state_dict({
+            name: weight[:24] if name in ("model.embed_tokens.weight", "lm_head.weight") else weight
+            for name, weight in small.state_dict().items()
+        })  # fmt: skip
+        alike = generate(target, cut, PROMPT, **options)
+        assert got.output_token_ids.equal(alike.output_token_ids)
+    hooked = target.generate(
+        PROMPT[:1], custom_generate=speculative_generate, draft_model=small, max_new_tokens=8,
+        do_sample=True, policy="speculative",
+    )  # fmt: skip
+    assert hooked.shape == (1, 11)
+
+
+def test_a_trace_of_a_padded_draft_replays(target, tmp_path: Path) -> None:
+    log_trace(target, llama(1, 20), PROMPT.tolist(), tmp_path, num_draft_tokens=2,
+              max_new_tokens=8)  # fmt: skip
+    trace = Trace.open(tmp_path)
+    assert trace.header.vocab_size == 24
+    assert replay(trace, "speculative").divergence_per_token().value < 1e-6
+
+
+def test_other_vocabularies_are_refused(target) -> None:
+    with pytest.raises(ValueError, match=r"that of target_model \(24 tokens\), up to padding"):
+        generate(target, llama(1, 48), PROMPT, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_shorter_draft_stops_where_its_positions_end(target, fast) -> None:
+    short, long = llama(1, positions=12), llama(1)
+    options = {"seed": 3, "num_draft_tokens": 3, "fast_forward": fast}
+    got = generate(target, short, PROMPT, max_new_tokens=30, **options)
+    assert got.output_token_ids.shape == (2, 30) and got.draft_calls < got.target_calls
+    alike = generate(target, long, PROMPT, max_new_tokens=30, **options)
+    assert got.output_token_ids[:, :5].equal(alike.output_token_ids[:, :5])
+    assert generate(target, short, PROMPT.repeat(1, 5), max_new_tokens=4, seed=1).draft_calls == 0
+    greedy = generate(target, ModelDrafter(short), PROMPT, max_new_tokens=30, temperature=0)
+    assert greedy.output_token_ids.equal(
+        generate(target, None, PROMPT, max_new_tokens=30, temperature=0).output_token_ids
+    )
+
+
+def test_quantised_drafts_are_lossless(target, tmp_path: Path) -> None:
+    draft = copy.deepcopy(llama(1)).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a later torch has it elsewhere
+        int8 = torch.ao.quantization.quantize_dynamic(draft, {torch.nn.Linear}, torch.qint8).eval()
+    four = copy.deepcopy(draft)
+    with torch.no_grad():  # a copy whose weights have 15 values
+        for weight in four.parameters():
+            step = weight.abs().max() / 7
+            weight.copy_((weight / step).round() * step)
+    greedy = generate(target, None, PROMPT, max_new_tokens=12, temperature=0).output_token_ids
+    for model in (int8, four):
+        got = generate(target, model, PROMPT, max_new_tokens=12, seed=1)
+        assert got.reading.emitted_divergence_per_token < 1e-12
+        same = generate(target, model, PROMPT, max_new_tokens=12, temperature=0)
+        assert same.output_token_ids.equal(greedy)
+        folder = tmp_path / type(model).__name__ / str(id(model))
+        log_trace(target, model, PROMPT.tolist(), folder, num_draft_tokens=2, max_new_tokens=4)
