@@ -1,4 +1,4 @@
-"""What objects of others hold: copies of it, and bytes that change when it does."""
+"""Copies of the state of other people's objects, and bytes that change when the state does."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ DATA = (bool, bytes, int, float, str, tuple, list, dict, set, type(None), Tensor
 
 
 class Snapshot(pickle.Pickler):
-    """What an object leads to: ``state`` differs once that has changed, but for ``forked`` objects.
+    """The state of an object: ``state`` differs once that has changed, but for ``forked`` objects.
 
     Functions and classes are not copied: what functions close over or name, and classes of
     callable objects hold, is in the state. Raises whatever pickling raises.

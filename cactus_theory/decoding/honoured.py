@@ -1,4 +1,4 @@
-"""What the hook honours of the options and inputs of ``generate``; the rest is refused by name.
+"""Options and inputs of ``generate`` that the hook honours; the rest is refused by name.
 
 Options that are not listed must have the value at which they do nothing, so that those of a later
 release of the library are refused until somebody has looked at them.

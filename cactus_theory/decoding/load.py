@@ -51,7 +51,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Source:
-    """What an argument names: a folder with a model, or a model of the Hugging Face Hub.
+    """A folder with a model, or a model of the Hugging Face Hub, as an argument names it.
 
     ``name`` is the argument's, for errors; ``revision`` a branch, tag or commit of the hub. Python
     files that come with a model (``auto_map``) run only with ``trust_code``; without it a model
@@ -277,7 +277,7 @@ def load_model(
 
 
 def dtype_rule(dtype: str, device: str | torch.device) -> str:
-    """Return what ``dtype`` comes to on a device whatever the checkpoint, for a run's settings."""
+    """Return the dtype of a run's settings: ``dtype`` on a device, whatever the checkpoint."""
     if dtype != AUTO:
         return dtype
     if torch.device(device).type != "cpu":

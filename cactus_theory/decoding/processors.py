@@ -233,7 +233,7 @@ def library_name(one: Any) -> str | None:
 
 
 def name_of(one: Any) -> str:
-    """Return what a function or an object's class is called."""
+    """Return the name of a function or of an object's class."""
     return getattr(one, "__name__", type(one).__name__)
 
 
@@ -244,7 +244,7 @@ def refuse(processors: Sequence[Any], reason: str) -> NoReturn:
 
 
 def asked(one: Any, ids: Tensor, scores: Tensor) -> Tensor:
-    """Return what a processor answers; it may change what it gets, and keep what it returns."""
+    """Return a processor's answer; it may change its arguments, and keep the answer."""
     before = _generators()
     answer = one(ids.clone(), scores.clone())
     if _generators() != before:

@@ -1,4 +1,4 @@
-"""What an engine counts of its drafts: its Prometheus text, or numbers that somebody printed."""
+"""Counters of an engine's drafts: its Prometheus text, or numbers that somebody printed."""
 
 import re
 from collections import defaultdict

@@ -231,7 +231,7 @@ def expectations(
     num_draft_tokens: int | None = None,
     on_cycles: Callable[[int], Any] = int,
 ) -> dict[str, Expectation]:
-    """Return what to expect under each verifier, in one pass over the trace: see :func:`expect`.
+    """Return the expectations under each verifier, in one pass over the trace: see :func:`expect`.
 
     ``on_cycles`` is called with how many rounds are done, now and then.
     """

@@ -1,4 +1,4 @@
-"""What is timed on a GPU, a job a row: one verification, the passes of a round, whole decodes.
+"""Timings of a GPU, a job a row: one verification, the passes of a round, whole decodes.
 
 The device's own clock counts, from the first kernel of a call to its last, with data out of its
 caches; what never waits for the device is a CUDA graph. What is compared is timed in turn.

@@ -58,7 +58,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
 
 
 def changed(model: Any) -> str | None:
-    """Return what was done to an object among a model's modules, in words; None for nothing.
+    """Return the change to an object among a model's modules, in words; None for none.
 
     Hooks, a forward function or a ``prepare_inputs_for_generation`` of its own, weights of
     another kind. Classes of modules are not looked at.
