@@ -247,7 +247,7 @@ def check_stricter(requested: Policy, server: Policy) -> None:
 
 
 def with_own(cut: Cut, sampling_params: Any) -> Cut:
-    """Return vLLM's own top_p, top_k and min_p beside a cut, which would act too late."""
+    """Return a cut and vLLM's own top_p, top_k and min_p, which would act too late, as one cut."""
     own = sampling_params
     sizes = [size for size in (cut.top_k, own.top_k or 0) if size > 0]
     return Cut(min(cut.top_p, own.top_p), min(sizes, default=0), max(cut.min_p, own.min_p or 0.0))
