@@ -32,6 +32,7 @@ def one_line(error: Exception) -> str:
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
     """Make a command stop silently, with status 141, once its stdout is closed.
 
+    With 2 and one line if nothing can be written to it, as to a full disk.
     SIGPIPE itself stays ignored, as Python sets it: writing to a worker process that has died
     must raise, not end the command.
     """
@@ -39,6 +40,8 @@ def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
     @functools.wraps(main)
     def run(*arguments: Given.args, **options: Given.kwargs) -> int:
         real = sys.stdout
+        if getattr(real, "errors", "") == "strict" and hasattr(real, "reconfigure"):
+            real.reconfigure(errors="replace")  # signs that an encoding lacks
         sys.stdout = _Output(real)  # type: ignore[assignment]
         try:
             return main(*arguments, **options)
@@ -68,24 +71,34 @@ class _Output:
         self._real = real
 
     def write(self, text: str) -> int:
+        if self._real is None:  # it was closed before the start
+            raise SystemExit(BROKEN_PIPE)
         try:
             return self._real.write(text)
         except BrokenPipeError:
             self._leave()
+        except OSError as error:
+            self._leave(error)
 
     def flush(self) -> None:
         try:
-            self._real.flush()
+            if self._real is not None:
+                self._real.flush()
         except BrokenPipeError:
             self._leave()
+        except OSError as error:
+            self._leave(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def _leave(self) -> NoReturn:
+    def _leave(self, error: OSError | None = None) -> NoReturn:
         # discard what is buffered, or the interpreter reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._real.fileno())
-        raise SystemExit(BROKEN_PIPE)
+        if error is None:
+            raise SystemExit(BROKEN_PIPE)
+        print(f"stdout: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 # seconds between two lines of progress where no bar can be drawn

@@ -88,3 +88,13 @@ def test_the_interpreter_says_nothing_at_its_end(tmp_path: Path) -> None:
     said = process.stderr.read()
     process.stderr.close()
     assert (process.wait(), said) == (BROKEN_PIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [(">&-", BROKEN_PIPE, b""), ("> /dev/full", 2, b"stdout: No space left on device\n")],
+)
+def test_output_that_cannot_be_written_is_no_traceback(redirected, code, said) -> None:
+    call = f"{sys.executable} -m cactus_theory.cli solve --help {redirected}"
+    done = subprocess.run(call, shell=True, cwd=ROOT, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (code, said)
