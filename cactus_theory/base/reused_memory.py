@@ -26,7 +26,7 @@ class _Buffer:
 
     def __init__(self, size: int) -> None:
         with torch.inference_mode(False):
-            self.bytes = torch.empty(size, dtype=torch.uint8).numpy().data
+            self.bytes = torch.empty(size, dtype=torch.uint8, device="cpu").numpy().data
         self.lease = weakref.ref(self.bytes[:0])  # dead: nobody holds the buffer
 
     def lend(self, count: int, dtype: torch.dtype) -> Tensor:
@@ -67,7 +67,7 @@ def scratch(
                 buffers[place] = buffer = _Buffer(size)
             return buffer.lend(count, dtype).view(shape)
     if len(buffers) == MOST_BUFFERS:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     buffers.append(_Buffer(size))
     return buffers[-1].lend(count, dtype).view(shape)
 

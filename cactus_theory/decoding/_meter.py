@@ -29,13 +29,13 @@ class TokenLog:
 
     def __init__(self, batch: int, room: int, log_probs: bool) -> None:
         self.batch, self.room = batch, room
-        self.charges = torch.zeros(batch * room, dtype=torch.float64)
+        self.charges = torch.zeros(batch * room, dtype=torch.float64, device="cpu")
         self.target = torch.full_like(self.charges, torch.nan) if log_probs else None
         self.emitted = torch.full_like(self.charges, torch.nan) if log_probs else None
 
     def slots(self, text: int, first: int, count: int) -> Int[Tensor, "count"]:
         start = text * self.room + first
-        return torch.arange(start, start + count)
+        return torch.arange(start, start + count, device="cpu")
 
     def score(
         self,
@@ -110,11 +110,11 @@ class Meter:
         self.policies, self.verifier, self.log = policies, find_verifier(verifier), log
         self.divergence = find_divergence(divergence)
         self.waiting: list[Waiting] = []
-        self.zero = torch.zeros(1, dtype=torch.int64)
-        self.one = torch.ones(1, dtype=torch.float64)
+        self.zero = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.one = torch.ones(1, dtype=torch.float64, device="cpu")
         self.rows = self.entries = 0
         # sums stay where the rows are: nothing waits for a device
-        zeros = torch.zeros(4, dtype=torch.float64)
+        zeros = torch.zeros(4, dtype=torch.float64, device="cpu")
         self.total, self.largest, self.expected, self.raised = zeros
 
     def add(

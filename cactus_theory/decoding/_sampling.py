@@ -106,7 +106,7 @@ class Coins:
         width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
         if len(draft_lengths) == 1:
             drawn = self.streams[0](count + 1)
-            row = torch.as_tensor(drawn).to(self.device)[None]
+            row = torch.as_tensor(drawn, device=self.device)[None]
             return row[:, :width], row[:, width:count], row[:, -1]
         table = np.zeros((len(draft_lengths), count + 1))
         self.fill(table, width, draft_lengths, coins)

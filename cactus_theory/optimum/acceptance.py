@@ -186,7 +186,7 @@ def _curves(geometry: Geometry, count: int) -> tuple[list[Tensor], list[Tensor],
     """Return δ, acceptance and price (..., points) at each point of the trade-off."""
     path, zero = geometry.path, torch.zeros_like(geometry.zero_mass)
     delta, accepted, price = [zero], [1 - path.largest], [geometry.lossless_price()]
-    for share in torch.linspace(1, 0, count, dtype=torch.float64)[1:].tolist():
+    for share in torch.linspace(1, 0, count, dtype=torch.float64, device="cpu")[1:].tolist():
         point = path.at(path.smallest + share * (path.largest - path.smallest))
         spent = geometry.spent(point.upper, point.divergence)
         delta.append(spent)

@@ -113,7 +113,7 @@ def selection_law(
 
 def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
     """Check token ids and return the flags of deterministic tokens, (..., V)."""
-    ids = torch.as_tensor([] if deterministic is None else deterministic)
+    ids = torch.as_tensor([] if deterministic is None else deterministic, device="cpu")
     if ids.dtype.is_floating_point and ids.numel():
         raise TypeError(f"deterministic: must hold token ids; got dtype {ids.dtype}")
     ids = ids.long()
@@ -128,7 +128,7 @@ def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"
             f"deterministic: shape must be (m,) or {tuple(shape[:-1])} and m; "
             f"got {tuple(ids.shape)}"
         ) from None
-    flags = torch.zeros(*shape[:-1], shape[-1] + 1, dtype=torch.bool)
+    flags = torch.zeros(*shape[:-1], shape[-1] + 1, dtype=torch.bool, device="cpu")
     flags = flags.scatter_(-1, torch.where(ids < 0, shape[-1], ids), True)[..., :-1]
     if not bool(flags.any(-1).all()):
         raise ValueError(f"deterministic: must hold a token of each row; got {deterministic!r}")

@@ -241,7 +241,9 @@ class Band(FixedTarget):
         by_row = self.priced is not None and not self.boxed and q.device.type == "cpu"
         if by_row and len(flat_q) <= FEW_ROWS:
             rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
-            solved = torch.tensor([self._solved(*row) for row in rows], dtype=torch.float64)
+            solved = torch.tensor(
+                [self._solved(*row) for row in rows], dtype=torch.float64, device="cpu"
+            )
             return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
         if not _all_normal(flat_q):
             flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
@@ -293,7 +295,8 @@ class Band(FixedTarget):
         decide = by_row.decide if isinstance(by_row, ByRow) else self._decide
         accepted, lower = zip(*(decide(*row) for row in rows), strict=True)
         return Decision(
-            torch.tensor(accepted), Residual(scale=torch.tensor(lower, dtype=torch.float64))
+            torch.tensor(accepted, device="cpu"),
+            Residual(scale=torch.tensor(lower, dtype=torch.float64, device="cpu")),
         )
 
     def _along(self, path: Path, q: Rows, p: Rows, band: PricedBand) -> Rows:
@@ -396,7 +399,7 @@ class Band(FixedTarget):
         """Return a generator, and the budget in its units."""
         generator = self.kind.generator
         assert generator is not None
-        delta = torch.tensor(self.delta, dtype=torch.float64)
+        delta = torch.tensor(self.delta, dtype=torch.float64, device="cpu")
         return generator, float(self.kind.to_generator(delta))
 
     @property

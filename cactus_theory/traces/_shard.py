@@ -85,7 +85,7 @@ class Cycle:
         count = draft.lengths[0]
         ids, probs = draft.token_ids[0, :count].cpu(), draft.probs
         q = target_probs[0, : count + 1].to("cpu", torch.float64)
-        nodes, tree = torch.arange(count), ()
+        nodes, tree = torch.arange(count, device="cpu"), ()
         if draft.parents is not None:
             if draft.sampled is None:
                 raise ValueError(
@@ -148,17 +148,19 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = 
         if cycle.parents is not None and not trees:
             raise ValueError("parents: a trace of trees must say how many nodes they may have")
     row_counts = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
-    no_rows = torch.zeros(0, vocab, dtype=torch.float64)
+    no_rows = torch.zeros(0, vocab, dtype=torch.float64, device="cpu")
     target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [no_rows])
     draft = torch.cat(
         [c.draft_probs.double() for c in cycles if c.draft_probs is not None] + [no_rows]
     )
     ids = [cycle.draft_token_ids.to(torch.int32) for cycle in cycles]
     return Shard(
-        position=torch.tensor([cycle.position for cycle in cycles], dtype=torch.int32),
-        token_offsets=torch.tensor([0, *counts]).cumsum(0),
-        draft_offsets=torch.tensor([0, *row_counts]).cumsum(0),
-        draft_token_ids=torch.cat([*ids, torch.zeros(0, dtype=torch.int32)]),
+        position=torch.tensor(
+            [cycle.position for cycle in cycles], dtype=torch.int32, device="cpu"
+        ),
+        token_offsets=torch.tensor([0, *counts], device="cpu").cumsum(0),
+        draft_offsets=torch.tensor([0, *row_counts], device="cpu").cumsum(0),
+        draft_token_ids=torch.cat([*ids, torch.zeros(0, dtype=torch.int32, device="cpu")]),
         target_log_probs=target.log().to(dtype),
         draft_log_probs=draft.log().to(dtype),
         families=_families(cycles) if trees else None,
@@ -166,11 +168,11 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = 
 
 
 def _families(cycles: Sequence[Cycle]) -> Tensor:
-    tables = [torch.zeros(0, 3)]
+    tables = [torch.zeros(0, 3, device="cpu")]
     for cycle in cycles:
         tree = cycle.parents, cycle.sampled, cycle.deterministic
         if cycle.parents is None:
-            path = torch.arange(-1, len(cycle.draft_token_ids) - 1)
+            path = torch.arange(-1, len(cycle.draft_token_ids) - 1, device="cpu")
             drawn = torch.full_like(path, cycle.draft_probs is not None)
             tree = path, drawn, 1 - drawn
         tables.append(torch.stack([part.int() for part in tree], 1))  # type: ignore[union-attr]

@@ -159,7 +159,7 @@ def _replays(
         _replay_rows(source, policy, verifier, kinds, sums[-1], on_cycles)
     else:
         verifier.check(policy)
-        ends = torch.tensor(source.header.eos_token_ids, dtype=torch.int64)
+        ends = torch.tensor(source.header.eos_token_ids, dtype=torch.int64, device="cpu")
         for batch in source.batches(ENTRIES, widths[-1]):
             law = batch_law(batch, policy, verifier, kinds, ends)
             for one in sums:
@@ -222,7 +222,7 @@ def _replay_rows(
     on_cycles: OnCycles | None,
 ) -> None:
     size = max(1, ENTRIES // rows.target_probs.shape[-1])
-    places = torch.arange(len(rows.target_probs)).split(size)
+    places = torch.arange(len(rows.target_probs), device="cpu").split(size)
     for place in places:
         q, p = rows.target_probs[place], rows.draft_probs[place]
         acceptance, emitted = mean_alive(verifier, policy, q, p)
@@ -247,7 +247,7 @@ def _replay_schedule(
     without the prompt, which a trace does not hold.
     """
     check_followed(schedule, verifier)
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64)
+    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
     text, state, source = -1, None, torch.Generator()
     for cycle in trace:
         if cycle.text != text:
@@ -264,14 +264,14 @@ def _replay_schedule(
         going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]
         emitted = law.emitted[:, : len(ids)]
         spent = {spec: kind.value(emitted, q[None, :-1]) for spec, kind in kinds.items()}
-        sums.add(torch.tensor([text]), law.alive, going, spent)
+        sums.add(torch.tensor([text], device="cpu"), law.alive, going, spent)
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
         if rows := min(count + 1, len(ids)):
             policies = tuple(schedule.policies[number] for number in choice[:rows].tolist())
             raised = None if law.raised is None else law.raised[0, :rows]
             path = Reached(law.alive[0, :rows], raised)
-            accepted = torch.arange(rows) < count
+            accepted = torch.arange(rows, device="cpu") < count
             verified = VerifiedRows(
                 q[:rows], p[:rows], ids[:rows], accepted, policies, verifier, path
             )

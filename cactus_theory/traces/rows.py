@@ -89,7 +89,7 @@ def mean_alive(
     Σ p φ for the chain and Σ min(p, h) for blocks, which at one token is the same for a
     fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
     """
-    start = Place(torch.ones(len(q), dtype=torch.float64))
+    start = Place(torch.ones(len(q), dtype=torch.float64, device="cpu"))
     emitted = verifier.emitted(policy, q, p, start)
     if isinstance(verifier, Chain):
         return (p * policy.acceptance_row(q, p)).sum(-1), emitted
@@ -145,7 +145,7 @@ def row_pairs(
     """
     if isinstance(source, SavedRows):
         size = max(1, entries // source.target_probs.shape[-1])
-        for numbers in torch.arange(len(source)).split(size):
+        for numbers in torch.arange(len(source), device="cpu").split(size):
             yield numbers, source.target_probs[numbers], source.draft_probs[numbers]
         return
     for batch in source.batches(entries):

@@ -318,8 +318,8 @@ def _cycle(text: int, shard: Shard, number: int) -> Cycle:
 
 
 def _batch(text: int, shard: Shard, numbers: list[int], width: int, deterministic: bool) -> Batch:
-    cycles = torch.tensor(numbers)
-    place = torch.arange(width + 1)
+    cycles = torch.tensor(numbers, device="cpu")
+    place = torch.arange(width + 1, device="cpu")
     first = shard.token_offsets[cycles, None]
     drafted = shard.draft_offsets[cycles, None] + place[:-1]
     without_rows = deterministic or not width

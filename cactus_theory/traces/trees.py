@@ -109,7 +109,7 @@ class TreeWalk:
             if child is None:
                 run.append(Place(node, alive, acceptance, h, h))
                 return run
-            r, token = self.r[node], torch.tensor(self.ids[child])
+            r, token = self.r[node], torch.tensor(self.ids[child], device="cpu")
             aim, value = (alive * h if self.whole else h), acceptance
             acceptance = float(accept_probability(aim[token], r[token]))
             law = (aim - r).clamp(min=0.0)

@@ -191,7 +191,7 @@ class Nodes:
             for run, law in zip(runs, laws, strict=True):
                 run.last = pick_one(law, run.draw)
             return
-        draws = torch.tensor([run.draw for run in runs], dtype=torch.float64)
+        draws = torch.tensor([run.draw for run in runs], dtype=torch.float64, device="cpu")
         rows = laws if isinstance(laws, Tensor) else torch.stack(list(laws))
         for run, token in zip(runs, pick(rows, draws).tolist(), strict=True):
             run.last = token
@@ -247,7 +247,7 @@ class Nodes:
         if not fixed or run.cut:
             return q
         if run.ahead:  # the other tokens in proportion to q
-            law = q.index_fill(0, torch.tensor([*run.ahead]), 0.0)
+            law = q.index_fill(0, torch.tensor([*run.ahead], device="cpu"), 0.0)
             rest = float(law.sum(dtype=torch.float64))
             law *= (1 - math.fsum(run.ahead.values())) / rest if rest > 0 else 0.0
             law[[*run.ahead]] = law.new_tensor([*run.ahead.values()])
@@ -319,7 +319,10 @@ class Nodes:
         return target[0].double()
 
     def _follow_chunk(self, policy: Policy, places: Sequence[Place]) -> None:
-        at, ids = rows_at(places), torch.tensor([run.ids[place] for run, place in places])
+        at, ids = (
+            rows_at(places),
+            torch.tensor([run.ids[place] for run, place in places], device="cpu"),
+        )
         q = self.q[at]
         p = one_hot(ids, q) if self.p is None else self.p[at]
         step = policy.follow(q, p, ids, self._path(places))
@@ -333,7 +336,7 @@ class Nodes:
 
     def _path(self, places: Sequence[Place]) -> Path:
         alive = [run.alive[place] for run, place in places]
-        return Path(torch.tensor(alive, dtype=torch.float64))
+        return Path(torch.tensor(alive, dtype=torch.float64, device="cpu"))
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return the accepted count of each run and the token after it, both (B,)."""
@@ -383,7 +386,7 @@ def _at(pairs: Sequence[tuple[int, int]]) -> Any:
         row, column = pairs[0]
         return row, slice(column, column + 1)
     rows, columns = zip(*pairs, strict=True)
-    return torch.tensor(rows), torch.tensor(columns)
+    return torch.tensor(rows, device="cpu"), torch.tensor(columns, device="cpu")
 
 
 def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> None:

@@ -127,8 +127,8 @@ def toss(
             batch, width + 1, generator=generator, dtype=torch.float64, device=generator_device
         ).to(device)
         return uniform[:, :width], uniform[:, width]
-    accept = torch.zeros(batch, width, dtype=torch.float64)
-    draw = torch.zeros(batch, dtype=torch.float64)
+    accept = torch.zeros(batch, width, dtype=torch.float64, device="cpu")
+    draw = torch.zeros(batch, dtype=torch.float64, device="cpu")
     for row, (length, source) in enumerate(zip(lengths.tolist(), generator, strict=True)):
         numbers = torch.rand(
             length + 1, generator=source, dtype=torch.float64, device=source.device
