@@ -70,12 +70,12 @@ def write_csv(
 def save_latex(
     path: str, heads: Cells, lines: Sequence[Cells], words: Sequence[int], note: str
 ) -> None:
-    r"""Write a tabular that needs no package, for ``\input``, to a .tex; ``note`` is a comment."""
+    r"""Write a tabular of booktabs, for ``\input``, to a .tex; ``note`` is a comment."""
     if not path.endswith(".tex"):
         raise ValueError(f"--latex: must end in .tex; got {path!r}")
     columns = "".join("l" if place in words else "r" for place in range(len(heads)))
-    body = [f"% {note}", rf"\begin{{tabular}}{{{columns}}}", r"\hline", _row(heads), r"\hline"]
-    body += [*map(_row, lines), r"\hline", r"\end{tabular}", ""]
+    body = [f"% {note}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _row(heads)]
+    body += [r"\midrule", *map(_row, lines), r"\bottomrule", r"\end{tabular}", ""]
     write_whole(path, "\n".join(body).encode())
 
 

@@ -53,6 +53,8 @@ METADATA = {
 }
 # points of a drawn frontier: enough for a line without corners
 FRONTIER_POINTS = 65
+# right end of a frontier that is drawn, over the largest mark on it
+BEYOND = 1.5
 # least and largest ratio drawn; tokens beyond are nearly excluded by one of the two models
 SHOWN_RATIOS = (1e-3, 1e3)
 
@@ -156,7 +158,23 @@ def _draw_frontier(
     axes.set_xlabel(f"{divergence} of what is emitted, from the target{unit}")
     axes.set_ylabel("acceptance")
     axes.set_title(f"Optimum: {float(best.acceptance):.4g} at {float(best.divergence):.4g}")
-    axes.legend(frameon=False, fontsize=7.5, loc="best")
+    marks = [float(best.divergence), *([] if policy is None else [spent])]
+    _frame(axes, marks, fontsize=7.5)
+
+
+def _frame(axes: Any, marks: Sequence[float], fontsize: float) -> None:
+    """Show the divergences from 0 to beyond the marks, and list only what is drawn there."""
+    most = max((mark for mark in marks if math.isfinite(mark)), default=0.0)
+    right = BEYOND * most or math.inf  # all of the frontier where every mark is at 0
+    points = {line: np.array(line.get_data(), dtype=float) for line in axes.get_lines()}
+    shown = {line: xy[:, xy[0] <= right] for line, xy in points.items() if (xy[0] <= right).any()}
+    if right < math.inf:
+        heights = np.concatenate([xy[1] for xy in shown.values()])
+        pad = 0.05 * float(np.ptp(heights)) or 0.01
+        axes.set_xlim(-0.03 * right, right)
+        axes.set_ylim(heights.min() - pad, heights.max() + pad)
+    listed = [line for line in shown if not line.get_label().startswith("_")]
+    axes.legend(handles=listed, frameon=False, fontsize=fontsize, loc="best")
 
 
 def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:
@@ -202,7 +220,7 @@ def save_pooled_plot(
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
     axes.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
     axes.set_ylabel("mean acceptance")
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    _frame(axes, [spent for _, spent, _ in points], fontsize=8)
     write_picture(path, figure, 160)
 
 

@@ -32,6 +32,9 @@ CACHES = ("past_key_values", "cache_params")
 # methods of the library's own loop: a model whose class has others is decoded in another way
 LOOP = ("_sample", "_prefill", "_update_model_kwargs_for_generation")
 INSTEAD = "generate takes it without custom_generate"
+# options of the library's own drafts → what drafts so here
+OURS = {"prompt_lookup_num_tokens": "draft_model=NGram()",
+        "assistant_early_exit": "draft_model=EarlyExit(layers)"}  # fmt: skip
 
 
 def check_honoured(
@@ -40,6 +43,7 @@ def check_honoured(
     """Raise ValueError for an option or an input of ``generate`` that the loop would ignore."""
     if config is None:
         raise ValueError("generation_config: must be given; call model.generate(...), got None")
+    _check_options(config)
     if draft_model is None:
         raise ValueError(
             "draft_model: must be a causal LM or a drafter (assistant_model= does not reach a "
@@ -56,7 +60,6 @@ def check_honoured(
                 f"model: must be decoded by the library's own loop; {type(model).__name__} has a "
                 f"{name} of its own"
             )
-    _check_options(config)
     for name, value in model_kwargs.items():
         if value is not None and name not in OWN:
             _check_input(name, value, input_ids, model_kwargs.get("attention_mask"))
@@ -71,8 +74,9 @@ def _check_options(config: Any) -> None:
         neutral = NEUTRAL.get(name, ()) + (() if default is None else (default,))
         if value not in neutral:
             rule = " or ".join(map(repr, neutral or (None,)))
+            ours = f"here it is {OURS[name]}" if name in OURS else INSTEAD
             raise ValueError(
-                f"{name}: must be {rule} for speculative decoding ({INSTEAD}); got {value!r:.60}"
+                f"{name}: must be {rule} for speculative decoding ({ours}); got {value!r:.60}"
             )
 
 

@@ -5,6 +5,7 @@ and ``assistant_model``: the library (5.17 to 5.23 read) keeps these from any fu
 nothing. They are given as ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -25,6 +26,8 @@ from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule, Spec
 from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies._user_function import FunctionPolicy
 from cactus_theory.verify.contract import Verifier
 
 # the library's stopping criteria that the loop handles itself, and those that ask row by row
@@ -143,6 +146,8 @@ def speculative_generate(
         callbacks=_streamed(callbacks, columns, len(input_ids)),
         device_loop=device_loop,
     )
+    if not generation_config.do_sample:
+        _warn_of_nothing_relaxed(options.policies)
     drafter = as_drafter(draft_model)
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
@@ -156,6 +161,22 @@ def speculative_generate(
     if not generation_config.return_dict_in_generate:
         return sequences
     return output_class()(sequences=sequences, result=result)
+
+
+def _warn_of_nothing_relaxed(policies: Sequence[Policy | Schedule]) -> None:
+    """Warn of policies that change a soft row and leave one-hot rows, those of greedy search."""
+    soft = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    for policy in policies:
+        if not isinstance(policy, Policy) or isinstance(policy, FunctionPolicy):
+            continue  # a function of the user's is asked for no more than it has to decide
+        hot = torch.eye(3, dtype=torch.float64)[0]
+        same = [torch.equal(policy.emitted(q, soft.flip(0)), q) for q in (hot, soft)]
+        if same == [True, False]:
+            warnings.warn(
+                f"do_sample: it is False, so that {policy.spec} relaxes nothing: greedy rows are "
+                "one-hot, and it leaves these as they are; give do_sample=True",
+                stacklevel=3,
+            )
 
 
 def _pad(config: Any) -> int:

@@ -199,16 +199,16 @@ def _written(name: str, how: str) -> ValueError:
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
     "where it does not depend on the refused token, residual=f(q, p) of ct.rule, or "
-    "the base class SharedResidual, is asked once a row"
+    "the base class SharedResidual, is asked once a row; meter=False (--meter off) decodes without"
 )
 
 
 class Forecast(Progress):
     """Follow an enumeration of ``refused`` tokens of rows of ``vocab``; warn if it is slow."""
 
-    def __init__(self, spec: str, refused: int, vocab: int) -> None:
+    def __init__(self, spec: str, refused: int, vocab: int, rows: int) -> None:
         super().__init__("residual", refused)
-        self.spec, self.vocab, self.start = spec, vocab, time.monotonic()
+        self.spec, self.vocab, self.rows, self.start = spec, vocab, rows, time.monotonic()
         self.slow: bool | None = None  # None until FIRST_SECONDS have passed
 
     def __enter__(self) -> Forecast:
@@ -224,7 +224,8 @@ class Forecast(Progress):
             if self.slow:
                 warnings.warn(
                     f"{self.spec}: the residual is asked for each of {self.total:,} tokens that "
-                    f"may be refused (V = {self.vocab:,}), about {_time(ahead)}; {FASTER}",
+                    f"may be refused (V = {self.vocab:,}), about {_time(ahead / self.rows)} for "
+                    f"each of {self.rows} rows; {FASTER}",
                     stacklevel=4,
                 )
                 super().__enter__()

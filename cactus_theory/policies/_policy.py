@@ -127,7 +127,7 @@ class Policy(ABC):
         vocab = q.shape[-1]
         rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
         out = (p * phi).reshape(-1, vocab).clone()
-        with Forecast(self.spec, int(rejected.count_nonzero()), vocab) as forecast:
+        with Forecast(self.spec, int(rejected.count_nonzero()), vocab, len(out)) as forecast:
             for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
                 tokens = lost.nonzero()[:, 0]
                 for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):

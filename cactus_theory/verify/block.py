@@ -73,8 +73,9 @@ class Block(Verifier):
         """
         if type(policy).target is Policy.target:
             raise ValueError(
-                f"verifier: {self.name} needs a policy with a row of its own (FixedTarget) or one "
-                f"per proposal; {policy.spec} has neither"
+                f"verifier: {self.name} needs a policy with a row of its own, which "
+                f"{policy.spec} has not: write it as f(q, p), which returns the row to emit, or "
+                "let chain verify it"
             )
 
     def verify(

@@ -87,7 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add("--score", metavar="FILE.py:NAME", help="a function: prompt and completion → number")
-    add("--metered", type=int, default=3, help="repeats before them, untimed, for cost, quality")
+    add(
+        "--metered",
+        type=int,
+        default=3,
+        help="repeats before them, untimed, for cost, quality; 0: no meter",
+    )
     add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
         f"as {' '.join(table.DEFAULT)}, the default if both are run")  # fmt: skip
     add("--out", type=Path, default=Path("throughput"))
@@ -105,8 +110,10 @@ def run(args: argparse.Namespace) -> int:
         lines = [*configs(args.baselines, [], [], [1]), *(line for line, _ in settings)]
     else:
         lines = configs(*kinds, args.siblings)
-    families = table.families_of(args.compare, lines)
-    at_least(args, metered=1, repeats=0, num_prompts=1)
+    families = table.families_of(args.compare, lines) if args.metered or args.compare else None
+    at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
+    if not args.metered and (args.score or args.compare):
+        raise ValueError("--score, --compare: must be given with --metered 1 or more; got 0")
     prompts = given_prompts(args)
     if settings:  # the others tuned them
         prompts = [prompts[number] for number in Halves.of([range(len(prompts))]).reported]

@@ -128,6 +128,7 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
     pairs = [
         (value, length)
         for record in metered
+        if "log_likelihood" in record
         for value, length in zip(record["log_likelihood"], record["lengths"], strict=True)
         if value is not None
     ]

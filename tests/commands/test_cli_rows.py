@@ -10,6 +10,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.cli import main
+from cactus_theory.commands import plot
 from tests.amounts import thorough
 from tests.commands.test_cli import run_json, words_of
 from tests.rows import pair
@@ -80,14 +81,39 @@ def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path, caps
     assert "--plot: must end in .png, .pdf, .svg" in capsys.readouterr().err
 
 
-def test_the_latex_is_a_whole_tabular_without_packages(files, tmp_path) -> None:
+@pytest.mark.parametrize("command", [
+    ("audit", "--policy", "speculative", "--policy", "cactus:delta=0.0005"),
+    ("audit", "--policy", "cactus:delta=0.0005"),
+    ("solve", "--delta", "0.0005"),
+])  # fmt: skip
+def test_a_picture_holds_its_marks_and_lists_what_it_draws(
+    files, tmp_path, monkeypatch, command
+) -> None:
+    figures = []
+    monkeypatch.setattr(plot, "write_picture", lambda path, figure, dpi: figures.append(figure))
+    assert main([command[0], *files, *command[1:], "--plot", str(tmp_path / "a.png")]) == 0
+    axes = figures[0].axes[-1]
+    right, (low, high) = axes.get_xlim()[1], axes.get_ylim()
+    lines = {line.get_label(): np.array(line.get_data()) for line in axes.get_lines()}
+    marks = {name: xy for name, xy in lines.items() if xy.shape[1] == 1}
+    most = max(float(xy[0, 0]) for xy in marks.values())
+    assert 0 < most < right < 2 * most  # neither beyond the end nor crowded at 0
+    assert all(low < xy[1, 0] < high for xy in marks.values())
+    listed = {text.get_text() for text in axes.get_legend().get_texts()}
+    inside = {name for name, xy in lines.items() if (xy[0] <= right).any() and name[0] != "_"}
+    assert listed == inside
+
+
+def test_the_latex_is_a_whole_tabular_of_booktabs(files, tmp_path) -> None:
     out = tmp_path / "t.tex"
     assert main(["audit", *files, "--policy", "top_k:k=2", "--latex", str(out)]) == 0
     comment, begin, *body, end, last = out.read_text().split("\n")
     assert comment.startswith("% divergence kl; rows 12") and last == ""
     columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", begin)
     assert columns and end == r"\end{tabular}"
-    rows = [line for line in body if line != r"\hline"]
+    rules = [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert [line for line in body if line in rules] == rules
+    rows = [line for line in body if line not in rules]
     assert len(rows) == 2 and all(row.endswith(r" \\") for row in rows)
     assert {row.count("&") for row in rows} == {len(columns[1]) - 1}
     assert r"top\_k:k=2" in rows[1] and r"$\pm$" in rows[1]

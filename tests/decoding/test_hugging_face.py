@@ -137,3 +137,22 @@ def test_log_probs_switch_the_meter_on(tiny):
     result = sampled(tiny, **asked, seed=1, fast_forward=False).result
     assert result.reading.divergence == "kl"
     assert not torch.allclose(result.log_probs.target, result.log_probs.emitted, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [("prompt_lookup_num_tokens", r"NGram\(\)"), ("assistant_early_exit", r"EarlyExit\(layers\)")],
+)
+def test_drafts_of_the_library_are_named_as_ours(tiny, option, ours):
+    with pytest.raises(ValueError, match=rf"{option}: must be .*here it is draft_model={ours}"):
+        tiny[0].generate(IDS[2:3], max_new_tokens=4, custom_generate=speculative_generate,
+                         pad_token_id=6, **{option: 2})  # fmt: skip
+
+
+def test_a_policy_that_relaxes_nothing_without_sampling_says_so(tiny, recwarn):
+    given = GREEDY | {"input_ids": IDS[2:3], "custom_generate": speculative_generate}
+    for policy in ("speculative", "mixture:alpha=0.5,support=free"):
+        tiny[0].generate(**given, draft_model=tiny[1], policy=policy)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="do_sample: it is False, so that band:price=1.0 relaxes"):
+        tiny[0].generate(**given, draft_model=tiny[1], policy="band:price=1")

@@ -58,7 +58,7 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
     [
         ({"policy": "nope"}, "policy: must be one of .* got 'nope'"),
         ({"policy": 3}, "policy: must be a spec, a Policy or a Schedule; got 3"),
-        ({"policy": "typical", "verifier": "block"}, "typical has neither"),
+        ({"policy": "typical", "verifier": "block"}, "typical has not: write it as"),
         ({"temperature": -1.0}, "temperature: .* got -1.0"),
         ({"temperature": float("nan")}, "temperature: .* got nan"),
         ({"temperature": float("inf")}, "temperature: must be finite; got inf"),

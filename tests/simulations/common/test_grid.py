@@ -89,7 +89,7 @@ def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
 @pytest.mark.parametrize(
     ("policy", "verifiers", "said"),
     [
-        ("typical", ["block"], "--verifier: one must be able to follow typical.*has neither"),
+        ("typical", ["block"], "--verifier: one must be able to follow typical.*write it as f"),
         ("typical", ["chain", "knot"], "--verifier: must be among .*; got 'knot'"),
     ],
 )
