@@ -21,7 +21,7 @@ from cactus_theory.base.files import write_whole
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import plain_json
-from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line
+from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line, ticking
 
 from ._commands import COMMANDS, Job
 
@@ -120,7 +120,8 @@ def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
             if showing:
                 print(f"\r{program}: row {number}", end="", file=sys.stderr, flush=True)
             try:
-                results.append(job())
+                with ticking(f"{program}: row {number}"):
+                    results.append(job())
             except REPORTED as error:
                 results.append(Failed(one_line(error)))
     except KeyboardInterrupt:

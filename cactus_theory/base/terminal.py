@@ -6,11 +6,13 @@ Ctrl-C, and silence when the output has no reader.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, ParamSpec
 
 # exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
@@ -101,8 +103,26 @@ class _Output:
         raise SystemExit(2)
 
 
-# seconds between two lines of progress where no bar can be drawn
-LINE_EVERY_S = 15.0
+# seconds until the first line of progress where no bar can be drawn, and between two lines
+FIRST_LINE_S, LINE_EVERY_S = 5.0, 15.0
+
+
+@contextlib.contextmanager
+def ticking(label: str) -> Iterator[None]:
+    """Say now and then, on stderr, for how long a piece of work that has no steps has run."""
+    done, start = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        wait = FIRST_LINE_S
+        while not done.wait(wait):
+            print(f"{label}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            wait = LINE_EVERY_S
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 class Progress:
@@ -135,9 +155,11 @@ class Progress:
         """Record that ``done`` steps are finished; ``note`` is shown beside them."""
         self.done = done
         now = time.monotonic()
+        due = self.shown + (LINE_EVERY_S if self.said else FIRST_LINE_S)
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, note=note)
-        elif now - self.shown >= LINE_EVERY_S or (self.said and done == self.total):
+            shown = {"description": self.label, "total": self.total, "note": note}
+            self._bar.update(self._bar.task_ids[0], completed=done, **shown)
+        elif now >= due or (self.said and done == self.total):
             self.shown, self.said = now, True
             print(f"{self.label} {done}/{self.total} {note}".rstrip(), file=sys.stderr, flush=True)
 

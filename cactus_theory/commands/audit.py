@@ -15,12 +15,14 @@ from cactus_theory.base.tables import (
     save_table,
     with_error,
 )
+from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_policy,
     add_rows,
     check_outputs,
     drafts,
     save_outputs,
+    shown_frontier,
     source,
 )
 from cactus_theory.emitted import HEAD
@@ -120,7 +122,7 @@ def _audit_several(args: argparse.Namespace) -> int:
         from cactus_theory.commands.plot import save_pooled_plot
 
         points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
-        save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, points)
+        save_pooled_plot(args.plot, shown_frontier(q, p, spec), spec, points)
     if args.json:
         return print_json(notes | {"policies": lines})
     print("{rows} rows of {texts} texts".format(**notes))
@@ -133,7 +135,11 @@ def _lines(
     source: Trace | SavedRows, policies: list[Policy], spec: str
 ) -> tuple[list[Line], torch.Tensor, torch.Tensor]:
     """Return a line for each policy, and all rows."""
-    audits = [pooled_audit(policy, source, divergence=spec) for policy in policies]
+    audits = []
+    rows = source.manifest.total("draft_rows") if isinstance(source, Trace) else len(source)
+    for policy in policies:
+        with Progress(f"auditing rows, {policy.spec}", rows) as progress:
+            audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
     q, p = (torch.cat(part) for part in zip(*[rows[1:] for rows in row_pairs(source)], strict=True))
     return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
 

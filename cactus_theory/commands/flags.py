@@ -15,6 +15,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
+from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.plot import check_picture
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences import list_divergences
@@ -215,6 +216,14 @@ def save_outputs(
         divergence = ct.divergence(args.divergence).spec
         title = check.place([args.row], [len(rows)]) if len(rows) > 1 else ""
         save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, policy, title)
+
+
+def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
+    """Return :func:`cactus_theory.pooled_frontier`, and show how far it is."""
+    with Progress("points of the frontier", points) as progress:
+        return ct.pooled_frontier(
+            q, p, divergence=divergence, points=points, on_point=progress.update
+        )
 
 
 def _rows(args: argparse.Namespace, path: str) -> np.ndarray:

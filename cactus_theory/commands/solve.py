@@ -8,7 +8,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
-from cactus_theory.commands.flags import add_rows, check_outputs, pair, save_outputs
+from cactus_theory.commands.flags import add_rows, check_outputs, pair, save_outputs, shown_frontier
 
 # points of a frontier, by default
 POINTS = 33
@@ -84,7 +84,7 @@ def _solve_pooled(args: argparse.Namespace, q: np.ndarray, p: np.ndarray, knob: 
         from cactus_theory.commands.plot import save_pooled_plot
 
         point = (f"{knob} = {amount:g}", optimum.mean_divergence, optimum.mean_acceptance)
-        save_pooled_plot(args.plot, ct.pooled_frontier(q, p, divergence=spec), spec, [point])
+        save_pooled_plot(args.plot, shown_frontier(q, p, spec), spec, [point])
     if args.json:
         return print_json(header | {"vocabulary": int(q.shape[-1])} | numbers | columns)
     print(f"best mean acceptance, {spec}, {knob} = {amount:g} over all rows")
@@ -99,7 +99,7 @@ def _solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> i
         raise ValueError(f"--out: must not be given with --frontier; got {args.out!r}")
     check_outputs(args)
     spec = ct.divergence(args.divergence).spec
-    frontier = ct.pooled_frontier(q, p, divergence=spec, points=args.frontier)
+    frontier = shown_frontier(q, p, spec, args.frontier)
     columns = {name: getattr(frontier, name) for name in ("delta", "acceptance", "price", "bound")}
     columns["gap"] = frontier.bound - frontier.acceptance
     lines = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]

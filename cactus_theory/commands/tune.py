@@ -9,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
@@ -35,7 +33,6 @@ from cactus_theory.commands.models import (
     loaded,
     refuse_without_models,
 )
-from cactus_theory.decoding import DecodeOptions, decode
 from cactus_theory.decoding._prepare import dtype_of_pair
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.truncation import WHOLE, Cuts
@@ -46,6 +43,7 @@ from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
+from cactus_theory.tuning.forecast import FLOOR_TEXTS, seconds_ahead
 from cactus_theory.tuning.measure import (
     REPEATS,
     Prompts,
@@ -56,8 +54,6 @@ from cactus_theory.tuning.measure import (
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 
-# texts on which the noise floor is measured
-FLOOR_TEXTS = 8
 # flags that name the models and their prompts: all or none are given
 OF_MODELS = ("target", "draft", "prompts")
 # flags that logged rows depend on, beside models, prompts and the largest K
@@ -99,6 +95,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="rounds to log, at least (1000, fewer of a vocabulary above 6,400)")  # fmt: skip
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="of a text (%(default)s)")  # fmt: skip
+    add("--timings", type=int, default=REPEATS, metavar="N",
+        help="timed decodes of every setting, whose median counts (%(default)s)")  # fmt: skip
     add("--answers", type=int, default=400, metavar="N",
         help="decoded by the two fastest settings and a lossless one where texts end before the "
         "limit (their mean is below 0.95 of it), to compare their lengths (400)")  # fmt: skip
@@ -144,6 +142,7 @@ def _check(args: Namespace) -> None:
     checked_level(args.divergence_per_token)
     families(find_divergence(args.divergence), args.policies)
     whole_number("answers", args.answers, 0)
+    whole_number("timings", args.timings, 1)
     if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
         got = " ".join(map(str, args.batch))
         raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
@@ -189,18 +188,22 @@ def _tuned(args: Namespace) -> list[Any]:
         args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
     took.lap("loading")
     ids = rendered_ids(args, pair.tokenizer, texts)
-    print(f"tune: {_forecast(args, pair, ids[0])}; on {args.on}", file=sys.stderr)
-    source = _logged(args, pair, ids) if args.trace is None else _source(args, pair)
+    source = None if args.trace is None else _source(args, pair)
+    usual = Prompts(ids, args.batch[0], args.max_new_tokens, args.temperature, None, args.seed,
+                    args.cuts)  # fmt: skip
+    ahead = _forecast(args, pair, usual, source)
+    took.lap("the forecast")
+    source = source or _logged(args, pair, ids)
     took.lap("logging")
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
     def measure(settings: Sequence[Any], batch: int = args.batch[0]) -> Costs:
         took.lap("solving knobs")
         timed[:] = settings
-        sizes = batch, args.max_new_tokens
-        prompts = Prompts(ids, *sizes, args.temperature, None, args.seed, args.cuts)
+        prompts = replace(usual, batch=batch)
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
-            costs = measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
+            costs = measure_costs(pair.target, pair.draft, prompts, settings,
+                                  repeats=args.timings, on_decode=progress.of)  # fmt: skip
         took.lap("timing decodes")
         return costs
 
@@ -210,21 +213,20 @@ def _tuned(args: Namespace) -> list[Any]:
     floor = _noise_floor(args, pair.target, ids)
     took.lap("rounding")
     cost = {} if args.inflate is None else {"cost": args.cost}
-    about = {"dtype": dtype, "seconds": took.parts} | floor | cost
+    about = {"dtype": dtype, "seconds": took.parts, "forecast": ahead} | floor | cost
     tuned = replace(tuned, source=tuned.source | about)
     others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
-    ranked = [_by_answers(args, pair, ids, one) for one in (tuned, *others)]
+    ranked = [_by_answers(args, pair, usual, one) for one in (tuned, *others)]
     took.lap("answers")
     return ranked
 
 
-def _by_answers(args: Namespace, pair: Any, ids: list[list[int]], tuned: Any) -> Any:
+def _by_answers(args: Namespace, pair: Any, usual: Prompts, tuned: Any) -> Any:
     """Return settings ranked by the answer, where answers end before the limit."""
     lengths = tuned.costs.new_tokens
     if not args.answers or lengths is None or lengths > CUT_OFF * args.max_new_tokens:
         return tuned
-    sizes = tuned.costs.batch, args.max_new_tokens
-    prompts = Prompts(ids, *sizes, args.temperature, None, args.seed, args.cuts)
+    prompts = replace(usual, batch=tuned.costs.batch)
 
     def measure(choice: Any) -> Any:
         key = choice.family.key
@@ -245,25 +247,33 @@ def _work(args: Namespace, texts: Sequence[Prompt]) -> Path:
     return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
 
 
-def _forecast(args: Namespace, pair: Any, prompt: list[int]) -> str:
-    """Forecast the seconds of logging and timing, from a round and a token on one prompt."""
+def _forecast(
+    args: Namespace, pair: Any, prompts: Prompts, logged: Trace | None
+) -> dict[str, float]:
+    """Return the seconds of each part, from a few rounds of one prompt, and say them."""
     widths = args.num_draft_tokens or WIDTHS
-    ids, seconds = torch.tensor([prompt], device=pair.target.device), []
-    for draft in (None, None, pair.draft, pair.draft):  # the first ones allocate
-        options = DecodeOptions(max_new_tokens=4, num_draft_tokens=max(widths), meter=False)
-        result = decode(pair.target, draft, ids, options)
-        seconds.append(result.seconds.total / result.target_calls)
-    kinds = len(families(find_divergence(args.divergence), args.policies))
-    decodes = (REPEATS + 1) * (1 + kinds * min(TIMED_WIDTHS, len(set(widths))))
-    rounds = args.cycles if args.trace is None else 0
-    most = rounds * seconds[3] + decodes * args.max_new_tokens * sum(args.batch) * seconds[1]
-    longer = 3 * args.answers * args.max_new_tokens * len(args.batch) * seconds[1]
-    kept = f"; logged rows are kept in {args.work}" if rounds else ""
-    return (
-        f"may take {max(most / 60, 1):.0f} min and the solving of knobs: {rounds} rounds to log, "
-        f"{decodes} decodes of {args.max_new_tokens} tokens a batch size to time; where texts end "
-        f"before the limit, {3 * args.answers} answers and {max(longer / 60, 1):.0f} min more{kept}"
+    kinds, timed = families(find_divergence(args.divergence), args.policies), len(set(widths))
+    with Progress("trying the models", 1):
+        ahead = seconds_ahead(
+            pair, prompts, args.batch, kinds, widths, timed_widths=min(TIMED_WIDTHS, timed),
+            rounds=args.cycles if logged is None else len(logged), repeats=args.timings,
+        )  # fmt: skip
+    longer = 3 * args.answers * len(args.batch) * ahead.pop("an answer")
+    if logged is not None:
+        ahead["logging"] = 0.0
+    parts = ", ".join(f"{name} {_span(seconds)}" for name, seconds in ahead.items())
+    print(
+        f"tune: may take {_span(sum(ahead.values()))}: {parts}; where texts end before the limit, "
+        f"{3 * args.answers} answers and {_span(longer)} more"
+        + f"; logged rows are kept in {args.work}" * (logged is None)
+        + f"; on {args.on}",
+        file=sys.stderr,
     )
+    return ahead
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:

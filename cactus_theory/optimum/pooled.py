@@ -12,6 +12,7 @@ At any price λ the Lagrange dual bounds every other way to spend δ:
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -147,12 +148,13 @@ def pooled_frontier(
     divergence: str | Divergence = "kl",
     points: int = 33,
     normalise: bool = False,
+    on_point: Callable[[int], Any] | None = None,
 ) -> PooledFrontier:
     """Return the best mean acceptance of rows (..., V) at each mean divergence, and its bound.
 
     The ends are h = q and the largest acceptance; the next price is tried in the widest gap in
     acceptance, so that the points are spread over it. Each is exact. ``normalise`` as for
-    :func:`optimal_acceptance`.
+    :func:`optimal_acceptance`; ``on_point`` is called with how many points are done.
 
     Raises
     ------
@@ -174,6 +176,8 @@ def pooled_frontier(
         gaps = [after.acceptance - before.acceptance for before, after in pairwise(curve)]
         at = gaps.index(max(gaps)) + 1
         curve.insert(at, _point(geometry, _between(curve[at - 1], curve[at])))
+        if on_point is not None:
+            on_point(len(curve))
     rows = [(at.divergence, at.acceptance, at.price, _bound(geometry, at)) for at in curve]
     columns = torch.tensor(rows, dtype=torch.float64).T.contiguous()
     return PooledFrontier(*(check.scalar_like(column, target_probs) for column in columns))

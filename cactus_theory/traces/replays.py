@@ -153,7 +153,7 @@ def _replays(
         if isinstance(source, SavedRows):
             raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
         sums = sums[-1:]
-        _replay_schedule(source, policy, verifier, kinds, sums[0])
+        _replay_schedule(source, policy, verifier, kinds, sums[0], on_cycles)
     elif isinstance(source, SavedRows):
         verifier.check(policy)
         _replay_rows(source, policy, verifier, kinds, sums[-1], on_cycles)
@@ -239,6 +239,7 @@ def _replay_schedule(
     verifier: Verifier,
     kinds: dict[str, Divergence],
     sums: "TextSums",
+    on_cycles: OnCycles | None,
 ) -> None:
     """Add to ``sums`` what each cycle does under a schedule, as the cycles of one policy.
 
@@ -265,6 +266,8 @@ def _replay_schedule(
         emitted = law.emitted[:, : len(ids)]
         spent = {spec: kind.value(emitted, q[None, :-1]) for spec, kind in kinds.items()}
         sums.add(torch.tensor([text], device="cpu"), law.alive, going, spent)
+        if on_cycles is not None:
+            on_cycles(int(sums.cycles.sum()))
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
         if rows := min(count + 1, len(ids)):

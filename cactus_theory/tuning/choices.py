@@ -16,7 +16,7 @@ from cactus_theory.answer_bounds import event_bounds, share
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, Replay, valued
-from cactus_theory.traces.replays import replay
+from cactus_theory.traces.replays import OnCycles, replay
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed, speed_of
 from cactus_theory.tuning.families import Family
@@ -102,7 +102,9 @@ class Answers:
         )
 
 
-def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answers | None:
+def answers_of(
+    trace: Trace, choices: Sequence["Choice"], level: float, on_cycles: OnCycles
+) -> Answers | None:
     """Return the spread over texts of the fastest lossy setting, a band if any, and its cap."""
     bands = [choice for choice in choices if choice.family.name == "band:price"]
     choice = fastest([choice for choice in bands or choices if not choice.family.lossless])
@@ -113,7 +115,8 @@ def answers_of(trace: Trace, choices: Sequence["Choice"], level: float) -> Answe
     per_text = free.spent["kl"] / free.tokens
     price = getattr(find_policy(choice.policy), "price", None)
     looser = choice.policy if price is None else choice.family.spec(LOOSER / price)
-    capped = replay(trace, Ledger(looser, level), verifier, num_draft_tokens=width)
+    ledger, own = Ledger(looser, level), {"num_draft_tokens": width, "on_cycles": on_cycles}
+    capped = replay(trace, ledger, verifier, **own)
     return Answers(
         level,
         float((per_text > level).mean()),

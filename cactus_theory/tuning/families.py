@@ -8,6 +8,7 @@ straight line in logarithms between the nearest two known ones on either side.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
@@ -170,15 +171,21 @@ class Knobs:
     family : what is tuned.
     widths : every K that will be asked for.
     divergence : spec of what the meter adds up.
+    on_pass : called before every replay.
     """
 
     def __init__(
-        self, source: Source, family: Family, widths: Sequence[int], divergence: str
+        self,
+        source: Source,
+        family: Family,
+        widths: Sequence[int],
+        divergence: str,
+        on_pass: Callable[[], Any] = lambda: None,
     ) -> None:
         self.source, self.family, self.divergence = source, family, divergence
         self.widths = list(widths)
         self.shared = shares_rows(family.policy(family.first), family.verifier)
-        self.passes = 0
+        self.passes, self.on_pass = 0, on_pass
         self.solved: dict[int, float] = {}
         self.replays: dict[int, dict[float, Replay]] = {width: {} for width in widths}
 
@@ -220,6 +227,7 @@ class Knobs:
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]
         policy, verifier = self.family.policy(looseness), self.family.verifier
+        self.on_pass()
         self.passes += 1
         replays = replay_widths(self.source, policy, verifier, widths, (self.divergence,))
         for other, replay in replays.items():

@@ -114,9 +114,9 @@ def measure_costs(
         for number, kind in enumerate(order):
             rounds: list[Round] = []
             group, first = prompts.group(repeat), repeat * prompts.batch
-            result = _decoded(target_model, draft_model, prompts, kind, group, first, rounds)
+            result = decoded(target_model, draft_model, prompts, kind, group, first, rounds)
             if repeat:  # the first decode of a kind allocates
-                times[kind].append(_split(result, rounds))
+                times[kind].append(split(result, rounds))
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
     drafted = {kind: timed for kind, timed in times.items() if kind is not None}
@@ -166,7 +166,7 @@ def _widths(settings: Sequence[TimedSetting]) -> tuple[int, ...]:
     return different.pop()
 
 
-def _decoded(
+def decoded(
     target: Any,
     draft: Any,
     prompts: Prompts,
@@ -213,7 +213,7 @@ def measure_lengths(
     lengths: list[int] = []
     for start in range(0, len(texts), prompts.batch):
         group, first = texts[start : start + prompts.batch], BEYOND_TIMED + start
-        result = _decoded(target_model, draft_model, prompts, setting, group, first, [])
+        result = decoded(target_model, draft_model, prompts, setting, group, first, [])
         lengths += result.row_lengths
         if on_decode is not None:
             on_decode(len(lengths), len(texts))
@@ -221,7 +221,7 @@ def measure_lengths(
     return ratio_of_sums(by_prompt, np.full(len(prompts.ids), float(passes)), "answers")
 
 
-def _split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
+def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
     """Return seconds a text and call, from the second round on: the first one reads the prompts."""
     batch = len(result.row_lengths)
     later = rounds[1:] or rounds

@@ -7,6 +7,7 @@ that was not chosen by is not.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.truncation import WHOLE
@@ -94,8 +95,8 @@ def tune(
     about = _about(source) | {"tried": tried, "halves": {"seed": seed, "by": by}}
     answers = None
     if capped and kind.spec == "kl" and isinstance(source, Trace):
-        on_step("replaying a cap on every answer", 0, 1)
-        answers = answers_of(source, choices, level)
+        what, cycles = "replaying a cap on every answer", len(source)
+        answers = answers_of(source, choices, level, lambda done: on_step(what, done, cycles))
     plain = plain_speed(costs)
     return Tuned(level, kind.spec, costs, plain, tuple(choices), halves, about, answers)
 
@@ -123,9 +124,10 @@ def _solved(
     """Return every family at every K, its knob solved; those that cannot stay within are not."""
     solved, total = [], len(candidates) * len(widths)
     for number, family in enumerate(candidates):
+        step = partial(on_step, f"solving knobs, {family.key}")
         knobs = Knobs(source, family, widths, divergence)
         for place, width in enumerate(widths):
-            on_step(f"solving knobs, {family.key}", number * len(widths) + place, total)
+            knobs.on_pass = partial(step, number * len(widths) + place, total)
             if (replay := knobs.at(width, level)) is not None:
                 solved.append((family, replay))
     on_step("solving knobs", total, total)

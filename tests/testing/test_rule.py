@@ -89,6 +89,7 @@ def test_a_residual_of_two_arguments_is_asked_once_a_row():
 def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
     monkeypatch.setattr(_copies, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(_copies, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "FIRST_LINE_S", 0.0)
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
     monkeypatch.setattr(_policy, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
