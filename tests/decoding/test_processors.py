@@ -218,7 +218,7 @@ ONCE = {"do_sample": True, "top_k": 1}
         {"logits_processor": lambda: [transformers.WatermarkLogitsProcessor(24, "cpu")]},
         {"logits_processor": lambda: [transformers.RepetitionPenaltyLogitsProcessor(1.7)]},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )  # fmt: skip
 def test_batches_equal_the_librarys(tiny, options):
     plain, ours = both(tiny, BATCH, MASK, **options)
