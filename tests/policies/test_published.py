@@ -211,6 +211,25 @@ def test_ties_of_uniform_rows_are_not_decided_by_rounding(spec, vocab):
         assert torch.equal(rule.acceptance_row(wide_q, wide_p)[padded : padded + vocab], expected)
 
 
+@pytest.mark.parametrize(
+    ("spec", "q", "p"),
+    [
+        ("typical:epsilon=0.25,alpha=5", (0.25, 0.5, 0.25), (0.6, 0.2, 0.2)),
+        ("cascade_opt:alpha=0", (0.5, 0.3, 0.2), (0.5, 0.2, 0.3)),
+        ("relaxed:k=2,delta=0", (0.4, 0.4, 0.2), (0.1, 0.8, 0.1)),
+        ("band:price=2,head=1", (0.4, 0.4, 0.2), (0.1, 0.8, 0.1)),
+    ],
+)
+def test_a_tie_is_what_rounding_leaves_and_nothing_more(spec, q, p):
+    """Red with the slack of ties at 0, and at a hundred times what it is."""
+    rule, first = ct.policy(spec), tensor(1, 0, 0)
+    even, rounded, other = (
+        ct.emitted_law(rule, tensor(*q) + gap * first, tensor(*p)) for gap in (0, 1e-13, 1e-11)
+    )
+    check_same(rounded, even)
+    assert (other - even).abs().max() > 0.05
+
+
 def test_a_row_that_rounds_to_one_token_is_left_as_it_is():
     """q_n = 1 beside an entry of 1e-20: nothing is raised, so no divergence is spent."""
     q = tensor(1.0, 4.65737e-20)

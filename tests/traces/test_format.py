@@ -202,6 +202,7 @@ def _other(**changes):
         (_other(target_log_probs=lambda own: own[1:]), "must have a row for every drafted token"),
         (_other(target_log_probs=lambda own: own * float("nan")), "rows must be log-probabilities"),
         (_other(target_log_probs=lambda own: own + 0.03), "row 0 sums to 1.03"),
+        (_other(target_log_probs=lambda own: own.float() + 3e-4), "to 1 within 0.0001; row 0 sums"),
     ],
 )
 def test_a_shard_that_its_manifest_vouches_for_is_checked_too(saved, change, said: str) -> None:

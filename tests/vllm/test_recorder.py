@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cactus_theory.decoding import Cuts
 from cactus_theory.traces import Cycle, Trace, expect, replay, save_trace
 from cactus_theory.traces._folder import Folder
 from cactus_theory.traces.faults import visible_faults
@@ -261,3 +262,17 @@ def test_bad_settings_are_refused(tmp_path):
             settings.read(policy | more)
     with pytest.raises(ValueError, match="CACTUS_TRACE: is kept by model runner V1 alone"):
         settings.read(policy | folder, by_bias=True)
+
+
+def test_a_manifest_states_the_cuts_of_both_models(server, tmp_path):
+    """The engine cuts the target's rows as a request asks; its drafts come from whole rows."""
+    kind, *_ = server(CACTUS_TRACE=str(tmp_path / "t"))
+    runner = kind(**requests(None))
+    for name, value in {"top_k": 3, "top_p": 0.9, "min_p": 0.01}.items():
+        setattr(runner.requests["r0"].sampling_params, name, value)
+    runner._sample(None, None)
+    step(runner, random_batch(0, [3]))
+    end(runner, "r0")
+    (trace,) = traces_in(tmp_path / "t")
+    assert Cuts.of(trace.header.details) == Cuts(3, 0.9, 0, 1.0)
+    assert trace.header.details["min_p"] == 0.01
