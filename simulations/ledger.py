@@ -196,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
     }
     harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
-    grid = Grid(plan, len(prompts), repeats=0, metered=args.repeats)
+    grid = Grid(plan, len(prompts), repeats=0, metered=args.repeats, amounts=())
 
     def decoded(job: Job) -> Record:
         line = job.config

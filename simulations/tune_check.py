@@ -35,7 +35,7 @@ from cactus_theory.tuning.measure import TimedSetting
 
 from .common.answers import answer_rows, sentences
 from .common.decode import Harness
-from .common.grid import PLAIN, Config, Grid, Job, Runs, config_of, label
+from .common.grid import PLAIN, SETTING, Config, Grid, Job, Runs, config_of, label
 from .common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -196,9 +196,6 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
     return list(dict.fromkeys(configs))
 
 
-SETTING = ("policy", "verifier", "num_draft_tokens")
-
-
 def settings(args: argparse.Namespace, results: Mapping[str, Any]) -> list[Row]:
     """Return the fastest lossless setting, and at every level that of every other family."""
     rows: dict[tuple[float, str], Row] = {}
@@ -232,7 +229,7 @@ def key(batch: int, level: float) -> str:
 def config(args: argparse.Namespace, line: Mapping[str, Any], batch: int) -> Config:
     """Return the decode of a line of a tuned table; of files' policies those of ``--policies``."""
     trusted = [policy(name).spec for name in filter(file_of, args.policies or ())]
-    return config_of(line, args.out / JOURNAL, batch, trusted)
+    return config_of(line, str(args.out / JOURNAL), batch, trusted)
 
 
 def grid_rows(

@@ -123,7 +123,8 @@ class Costs:
             same = [part for part in parts if part.get("batch") == batch]
             costs = cls._of_json((same or parts)[0])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(message) from error
+            fault = "it lacks " if isinstance(error, KeyError) else ""
+            raise ValueError(f"{message}; {fault}{error}") from error
         if not costs._sound():
             raise ValueError(f"{message}, whose costs are no times of calls")
         if costs.batch != batch:

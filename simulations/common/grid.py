@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_followed
@@ -75,16 +76,29 @@ class Config:
         return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
 
 
+# columns of a line that names a decode
+SETTING = ("policy", "verifier", "num_draft_tokens")
+
+
 def config_of(
-    row: Mapping[str, Any], path: Path, batch: int = 1, trusted: Collection[str] = ()
+    row: Mapping[str, Any], place: str, batch: int = 1, trusted: Collection[str] = ()
 ) -> Config:
     """Return the decode that a line of a file names.
 
-    ValueError for a policy that names code, unless its spec is ``trusted``: such a file is data.
+    ValueError, with place and column, for what is none, and for a policy that names code, unless
+    its spec is ``trusted``: such a file is data.
     """
-    spec, judge = row["policy"], registered_verifier(row["verifier"])
-    method = spec if spec in trusted else policy_of_data(spec, path).spec
-    return Config(method, int(row["num_draft_tokens"]), batch, judge.spec)
+    column = SETTING[0]
+    try:
+        spec = row[column]
+        method = spec if spec in trusted else policy_of_data(spec, place).spec
+        column = SETTING[1]
+        judge = registered_verifier(row[column])
+        check_followed(find_followed(method), judge)
+        column = SETTING[2]
+        return Config(method, check.as_whole_number("K", row[column], 1), batch, judge.spec)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{place}, column {column}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -187,7 +201,8 @@ class Grid:
     """Every line on every prompt, again and again.
 
     Lines are a :class:`Config` each, or what has its ``batch`` and ``key``; ``repeats`` are timed,
-    the ``metered`` ones before them are not; ``seed`` is of the order of the decodes.
+    the ``metered`` ones before them are not; ``seed`` is of the order of the decodes;
+    of every kept record the ``amounts`` must be above 0.
     """
 
     lines: Sequence[Any]
@@ -195,6 +210,7 @@ class Grid:
     repeats: int
     metered: int = 1
     seed: int = 0
+    amounts: Sequence[str] = ("seconds", "tokens")
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -220,6 +236,8 @@ class Grid:
         its metered repeats are there already, is decoded once before, for nothing.
         """
         results: dict[str, Record] = {} if journal is None else journal.results
+        if journal is not None:
+            journal.check(self.jobs, self.amounts)
         missing = [job for key, job in self.jobs.items() if key not in results]
         warmed = {job.config for job in missing if job.repeat < self.metered}
         for line in dict.fromkeys(job.config for job in missing if job.config not in warmed):

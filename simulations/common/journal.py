@@ -1,8 +1,9 @@
 """Finished work that survives being killed: a file with one JSON line for each piece."""
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ class Journal(Resource):
         self._write({"job": key} | result)
         self.results[key] = result
 
+    def check(self, keys: Collection[str], amounts: Collection[str]) -> None:
+        """Raise ValueError for a kept result of these whose amounts are no numbers above 0."""
+        for number, (key, result) in enumerate(self.results.items(), 2):
+            for name in amounts if key in keys else ():
+                value = result.get(name)
+                if not isinstance(value, int | float) or not 0 < value < math.inf:
+                    raise self._damaged(number, f", column {name}: must be above 0; got {value!r}")
+
     def close(self) -> None:
         """Close the file, and let others write to it."""
         self._file.close()
@@ -73,11 +82,11 @@ class Journal(Resource):
             raise self._damaged(number)
         return record
 
-    def _damaged(self, number: int) -> ValueError:
+    def _damaged(self, number: int, fault: str = ": damaged") -> ValueError:
         advice = "it holds the settings of the run; name another folder or delete the file"
         if number > 1:
             advice = "delete it and its result is made again"
-        return ValueError(f"{self.path}, line {number}: damaged; {advice}")
+        return ValueError(f"{self.path}, line {number}{fault}; {advice}")
 
     def _check_same_run(self, stored: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         changed = [key for key in {**settings, **stored} if stored.get(key) != settings.get(key)]

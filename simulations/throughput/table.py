@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.decoding.stream import completion
 from cactus_theory.tuning.families import LOSSLESS
@@ -22,6 +23,7 @@ from ..common.grid import (
     HF_ASSISTED,
     HF_PLAIN,
     PLAIN,
+    SETTING,
     UNDRAFTED,
     Config,
     Job,
@@ -29,7 +31,7 @@ from ..common.grid import (
     Runs,
     config_of,
 )
-from ..common.results import read_csv
+from ..common.results import read_lines
 from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples, spread
 
 
@@ -137,8 +139,14 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
 
 
 def settings_of(path: Path) -> list[tuple[Config, Mapping[str, str]]]:
-    """Return the lines that a file of ``tune-check --choices`` names, each with its row."""
-    return [(config_of(row, path), row) for row in read_csv(path)[0]]
+    """Return the lines that a file of ``tune-check --choices`` names, each with its row.
+
+    ValueError, with line and column, for what is no such file.
+    """
+    rows = read_lines(path, ("level", "family", *SETTING))
+    for place, row in rows:
+        check.finite(f"{place}, column level", row["level"], 0)
+    return [(config_of(row, place), row) for place, row in rows]
 
 
 def beside_plain(

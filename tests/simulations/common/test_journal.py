@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.base.files import FolderLock
+from simulations.common.grid import Config, Grid
 from simulations.common.journal import Journal
 
 # holds the lock of a folder until its input ends
@@ -109,3 +110,16 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path, monkeypatch) ->
     monkeypatch.setitem(sys.modules, "filelock", None)
     with pytest.raises(ModuleNotFoundError, match=r"cactus-theory\[llm\]"):
         FolderLock(tmp_path)
+
+
+@pytest.mark.parametrize("kept", ['"seconds":0', '"seconds":"1"', '"seconds":NaN', '"second":1'])
+def test_a_kept_decode_without_an_amount_is_named_before_the_next(tmp_path: Path, kept) -> None:
+    grid = Grid([Config("plain", 0, 1)], prompts=2, repeats=1, metered=0)
+    first = next(iter(grid.jobs))
+    record = f'{{"job":"{first}","tokens":3,{kept}}}\n'
+    (tmp_path / "journal.jsonl").write_text(f'{{}}\n{{"job":"other"}}\n{record}')
+    with (
+        Journal(tmp_path / "journal.jsonl", {}) as journal,
+        pytest.raises(ValueError, match=r"journal.jsonl, line 3, column seconds: must be above 0;"),
+    ):
+        grid.fill(lambda _: pytest.fail("a decode"), journal)

@@ -1,7 +1,10 @@
 """Medians, intervals and costs, on records whose answer is known."""
 
+from pathlib import Path
+
 import pytest
 
+from simulations.__main__ import main
 from simulations.common.grid import Config, Grid
 from simulations.throughput import table
 from simulations.throughput.table import rows
@@ -93,3 +96,45 @@ def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
     assert row["emitted_kl_per_token"] == pytest.approx((0.5 + 0.5 + 1.5 + 1.5) / 32)
     assert row["largest_row_kl"] == 0.25
     assert row.keys() == dict.fromkeys(table.COLUMNS).keys()
+
+
+HEAD = "level,family,policy,verifier,num_draft_tokens\n"
+LINE = "0.05,band:price,band:price=1,block,4\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ", line 1: must have a column level, between commas; got ''"),
+        (HEAD, ", line 1: must have lines below it; got none"),
+        (
+            "# date: x\n" + HEAD.replace("policy", "rule") + LINE,
+            ", line 2: must have a column",
+        ),
+        ((HEAD + LINE).replace(",", ";"), "got 'level;family;policy;verifier;num_draft_tokens'"),
+        (HEAD + "\n" + LINE + "0.05,band\n", ", line 4: must have 5 cells"),
+        (HEAD + LINE.replace("4", "4,9"), ", line 2: must have 5 cells"),
+        (HEAD + LINE.replace("0.05", "low"), ", line 2, column level: must"),
+        (HEAD + LINE.replace("0.05", "nan"), ", line 2, column level: must"),
+        (HEAD + LINE.replace("4", "0"), ", line 2, column num_draft_tokens: K: must be a whole"),
+        (HEAD + LINE.replace("4", "four"), ", line 2, column num_draft_tokens: K: must be a"),
+        (HEAD + LINE.replace("price=1", "prize=1"), ", line 2, column policy: "),
+        (HEAD + LINE.replace("block", "blocks"), ", line 2, column verifier: "),
+        (HEAD + LINE.replace("band:price=1", "top_k:k=2"), ", line 2, column verifier: "),
+        ("level,\xe9".encode("latin-1"), ": must be a CSV in UTF-8; "),
+    ],
+)
+def test_a_file_of_settings_that_is_none_starts_no_decode(text, said, tmp_path, capsys) -> None:
+    path = tmp_path / "s.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    asked = ["throughput", "--target", "nothing", "--settings", str(path), "--out"]
+    assert main([*asked, str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}{said}" in error or (f"{path}, line" in error and said in error)
+    assert error.count("\n") == 1
+
+
+def test_a_file_of_settings_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_bytes(b"\xef\xbb\xbf" + (HEAD + LINE).encode())
+    ((line, row),) = table.settings_of(tmp_path / "s.csv")
+    assert (line.width, line.verifier, row["level"]) == (4, "block", "0.05")
