@@ -1,7 +1,8 @@
 """The command line ``cactus-theory``; its subcommands are in :mod:`cactus_theory.commands`.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
-3 a property could not be decided in time (``check``); 130 interrupted, in one line on stderr.
+3 a property could not be decided in time (``check``), or there are too few texts to say anything
+(``expect``); 130 interrupted, in one line on stderr.
 """
 
 import argparse
@@ -9,10 +10,15 @@ import importlib
 import sys
 
 import cactus_theory as ct
-from cactus_theory.base import arguments as check
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
-from cactus_theory.commands import COMMANDS, tune
+
+try:  # Ctrl-C while torch is imported
+    from cactus_theory.base import arguments as check
+    from cactus_theory.commands import COMMANDS, tune
+    from cactus_theory.commands.flags import check_outputs
+except KeyboardInterrupt:
+    sys.exit(interrupted("cactus-theory"))
 
 # Errors of bad input, reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
@@ -21,18 +27,20 @@ REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 @ends_quietly
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit code, 2 after one line on stderr for bad input."""
-    parser = _parser()
-    args = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = arguments[0] if arguments else ""
     try:
-        check.refuse_empty(sys.argv[1:] if arguments is None else arguments)
+        args = _parser().parse_args(arguments)
+        check.refuse_empty(arguments)
+        check_outputs(args)
         status = args.run(args)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        kept = tune.KEPT if args.command == "tune" else None
-        return interrupted(f"cactus-theory {args.command}", kept)
+        kept = tune.KEPT if command == "tune" else None
+        return interrupted(f"cactus-theory {command}", kept)
     except REPORTED as error:
-        print(f"cactus-theory {args.command}: {one_line(error)}", file=sys.stderr)
+        print(f"cactus-theory {command}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

@@ -26,16 +26,26 @@ def drawable(data: Path) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Draw the named figures, or all; return 2 after one line when a name or a file is wrong.
 
-    Returns 141 silently if the reader of the output is gone, as after ``| head``.
+    Returns 141 silently if the reader of the output is gone, as after ``| head``; 130 on Ctrl-C.
     """
+    if sys.stderr is None:  # it was closed before the start
+        sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+    if sys.stdout is None:
+        return 141  # 128 + SIGPIPE
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # 128 + SIGPIPE
+        if isinstance(error, BrokenPipeError):
+            return 141
+        print(f"stdout: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("python -m paper_figures: interrupted; its pictures are whole", file=sys.stderr)
+        return 130
 
 
 def _run(arguments: list[str] | None) -> int:

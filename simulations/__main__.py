@@ -5,9 +5,14 @@ import importlib
 import os
 import sys
 
-from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
+
+try:  # Ctrl-C while torch is imported
+    from cactus_theory.base.arguments import refuse_empty
+    from cactus_theory.base.files import check_writable
+except KeyboardInterrupt:
+    sys.exit(interrupted("python -m simulations"))
 
 # group: name: what it does in a line, flags of a small run, and its module
 GROUPS = {
@@ -54,6 +59,9 @@ GROUPS = {
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
+# flags that name a file or folder that is written
+WRITTEN = ("out", "work", "work_dir", "choices")
+
 # commands with threads of their own; the others have one, but for --threads and --inflate
 OWN_THREADS = ("train-pair", "gpu-check")
 
@@ -82,6 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
             threads = getattr(args, "threads", None)
             usual = 1 if getattr(args, "inflate", None) is None else os.cpu_count() or 1
             _set_threads(threads if isinstance(threads, int) else usual)
+        for name in WRITTEN:
+            path = getattr(args, name, None)
+            check_writable(f"--{name.replace('_', '-')}", path, folders=True)
         code = args.run(args)
         if "cost" in args:
             print(f"speeds and costs: {args.cost}")

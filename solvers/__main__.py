@@ -14,16 +14,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
-from cactus_theory.base.arguments import refuse_empty
-from cactus_theory.base.files import write_whole
 from cactus_theory.base.help_pages import add_commands
-from cactus_theory.base.rows import save_rows
-from cactus_theory.base.tables import plain_json
-from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, one_line, ticking
+from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, interrupted, one_line, ticking
 
-from ._commands import COMMANDS, Job
+try:  # Ctrl-C while torch is imported
+    import numpy as np
+
+    from cactus_theory.base.arguments import refuse_empty
+    from cactus_theory.base.files import check_writable, write_whole
+    from cactus_theory.base.rows import save_rows
+    from cactus_theory.base.tables import plain_json
+
+    from ._commands import COMMANDS, Job
+except KeyboardInterrupt:
+    sys.exit(interrupted(f"python -m {__package__}"))
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 COMMAND = f"python -m {__package__}"
@@ -39,11 +43,6 @@ class Failed:
 
 def failures(results: Sequence[Any]) -> dict[int, Failed]:
     return {row: result for row, result in enumerate(results) if isinstance(result, Failed)}
-
-
-def check_path(path: str | None) -> None:
-    if path is not None and Path(path).suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--out: must end in {', '.join(SUFFIXES)}; got {path!r}")
 
 
 def show(program: str, results: Sequence[Any], as_json: bool) -> None:
@@ -63,7 +62,7 @@ def save(path: str, program: str, results: Sequence[Any]) -> None:
     ``.json``: what ``--json`` prints. ``.npy``: the rows h (N, V), NaN where there is no answer; a
     ValueError if answers are no rows.
     """
-    if Path(path).suffix.lower() == ".npy":
+    if Path(path).suffix == ".npy":
         save_rows(path, _targets(results))
     else:
         write_whole(path, f"{_json(program, results)}\n".encode())
@@ -134,7 +133,7 @@ def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
 
 def _report(args: argparse.Namespace) -> int:
     out = getattr(args, "save_to", None)
-    check_path(out)
+    check_writable("--out", out, *SUFFIXES)
     results: list[Any] = []
     finished = _solved(COMMANDS[args.program].solve(args), results, args.program)
     failed = failures(results)
@@ -155,6 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         refuse_empty(sys.argv[1:] if arguments is None else arguments)
         return _report(args)
+    except KeyboardInterrupt:
+        return interrupted(f"{COMMAND} {args.program}")
     except REPORTED as error:
         print(f"{COMMAND} {args.program}: {one_line(error)}", file=sys.stderr)
         return 2

@@ -35,19 +35,26 @@ def write_whole(path: str | Path, content: bytes) -> None:
         raise OSError(f"{path}: must be a writable file; {error.strerror or error}") from None
 
 
-def check_writable(flag: str, path: str | Path | None, *suffixes: str) -> None:
+def check_writable(
+    flag: str, path: str | Path | None, *suffixes: str, folders: bool = False
+) -> None:
     """Raise, before any work, unless a file of one of these kinds can be written; None is no file.
 
-    ValueError for another kind; OSError for a folder, or a file in none that can be written to.
+    With ``folders`` those on the way are made later, and a path that is no .csv may be one. Nothing
+    is made here. ValueError for another kind; OSError for a folder, or a file in none that can be
+    written to.
     """
     if path is None:
         return
-    if suffixes and Path(path).suffix.lower() not in suffixes:
+    place = Path(path)
+    if suffixes and place.suffix not in suffixes:
         raise ValueError(f"{flag}: must end in {', '.join(suffixes)}; got {str(path)!r}")
     try:
-        if Path(path).is_dir():
+        if place.is_dir() and (not folders or place.suffix == ".csv"):
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-        tempfile.TemporaryFile(dir=Path(path).parent).close()
+        on_the_way = [place] * place.is_dir() + [*place.parents]
+        there = next(own for own in on_the_way if own.exists()) if folders else place.parent
+        tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         raise OSError(f"{flag}: must be a writable file; {error.strerror}: {path}") from None
 

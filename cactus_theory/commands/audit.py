@@ -19,7 +19,6 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_policy,
     add_rows,
-    check_outputs,
     drafts,
     save_outputs,
     shown_frontier,
@@ -98,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit_several(args: argparse.Namespace) -> int:
     """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
-    check_outputs(args)
     policies, rows = [ct.policy(spec) for spec in args.policy], source(args)
     spec = ct.divergence(args.divergence).spec
     lines, q, p = _lines(rows, policies, spec)

@@ -46,11 +46,6 @@ def run(args: Namespace) -> int:
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
     check.number("--seed", args.seed, 0)
-    if args.plot is not None:
-        from cactus_theory.commands.plot import check_picture
-
-        check_picture(args.plot)
-        check.optional_module("matplotlib", "figures")
     asked = args.properties
     properties = None if asked is None else [name.strip() for name in asked.split(",")]
 

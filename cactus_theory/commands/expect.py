@@ -16,7 +16,6 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import column_of
 from cactus_theory.base.tables import print_json, print_table, save_table
 from cactus_theory.base.terminal import Progress
@@ -149,7 +148,6 @@ def _check(args: Namespace) -> None:
     for name in ("cycles", "num_draft_tokens", "max_new_tokens"):
         if (value := getattr(args, name)) is not None:
             check.whole_number(_flag(name), value, 1)
-    check_writable("--csv", args.csv, ".csv")
     for name in ("draft_mode", "temperature", "max_new_tokens") if args.trace else ():
         if (value := getattr(args, name)) is not None:
             raise ValueError(f"{_flag(name)}: a trace has its own; got {value}")

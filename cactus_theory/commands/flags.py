@@ -12,11 +12,12 @@ import numpy as np
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
+from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.plot import check_picture
+from cactus_theory.commands.plot import METADATA
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences import list_divergences
 from cactus_theory.policies import Policy
@@ -105,7 +106,8 @@ def rendered_ids(
     return ids
 
 
-OUTPUTS = {"csv": ".csv", "latex": ".tex", "out": ".npy"}
+OUTPUTS = {"csv": (".csv",), "latex": (".tex",), "plot": tuple(METADATA)}
+OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
@@ -187,13 +189,15 @@ def source(args: argparse.Namespace) -> Trace | SavedRows:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise ValueError, before any work, for a file of the wrong kind."""
-    for flag, suffix in OUTPUTS.items():
-        path = getattr(args, flag, None)
-        if path and not path.endswith(suffix):
-            raise ValueError(f"--{flag}: must end in {suffix}; got {path!r}")
-    if args.plot:
-        check_picture(args.plot)
+    """Raise, before any work of a command, unless its files can be written.
+
+    ValueError for a file of another kind; OSError for one that cannot be written;
+    ModuleNotFoundError for a picture without matplotlib (extra ``figures``).
+    """
+    for name, suffixes in (OUTPUTS | {"out": (OUT.get(args.command, ""),)}).items():
+        check_writable(f"--{name}", getattr(args, name, None), *suffixes)
+    if getattr(args, "plot", None) is not None:
+        check.optional_module("matplotlib", "figures")
 
 
 def save_outputs(

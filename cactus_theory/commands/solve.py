@@ -8,7 +8,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
-from cactus_theory.commands.flags import add_rows, check_outputs, pair, save_outputs, shown_frontier
+from cactus_theory.commands.flags import add_rows, pair, save_outputs, shown_frontier
 
 # points of a frontier, by default
 POINTS = 33
@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _solve_pooled(args: argparse.Namespace, q: np.ndarray, p: np.ndarray, knob: str) -> int:
     """Print the best mean acceptance of all rows for one mean divergence."""
-    check_outputs(args)
     spec = ct.divergence(args.divergence).spec
     amount = getattr(args, knob)
     optimum = ct.pooled_acceptance(q, p, divergence=spec, **{knob: amount})
@@ -97,7 +96,6 @@ def _solve_frontier(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> i
     """Print the best mean acceptance of all rows at every mean divergence, a point a line."""
     if args.out:
         raise ValueError(f"--out: must not be given with --frontier; got {args.out!r}")
-    check_outputs(args)
     spec = ct.divergence(args.divergence).spec
     frontier = shown_frontier(q, p, spec, args.frontier)
     columns = {name: getattr(frontier, name) for name in ("delta", "acceptance", "price", "bound")}

@@ -148,8 +148,6 @@ def _check(args: Namespace) -> None:
         raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
     if args.cost_ratio is not None and len(args.batch) > 1:
         raise ValueError("--batch: must be one with --cost-ratio, which is that of one batch size")
-    if args.out and not args.out.endswith(".json"):
-        raise ValueError(f"--out: must end in .json; got {args.out!r}")
     models = [name for name in OF_MODELS if getattr(args, name) is not None]
     if 0 < len(models) < len(OF_MODELS):
         missing = next(name for name in OF_MODELS if name not in models)
