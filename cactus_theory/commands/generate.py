@@ -204,7 +204,7 @@ def _answers(
     models = {"target_model": pair.target} | ({} if drafter is None else drafter.check(pair.target))
     for prompt, row in zip(prompts, ids, strict=True):
         try:
-            opened_texts(models, torch.tensor([row]), options)
+            opened_texts(models, torch.tensor([row], device="cpu"), options)
         except ValueError as error:
             raise ValueError(f"{prompt.place}: {error}") from error
     for number, (prompt, row) in enumerate(zip(prompts, ids, strict=True)):

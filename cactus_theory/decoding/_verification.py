@@ -98,8 +98,8 @@ class RowPolicies:
 def stacked(rounds: Sequence[VerifiedRows], vocab: int) -> VerifiedRows:
     """Return the verified rows of all rounds as float64 rows that sum to 1."""
     if not rounds:
-        nothing = torch.empty(0, vocab, dtype=torch.float64)
-        ids = torch.empty(0, dtype=torch.int64)
+        nothing = torch.empty(0, vocab, dtype=torch.float64, device="cpu")
+        ids = torch.empty(0, dtype=torch.int64, device="cpu")
         return VerifiedRows(nothing, nothing.clone(), ids, ids.bool())
     return VerifiedRows(
         check.normalised(torch.cat([part.target_probs for part in rounds])),

@@ -165,11 +165,11 @@ def speculative_generate(
 
 def _warn_of_nothing_relaxed(policies: Sequence[Policy | Schedule]) -> None:
     """Warn of policies that change a soft row and leave one-hot rows, those of greedy search."""
-    soft = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    soft = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64, device="cpu")
     for policy in policies:
         if not isinstance(policy, Policy) or isinstance(policy, FunctionPolicy):
             continue  # a function of the user's is asked for no more than it has to decide
-        hot = torch.eye(3, dtype=torch.float64)[0]
+        hot = torch.eye(3, dtype=torch.float64, device="cpu")[0]
         same = [torch.equal(policy.emitted(q, soft.flip(0)), q) for q in (hot, soft)]
         if same == [True, False]:
             warnings.warn(
@@ -198,7 +198,7 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
     lengths = [held["max_length"] for held in known if "max_length" in held]
     ends = [held["eos_token_id"] for held in known if "eos_token_id" in held]
     if not ends and config.eos_token_id is not None:
-        ends = [torch.as_tensor(config.eos_token_id)]
+        ends = [torch.as_tensor(config.eos_token_id, device="cpu")]
     ids = [int(token) for several in ends for token in several.flatten()]
     return min(lengths, default=config.max_length), ids
 
@@ -225,7 +225,9 @@ def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None, columns: An
     def stop(own: Tensor) -> bool:
         if len(ids) == 1:  # with what is hidden from the model
             own = torch.cat([ids, own[:, prompt:].to(ids.device)], 1)
-        answers = [bool(torch.as_tensor(one(own.clone(), None)).all()) for one in criteria]
+        answers = [
+            bool(torch.as_tensor(one(own.clone(), None), device="cpu").all()) for one in criteria
+        ]
         return any(answers) or bool(columns and columns.finished)
 
     return stop

@@ -96,7 +96,7 @@ class Processors:
         self.strangers = [one for one in self.all if not {library_name(one)} & (FREE | KNOWN)]
         self.walks, self.apart = bool(self.strangers) and batch == 1, batch > 1
         # of a text that is walked: its rows before they were processed, and what the draft asks
-        self.rows, self.copies = torch.empty(0), list[Any]()
+        self.rows, self.copies = torch.empty(0, device="cpu"), list[Any]()
         self.before: Snapshot | None = None
         if self.strangers and (batch > 1 or drafts):
             self._check()

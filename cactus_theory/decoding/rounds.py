@@ -173,7 +173,7 @@ class Rounds(ABC):
         rounds, longest = pooled(self.kinds), max(map(len, new))
         reading = Reading(rounds, sum(map(len, new)))
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
-        token_ids = torch.tensor(padded, dtype=torch.int64)
+        token_ids = torch.tensor(padded, dtype=torch.int64, device="cpu")
         self.clock.lap("other")
         measured: dict[str, Any] = {}
         if self.meter is not None:

@@ -296,7 +296,7 @@ class Between(Schedule):
         tail = ids[len(ids) - min(len(ids), self.memory) :]
         if not len(new_ids):
             return state
-        return Section(bool(self._after(state, torch.tensor(new_ids))[-1]), tail)
+        return Section(bool(self._after(state, torch.tensor(new_ids, device="cpu"))[-1]), tail)
 
     def choose(self, state: Section, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
         """Return 1 inside a section, else 0."""

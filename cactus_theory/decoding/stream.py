@@ -109,5 +109,5 @@ class Columns:
                 done = done | criterion(self.ids.clone(), None)
             self.done = done.tolist()
         if self.streamer is not None:
-            self.streamer.put(torch.tensor(column))
+            self.streamer.put(torch.tensor(column, device="cpu"))
         return True

@@ -173,11 +173,15 @@ class FDivergence(Divergence):
 
     def lower_edge(self, upper: float, step: float) -> float:
         """Return a ≥ 0 with f′(b) − f′(a) = ``step``, 0 where f′ does not fall that far."""
-        return float(self.ratio_at(self.slope(torch.tensor(upper, dtype=torch.float64)) - step))
+        return float(
+            self.ratio_at(self.slope(torch.tensor(upper, dtype=torch.float64, device="cpu")) - step)
+        )
 
     def upper_edge(self, lower: float, step: float) -> float:
         """Return b with f′(b) − f′(a) = ``step``, ∞ where f′ does not rise that far."""
-        return float(self.ratio_at(self.slope(torch.tensor(lower, dtype=torch.float64)) + step))
+        return float(
+            self.ratio_at(self.slope(torch.tensor(lower, dtype=torch.float64, device="cpu")) + step)
+        )
 
     def two_points(self, raised: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
         """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)) and its derivative in γ.
@@ -262,7 +266,7 @@ def register_divergence(kind: Kind) -> Kind:
 
 def _check_generator(example: Divergence) -> None:
     """Raise unless the generator is 0 at 1 with the slope that it declares there."""
-    f, one = example.generator, torch.ones((), dtype=torch.float64)
+    f, one = example.generator, torch.ones((), dtype=torch.float64, device="cpu")
     if f is None:
         return
     if not abs(float(f.f(one))) <= ROUNDING:

@@ -179,7 +179,7 @@ def pooled_frontier(
         if on_point is not None:
             on_point(len(curve))
     rows = [(at.divergence, at.acceptance, at.price, _bound(geometry, at)) for at in curve]
-    columns = torch.tensor(rows, dtype=torch.float64).T.contiguous()
+    columns = torch.tensor(rows, dtype=torch.float64, device="cpu").T.contiguous()
     return PooledFrontier(*(check.scalar_like(column, target_probs) for column in columns))
 
 

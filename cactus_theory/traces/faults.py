@@ -148,7 +148,7 @@ def _greedy(rows: Rows) -> Rows:
 
 
 def _shifted(rows: Rows, step: int) -> Rows:
-    places = torch.arange(rows.q.shape[1])
+    places = torch.arange(rows.q.shape[1], device=rows.q.device)
     return replace(rows, q=rows.q[:, (places + step).clamp(0, len(places) - 1)])
 
 

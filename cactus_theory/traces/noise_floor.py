@@ -83,7 +83,7 @@ def noise_floor(
     for prompt in prompts_ids:
         single, wide = (CachedModel(target_model, len(prompt) + max_new_tokens) for _ in range(2))
         rows, new = [_rows(single, list(prompt), temperature)], []
-        for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64):
+        for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64, device="cpu"):
             new.append(int(pick(rows[-1].exp(), coin[None].to(rows[-1].device))))
             rows.append(_rows(single, new[-1:], temperature))
         _rows(wide, list(prompt), temperature)
@@ -136,7 +136,8 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     """Return the mean KL at each temperature."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
-    ends, kl = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64), divergence("kl").value
+    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
+    kl = divergence("kl").value
     lossless, chain = find_policy("speculative"), find_verifier("chain")
     colder = [find_policy("tempered", temperature=temperature) for temperature in temperatures]
     for batch in trace.batches(ENTRIES):

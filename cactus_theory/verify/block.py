@@ -168,7 +168,7 @@ def _on_host(
     walk.judge()
     width = accept.shape[1]
     alive = [(run.alive + [0.0] * width)[:width] for run in runs]
-    ratios = torch.tensor(alive, dtype=torch.float64)
+    ratios = torch.tensor(alive, dtype=torch.float64, device="cpu")
     raised = entries_as_assigned(walk.raised, assigned)
     ends = walk.accepted_and_last()
     return Verdict(draft.token_ids, *ends, None, None, ratios, raised, bonus is not None)

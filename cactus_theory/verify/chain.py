@@ -301,7 +301,8 @@ class Tokens(Nodes):
         stopped = [entry for entry, stays in enumerate(accepted) if not stays]
         if stopped and decision.residual is not None:
             every = len(stopped) == len(places)
-            residual = decision.residual if every else decision.residual.at(torch.tensor(stopped))
+            rows = torch.tensor(stopped, device="cpu")
+            residual = decision.residual if every else decision.residual.at(rows)
             self._replace(residual, [places[entry] for entry in stopped])
         return going_on
 

@@ -36,7 +36,7 @@ def pick(
     if rows.shape[1] >= BLOCKED_FROM:
         if rows.shape[0] == 1 and rows.device.type == "cpu":
             token = pick_one(rows[0].detach(), draw.item())
-            return torch.tensor([token if token >= 0 else none])
+            return torch.tensor([token if token >= 0 else none], device=rows.device)
         return _pick_blocked(rows, draw, none)
     cumulative = rows.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]

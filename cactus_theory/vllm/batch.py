@@ -258,19 +258,21 @@ TRIAL_COUNTS = (1,) * (len(ROWS) * len(COINS)) + (len(ROWS),) * 2
 @cache
 def _trial_batch(deterministic: bool) -> tuple[FlatBatch, Coins]:
     copies = len(COINS) + 2
-    target, draft = (torch.tensor(side).repeat(copies, 1) for side in zip(*ROWS, strict=True))
+    target, draft = (
+        torch.tensor(side, device="cpu").repeat(copies, 1) for side in zip(*ROWS, strict=True)
+    )
     batch = FlatBatch(
-        ids=torch.tensor(DRAFTED * copies, dtype=torch.int32),
+        ids=torch.tensor(DRAFTED * copies, dtype=torch.int32, device="cpu"),
         counts=list(TRIAL_COUNTS),
         width=len(ROWS),
         draft_probs=None if deterministic else draft,
         target_logits=target.log(),
-        bonus=torch.zeros(len(TRIAL_COUNTS), dtype=torch.int32),
+        bonus=torch.zeros(len(TRIAL_COUNTS), dtype=torch.int32, device="cpu"),
         greedy=None,
         generators={},
     )
     coin = [value for value in COINS for _ in ROWS] + [0.0, COINS[1]]
-    coins = torch.tensor(coin, dtype=torch.float64)
+    coins = torch.tensor(coin, dtype=torch.float64, device="cpu")
     return batch, (coins[:, None].repeat(1, len(ROWS)), coins)
 
 
@@ -294,7 +296,7 @@ def try_rows(policy: Policy, settings: Settings) -> None:
 def _try_law(policy: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:
     """Raise ArithmeticError unless what a meter reads is a law, and its divergence a number."""
     q, p = normalised(q), normalised(p)
-    path = Path(torch.ones(len(q), dtype=torch.float64))
+    path = Path(torch.ones(len(q), dtype=torch.float64, device=q.device))
     law = settings.verifier.emitted(policy, q, p, path)
     least, off = float(law.amin()), float((law.sum(-1) - 1).abs().amax())
     if not (least >= -LAW_ROUNDING and off <= LAW_ROUNDING):

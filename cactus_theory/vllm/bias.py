@@ -75,8 +75,9 @@ def lifts_of(
     solved = tuple(
         (number, policy) for number, policy in enumerate(policies) if units[number] is None
     )
-    constants = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64)
-    return Lifts(constants.to(device), torch.tensor(ahead).to(device), looking, solved)
+    constants = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64, device="cpu")
+    looks = torch.tensor(ahead, device="cpu").to(device)
+    return Lifts(constants.to(device), looks, looking, solved)
 
 
 def check_policy(policy: Policy) -> None:
@@ -201,13 +202,13 @@ def _unit(policy: Policy) -> float | None:
 def try_bias(policy: Policy) -> None:
     """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
     logits = torch.tensor(
-        [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]]
+        [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]], device="cpu"
     )
     for drafted in ([0, 1, -1], [1, 0, -1], [2, 2, -1], [1, 1, 1]):
-        ids = torch.tensor(drafted)
+        ids = torch.tensor(drafted, device="cpu")
         for heat in (1e-2, 1.0, HOTTEST):
             bias = drafted_bias(
-                lifts_of([policy], whole=True), logits, ids, torch.full((3,), heat),
+                lifts_of([policy], whole=True), logits, ids, torch.full((3,), heat, device="cpu"),
                 width=len(drafted),
             )  # fmt: skip
             if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added

@@ -104,7 +104,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         self.policies = [server_settings.policy] * requests
         self.whole = server_settings.verifier.name == "block"
         self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
-        self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64)
+        self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64, device="cpu")
         self.on_device = self.table.to(self.device)
         self.lifts = lifts_of([server_settings.policy], whole=self.whole)
         self.changed = False
@@ -123,7 +123,7 @@ class CactusLogitsProcessor(LogitsProcessor):
         acts = self.width > 0 and granted.acts(temperature)
         self.acting[req_idx] = acts or self.cutting[req_idx]
         values = [temperature, granted.margin, *granted.cut]
-        self.table[req_idx, 1:] = torch.tensor(values, dtype=torch.float64)
+        self.table[req_idx, 1:] = torch.tensor(values, dtype=torch.float64, device="cpu")
         self.changed = True
         return bool(self.acting[req_idx])
 

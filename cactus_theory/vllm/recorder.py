@@ -66,9 +66,9 @@ class Rounds:
             return pack([], DTYPE, header.vocab_size)
         positions, ids, target, draft = zip(*self.kept, strict=True)
         return Shard(
-            torch.tensor(positions, dtype=torch.int32),
-            torch.tensor([0, *map(len, ids)]).cumsum(0),
-            torch.tensor([0, *map(len, draft)]).cumsum(0),
+            torch.tensor(positions, dtype=torch.int32, device="cpu"),
+            torch.tensor([0, *map(len, ids)], device="cpu").cumsum(0),
+            torch.tensor([0, *map(len, draft)], device="cpu").cumsum(0),
             *map(torch.cat, (ids, target, draft)),
         )
 
@@ -102,7 +102,9 @@ class Recorder:
             if int(draft.lengths[place]) < count or not self._take(request, batch, count):
                 continue
             position = request.emitted - accepted[place] - 1
-            bonus = torch.full((1, batch.target_logits.shape[-1]), -torch.inf, dtype=DTYPE)
+            bonus = torch.full(
+                (1, batch.target_logits.shape[-1]), -torch.inf, dtype=DTYPE, device="cpu"
+            )
             bonus[0, int(batch.bonus[row])] = 0.0
             target = torch.cat([_stored(verified.target_probs[place, :count]), bonus])
             rows = bonus[:0] if draft.probs is None else _stored(draft.probs[place, :count])

@@ -114,8 +114,8 @@ class Inputs:
     def __init__(self, batch: int, width: int, accept: int, device: torch.device) -> None:
         self.width, pinned = width, device.type == "cuda"
         shape = batch, width + accept + 1
-        self.host_counts = torch.zeros(batch, 4, dtype=torch.int64, pin_memory=pinned)
-        self.host_coins = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned)
+        self.host_counts = torch.zeros(batch, 4, dtype=torch.int64, pin_memory=pinned, device="cpu")
+        self.host_coins = torch.zeros(shape, dtype=torch.float64, pin_memory=pinned, device="cpu")
         self.counts = self.host_counts.to(device, copy=True)
         self.coins = self.host_coins.to(device, copy=True)
         self.tokens, self.lengths = self.counts[:, :2], self.counts[:, 2]
@@ -131,7 +131,7 @@ class Inputs:
 
         The host's side may be written again once the round's report was read.
         """
-        self.host_counts.copy_(torch.tensor(rows))
+        self.host_counts.copy_(torch.tensor(rows, device="cpu"))
         self.counts.copy_(self.host_counts, non_blocking=True)
         self.coins.copy_(self.host_coins, non_blocking=True)
 

@@ -110,7 +110,7 @@ def _may_run_together(model: Any) -> bool:
 def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
     """Return texts of many ids, the padding id among them."""
     config = text_config(model)
-    ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) * 7 + 3
+    ids = torch.arange(ROWS * TOKENS, device="cpu").view(ROWS, TOKENS) * 7 + 3
     ids %= config.vocab_size
     pad = getattr(config, "pad_token_id", None)
     if isinstance(pad, int) and 0 <= pad < config.vocab_size:
@@ -163,7 +163,7 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
     # a stray token before the last ones: the tree's second branch is the text
     remaining = [TOKENS - length for length in forward.cache.lengths]
     tokens = gathered(ids, forward.cache.lengths, remaining)
-    parents = torch.arange(-1, max(remaining)).repeat(ROWS, 1)
+    parents = torch.arange(-1, max(remaining), device="cpu").repeat(ROWS, 1)
     parents[:, 1] = -1
     tree = torch.cat([ids[:, :1], tokens], 1)
     last = forward(tree, [count + 1 for count in remaining], remaining, parents.to(ids.device))

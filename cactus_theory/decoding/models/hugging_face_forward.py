@@ -165,7 +165,7 @@ class LibraryForward:
 
     def _mask(self, sight: Sight) -> Any:
         """Return the mask (B, 1, new, end), or one for each kind of layer."""
-        like = torch.empty(0, dtype=self.dtype)
+        like = torch.empty(0, dtype=self.dtype, device="cpu")
         masks = {
             kind: additive(sight.within(window), like)[:, None]
             for kind, window in self.masks.items()

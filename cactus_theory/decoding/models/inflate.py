@@ -306,7 +306,7 @@ def _corner(weight: Tensor, small: Tensor) -> None:
 
 def _fill_attention(attention: Any, small: Any) -> None:
     head, size = attention.head_dim, small.head_dim
-    pairs = torch.arange(size // 2) * (head // size)
+    pairs = torch.arange(size // 2, device="cpu") * (head // size)
     turned = torch.cat([pairs, head // 2 + pairs])
     groups = small.num_key_value_groups
     for number in range(small.q_proj.out_features // size):

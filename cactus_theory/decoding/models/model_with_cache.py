@@ -100,7 +100,7 @@ class CachedModel:
                 )
         memory = self.cache.hidden[layer]
         if memory is None:  # nothing was fed yet
-            return torch.empty(len(counts), 0, 0)
+            return torch.empty(len(counts), 0, 0, device="cpu")
         states = gathered(memory, starts, counts)
         return states.clone() if min(starts) == max(starts) else states
 
@@ -170,7 +170,7 @@ class CachedModel:
             )
         if parents.device.type != "cpu":
             return  # looking at values would wait for the device
-        before = torch.arange(parents.shape[1])
+        before = torch.arange(parents.shape[1], device="cpu")
         if bool(((parents < -1) | (parents >= before)).any()):
             raise ValueError(
                 f"parents: each must be −1 or the index of an earlier token; got {parents.tolist()}"

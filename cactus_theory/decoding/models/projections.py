@@ -113,7 +113,7 @@ def _half(weight: Tensor) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # says once that a later PyTorch may do without it
             half = torch.fbgemm_pack_gemm_matrix_fp16(weight)
-            row = torch.linspace(-1, 1, weight.shape[1])[None]
+            row = torch.linspace(-1, 1, weight.shape[1], device=weight.device)[None]
             products = torch.fbgemm_linear_fp16_weight_fp32_activation(row, half, None)
     except (AttributeError, TypeError, RuntimeError):  # another PyTorch, another processor
         return None
