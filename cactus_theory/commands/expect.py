@@ -152,6 +152,8 @@ def _check(args: Namespace) -> None:
         if (value := getattr(args, name)) is not None:
             raise ValueError(f"{_flag(name)}: a trace has its own; got {value}")
     find_verifier(args.verifier)
+    if args.draft_mode == "sampled" and isinstance(named_drafter(args.draft or ""), NGram):
+        raise ValueError(f"--draft-mode: {args.draft} looks its tokens up, greedy; got sampled")
 
 
 def _flag(name: str) -> str:

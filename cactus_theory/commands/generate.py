@@ -254,6 +254,9 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
         raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
     if args.draft is None and not tuned.plain:
         raise ValueError(f"--draft: must be given with {args.tuned}, which tuned one; got none")
+    for name in ("cap", "span") if tuned.plain else ():
+        if (value := getattr(args, name)) is not None:
+            raise ValueError(f"--{name}: {args.tuned} is of plain decoding, exact; got {value}")
     return tuned
 
 

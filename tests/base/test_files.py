@@ -25,6 +25,8 @@ OTHERWISE = {
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
     "simulations/common/journal.py": "appends lines; a half-written one is cut off",
     "simulations/common/results.py": "into memory",
+    "simulations/gpu_check/command.py": "what a piece prints: no result",
+    "simulations/smollm.py": "a folder of its own, renamed once it is whole",
     "simulations/all_tables.py": "appends what commands print: no result",
     "simulations/train_pair/train.py": "a work folder that every run writes again",
     "simulations/train_pair/ship.py": "a work folder that every run writes again",

@@ -430,6 +430,10 @@ OBSERVED = ["--observed", "0.5,0.4,0.3,0.2"]
         (["--trace", EXAMPLE, "--csv", "t.txt"], "must end in .csv"),
         (["--trace", EXAMPLE, "--csv", "no/such/t.csv"], "--csv: must be a writable file; No such"),
         (["--trace", "no-such-folder"], "no such folder"),
+        (
+            "--target no --draft ngram --prompts no --draft-mode sampled".split(),
+            "--draft-mode: ngram looks its tokens up, greedy; got sampled",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str, capsys) -> None:
