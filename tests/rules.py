@@ -66,7 +66,10 @@ RULES = every_rule()
 
 
 # what a spec can ask for besides an amount, by the knob that names it
-CHOICES = {"divergence": divergences(), "head": (0.0, 0.3, 1.0), "support": get_args(Support)}
+CHOICES = {
+    "divergence": divergences(), "head": (0.0, 0.3, 1.0), "support": get_args(Support),
+    "hold": ("", "0"), "floor": ("", "0") if THOROUGH else ("",),  # what is held is floored, too
+}  # fmt: skip
 
 
 def combinations() -> dict[str, list[ct.Policy]]:

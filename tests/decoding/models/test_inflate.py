@@ -10,6 +10,7 @@ import torch
 from cactus_theory.commands import models as flags
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.models import inflate as inflated
 from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, Shape, inflate, inflate_pair
 from simulations.common.inputs import PAIR
 from tests.amounts import some
