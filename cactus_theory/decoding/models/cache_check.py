@@ -33,7 +33,8 @@ DECIDING = ("num_hidden_layers", "_attn_implementation")
 FED = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
 FED += ("cache_position", "logits_to_keep", "is_first_iteration")
 
-Answer = tuple[str | None, bool]
+# why a model is refused, whether it drafts nevertheless, whether ragged batches run as one call
+Answer = tuple[str | None, bool, bool]
 # embedding → answers; the views of a model's first layers share its embedding. Those for a model
 # with hooks or other changes of its objects hold for one decode
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
@@ -42,8 +43,8 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 def runs_together(model: Any, lossless: bool = False) -> bool:
     """Return whether a ragged batch may run as one call; row by row otherwise.
 
-    Raises ValueError where cached forward passes differ from whole ones, unless the model drafts
-    and any law of its will do (``lossless``), such as a quantised copy's.
+    Raises ValueError where cached forward passes differ from whole ones, unless they run and the
+    model drafts (``lossless``), when any law of its will do, such as a quantised copy's.
     """
     config = text_config(model)
     key = *map(type, model.modules()), *(getattr(config, name, None) for name in DECIDING)
@@ -51,8 +52,8 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
     if key not in known:
         with preparing(), torch.inference_mode():
             known[key] = _answer(model, change)
-    refusal, together = known[key]
-    if refusal is not None and not lossless:
+    refusal, drafts, together = known[key]
+    if refusal is not None and not (lossless and drafts):
         raise ValueError(
             f"model: forward passes over a cache must equal whole ones; in "
             f"{type(model).__name__} {refusal}. Use the model's own generate instead"
@@ -72,19 +73,19 @@ def _answer(model: Any, change: str | None) -> Answer:
     ids = _ids(model)
     try:
         if added := _added(model, ids):
-            return f"prepare_inputs_for_generation adds {', '.join(added)}", False
+            return f"prepare_inputs_for_generation adds {', '.join(added)}", False, False
         whole = _whole(model, ids)
         if change and not _difference(_whole(model, ids[1:]), whole[1:]) <= _tolerance(whole):
-            return f"a row's logits depend on its place in the batch: {change}", False
+            return f"a row's logits depend on its place in the batch: {change}", True, False
     except Exception as error:  # families fail in ways of their own
-        return f"a whole pass over token ids fails ({_named(error)})", False
+        return f"a whole pass over token ids fails ({_named(error)})", False, False
     try:
         difference = _difference(_even(model, ids), whole)
     except Exception as error:
-        return f"the cache fails ({_named(error)})", False
+        return f"the cache fails ({_named(error)})", False, False
     if not difference <= _tolerance(whole):
-        return f"they differ by {difference:.2g} of the logits' size", False
-    return None, _ragged_equals(model, ids, whole)
+        return f"they differ by {difference:.2g} of the logits' size", True, False
+    return None, True, _ragged_equals(model, ids, whole)
 
 
 def _ragged_equals(model: Any, ids: Tensor, whole: Tensor) -> bool:
