@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from cactus_theory import losses
 from cactus_theory.base.arguments import threads
 from cactus_theory.decoding.drafters.recurrent_head import HeadShape
+from cactus_theory.decoding.load import load_model
 
 from ..common.inputs import PAIR, at_least, command_line, folder_digest
 from ..common.journal import Journal

@@ -266,14 +266,17 @@ def test_generate_without_the_meter_is_the_same_text(capsys, tmp_path) -> None:
     pytest.importorskip("transformers")
     models = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
     asked = ("generate", *models, "--prompt", "def", "--max-new-tokens", "6", "--seed", "1")
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "unmetered.py").write_text(
         "import cactus_theory as ct\nasked = []\n"
         "def rest(q, p, n):\n    asked.append(n)\n    return q\n"
         "@ct.rule(residual=rest)\ndef mine(q, p, n):\n    return 0.5\n"
     )
-    found = run_json(capsys, *asked, "--policy", f"{tmp_path}/mine.py:mine", "--meter", "off")
+    found = run_json(capsys, *asked, "--policy", f"{tmp_path}/unmetered.py:mine", "--meter", "off")
     assert found["text"] and not {name for name in found if name.startswith("emitted_kl")}
-    assert found["verifier"] == "chain" and len(sys.modules["mine"].asked) <= found["target_calls"]
+    assert (
+        found["verifier"] == "chain"
+        and len(sys.modules["unmetered"].asked) <= found["target_calls"]
+    )
 
 
 def test_generate_keeps_a_cap_and_a_span(capsys) -> None:

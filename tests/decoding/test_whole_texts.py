@@ -79,7 +79,7 @@ def decodes(models, spec, verifier, width, end, seed, **options):
         verifier=verifier,
         num_draft_tokens=width,
         max_new_tokens=LENGTH,
-        eos_token_ids=end,
+        eos_token_ids=() if end is None else end,
         seed=DECODES * seed,
         **options,
     )

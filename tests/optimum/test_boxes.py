@@ -1,7 +1,6 @@
 """Rows cut to boxes c q ≤ h ≤ C q: by bisection, by program, by hand, by the kit, and refused."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -137,19 +136,6 @@ def test_it_obeys_what_it_declares(spec):
     rule = ct.policy(f"band:{spec}")
     assert rule.declares.held == ((0,) if "hold" in spec else ()) and rule.declares.floored == (0,)
     assert_policy_properties(rule, examples=amount(2, 100))
-
-
-class Claims(type(ct.policy("band:price=1"))):
-    """A band that keeps no token's chance and says that it does."""
-
-    @property
-    def declares(self):
-        return replace(super().declares, floored=(0,), held=(0,))
-
-
-def test_a_row_that_does_not_keep_what_it_claims_is_named():
-    with pytest.raises(AssertionError, match="named_tokens_keep_their_chance"):
-        assert_policy_properties(Claims(price=1.0), rows=pair(3, 4, seed=1))
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])

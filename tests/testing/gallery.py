@@ -4,7 +4,7 @@ Every fault was, or could have been, made in earnest. ``law`` is the property th
 it; ``right`` is the same thing without the fault, which every property must let through.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,12 @@ class Averaged(ct.policy("cactus_exact", delta=0.1).__class__):
     @property
     def declares(self):
         return Declaration(1, 0.0, Budget("kl", self.delta, "emitted"), between=True)
+
+
+class FalselyHeld(ct.policy("band", price=1.0).__class__):
+    @property
+    def declares(self):
+        return replace(super().declares, floored=(0,), held=(0,))
 
 
 @ct.rule(budget="kl <= 0 emitted")
@@ -390,6 +396,12 @@ FAULTS = (
     Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
     Fault("per-proposal budget declared as emitted", "budget_holds", Averaged(0.1)),
     Fault("argmax residual declared lossless", "budget_holds", argmax_residual, lossless),
+    Fault(
+        "a token that is said to be held and is not",
+        "named_tokens_keep_their_chance",
+        FalselyHeld(price=1.0),
+        ct.policy("band:price=1,hold=0"),
+    ),
     Fault(
         "draws from q instead of the residual",
         "residual_is_what_the_row_leaves",

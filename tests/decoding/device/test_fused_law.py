@@ -39,7 +39,7 @@ def three_token_law(model):
 
 def counts_of(pair, verifier):
     """Return how often each text of three tokens came, of two rounds or more each."""
-    options = {"policy": "speculative", "eos_token_ids": None, "meter": False, "seed": 0}
+    options = {"policy": "speculative", "eos_token_ids": (), "meter": False, "seed": 0}
     options |= {"verifier": verifier, "max_new_tokens": 4}
     result = run(pair, {"input_ids": PROMPT.expand(TEXTS, 2)}, **options)
     cells = result.output_token_ids[:, :3] @ torch.tensor([VOCAB**2, VOCAB, 1])

@@ -115,7 +115,7 @@ def test_prompts_may_go_on_a_text_and_another_token_may_end_it(monkeypatch) -> N
 
 
 def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, "loaded_pair", None)
+    monkeypatch.setattr(command, "loaded", None)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(call(resumed[0], "--compare", "cactus:delta", "band:price")) == 0
     said = capsys.readouterr().out

@@ -174,7 +174,7 @@ def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -
     [
         (["audit", str(EXAMPLE), "x.npy", "--policy", "typical"], "draft: must not be given with"),
         (["solve", str(EXAMPLE), "--price", "1", "--logits"], "logits: must not be given with"),
-        (["solve", "q.npy", "--price", "1"], "draft: must be given, unless target is a trace"),
+        (["solve", "q.npy", "--price", "1"], "target: no such file; got 'q.npy'"),
         (["solve", ".", "--price", "1"], "must be the folder of a trace; it has no manifest.json"),
     ],
 )

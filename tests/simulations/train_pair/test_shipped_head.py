@@ -22,7 +22,7 @@ TOP = 3
 
 @pytest.fixture(scope="module")
 def pair():
-    return load_pair(PAIR / "target", HEAD, heads=True)
+    return load_pair(PAIR / "target", HEAD)
 
 
 @pytest.fixture(scope="module")
@@ -110,4 +110,4 @@ def test_generate_takes_a_heads_folder(capsys):
     with pytest.raises(ValueError, match="draft: must be a folder with a config.json"):
         load_pair(PAIR / "target", HEAD)
     with pytest.raises(ValueError, match="hidden size must be that of the head, 192; got 128"):
-        load_pair(PAIR / "draft", HEAD, heads=True)
+        load_pair(PAIR / "draft", HEAD)
