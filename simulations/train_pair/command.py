@@ -29,7 +29,7 @@ from . import corpus, heads, ship, train
 from .corpus import Document, Stream
 from .train import Loss, Plan
 
-FOLDERS = ("work_dir", "out", "corpus", "target")
+FOLDERS = ("work_dir", "out", "corpus", "target")  # which change no number, or have a digest
 # flag → default (those of the shipped pair), help
 Flags = dict[str, tuple[Any, str]]
 SHARED: Flags = {
@@ -42,6 +42,7 @@ SHARED: Flags = {
     "batch_size": (16, "sequences in a training step"),
     "length": (256, "tokens of a training sequence"),
     "overlap_rows": (128, "held-out continuations the report scores"),
+    "held_out": (corpus.HELD_OUT, "share of the documents that are only scored, by the seed"),
     "seed": (0, ""),
     "threads": (1, "one gives bit-identical results"),
 }
@@ -63,7 +64,7 @@ OF_A_HEAD: Flags = {
     "head_rank": (HeadShape.rank, "numbers through which states reach the vocabulary"),
 }
 # flags that need not be counts
-FREE = ("draft_rate", "pool_share", "seed", "price")
+FREE = ("draft_rate", "pool_share", "held_out", "seed", "price")
 # peak learning rates of the target, and of the steps on acceptance
 TARGET_RATE, OVERLAP_RATE = 2e-3, 1.5e-3
 
@@ -74,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work-dir", type=Path, default=Path("build/train-pair"), help="checkpoints and samples")
     add("--out", type=Path, default=None, help="where it goes (the shipped pair; DRAFTER in it)")
     add("--drafter", choices=("model", "recurrent"), default="model", help="what is trained")
-    add("--corpus", type=Path, default=None, help="folder of .py files (the standard library)")
+    add("--corpus", type=Path, default=None,
+        help=f"a file or a folder of {', '.join(corpus.KINDS)} (the standard library)")  # fmt: skip
+    add("--licence", help="of that corpus, for the report")
     kinds = {"of both": SHARED, "of the pair alone": OF_THE_PAIR, "of a head alone": OF_A_HEAD}
     for title, flags in kinds.items():
         add = parser.add_argument_group(title).add_argument
@@ -93,10 +96,14 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(threads(args.threads))
     disable_progress_bar()
     out = args.out or (PAIR if args.drafter == "model" else PAIR / args.drafter)
-    documents = corpus.read_corpus(args.corpus or corpus.standard_library())
+    kinds = (".py",) if args.corpus is None else corpus.KINDS
+    root = args.corpus or corpus.standard_library()
+    documents = corpus.read_corpus(root, args.held_out, args.seed, kinds)
     with Journal(args.work_dir / "journal.jsonl", _settings(args, documents)):
         finished, measured = (_pair if args.drafter == "model" else _head)(args, documents)
-        report = {"command": command_line(args, FOLDERS)} | measured | ship.origin(documents)
+        report = (
+            {"command": command_line(args, FOLDERS[:2])} | measured | ship.origin(args, documents)
+        )
         text = json.dumps(report, indent=2, allow_nan=False)
         write_text(finished / "report.json", f"{text}\n")
         ship.publish(finished, out)
@@ -198,6 +205,10 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--draft-rate: must be in (0, 1]; got {args.draft_rate}")
     if not 0 <= args.pool_share <= 1:
         raise ValueError(f"--pool-share: must be in [0, 1]; got {args.pool_share}")
+    if not 0 < args.held_out < 1:
+        raise ValueError(f"--held-out: must be in (0, 1); got {args.held_out}")
+    if args.licence is not None and args.corpus is None:
+        raise ValueError(f"--licence: must be given with --corpus; got {args.licence!r} alone")
     if not args.price >= 0:
         raise ValueError(f"--price: must be at least 0; got {args.price}")
     if args.places >= args.length:

@@ -1,4 +1,4 @@
-"""Training texts: the Python standard library of this machine, and the target's own samples.
+"""Training texts: the Python standard library of this machine or others, and the target's samples.
 
 Which files count, which are held out and what identifies the corpus are pure
 functions of relative paths and contents, so two machines with the same Python
@@ -8,7 +8,8 @@ release agree without sharing a file. The tokenizer, byte-level BPE, is trained 
 import hashlib
 import re
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Generator, Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
 
+from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.terminal import Progress
 
 from ..common.results import write_tensors
@@ -23,22 +25,27 @@ from ..common.results import write_tensors
 SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__"})
 GENERATED_TABLE = re.compile(r"generated from .{0,200}gencodec\.py", re.DOTALL)
 TOP_LEVEL = re.compile(r"^(?:@\w|def |class |async def )", re.MULTILINE)
-# files in 10,000 that are only scored, by a digest of their path: 5 %
-HELD_OUT_PER_10000 = 500
+# share of documents that are only scored, by a digest of their path
+HELD_OUT = 0.05
+# kinds of files of a corpus of one's own, and characters from which on a text's next paragraph
+# begins another document
+TEXTS, PART = (".txt", ".md"), 2**13
+KINDS = (".py", ".jsonl", *TEXTS)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A source file: path relative to the corpus root, with ``/``, and its text."""
+    """A file, a part of a text, or a line of a .jsonl: path below the corpus, with ``/``."""
 
     path: str
     text: str
+    unseen: bool = False
 
 
-def is_held_out(path: str) -> bool:
-    """Decide from the relative path alone; additions elsewhere never move a file."""
-    digest = hashlib.sha256(path.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % 10_000 < HELD_OUT_PER_10000
+def is_held_out(path: str, share: float = HELD_OUT, seed: int = 0) -> bool:
+    """Decide from path and seed alone; additions elsewhere never move a document."""
+    digest = hashlib.sha256((f"{seed} {path}" if seed else path).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 10_000 < round(10_000 * share)
 
 
 def standard_library() -> Path:
@@ -46,28 +53,38 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def read_corpus(root: Path) -> list[Document]:
-    """Return every usable ``.py`` file under ``root``, sorted by relative path.
+def read_corpus(
+    root: Path, share: float = HELD_OUT, seed: int = 0, kinds: Sequence[str] = KINDS
+) -> list[Document]:
+    """Return every usable document of a file or a folder, sorted by relative path.
 
-    Left out: installed packages and test folders, build settings of one machine
-    (``_sysconfigdata*``), generated character tables, and files that are not UTF-8. ValueError
-    if nothing is usable, or nothing in one of the two parts.
+    A ``.py`` file is a document; a ``.jsonl`` has one a line, as a file of prompts; a text is
+    parted at blank lines. Left out: installed packages and test folders, build settings of one
+    machine (``_sysconfigdata*``), generated character tables, and .py files that are not UTF-8.
+    ValueError if nothing is usable, or nothing in one of the two parts.
     """
-    files = (_read(path, root) for path in sorted(root.rglob("*.py")))
-    documents = sorted((d for d in files if d is not None), key=lambda d: d.path)
+    files = [root] if root.is_file() else [p for p in root.rglob("*") if p.suffix in kinds]
+    base = root.parent if root.is_file() else root
+    read = (document for path in sorted(files) for document in _read(path, base))
+    documents = sorted(
+        (replace(d, unseen=is_held_out(d.path, share, seed)) for d in read), key=lambda d: d.path
+    )
     for name, part in (("training", training(documents)), ("held-out", held_out(documents))):
         if not part:
-            raise ValueError(f"corpus must hold at least one {name} .py file, got none in {root}")
+            raise ValueError(
+                f"--corpus: must hold at least one {name} document ({', '.join(kinds)}); got none "
+                f"in {root}"
+            )
     return documents
 
 
 def training(documents: list[Document]) -> list[Document]:
-    return [d for d in documents if not is_held_out(d.path)]
+    return [d for d in documents if not d.unseen]
 
 
 def held_out(documents: list[Document]) -> list[Document]:
     """Return the documents that are only ever scored."""
-    return [d for d in documents if is_held_out(d.path)]
+    return [d for d in documents if d.unseen]
 
 
 def fingerprint(documents: list[Document]) -> str:
@@ -85,18 +102,31 @@ def boundaries(text: str) -> list[int]:
     return [match.start() for match in TOP_LEVEL.finditer(text)]
 
 
-def _read(path: Path, root: Path) -> Document | None:
+def _read(path: Path, root: Path) -> list[Document]:
     relative = path.relative_to(root)
     if SKIPPED_FOLDERS & set(relative.parts[:-1]) or path.name.startswith("_sysconfigdata"):
-        return None
+        return []
+    name = relative.as_posix()
+    if path.suffix == ".jsonl":
+        lines = prompts_of(path)
+        if chats := [line.place for line in lines if line.messages or line.later]:
+            raise ValueError(f"--corpus: every line must hold one text; got a chat, {chats[0]}")
+        return [Document(f"{name}:{number}", line.text) for number, line in enumerate(lines, 1)]
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        return None
-    text = text.replace("\r\n", "\n")
+        if path.suffix == ".py":
+            return []
+        raise ValueError(f"--corpus: must be UTF-8 text; got {path}") from None
     if not text.strip() or GENERATED_TABLE.search(text[:1000]):
-        return None
-    return Document(relative.as_posix(), text)
+        return []
+    if path.suffix == ".py":
+        return [Document(name, text)]
+    parts = [""]
+    for paragraph in re.split(r"(?<=\n\n)", text):
+        parts += [""] * (len(parts[-1]) > PART)
+        parts[-1] += paragraph
+    return [Document(f"{name}:{number}", part) for number, part in enumerate(parts, 1)]
 
 
 END_OF_TEXT = "<|endoftext|>"

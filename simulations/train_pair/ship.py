@@ -17,6 +17,7 @@ from torch import Generator
 from cactus_theory import losses
 from cactus_theory.decoding.load import load_model
 
+from ..common.inputs import PAIR, folder_digest
 from ..common.results import machine_kind, write_bytes
 from . import heads
 from .corpus import (
@@ -36,6 +37,8 @@ LICENCE = (
     "Trained on the Python standard library, which is under the Python Software Foundation "
     "licence; the weights and the tokenizer are ours, under the licence of this repository."
 )
+UNKNOWN = "Unknown: the weights are made from {}, whose licence was not named (--licence)."
+STANDARD_LIBRARY = "Python standard library, .py files without tests and generated tables"
 # tokens of the prefixes of texts along which overlaps are measured
 PREFIX = 32
 Measures = dict[str, Any]
@@ -118,14 +121,14 @@ def measure_head(args: argparse.Namespace, folder: Path, target: Any, unseen: St
     }
 
 
-def origin(documents: list[Document]) -> Measures:
-    """Return when, where and from which text, of which a part is held out."""
-    unseen = held_out(documents)
+def origin(args: argparse.Namespace, documents: list[Document]) -> Measures:
+    """Return when, where, of what and from which texts, of which a part is held out."""
+    unseen, own = held_out(documents), args.corpus is not None
     corpus = {
-        "source": "Python standard library, .py files without tests and generated tables",
-        "files": len(documents),
+        "source": f"--corpus {args.corpus.name}" if own else STANDARD_LIBRARY,
+        "documents": len(documents),
         "bytes": num_bytes(documents),
-        "held_out_files": len(unseen),
+        "held_out_documents": len(unseen),
         "held_out_bytes": num_bytes(unseen),
         "sha256": fingerprint(documents),
     }
@@ -136,8 +139,22 @@ def origin(documents: list[Document]) -> Measures:
         "corpus": corpus,
         "versions": {"python": platform.python_version()} | versions,
         "machine": machine_kind(),
-        "licence": LICENCE,
-    }
+        "licence": (args.licence or UNKNOWN.format(args.corpus.name)) if own else LICENCE,
+    } | _trained(args)
+
+
+def _trained(args: argparse.Namespace) -> Measures:
+    """Return what was trained on what; of a head also its target, and the target's licence."""
+    if args.drafter == "model":
+        return {"trained": "target on the corpus; draft on the corpus, then on the target's law"}
+    files = sorted(args.target.glob("LICEN[CS]E*"))
+    named = files[0].read_text(encoding="utf-8").strip() if files else "unknown"
+    licence = LICENCE if args.target.resolve() == PAIR / "target" else named
+    return {
+        "trained": f"{args.drafter} head on the target's states, along the corpus and its samples",
+        "target": {"name": args.target.name, "sha256": folder_digest(args.target),
+                   "licence": licence},
+    }  # fmt: skip
 
 
 def add_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -59,8 +59,15 @@ def test_pair_is_complete_and_loads(first):
 def test_report_is_complete_and_names_no_folder(first, corpus_folder):
     text = (first / "out" / "report.json").read_text()
     report = json.loads(text)
-    assert report["command"] == f"python -m simulations train-pair {sort_like(TINY)}"
-    assert report["corpus"]["files"] == 80 and len(report["corpus"]["sha256"]) == 64
+    asked = f"--corpus {corpus_folder.name} {sort_like(TINY)}"  # the whole command, of paths names
+    assert report["command"] == f"python -m simulations train-pair {asked}"
+    own = report["corpus"]
+    assert own["documents"] == 80 and len(own["sha256"]) == 64
+    assert own["source"] == f"--corpus {corpus_folder.name}"  # not the standard library
+    assert report["licence"].startswith("Unknown: the weights are made from")
+    assert (
+        report["trained"] == "target on the corpus; draft on the corpus, then on the target's law"
+    )
     assert report["training"]["target"]["tokens"] == 6 * 4 * 64
     assert report["overlap_on_target_samples"]["positions"] == 32 * (64 - 32)
     for folder in (first, corpus_folder):

@@ -1,5 +1,6 @@
 """Which files count, what the tokenizer and the samples of the target make of them, and scores."""
 
+import json
 import math
 
 import pytest
@@ -52,7 +53,27 @@ def test_fingerprint_sees_content_and_path_but_not_order():
 
 
 def test_empty_corpus_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least one training .py file, got none"):
+    with pytest.raises(ValueError, match="at least one training document .*; got none"):
+        read_corpus(tmp_path)
+
+
+def test_texts_code_and_json_lines_are_documents_of_one_corpus(tmp_path):
+    prose = "\n\n".join(f"Paragraph {i}. " + "word " * 400 for i in range(12))
+    (tmp_path / "prose.txt").write_text(prose)
+    (tmp_path / "code.py").write_text("x = 1\n")
+    lines = [json.dumps({"text": f"line {i}"}) for i in range(60)]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    found = read_corpus(tmp_path, 0.25)
+    texts = {d.path: d.text for d in found}
+    parts = [texts[path] for path in sorted(texts) if path.startswith("prose")]
+    assert len(parts) > 1 and "".join(parts) == prose
+    assert texts["lines.jsonl:7"] == "line 6" and texts["code.py"] == "x = 1\n"
+    unseen = [{d.path for d in read_corpus(tmp_path, 0.25, seed) if d.unseen} for seed in (0, 0, 5)]
+    assert unseen[0] == unseen[1] != unseen[2] and 0.1 < len(unseen[0]) / len(found) < 0.4
+    assert len(read_corpus(tmp_path / "lines.jsonl", 0.25)) == 60  # a file alone
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    (tmp_path / "lines.jsonl").write_text(json.dumps(chat))
+    with pytest.raises(ValueError, match="--corpus: every line must hold one text; got a chat"):
         read_corpus(tmp_path)
 
 
