@@ -97,7 +97,7 @@ def test_work_dir_of_another_run_is_refused(first, corpus_folder):
         ("--seed -1", "--seed: must be at least 0; got -1"),
         ("--vocab-size 20", "vocab_size must be at least 257, got 20"),
         ("--target-width 48", "head size must divide width, got 32 and 48"),
-        ("--corpus /no/such/folder", "training .py file, got none in /no/such/folder"),
+        ("--corpus /no/such/folder", "training document .*; got none in /no/such/folder"),
         ("--price 2", "--price: must not be given with --drafter model; got 2.0"),
         ("--target elsewhere", "--target: must not be given with --drafter model; got elsewhere"),
     ],
