@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+import tests.kernels.conftest  # noqa: F401  (kernels that are loaded now stay interpreted)
 from cactus_theory import decoding, kernels, losses, traces
 from cactus_theory.decoding.result import Seconds
 from tests.decoding.conftest import disturbed, random_llama
