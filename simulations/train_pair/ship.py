@@ -144,7 +144,7 @@ def origin(args: argparse.Namespace, documents: list[Document]) -> Measures:
 
 
 def _trained(args: argparse.Namespace) -> Measures:
-    """Return what was trained on what; of a head also its target, and the target's licence."""
+    """Return the model, its corpus and, of a head, its target and the target's licence."""
     if args.drafter == "model":
         return {"trained": "target on the corpus; draft on the corpus, then on the target's law"}
     files = sorted(args.target.glob("LICEN[CS]E*"))
