@@ -144,7 +144,7 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
         (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1"),
         (["--policies", "typical", "--verifier", "block"], "--verifier: one must be able to"),
         (["--verifier", "knot"], "--verifier: must be among"),
-        (["--metered", "0"], "--metered: must be at least 1"),
+        (["--metered", "-1"], "--metered: must be at least 0"),
         (["--num-prompts", "0"], "--num-prompts: must be at least 1"),
         (["--compare", "band:price", "fuzzy:threshold"], "--compare: fuzzy:threshold needs"),
     ],
