@@ -256,7 +256,7 @@ def test_in_blocks_the_band_of_the_path_takes_fewer_calls_at_the_same_cap():
     On average over models: the price that a cap leaves is best for no single one.
     """
     fewer = []
-    for seed in range(amount(6, 24)):
+    for seed in range(amount(2, 24)):
         pair = markov_pair(3, seed=seed, distance=2.0)
         of_path, alone = (
             texts_of(pair, Ledger(f"band:price=0.3{own}", 0.1), 4, 3, "block").calls

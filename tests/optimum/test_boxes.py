@@ -84,7 +84,7 @@ def test_a_boxed_row_is_that_of_an_independent_bisection(spec, knob):
     kind = ct.divergence(spec)
     if "price" in knob and (kind.generator is not kind or not kind.generator.smooth):
         pytest.skip("has no price of its own")
-    q, p, floor, ceiling = boxes(amount(15, 200))
+    q, p, floor, ceiling = boxes(amount(7, 200))
     ends = edges(q, p, spec, **knob, floor=floor, ceiling=ceiling)
     found = cut(q, p, *ends, floor, ceiling)
     expected = by_bisection(q, p, floor, ceiling, kind, **knob)

@@ -210,7 +210,7 @@ def test_decisions_turn_at_phi(spec, dtype):
 def test_it_obeys_what_it_declares_and_blocks_emit_it(spec, verifier):
     rule = ct.policy(f"band:{spec},head=0.4")
     if verifier == "chain":  # what a policy has, it has in blocks, too
-        assert_policy_properties(rule, examples=amount(10, 100))
+        assert_policy_properties(rule, examples=amount(4, 100))
     q, p = rows(60, 5)
     draft = Draft(
         p.multinomial(1, generator=torch.Generator().manual_seed(1)), [1] * 60, p[:, None]

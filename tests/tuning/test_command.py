@@ -135,6 +135,7 @@ def test_models_are_logged_timed_and_tuned_once(
     assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err
 
 
+@thorough
 def test_the_forecast_is_right_within_a_factor_of_two(
     tmp_path: Path, capsys, prompts: str, monkeypatch
 ) -> None:
