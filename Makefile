@@ -78,7 +78,7 @@ test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical t
 #   NOTICED_BY=tests/policies/test_published.py
 MUTATED ?= $(shell git ls-files cactus_theory/divergences cactus_theory/optimum \
   cactus_theory/policies cactus_theory/verify cactus_theory/emitted.py | grep '[.]py$$')
-NOTICED_BY ?= tests/optimum tests/policies tests/verify tests/testing tests/test_emitted.py
+NOTICED_BY ?= tests/optimum tests/policies tests/verify tests/testing tests/kits tests/test_emitted.py
 MUTATE := build/mutate
 
 mutate: $(TESTED)  ## mistakes of cosmic-ray in a clone of the last commit; the tests must notice

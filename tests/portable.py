@@ -18,6 +18,7 @@ NUMERICAL = (
     "tests/policies",
     "tests/solvers",
     "tests/testing",
+    "tests/kits",
     "tests/traces",
     "tests/kernels",
     "tests/decoding/test_whole_texts.py",

@@ -40,8 +40,6 @@ PACKAGES = (
 WITHOUT = {
     "testing.Enumeration": "what a property of verifiers is given; shown by verifier_property",
 }
-# examples that take seconds of CPU
-LONG = {"testing.assert_drafter_properties"}
 REGISTRIES = (
     policies.POLICIES.known,
     divergences.DIVERGENCES.known,
@@ -128,9 +126,7 @@ def test_every_public_name_has_an_example() -> None:
     assert without == set(WITHOUT)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(PUBLIC.keys() - WITHOUT.keys() - (set() if THOROUGH else LONG))
-)
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - WITHOUT.keys()))
 def test_an_example_prints_what_it_says(name: str, scratch: None) -> None:
     module, found = PUBLIC[name]
     text = inspect.getdoc(found) or ""

@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "rule",
         metavar="FILE.py:NAME",
-        help="a function under @ct.rule, a Policy, Schedule or Divergence; :knob=value",
+        help="a function under @ct.rule or a Policy; :knob=value",
     )
     parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other rows")

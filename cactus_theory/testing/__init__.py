@@ -2,18 +2,14 @@
 
 ``assert_policy_properties(rule)`` inside a test, ``cactus-theory check file.py:rule`` in a shell.
 ``@policy_property()`` adds a property: a function of a ``Behaviour`` that yields ``Bounds``.
-``assert_verifier_properties``, ``assert_drafter_properties`` and ``assert_schedule_properties``
-check what else decoding relies on, ``assert_divergence_properties`` what the optimum does.
+``assert_verifier_properties`` and ``@verifier_property()`` are the same of verifiers.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.testing._divergence import assert_divergence_properties
-    from cactus_theory.testing._drafter import assert_drafter_properties
     from cactus_theory.testing._policies import assert_policy_properties
     from cactus_theory.testing._property import Bounds
-    from cactus_theory.testing._schedule import assert_schedule_properties
     from cactus_theory.testing.properties import Behaviour, policy_property
     from cactus_theory.testing.verifiers import (
         Enumeration,
@@ -25,10 +21,7 @@ __all__ = [
     "Behaviour",
     "Bounds",
     "Enumeration",
-    "assert_divergence_properties",
-    "assert_drafter_properties",
     "assert_policy_properties",
-    "assert_schedule_properties",
     "assert_verifier_properties",
     "policy_property",
     "verifier_property",
@@ -36,11 +29,8 @@ __all__ = [
 
 # module → names imported from it on first use, so that hypothesis is loaded only when needed
 _HOMES = {
-    "_divergence": ("assert_divergence_properties",),
-    "_drafter": ("assert_drafter_properties",),
     "_policies": ("assert_policy_properties",),
     "_property": ("Bounds",),
-    "_schedule": ("assert_schedule_properties",),
     "properties": ("Behaviour", "policy_property"),
     "verifiers": ("Enumeration", "assert_verifier_properties", "verifier_property"),
 }

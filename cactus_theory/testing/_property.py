@@ -1,8 +1,8 @@
 """Define a property, bounds on numbers of a thing seen on examples, and measure it.
 
-A kind of thing that is checked (policies, verifiers, drafters, schedules, divergences) is a table
-of :class:`Properties` and a subclass of :class:`Seen` for its examples; :func:`broken` does the
-rest. Policies may come from a user: see ``_check_properties.py``.
+A kind of thing that is checked (policies, verifiers, and those of ``tests/kits``) is a table of
+:class:`Properties` and a subclass of :class:`Seen` for its examples; :func:`broken` does the rest.
+Policies may come from a user: see ``_check_properties.py``.
 """
 
 import inspect

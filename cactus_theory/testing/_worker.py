@@ -5,30 +5,24 @@ JSON. What the rule prints goes to stderr.
 """
 
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from cactus_theory.base import arguments as check
-from cactus_theory.decoding.schedule import Schedule, find_followed
-from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._registry import POLICIES
+from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._check_properties import Pair
-from cactus_theory.testing._divergence import assert_divergence_properties
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing._property import Property
-from cactus_theory.testing._report import Finding, PropertyVerdict, Report, declared
-from cactus_theory.testing._schedule import assert_schedule_properties
+from cactus_theory.testing._report import Report, declared
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 
 Say = Callable[..., None]
@@ -80,9 +74,7 @@ def _work(options: dict[str, Any], say: Say) -> None:
     torch.set_num_threads(1)
     source, names = options["source"], options["properties"]
     try:
-        rule = _read(source)
-        if isinstance(rule, Schedule | Divergence):
-            return say(report=asdict(_checked_at_once(rule, options, say)), done=True)
+        rule = find_policy(source)
         declaration(rule, source)
         PROPERTIES.chosen("--properties", names or ())
     except (ValueError, TypeError, OSError) as error:
@@ -116,45 +108,6 @@ def _work(options: dict[str, Any], say: Say) -> None:
         report=asdict(check_policy(rule, rows(), progress=progress, asking=ask, **chosen)),
         done=True,
     )
-
-
-def _read(source: str) -> Policy | Schedule | Divergence:
-    """Return the policy, schedule or divergence of ``FILE.py:NAME``."""
-    entry, _ = POLICIES.read(source, Schedule, Divergence)
-    kind = entry if isinstance(entry, type) else type(entry)
-    return find_divergence(source) if issubclass(kind, Divergence) else find_followed(source)
-
-
-def _checked_at_once(what: Schedule | Divergence, options: dict[str, Any], say: Say) -> Report:
-    """Check a schedule or a divergence by the assertion of its kind, as one property."""
-    if isinstance(what, Schedule):
-        name, hold = "schedule", assert_schedule_properties
-        statement = "a choice knows only what is known before its token, and its own text alone"
-        declares = f"chooses among {', '.join(policy.spec for policy in what.policies)}"
-    else:
-        name, hold = "divergence", assert_divergence_properties
-        statement = "generator, geometry, budgets and values are those of one divergence"
-        declares = _kind_of(what)
-    for law in options["properties"] or ():
-        check.one_of("--properties", law, (name,))
-    verdict = PropertyVerdict(name, statement, "not checked", options["examples"], None)
-    report = Report(what.spec, declares, [verdict])
-    say(law=name, report=asdict(report))
-    try:
-        hold(what, examples=options["examples"], seed=options["seed"])  # type: ignore[arg-type]
-    except AssertionError as error:
-        broken = f"the {name}", "what may be relied on", str(error), -math.inf
-        finding = Finding(name, statement, [], [], *broken)
-        return replace(report, laws=[replace(verdict, verdict="fails", finding=finding)])
-    return replace(report, laws=[replace(verdict, verdict="holds")])
-
-
-def _kind_of(divergence: Divergence) -> str:
-    """Return the kind of a divergence, in words."""
-    if isinstance(divergence, FDivergence):
-        return "an f-divergence"
-    generator = divergence.generator
-    return "a bound on h/q" if generator is None else f"a function of {generator.spec}"
 
 
 def declaration(policy: Policy, source: str) -> str:

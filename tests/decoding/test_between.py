@@ -5,9 +5,9 @@ import torch
 
 from cactus_theory.decoding import Between, Callbacks, ModelDrafter, generate
 from cactus_theory.decoding.schedule import spellings
-from cactus_theory.testing import assert_schedule_properties
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import compare, padded, prompts
+from tests.kits.schedules import assert_schedule_properties
 
 # (3, 9, 4) ends where (9, 4) ends, which then counts
 OPENING, CLOSING = [(7, 7), 5, (3, 9, 4), (3, 9, 3)], [(9, 4), 8]

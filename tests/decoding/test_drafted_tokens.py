@@ -14,9 +14,9 @@ from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.testing import assert_drafter_properties
 from cactus_theory.verify import Chain
 from tests.amounts import amount, some
+from tests.kits.drafters import assert_drafter_properties
 
 ROUNDS = amount(5, 40)
 VERIFIERS = ("chain", "block")

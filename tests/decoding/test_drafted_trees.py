@@ -8,9 +8,9 @@ from cactus_theory.decoding import ModelDrafter, NGram, Siblings
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import siblings
 from cactus_theory.decoding.models import cache
-from cactus_theory.testing import assert_drafter_properties
 from cactus_theory.verify import Tree
 from tests.amounts import amount, some
+from tests.kits.drafters import assert_drafter_properties
 
 ROUNDS = amount(2, 20)
 

@@ -14,9 +14,9 @@ from cactus_theory.decoding.drafters.recurrent_head import HeadShape, RecurrentH
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.testing import assert_drafter_properties
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import compare, prompts
+from tests.kits.drafters import assert_drafter_properties
 
 heads = pytest.importorskip("simulations.train_pair.heads")
 

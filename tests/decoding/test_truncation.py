@@ -12,8 +12,8 @@ from cactus_theory.base.prompts import Prompt
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.testing import assert_drafter_properties
 from cactus_theory.traces import Trace, expect, log_trace, save_trace
+from tests.kits.drafters import assert_drafter_properties
 from tests.traces.test_log import OPTIONS, PROMPTS, forward
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"

@@ -7,11 +7,11 @@ import torch
 
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
-from cactus_theory.testing import assert_drafter_properties
 from simulations.common.inputs import PAIR, load_prompts
 from simulations.train_pair.train import num_parameters
 from tests.amounts import amount, thorough
 from tests.decoding.test_whole_texts import FALSE_ALARM, p_value
+from tests.kits.drafters import assert_drafter_properties
 
 transformers = pytest.importorskip("transformers")
 

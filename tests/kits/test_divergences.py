@@ -4,11 +4,14 @@ import pytest
 
 from cactus_theory.divergences.classical import KL
 from cactus_theory.divergences.definition import examples
-from cactus_theory.testing import assert_divergence_properties
-from cactus_theory.testing._divergence import GENERATOR_PROPERTIES, VALUE_PROPERTIES
 from tests.amounts import amount
 from tests.formulas import ALL
-from tests.testing.faulty_divergences import FAULTS
+from tests.kits.divergences import (
+    GENERATOR_PROPERTIES,
+    VALUE_PROPERTIES,
+    assert_divergence_properties,
+)
+from tests.kits.faulty_divergences import FAULTS
 
 EXAMPLES_EACH = amount(40, 250)
 

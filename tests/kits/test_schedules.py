@@ -5,7 +5,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Between, ByPosition, Schedule
-from cactus_theory.testing import assert_schedule_properties
+from tests.kits.schedules import assert_schedule_properties
 
 RULES = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
 

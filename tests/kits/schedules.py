@@ -55,23 +55,6 @@ def assert_schedule_properties(
     * A text's choices depend on that text alone: the state is begun anew for each, and other
       texts decoded in between change nothing.
     * Tokens may be handed to ``advance`` one by one or together.
-
-    Parameters
-    ----------
-    vocabulary : tokens of the made-up texts are 0 … vocabulary − 1; take it large enough to
-        hold the markers that the schedule looks for.
-    examples : texts to try; ``seed`` fixes which.
-
-    Raises
-    ------
-    AssertionError
-        A property is broken.
-
-    Examples
-    --------
-    >>> from cactus_theory.decoding import ByPosition
-    >>> steps = [(0, "speculative"), (8, "band:price=1")]
-    >>> assert_schedule_properties(ByPosition(steps), examples=5)
     """
     source = torch.Generator().manual_seed(seed)
     texts = (_Text(schedule, vocabulary, source, (number, seed)) for number in range(examples))

@@ -17,7 +17,10 @@ from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.testing._drafter_bench import (
+from cactus_theory.testing._property import Bounds, Properties, broken
+from cactus_theory.verify import Assignment, Verifier, find_verifier
+from cactus_theory.verify.draw import pick
+from tests.kits.drafter_bench import (
     THIN,
     Bench,
     RecordedDraft,
@@ -27,9 +30,6 @@ from cactus_theory.testing._drafter_bench import (
     middles,
     stream,
 )
-from cactus_theory.testing._property import Bounds, Properties, broken
-from cactus_theory.verify import Assignment, Verifier, find_verifier
-from cactus_theory.verify.draw import pick
 
 DRAFTER_PROPERTIES = Properties("drafter_property")
 # tolerance of the sum of a float32 row
@@ -70,23 +70,6 @@ def assert_drafter_properties(
 
     A drafter that samples from other rows than it reports breaks every acceptance rule, by so
     little that tests of frequencies may let it pass. Returns how many tokens were checked.
-
-    Parameters
-    ----------
-    drafter : a Drafter, or a causal LM.
-    target_model, model : Hugging Face causal LMs; small, as their rows are computed anew.
-    verifier, policy : what the drafts are verified with.
-    rounds : rounds of made-up texts, drafted with coins drawn with ``seed``.
-
-    Raises
-    ------
-    AssertionError
-        A property is broken.
-
-    Examples
-    --------
-    >>> assert_drafter_properties(pair.draft, pair.target, model=pair.draft, rounds=1) > 0
-    True
     """
     drafter, judge = as_drafter(drafter), find_verifier(verifier)
     parts = drafter, target_model, model, judge, find_policy(policy)

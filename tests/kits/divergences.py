@@ -57,24 +57,6 @@ def assert_divergence_properties(
       its generator, also where q = 0.
 
     The message shows the first broken property. Returns how many pairs of rows were checked.
-
-    Parameters
-    ----------
-    divergence : a Divergence, such as an instance of a class of your own, or a spec string.
-    properties : names as messages have them; all of them by default.
-    examples : pairs of rows to draw; ``seed`` fixes which.
-
-    Raises
-    ------
-    AssertionError
-        A property is broken.
-    ValueError, TypeError
-        An unknown divergence or property; a value that is no tensor of the right shape.
-
-    Examples
-    --------
-    >>> assert_divergence_properties("kl", examples=10)
-    10
     """
     kind = find_divergence(divergence)
     known = GENERATOR_PROPERTIES | VALUE_PROPERTIES
