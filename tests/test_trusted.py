@@ -232,9 +232,11 @@ def test_costs_are_times(tmp_path: Path, change: dict) -> None:
     marked = {"format": "cactus-theory tuned", "version": 1, "costs": costs, "batches": []}
     path.write_text(json.dumps(marked))
     assert Costs.load(path, 1) == Costs.ratios(0.1)
-    for wrong in ({"costs": marked["costs"] | change}, {"format": "x"}, {"version": 3}):
+    said = f"; costs, {next(iter(change))}: must be .*; got "
+    wrongs = {said: {"costs": costs | change}, "format": {"format": "x"}, "version": {"version": 3}}
+    for said, wrong in wrongs.items():
         path.write_text(json.dumps(marked | wrong))
-        with pytest.raises(ValueError, match=r"--costs: must be .* got .*tuned\.json"):
+        with pytest.raises(ValueError, match=rf"--costs: must be .* got .*tuned\.json.*{said}"):
             Costs.load(path, 1)
 
 

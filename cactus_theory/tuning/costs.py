@@ -34,6 +34,14 @@ SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
 # largest amount of a cost, in seconds or plain steps
 MOST = 1e9
+# what an entry of a file of costs must be; the others are times
+RULES = {
+    "unit": f"{SECONDS} or {PLAIN_STEPS}",
+    "batch": "a whole number above 0",
+    "widths": "rising whole numbers above 0",
+    "verify": "a family's times at each of widths",
+    "new_tokens": "a number above 0, or null",
+} | dict.fromkeys(PARTS, "a time at each of widths")
 
 
 @dataclass(frozen=True)
@@ -125,8 +133,6 @@ class Costs:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             fault = "it lacks " if isinstance(error, KeyError) else ""
             raise ValueError(f"{message}; {fault}{error}") from error
-        if not costs._sound():
-            raise ValueError(f"{message}, whose costs are no times of calls")
         if costs.batch != batch:
             raise ValueError(f"--costs: must be of --batch {batch}; got {costs.batch} in {path}")
         return costs
@@ -134,6 +140,10 @@ class Costs:
     @classmethod
     def _of_json(cls, content: dict[str, Any]) -> "Costs":
         values = {field.name: content[field.name] for field in fields(cls)}
+        for name, value in values.items():
+            if not _sound(name, value, values["widths"]):
+                rule = RULES.get(name, "a time")
+                raise ValueError(f"costs, {name}: must be {rule}; got {value!r:.60}")
         parts = {name: tuple(values[name]) for name in ("widths", *PARTS)}
         verify = {family: tuple(part) for family, part in values["verify"].items()}
         return cls(**{**values, **parts, "verify": verify})
@@ -177,22 +187,6 @@ class Costs:
         """Return all of it for JSON."""
         return asdict(self)
 
-    def _sound(self) -> bool:
-        """Return whether all of it has the types and ranges of a measurement."""
-        widths, texts = self.widths, [self.batch, *self.widths]
-        parts = [getattr(self, part) for part in PARTS] + list(self.verify.values())
-        ends = 1.0 if self.new_tokens is None else self.new_tokens
-        amounts = [self.plain, self.start, self.plain_start, ends]
-        amounts += [amount for part in parts for amount in part]
-        return (
-            self.unit in (SECONDS, PLAIN_STEPS)
-            and all(type(count) is int and 1 <= count < 2**31 for count in texts)
-            and list(widths) == sorted(set(widths)) != []
-            and all(len(part) == len(widths) for part in parts)
-            and all(type(amount) in (int, float) and 0 <= amount <= MOST for amount in amounts)
-            and min(self.plain, ends) > 0
-        )
-
     def part(self, name: str, width: int) -> float:
         """Return one of PARTS at K."""
         return self._read(getattr(self, name), width)
@@ -205,6 +199,26 @@ class Costs:
         low, high = self.widths[place : place + 2]
         share = (width - low) / (high - low)
         return part[place] + share * (part[place + 1] - part[place])
+
+
+def _sound(name: str, value: Any, widths: Any) -> bool:
+    """Return whether an entry of a file of costs keeps its rule; ``widths`` come before parts."""
+    if name == "unit":
+        return value in (SECONDS, PLAIN_STEPS)
+    if name == "batch":
+        return type(value) is int and 1 <= value < 2**31
+    if name == "widths":
+        counts = isinstance(value, list) and all(_sound("batch", count, ()) for count in value)
+        return counts and list(value) == sorted(set(value)) != []
+    if name in PARTS:
+        whole = isinstance(value, list) and len(value) == len(widths)
+        return whole and all(_sound("start", amount, widths) for amount in value)
+    if name == "verify":
+        return isinstance(value, dict) and all(_sound(PARTS[0], v, widths) for v in value.values())
+    if name == "new_tokens" and value is None:
+        return True
+    usable = type(value) in (int, float) and 0 <= value <= MOST
+    return usable and (value > 0 or name in ("start", "plain_start"))
 
 
 def plain_speed(costs: Costs) -> float:
