@@ -237,7 +237,7 @@ class Grid:
         """
         results: dict[str, Record] = {} if journal is None else journal.results
         if journal is not None:
-            journal.check(self.jobs, self.amounts)
+            journal.check(self._fault)
         missing = [job for key, job in self.jobs.items() if key not in results]
         warmed = {job.config for job in missing if job.repeat < self.metered}
         for line in dict.fromkeys(job.config for job in missing if job.config not in warmed):
@@ -251,6 +251,14 @@ class Grid:
                     journal.add(job.key, result)
                 progress.advance()
         return results
+
+    def _fault(self, key: str, record: Record) -> str | None:
+        """Return which of a kept record's amounts is no number above 0, in words."""
+        for name in self.amounts if key in self.jobs else ():
+            value = record.get(name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                return f"{name}: must be above 0; got {value!r}"
+        return None
 
     def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:
         runs = {}

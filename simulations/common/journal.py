@@ -1,9 +1,8 @@
 """Finished work that survives being killed: a file with one JSON line for each piece."""
 
 import json
-import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,11 @@ class Journal(Resource):
         self._write({"job": key} | result)
         self.results[key] = result
 
-    def check(self, keys: Collection[str], amounts: Collection[str]) -> None:
-        """Raise ValueError for a kept result of these whose amounts are no numbers above 0."""
+    def check(self, fault: Callable[[str, dict[str, Any]], str | None]) -> None:
+        """Raise ValueError for the first kept result, under its key, with a column at fault."""
         for number, (key, result) in enumerate(self.results.items(), 2):
-            for name in amounts if key in keys else ():
-                value = result.get(name)
-                if not isinstance(value, int | float) or not 0 < value < math.inf:
-                    raise self._damaged(number, f", column {name}: must be above 0; got {value!r}")
+            if (found := fault(key, result)) is not None:
+                raise self._damaged(number, f", column {found}")
 
     def close(self) -> None:
         """Close the file, and let others write to it."""

@@ -33,7 +33,7 @@ from ..common.journal import Journal
 from ..common.results import publish
 from .executors import cluster, on_cluster, serial
 from .kinds import KINDS, release
-from .tasks import Task
+from .tasks import Task, faults_of
 
 TRACE = ROOT / "simulations" / "data" / "trace"
 POLICIES = ("speculative", "cactus:delta=0.1", "band:price=1", "band:price=1,per_row=True")
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     tasks, planned = tasks_of(args), release()
     start = time.monotonic()
     with Journal(args.out / "journal.jsonl", planned) as journal, ExitStack() as stack:
+        journal.check(faults_of(tasks, journal.results))
         missing = [task for task in tasks if task.key not in journal.results]
         outcomes = serial(missing, planned)
         if missing and (args.workers or args.scheduler):

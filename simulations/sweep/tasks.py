@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,40 @@ class Task:
                     f"{name}: {path} must be what the sweep was planned with, {planned}; "
                     f"it is {now} here"
                 )
+
+
+def faults_of(
+    tasks: Sequence[Task], results: Mapping[str, Any]
+) -> Callable[[str, Mapping[str, Any]], str | None]:
+    """Return a function that names a column at fault in a kept result of these tasks.
+
+    Rows have the columns of their task, with its values, and those of all others.
+    """
+    cases = {task.key: task.case for task in tasks}
+    kept = [row for key in cases for row in _rows(results.get(key, {})) or ()]
+    columns = {name for row in kept for name in row}
+
+    def fault(key: str, result: Mapping[str, Any]) -> str | None:
+        if key not in cases:
+            return None
+        if not (rows := _rows(result)):
+            return f"rows: must be the rows of a task; got {result.get('rows')!r:.60}"
+        for row, name in product(rows, sorted({*cases[key], *columns})):
+            value, asked = row.get(name), cases[key].get(name)
+            if name not in row or not isinstance(value, str | int | float | None):
+                return f"{name}: must be a number or a word in every row; got {value!r:.60}"
+            if name in cases[key] and value != asked:
+                return f"{name}: must be {asked!r}; got {value!r:.60}"
+        return None
+
+    return fault
+
+
+def _rows(result: Mapping[str, Any]) -> list[Row] | None:
+    """Return the rows of a kept result, None for something else."""
+    rows = result.get("rows")
+    whole = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    return rows if whole else None
 
 
 def task_of(

@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     kinds = (".py",) if args.corpus is None else corpus.KINDS
     root = args.corpus or corpus.standard_library()
     documents = corpus.read_corpus(root, args.held_out, args.seed, kinds)
-    with Journal(args.work_dir / "journal.jsonl", _settings(args, documents)):
+    with Journal(args.work_dir / "journal.jsonl", _settings(args, documents)) as journal:
+        journal.check(lambda key, _: f"job: must not be there, as training keeps none; got {key!r}")
         finished, measured = (_pair if args.drafter == "model" else _head)(args, documents)
         report = (
             {"command": command_line(args, FOLDERS[:2])} | measured | ship.origin(args, documents)

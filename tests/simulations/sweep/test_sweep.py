@@ -1,5 +1,6 @@
 """Sweeps: their tables, what a kill leaves, tasks that fail, and the same bytes on a cluster."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from cactus_theory.traces import replay
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair, measured
-from simulations.sweep import executors
+from simulations.sweep import command, executors
 from simulations.sweep.command import TRACE
 from simulations.sweep.kinds import perform, release
 from simulations.sweep.tasks import Task, file_digests, task_of
@@ -98,6 +99,28 @@ def test_a_killed_command_goes_on_and_a_larger_grid_computes_what_is_new(tmp_pat
     assert main([*MARKOV, "0", "1", "--out", str(tmp_path / "part")]) == 0
     assert "12 were there already" in capsys.readouterr().out
     assert table(tmp_path / "part") == table(tmp_path / "whole") and journal.read_bytes() == kept
+
+
+def test_kept_rows_have_their_columns_before_the_next_task(tmp_path, monkeypatch, capsys) -> None:
+    words = [*MARKOV, "0", "--out", str(tmp_path)]
+    assert main(words) == 0
+    monkeypatch.setattr(command, "serial", lambda *_: pytest.fail("a task"))
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines()[:-1]  # one task is missing
+    kept = json.loads(lines[2])
+    (row,) = kept["rows"]
+    without = {name: value for name, value in row.items() if name != "kl"}
+    for said, rows in {
+        "rows: must be the rows of a task; got 3": 3,
+        "rows: must be the rows of a task; got []": [],
+        "kl: must be a number or a word in every row; got None": [without],
+        "kl: must be a number or a word in every row; got [1]": [row | {"kl": [1]}],
+        "vocab: must be 3; got 4": [row | {"vocab": 4}],
+    }.items():
+        changed = [*lines[:2], json.dumps(kept | {"rows": rows}), *lines[3:]]
+        journal.write_text("".join(f"{line}\n" for line in changed))
+        assert main(words) == 2
+        assert f"journal.jsonl, line 3, column {said}" in capsys.readouterr().err
 
 
 def test_a_failing_task_is_told_and_tried_again(tmp_path: Path, capsys) -> None:

@@ -87,6 +87,14 @@ def test_work_dir_of_another_run_is_refused(first, corpus_folder):
         run(tiny(corpus_folder, first, "--steps 7"))
 
 
+def test_a_result_in_its_journal_is_named(first, corpus_folder, tmp_path):
+    (tmp_path / "journal.jsonl").write_bytes(
+        (first / "journal.jsonl").read_bytes() + b'{"job":"a"}\n'
+    )
+    with pytest.raises(ValueError, match="journal.jsonl, line 2, column job: must not be there"):
+        run(tiny(corpus_folder, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
