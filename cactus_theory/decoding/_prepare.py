@@ -1,7 +1,7 @@
 """Second stage of a decode: models and prompts, checked, and what its rounds work on."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,8 @@ from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
-from cactus_theory.decoding.processors import Processors
+from cactus_theory.decoding.processors import Processors, refuse
+from cactus_theory.policies import Policy
 
 # half precision → the instructions of processors for it, as torch names them: x86-64's, then ARM's
 HALF = {
@@ -54,11 +55,21 @@ class Opening:
         self.policies = RowPolicies(options.policies, self.texts)
         self.coins = Coins(batch, options.sources, self.texts.device)
         processors = Processors(options.logits_processor, batch, self.drafter is not None)
+        if self.drafter is not None:
+            _check_support(self.policies.distinct, processors)
         self.warp = Warp(options.temperature, processors)
         self.meter: Meter | None = None
         if metered is not None:
             log = TokenLog(batch, options.max_new_tokens, options.log_probs)
             self.meter = Meter(self.policies.distinct, metered, options.judge, log)
+
+
+def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
+    """Raise ValueError where a policy may emit what a stranger forbids, and is then shown."""
+    for policy in policies if processors.strangers else ():
+        if policy.declares.support == "free":
+            reason = f"may forbid tokens, which {policy.spec} may emit; take one of support=target"
+            refuse(processors.strangers, reason)
 
 
 def opened_texts(

@@ -193,6 +193,19 @@ def test_what_cannot_be_followed_is_refused_by_name(tiny, make, rows, message):
         both(tiny, ids, logits_processor=lambda: [make()])
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"logits_processor": [Brackets()]}, {"prefix_allowed_tokens_fn": lambda number, ids: [3, 2]}],
+    ids=["Brackets", "PrefixConstrainedLogitsProcessor"],
+)
+def test_a_policy_that_emits_what_they_forbid_is_refused_beside_them(tiny, request, more):
+    name = request.node.callspec.id
+    said = f"^logits_processor: {name} may forbid tokens, which mixture:.*support=free may emit"
+    hook = {"custom_generate": speculative_generate, "draft_model": NGram()}
+    with pytest.raises(ValueError, match=said):
+        tiny[0].generate(ONE, **GREEDY, **hook, policy="mixture:alpha=0.9,support=free", **more)
+
+
 class Damped(transformers.LogitsProcessor):
     """Looks at the ids and at the number of a row, and keeps nothing."""
 
