@@ -262,31 +262,26 @@ def _record(args: Namespace, trace: Trace, seen: Observation | None) -> Line:
 
 def _numbers(trace: Trace, own: Expectation) -> Line:
     """Return the decode, the numbers without a position, and a line for each position."""
-    names = ("accepted", "if_reached")
-    spans = {"tokens_per_call": (own.tokens_per_call,), "accepted": own.accepted,
-             "if_reached": own.if_reached}  # fmt: skip
-    low_high = iter(own.intervals([mean for means in spans.values() for mean in means]))
-    cells = {
-        name: [dict(zip((name, f"{name}_low", f"{name}_high"), (mean.value, *next(low_high)),
-                        strict=True)) for mean in means]
-        for name, means in spans.items()
-    }  # fmt: skip
-    positions = zip(*(cells[name] for name in names), strict=True)
-    policy, verifier, _ = own.record.names
+    width, (policy, verifier, _) = len(own.accepted), own.record.names
+    names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
+    means = [own.tokens_per_call, *own.accepted, *own.if_reached]
+    tokens, *spans = (
+        {name: mean.value, f"{name}_low": low, f"{name}_high": high}
+        for name, mean, (low, high) in zip(names, means, own.intervals(means), strict=True)
+    )
     return {
         "policy": policy,
         "verifier": verifier,
-        "num_draft_tokens": len(own.accepted),
+        "num_draft_tokens": width,
         "temperature": trace.header.temperature,
         "cuts": str(Cuts.of(trace.header.details) or "cuts unknown"),
         "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
         "rounds": int(own.rounds),
         "texts": own.texts,
         "errors_of_these_prompts": bool(own.strata.any()),
-        **cells["tokens_per_call"][0],
+        **tokens,
         "positions": [
-            {"position": place} | accepted | reached
-            for place, (accepted, reached) in enumerate(positions, 1)
+            {"position": place + 1} | spans[place] | spans[width + place] for place in range(width)
         ],
     }
 

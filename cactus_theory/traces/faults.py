@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.policies import Policy
-from cactus_theory.policies._policy import normalised_or, one_hot
+from cactus_theory.policies import FixedTarget, Policy
+from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.reshaped import Tempered, Truncated
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
@@ -23,8 +24,7 @@ from cactus_theory.verify.contract import VerdictLaw, Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 # usual default truncation of engines
-USUAL_TOP_K = 50
-USUAL_TOP_P = 0.95
+USUAL_TOP_K, USUAL_TOP_P = Truncated(top_k=50), Truncated(top_p=0.95)
 # other temperatures that engines are often at: 1 where it is ignored, 0 where drafts must be greedy
 TEMPERATURES = (0.0, 0.3, 0.6, 0.8, 1.0)
 
@@ -110,41 +110,25 @@ class Planted(Verifier):
         return replace(law, alive=alive)
 
 
-def _raw(rows: Tensor, temperature: float) -> Tensor:
-    return rows.double().log().mul(temperature).softmax(-1)
+def cut(rows: Tensor, by: FixedTarget) -> Tensor:
+    """Return the rows that are sampled in place of these."""
+    return by.target(rows.double(), rows)
 
 
-def _cut(rows: Tensor) -> Tensor:
-    """Return rows cut to their USUAL_TOP_K likeliest tokens."""
-    least = rows.topk(min(USUAL_TOP_K, rows.shape[-1]), -1).values[..., -1:]
-    return normalised_or(torch.where(rows >= least, rows, 0.0).double(), rows.double())
-
-
-def _top_p(rows: Tensor, share: float = USUAL_TOP_P) -> Tensor:
-    """Return rows cut to the fewest tokens that have this share of the mass."""
-    mass, order = rows.double().sort(descending=True, stable=True)
-    before = mass.cumsum(-1) - mass
-    kept = torch.where(before < share, mass, 0.0)
-    return normalised_or(torch.zeros_like(mass).scatter(-1, order, kept), rows.double())
-
-
-def _likeliest(rows: Tensor) -> Tensor:
-    """Return the rows of a greedy choice."""
-    return one_hot(rows.argmax(-1), rows).double()
+def heated(rows: Tensor, factor: float) -> Tensor:
+    """Return rows at so many times their temperature; 0 is the greedy choice."""
+    return cut(rows, Tempered(factor)) if factor else one_hot(rows.argmax(-1), rows).double()
 
 
 def _reheated(rows: Rows, temperature: float) -> Rows:
     """Return rows at another temperature of both models."""
-
-    def other(own: Tensor) -> Tensor:
-        return _raw(own, rows.temperature / temperature) if temperature else _likeliest(own)
-
-    p = None if rows.p is None else other(rows.p)
-    return replace(rows, q=other(rows.q), p=p, sampled=p)
+    by = temperature / rows.temperature
+    p = None if rows.p is None else heated(rows.p, by)
+    return replace(rows, q=heated(rows.q, by), p=p, sampled=p)
 
 
 def _greedy(rows: Rows) -> Rows:
-    return replace(rows, p=None, sampled=None if rows.p is None else _likeliest(rows.p))
+    return replace(rows, p=None, sampled=None if rows.p is None else heated(rows.p, 0))
 
 
 def _shifted(rows: Rows, step: int) -> Rows:
@@ -153,7 +137,7 @@ def _shifted(rows: Rows, step: int) -> Rows:
 
 
 def _reported_raw(rows: Rows) -> Rows:
-    return rows if rows.p is None else replace(rows, p=_raw(rows.p, rows.temperature))
+    return rows if rows.p is None else replace(rows, p=heated(rows.p, 1 / rows.temperature))
 
 
 FAULTS = (
@@ -169,8 +153,8 @@ FAULTS = (
           "the draft samples after its temperature and reports its law before it",
           "huggingface/transformers#47932", "sampled tempered"),
     Fault("law-before-top-k",
-          lambda rows: replace(rows, sampled=None if rows.p is None else _cut(rows.p)),
-          f"the draft samples from its {USUAL_TOP_K} likeliest tokens and reports its whole row",
+          lambda rows: replace(rows, sampled=None if rows.p is None else cut(rows.p, USUAL_TOP_K)),
+          f"the draft samples from its {USUAL_TOP_K.top_k} likeliest tokens and reports them all",
           "huggingface/transformers#47932", "sampled"),
     Fault("no-draft-law", lambda rows: replace(rows, p=None),
           "sampled tokens are verified as if the draft were deterministic",
@@ -181,17 +165,17 @@ FAULTS = (
     Fault("rows-early", lambda rows: _shifted(rows, -1),
           "a drafted token is verified with the target's row of the one before it",
           "NVIDIA/TensorRT-LLM#15098"),
-    Fault("target-temperature", lambda rows: replace(rows, q=_raw(rows.q, rows.temperature)),
+    Fault("target-temperature", lambda rows: replace(rows, q=heated(rows.q, 1 / rows.temperature)),
           "the target's rows lack the temperature that the draft's have",
           "vllm-project/vllm#42744", "tempered"),
     Fault("draft-temperature", lambda rows: replace(raw := _reported_raw(rows), sampled=raw.p),
           "the draft's rows lack the temperature that the target's have",
           "z-lab/dflash#74", "sampled tempered"),
-    Fault("target-top-k", lambda rows: replace(rows, q=_cut(rows.q)),
-          f"the target's rows alone are cut to {USUAL_TOP_K} tokens",
+    Fault("target-top-k", lambda rows: replace(rows, q=cut(rows.q, USUAL_TOP_K)),
+          f"the target's rows alone are cut to {USUAL_TOP_K.top_k} tokens",
           "vllm-project/vllm#42802"),
-    Fault("target-top-p", lambda rows: replace(rows, q=_top_p(rows.q)),
-          f"the target's rows alone are cut to {USUAL_TOP_P:g} of their mass",
+    Fault("target-top-p", lambda rows: replace(rows, q=cut(rows.q, USUAL_TOP_P)),
+          f"the target's rows alone are cut to {USUAL_TOP_P.top_p:g} of their mass",
           "vllm-project/vllm#56724"),
     Fault("block-by-token", lambda rows: rows,
           "drafts that should be verified as a whole are verified token by token",

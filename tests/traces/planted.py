@@ -14,7 +14,7 @@ from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Observation, compare_observed
-from cactus_theory.traces.faults import Fault, _cut
+from cactus_theory.traces.faults import USUAL_TOP_K, Fault, cut
 from cactus_theory.traces.replays import batch_law
 from cactus_theory.traces.trace import Batch
 from cactus_theory.verify.contract import Verifier
@@ -42,7 +42,7 @@ class CutDrafting(ModelDrafting):
     def _step(self, offset: int, wanted: Sequence[int], coin: torch.Tensor) -> torch.Tensor:
         super()._step(offset, wanted, coin)
         assert self.probs is not None
-        token = pick(_cut(self.probs[:, offset]), coin)
+        token = pick(cut(self.probs[:, offset], USUAL_TOP_K), coin)
         self.texts.propose(offset, token)
         return token
 

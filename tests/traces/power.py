@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from cactus_theory.decoding import load_pair
+from cactus_theory.policies.reshaped import Truncated
 from cactus_theory.traces.expect import expectations
-from cactus_theory.traces.faults import FAULTS, Fault, Rows, _raw, _top_p, with_faults
+from cactus_theory.traces.faults import FAULTS, Fault, Rows, cut, heated, with_faults
 from cactus_theory.verify.contract import find_verifier
 from tests.test_docs import ROOT
 from tests.traces.planted import Pool
@@ -27,14 +28,16 @@ def uniform(rows: Rows) -> Rows:
 
 
 def sharper(rows: Rows) -> Rows:
-    return replace(rows, p=None if rows.p is None else _raw(rows.p, 1.3))
+    return replace(rows, p=None if rows.p is None else heated(rows.p, 1 / 1.3))
 
 
 KNOWN = ("both-temperature 1", "target-top-p", "no-draft-law")
 UNKNOWN = (
     Fault("both at 0.4", lambda rows: rows, "", "", temperature=0.4),
-    Fault("target at 0.7", lambda rows: replace(rows, q=_raw(rows.q, HEAT / 0.7)), "", ""),
-    Fault("target cut to 0.8", lambda rows: replace(rows, q=_top_p(rows.q, 0.8)), "", ""),
+    Fault("target at 0.7", lambda rows: replace(rows, q=heated(rows.q, 0.7 / HEAT)), "", ""),
+    Fault(
+        "target cut to 0.8", lambda rows: replace(rows, q=cut(rows.q, Truncated(top_p=0.8))), "", ""
+    ),
     Fault("target 0.1 uniform", uniform, "", ""),
     Fault("sharper law", sharper, "", ""),
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cactus_theory.policies import policy
+from cactus_theory.policies.reshaped import Truncated
 from cactus_theory.traces import compare_observed
 from cactus_theory.traces.expect import expectations
 from cactus_theory.traces.faults import (
@@ -123,7 +124,7 @@ def test_the_targets_rows_are_cut_to_their_mass() -> None:
 @pytest.mark.parametrize("name", ["law-before-temperature", "no-draft-law", "law-before-top-k"])
 def test_blocks_of_tokens_that_are_not_drawn_as_reported(name: str, monkeypatch) -> None:
     """Over all drafts ``alive`` has the mean of what the verdicts' own probabilities add up to."""
-    monkeypatch.setattr("cactus_theory.traces.faults.USUAL_TOP_K", 3)
+    monkeypatch.setattr("cactus_theory.traces.faults.USUAL_TOP_K", Truncated(top_k=3))
     q, draft = drafted(3, 2)
     p = draft.probs
     assert p is not None
