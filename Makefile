@@ -107,10 +107,10 @@ $(BARE)/.torch: constraints.txt
 	@echo "Setting up $(BARE) (once; a minute)"
 	@$(PYTHON) -m venv --clear $(BARE)
 	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  -c constraints.txt torch numpy jaxtyping
+	  -c constraints.txt torch numpy jaxtyping numba
 	@touch $@
 
-wheel: $(STAMP) $(BARE)/.torch  ## build dist/*.whl and the sdist, and try them with torch, numpy and jaxtyping alone
+wheel: $(STAMP) $(BARE)/.torch  ## build dist/*.whl and the sdist, and try them with what it asks for alone
 	@$(PIP) build
 	@rm -rf dist && $(BIN)/python -m build --outdir dist . > build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \

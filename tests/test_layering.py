@@ -25,7 +25,7 @@ SOLVERS_MAY_SEE = {
 EXCEPTIONS = {
     "simulations/demo.py": {"paper_figures.__main__.draw"},
 }
-HEAVY = ("cvxpy", "hypothesis", "transformers", "matplotlib", "scipy", "triton", "filelock")
+HEAVY = tuple("cvxpy filelock hypothesis matplotlib numba scipy transformers triton".split())
 
 
 def imported_modules(source: str, package: str) -> set[str]:

@@ -25,7 +25,7 @@ IMPLEMENTED = {
     12: "cactus_theory/verify/block.py",
     13: "solvers/block.py",
     14: "cactus_theory/optimum/look_ahead.py",
-    15: "cactus_theory/optimum/band_of_row.py",
+    15: "cactus_theory/optimum/rows.py",
     16: "cactus_theory/policies/_base_classes.py",
     17: "cactus_theory/decoding/ledger.py",
     18: "cactus_theory/decoding/schedule.py",

@@ -1,4 +1,4 @@
-"""What the wheel does where nothing but torch, numpy and jaxtyping is: ``make wheel`` runs this.
+"""What the wheel does where only torch, numpy, jaxtyping and numba are: ``make wheel`` runs it.
 
 ``python -I tests/wheel_check.py SDIST`` with the Python of that environment, from any folder. It
 solves, audits and verifies; what needs an extra must end in one line that names the extra.

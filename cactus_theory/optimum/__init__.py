@@ -6,7 +6,7 @@ For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤
 divergence only decides how far to go along the path of such bands. ``edges`` finds the two numbers
 a and b, without a sort where it can, and is what the functions below and the policies share;
 ``sorted_path`` has all bands sorted by p/q, and ``certificate`` translates budgets and prices and
-bounds the optimum. ``band_of_row`` accepts or refuses a token of one row on the host without
+bounds the optimum. ``rows`` accepts or refuses a token of one row on the host without
 solving, at a node of a path by the band of p/P, a row by itself being that of P = 1. ``pooled``
 spends one budget over rows; ``selection`` has what several drafts offer together, as one row, and
 ``look_ahead`` the best law of a block whose draft is deterministic.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.base.reused_memory import law_like, passing
-from cactus_theory.optimum.band_of_row import PRECISIONS
+from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.policies._decisions import UNSCALED, Decision, Path, Residual, Support
 from cactus_theory.policies._policy import (
     Entries,
@@ -63,7 +63,7 @@ class FixedTarget(Policy):
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
         """Return coin < h_n/p_n, and (h − p)₊, from the row h in the precision of float32 rows."""
-        if q.dtype not in PRECISIONS:
+        if q.dtype not in DECIDED:
             q, p = q.float(), p.float()
         target = self.target(q, p)
         h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.optimum.band_of_row import ratio_in
+from cactus_theory.base.tolerances import LEAST
 
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
@@ -96,6 +96,11 @@ class Declaration:
     optimal: bool = False
     floored: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
+
+
+def ratio_in(drafted: float, q_n: float) -> float:
+    """Return drafted/q_n of a token, ∞ where q_n is too small for it to rise."""
+    return drafted / q_n if q_n >= LEAST else math.inf
 
 
 # scale s of lossless sampling's residual (q − p)₊

@@ -13,17 +13,12 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.reused_memory import law_like, passing, scratch
+from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum import edges
-from cactus_theory.optimum.band_of_row import (
-    PRECISIONS,
-    BudgetRow,
-    PricedBand,
-    PricedRow,
-    path_rows,
-)
 from cactus_theory.optimum.look_ahead import LookAhead, with_raised
+from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow, is_compiled, path_rows
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies._decisions import (
     Budget,
@@ -47,12 +42,8 @@ from cactus_theory.policies._policy import (
 from cactus_theory.policies._registry import register
 from cactus_theory.policies._shortcuts import AcceptsLossless, ByRow, Shortcuts
 
-# least budget δ of float32 rows: below it their divergence is mostly rounding error
+# least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
 LEAST_BUDGET = 1e-6
-# most rows that are solved one by one at a price; more rows are solved together
-FEW_ROWS = 32
-# least q_n of a token that may rise: p/q of normal numbers stays finite
-LEAST = PRECISIONS[torch.float64].least
 # most float64 entries of the rows of blocks that are solved together
 TOGETHER = 2**18
 
@@ -92,13 +83,13 @@ class OwnBands(BetweenRows, ByRow):
 
     def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
         """Return whether ``ratio`` < b, and a if not."""
-        row = PricedRow(q, p, 1.0, self.band)
+        row = PricedRow(q, p, self.band)
         return row.passes(ratio), row.scale
 
     def follow(self, node: Node) -> tuple[float, float | None, float | None]:
         """Return P h_n/p_n, and P a and P h/q of deterministic tokens: P times the row's own."""
         P = node.alive  # noqa: N806
-        row = PricedRow(node.q, node.p, 1.0, self.band, deterministic=node.deterministic)
+        row = PricedRow(node.q, node.p, self.band, certain=node.deterministic)
         row.passes(math.inf)
         ratio = row.ratio_of(node.draft_ratio, node.joint)
         return P * ratio, P * row.scale, P * row.raised
@@ -119,8 +110,8 @@ class PathBands(AlongPath, ByRow):
         These are solved where P h_n < p_n, or the path may end.
         """
         ratio = node.draft_ratio
-        row = PricedRow(node.q, node.p, node.alive, self.band, deterministic=node.deterministic)
-        if row.passes(math.inf if node.ends or ratio >= row.cap else ratio):
+        row = PricedRow(node.q, node.p, self.band, node.alive, node.deterministic)
+        if row.passes(math.inf if node.ends else ratio):
             return 1.0, None, None
         return row.ratio_of(ratio, node.joint), row.scale, row.raised
 
@@ -136,7 +127,7 @@ class Band(FixedTarget):
     THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.band_of_row`). A deterministic draft (greedy,
+    P, the band of p/P (:mod:`cactus_theory.optimum.rows`). A deterministic draft (greedy,
     n-gram) is known to its end, so that under KL its law is the best of all laws of blocks
     (:mod:`cactus_theory.optimum.look_ahead`). Every row keeps the band it would have by itself
     with ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's
@@ -209,11 +200,12 @@ class Band(FixedTarget):
         band, price = self.priced, self.price
         if band is None or price is None:
             return BetweenRows(1.0 if price == math.inf else math.inf)
+        together = self.boxed or not is_compiled(band.f)
         if self.per_row:
-            return BetweenRows(band.high) if self.boxed else OwnBands(band)
+            return BetweenRows(band.high) if together else OwnBands(band)
         looks = self.divergence == "kl" and not self.floored
         look_ahead = LookAhead(price, self._least_share) if looks else None
-        return AlongPath(band.high, look_ahead) if self.boxed else PathBands(band, look_ahead)
+        return AlongPath(band.high, look_ahead) if together else PathBands(band, look_ahead)
 
     @property
     def knob(self) -> str:  # type: ignore[override]
@@ -236,19 +228,17 @@ class Band(FixedTarget):
         Those of q and p over their sums, times Σp/Σq: rounded rows need not sum to 1. b = ∞ and
         a = 0 stand for h = p.
         """
-        flat_q, flat_p = (row.double().reshape(-1, row.shape[-1]) for row in (q, p))
+        flat_q, flat_p = (row.detach().double().reshape(-1, row.shape[-1]) for row in (q, p))
+        if q.device.type == "cpu" and self._by_row and len(flat_q):
+            rows = zip(flat_q.numpy(), flat_p.numpy(), strict=True)
+            solved = [self._row(*row).edges for row in rows]
+            lower, upper = torch.tensor(solved, dtype=torch.float64, device="cpu").unbind(-1)
+        else:
+            if not _all_normal(flat_q):
+                flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
+            unit = flat_p.sum(-1) / flat_q.sum(-1)
+            lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
         shape = (*q.shape[:-1], 1)
-        by_row = self.priced is not None and not self.boxed and q.device.type == "cpu"
-        if by_row and len(flat_q) <= FEW_ROWS:
-            rows = zip(*(row.detach().numpy() for row in (flat_q, flat_p)), strict=True)
-            solved = torch.tensor(
-                [self._solved(*row) for row in rows], dtype=torch.float64, device="cpu"
-            )
-            return solved[..., :1].reshape(shape), solved[..., 1:].reshape(shape)
-        if not _all_normal(flat_q):
-            flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
-        unit = flat_p.sum(-1) / flat_q.sum(-1)
-        lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
         return lower.reshape(shape), upper.reshape(shape)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
@@ -268,20 +258,17 @@ class Band(FixedTarget):
         return _kept(self._most(q, q_n, self.edges(q, p)[1], n), q_n, p_n)
 
     def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.band_of_row`.
+        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.rows`.
 
-        Row by row without solving the band first where rows are on the CPU, at a price, or on
-        float32 rows within a finite budget above rounding. Floors leave no residual of one scale.
+        Row by row where rows are on the CPU, solved as far as the coin needs. Floors leave no
+        residual of one scale.
         """
         if self.floored:
             return super().decide(q, p, n, coin)
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        if q.dtype not in PRECISIONS:
+        if q.dtype not in DECIDED:
             q, p = q.float(), p.float()
-        delta = self.delta or 0.0
-        by_budget = self._smooth and q.dtype == torch.float32 and LEAST_BUDGET < delta < math.inf
-        by_budget = by_budget and not self.head
-        if q.device.type != "cpu" or (self.priced is None and not by_budget):
+        if q.device.type != "cpu" or not self._by_row:
             lower, upper = self._edges_of_laws(q, p)
             upper = self._most(q, q_n[:, None], upper[:, None])[:, 0]
             return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
@@ -289,15 +276,10 @@ class Band(FixedTarget):
         if self.head:  # off the head tokens are accepted only where lossless sampling accepts them
             off = self._most(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
             ratio = torch.where(ratio < off, ratio, math.inf)
-        ratio = ratio.tolist()
-        rows = zip(q.detach().numpy(), p.detach().numpy(), ratio, strict=True)
-        by_row = self.shortcuts
-        decide = by_row.decide if isinstance(by_row, ByRow) else self._decide
-        accepted, lower = zip(*(decide(*row) for row in rows), strict=True)
-        return Decision(
-            torch.tensor(accepted, device="cpu"),
-            Residual(scale=torch.tensor(lower, dtype=torch.float64, device="cpu")),
-        )
+        rows = [self._row(*row) for row in zip(q.detach().numpy(), p.detach().numpy(), strict=True)]
+        accepted = [row.passes(at) for row, at in zip(rows, ratio.tolist(), strict=True)]
+        lower = torch.tensor([row.scale for row in rows], dtype=torch.float64, device="cpu")
+        return Decision(torch.tensor(accepted, device="cpu"), Residual(scale=lower))
 
     def _along(self, path: Path, q: Rows, p: Rows, band: PricedBand) -> Rows:
         if path.raised is not None:
@@ -363,21 +345,12 @@ class Band(FixedTarget):
         if self.of_path is not None or self.floored:
             return super().follow(q, p, n, path)
         q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        if q.dtype not in PRECISIONS:
+        if q.dtype not in DECIDED:
             q, p = q.float(), p.float()
         lower, upper = self._edges_of_laws(q, p)
         upper = self._most(q, q_n[:, None], upper[:, None])[:, 0]
         h_n = _clipped(p_n, lower, upper, q_n)
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
-
-    def _decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
-        """Return whether ``ratio`` < b, and a if not."""
-        band = self.priced
-        if band is None:
-            row = BudgetRow(q, p, *self._budget)
-        else:
-            row = PricedRow(q, p, 1.0, band, head=self._least_share)
-        return row.passes(ratio), row.scale
 
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of rows divided by their sums, all of them together."""
@@ -387,25 +360,23 @@ class Band(FixedTarget):
         lower, upper = edges.edges(q, p, self.kind, **knobs)
         return lower[:, 0], upper[:, 0]
 
-    def _solved(self, q: np.ndarray, p: np.ndarray) -> tuple[float, float]:
-        """Return (a, b) of one row at a price."""
-        assert self.priced is not None
-        row = PricedRow(q, p, 1.0, self.priced, exact=True)
-        row.passes(math.inf)
-        return row.scale, row.upper
-
     @cached_property
-    def _budget(self) -> tuple[FDivergence, float]:
-        """Return a generator, and the budget in its units."""
-        generator = self.kind.generator
-        assert generator is not None
-        delta = torch.tensor(self.delta, dtype=torch.float64, device="cpu")
-        return generator, float(self.kind.to_generator(delta))
+    def _by_row(self) -> bool:
+        """Return whether bands of rows on a CPU are solved one by one, by compiled loops."""
+        f = self.kind.generator
+        if self.floored or f is None or not is_compiled(f):
+            return False
+        within = not self.head and LEAST_BUDGET < (self.delta or 0.0) < math.inf
+        return within or self.priced is not None
 
-    @property
-    def _smooth(self) -> bool:
-        generator = self.kind.generator
-        return generator is not None and generator.smooth
+    def _row(self, q: np.ndarray, p: np.ndarray) -> PricedRow | BudgetRow:
+        """Return the band of one row on a CPU."""
+        if self.priced is not None:
+            return PricedRow(q, p, self.priced, head=self._least_share)
+        f = self.kind.generator
+        assert f is not None and self.delta is not None
+        delta = torch.tensor(self.delta, dtype=torch.float64, device="cpu")
+        return BudgetRow(q, p, f, float(self.kind.to_generator(delta)))
 
 
 def _token_ids(name: str, text: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.reused_memory import scratch
-from cactus_theory.optimum.band_of_row import PRECISIONS
+from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import UNSCALED, Node, Path
 from cactus_theory.policies._policy import one_hot
@@ -152,7 +152,7 @@ class Nodes:
         self.at_once = max(1, ENTRIES // q.shape[-1])
         # q and p as numpy rows; None unless both have one precision that numpy has
         self.rows = None
-        if p is not None and p.dtype == q.dtype and q.dtype in PRECISIONS:
+        if p is not None and p.dtype == q.dtype and q.dtype in DECIDED:
             self.rows = q.detach().numpy(), p.detach().numpy()
 
     def number(self, run: Run, place: int) -> int:
@@ -366,7 +366,7 @@ def index_of(runs: Sequence[Run]) -> Index:
 
 
 def _entries(rows: Float[Tensor, "texts nodes vocab"], index: Index) -> Float[np.ndarray, "runs K"]:
-    if rows.dtype not in PRECISIONS:
+    if rows.dtype not in DECIDED:
         return rows[tuple(map(torch.from_numpy, index))].double().numpy()
     return rows.detach().numpy()[index].astype(np.float64, copy=False)
 
@@ -405,5 +405,5 @@ def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> Non
 def workable(q: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return q and p in one precision that numpy can read: float32 for half precision."""
     dtype = q.dtype if p is None else torch.promote_types(q.dtype, p.dtype)
-    dtype = dtype if dtype in PRECISIONS else torch.float32
+    dtype = dtype if dtype in DECIDED else torch.float32
     return q.to(dtype), None if p is None else p.to(dtype)

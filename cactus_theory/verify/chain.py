@@ -15,9 +15,8 @@ from torch import Tensor
 
 from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
-from cactus_theory.optimum.band_of_row import ratio_in
 from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.policies._decisions import Residual
+from cactus_theory.policies._decisions import Residual, ratio_in
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify._checks import verify_tensors

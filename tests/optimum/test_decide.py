@@ -7,7 +7,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.roots import rising_root
-from cactus_theory.optimum.band_of_row import PRECISIONS, BudgetRow, PricedBand, PricedRow
+from cactus_theory.base.tolerances import DECIDED, LEAST
+from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow
 from tests.amounts import amount, some
 
 # what deciding in float32 may change of an emitted law, in total variation, at any budget: an
@@ -53,7 +54,7 @@ def solved(row):
 def at_price(q, p, f, price):
     """Return the solved band of every row at a price."""
     band = PricedBand(f, price)
-    return [PricedRow(*row, 1.0, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
+    return [PricedRow(*row, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
 
 
 def at_budget(q, p, f, delta):
@@ -124,7 +125,7 @@ def test_a_drafted_token_that_the_target_all_but_excludes(divergence, dtype, siz
         phi = rule.acceptance(*exact, token[:, None])[:, 0]
         assert torch.allclose(phi, law[:, 1] / exact[1][:, 1], rtol=0, atol=ROUNDING)
         for coin in (phi / 2, (1 + phi) / 2):
-            accepted = (coin < phi) & (tiny >= PRECISIONS[torch.float64].least)
+            accepted = (coin < phi) & (tiny >= LEAST)
             sure = (coin - phi).abs() > 0.01
             coins = coin[:, None], torch.full((2,), 0.3, dtype=torch.float64)
             decided = rule.decide(q, p, token, coin).accepted
@@ -182,7 +183,7 @@ def test_narrow_rows_are_decided_in_float32():
     wide = rule.decide(q.float(), p.float(), tokens, coin)
     assert torch.equal(narrow.accepted, wide.accepted)
     assert torch.equal(narrow.residual.scale, wide.residual.scale)
-    assert torch.bfloat16 not in PRECISIONS
+    assert torch.bfloat16 not in DECIDED
 
 
 def test_secants_that_swing_across_a_kink_give_way_to_halving():

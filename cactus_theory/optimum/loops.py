@@ -1,0 +1,356 @@
+"""Passes over one row, compiled by numba: sums of clipped rows, and searches for the edges.
+
+:mod:`cactus_theory.optimum.rows` says what A, U, P and a row's units are, and loads this file when
+the first row is solved. Sums are float64 whatever the rows' dtype, and a pass needs no memory. Σ g
+is linear in the edges between two ratios p/q, so that Newton's method ends after a few passes.
+
+A curve (c, a) is f″(t) = c t^(a−2); with a = NaN that of the Jensen-Shannon divergence,
+½/(t(1 + t)).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from cactus_theory.base.tolerances import LEAST
+
+Row = np.ndarray
+# largest p/q of a token that may rise, about 1/LEAST
+MOST = 4e307
+# relative step at which edges of float64 rows count as found, and of others
+SETTLED, COARSE = 1e-13, 2e-7
+# most steps of a search, and after how many every second one is damped in two edges
+MOST_STEPS, UNDAMPED = 80, 8
+# Newton's start within a budget, as in ``edges``
+WIDTH, SHARE = 1.5, 0.7
+# error at which a search within a budget ends, largest step that is still taken then, and largest
+# D(p‖q) in nats: beyond it D inside the band is all rounding
+CLOSE, POLISH, MOST_COST = 1e-14, 1e-6, 32.0
+NOBODY = np.empty(0, np.int64)
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Return a function compiled when it is first called, from a cache where one can be kept.
+
+    Sums may be taken in any order, so that several terms are added at once; NaN and ∞ are kept.
+    """
+    options = {"nogil": True, "fastmath": {"reassoc", "contract"}}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder for it can be written
+        return njit(**options)(function)
+
+
+@compiled
+def slope_of(c: float, a: float, t: float) -> float:
+    """Return f′(t) − f′(1)."""
+    if a != a:
+        return (math.log(2.0) - math.log1p(1 / t)) / 2 if t > 0 else -math.inf
+    if a == 1:
+        return c * math.log(t) if t > 0 else -math.inf
+    if t == 0 and a < 1:
+        return -math.inf
+    return c * math.expm1((a - 1) * math.log(t)) / (a - 1) if t > 0 else -c / (a - 1)
+
+
+@compiled
+def value_of(c: float, a: float, t: float) -> float:
+    """Return f(t) − f′(1)(t − 1) at t > 0."""
+    if a != a:
+        half = (t - 1) / 2
+        return -(t * math.log1p(-half / t) + math.log1p(half)) / 2
+    log = math.log(t)
+    if a == 1:
+        return c * (t * log - (t - 1))
+    if a == 0:
+        return c * ((t - 1) - log)
+    return c * (math.expm1(a * log) - a * (t - 1)) / (a * (a - 1))
+
+
+@compiled
+def lower_of(c: float, a: float, step: float, upper: float) -> float:
+    """Return t with f′(``upper``) − f′(t) = ``step``, 0 where f′ does not fall that far."""
+    if a != a:
+        share = (1 / (1 + 1 / upper)) * math.exp(-step / c)
+        return share / (1 - share)
+    if a == 1:
+        return upper * math.exp(-step / c)
+    power = upper ** (a - 1) - (a - 1) * step / c
+    return power ** (1 / (a - 1)) if power > 0 else 0.0
+
+
+@compiled
+def fall_of(a: float, upper: float, lower: float) -> float:
+    """Return f″(upper)/f″(lower), by how much the lower edge moves with the upper one."""
+    if lower == 0:
+        return 0.0
+    if a != a:
+        return lower * (1 + lower) / (upper * (1 + upper))
+    return (upper / lower) ** (a - 2)
+
+
+@compiled
+def sums_of(q: Row, p: Row) -> tuple[float, float]:
+    """Return Σq and Σp."""
+    mass = drafted = 0.0
+    for i in range(q.size):
+        mass += np.float64(q[i])
+        drafted += np.float64(p[i])
+    return mass, drafted
+
+
+@compiled
+def largest_of(q: Row, p: Row) -> tuple[float, float]:
+    """Return the largest q and p/q."""
+    likeliest = largest = 0.0
+    for i in range(q.size):
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        likeliest = q_i if q_i > likeliest else likeliest
+        ratio = p_i / q_i if q_i >= LEAST else 0.0
+        largest = ratio if ratio > largest else largest
+    return likeliest, largest
+
+
+@compiled
+def clipped_sums(
+    q: Row, p: Row, lower: float, upper: float, least: float, off: float, certain: Row
+) -> tuple[float, float, float]:
+    """Return Σ clip(p, Aq, Uq), and q's mass above and below the band: its slopes in U and A.
+
+    Where q < ``least`` U is at most ``off``. Of ``certain`` tokens p is ∞.
+    """
+    total = above = below = 0.0
+    other = min(upper, off)
+    for i in range(q.size):
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        q_i = q_i if q_i >= LEAST else 0.0
+        on = q_i >= least
+        top, bottom = (upper if on else other) * q_i, lower * q_i
+        value = top if top < p_i else p_i
+        total += value if value > bottom else bottom
+        above += q_i if (on and top < p_i) else 0.0
+        below += q_i if p_i < bottom else 0.0
+    for i in certain:
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        top, bottom = upper * q_i, lower * q_i
+        total += top - max(bottom, min(p_i, top))
+        above += 0.0 if top < p_i else q_i
+        below -= q_i if p_i < bottom else 0.0
+    return total, above, below
+
+
+@compiled
+def level_of(q: Row, p: Row, start: float, whole: float, certain: Row) -> float:
+    """Return c with Σ min(p, cq) = ``whole``: Newton from below, exact once no token joins."""
+    level, before = start, math.inf
+    while True:
+        total, above, _ = clipped_sums(q, p, 0.0, level, 0.0, level, certain)
+        if not 0 < above < before:  # true of NaN, too
+            return min(level, MOST)
+        level, before = level + max(whole - total, 0.0) / above, above
+
+
+@compiled
+def edges_at_price(
+    q: Row,
+    p: Row,
+    alive: float,
+    curve: tuple[float, float],
+    step: float,
+    highest: float,
+    head: float,
+    certain: Row,
+    threshold: float,
+) -> tuple[float, float, float, float, bool]:
+    """Return U, A, P in the row's units, c, and whether U > ``threshold``: edges only if not.
+
+    At a price of 1/``step``. ``highest`` is U/P where a = 1. Tokens with q < ``head`` max q may not
+    rise. Of ``certain`` tokens p is ∞ up to g/q = c, at which Σ g is Σ p. Where nothing is cut and
+    g still lacks mass, A rises alone.
+    """
+    c, a = curve
+    mass, drafted = sums_of(q, p)
+    settled = SETTLED if q.itemsize == 8 else COARSE
+    likeliest = largest = math.inf
+    if head or highest == math.inf:
+        likeliest, largest = largest_of(q, p)
+    if not (0 < mass < math.inf):
+        mass = 1.0  # such a row is refused where a token is drawn from it
+    if drafted == 0:
+        drafted = mass
+    unit, goal = alive * drafted / mass, alive * drafted
+    least, cap = head * likeliest if head else 0.0, math.inf
+    if certain.size and a != 1:  # under KL U ≤ c
+        cap = level_of(q, p, drafted / mass, drafted, certain)
+    low, high = unit * (1 - 1e-9), highest * unit * (1 + 1e-9)
+    top = min(largest, cap)
+    if certain.size:
+        top = cap
+    upper, fixed = threshold, True
+    if not low < upper < high:
+        upper, fixed = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit))), False
+        if high == math.inf:
+            upper = math.sqrt(low) * math.sqrt(max(unit, min(top, MOST)))
+    high = min(high, max(unit, top) * (1 + 1e-9))
+    upper = min(upper, high)
+    slow, before = False, math.inf
+    for place in range(MOST_STEPS):
+        lower = unit * lower_of(c, a, step, upper / unit)
+        total, above, below = clipped_sums(q, p, lower, min(upper, cap, MOST), least, unit, certain)
+        excess = total - goal
+        if fixed and place == 0 and excess < 0 and upper == threshold:
+            return upper, lower, unit, cap, True
+        if excess == 0 or not (excess == excess):
+            break
+        if excess < 0:
+            low = upper
+        else:
+            high = upper
+        if excess < 0 and upper >= max(unit, top):  # nothing is cut: A rises to P
+            lower = lifted(q, p, lower, unit, goal, least, certain, cap)
+            return math.inf, lower, unit, cap, math.inf > threshold
+        slope = above + below * fall_of(a, upper / unit, lower / unit)
+        following = upper - excess / slope if slope > 0 else -1.0
+        lame = abs(excess) > before / 2
+        if not low < following < high or (lame and slow):
+            following = math.sqrt(low) * math.sqrt(high)
+        slow, before = lame and not slow, abs(excess)
+        moved = abs(following - upper)
+        upper = following
+        if moved <= settled * upper:
+            break
+    lower = unit * lower_of(c, a, step, upper / unit)
+    return upper, lower, unit, cap, upper > threshold
+
+
+@compiled
+def lifted(
+    q: Row,
+    p: Row,
+    low: float,
+    high: float,
+    goal: float,
+    least: float,
+    certain: Row,
+    cap: float,
+) -> float:
+    """Return A at which Σ max(p, Aq) is ``goal``, off a head at most P = ``high``."""
+    top, lower = min(cap, MOST), high
+    start = high
+    for _ in range(MOST_STEPS):
+        total, _, below = clipped_sums(q, p, lower, top, least, start, certain)
+        if not (total > goal and below > 0):
+            break
+        following = max(lower - (total - goal) / below, low)
+        if lower - following <= SETTLED * lower:
+            return following
+        lower = following
+    return lower
+
+
+@compiled
+def write_law(
+    q: Row, p: Row, lower: float, upper: float, least: float, off: float, out: Row
+) -> None:
+    """Write clip(p, Aq, Uq), 0 where q = 0."""
+    upper = min(upper, MOST)
+    other = min(upper, off)
+    for i in range(q.size):
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        top = (upper if q_i >= least else other) * q_i
+        if q_i < LEAST:
+            top = min(q_i * off, top)
+        out[i] = max(lower * q_i, min(p_i, top))
+
+
+@compiled
+def outer_sums(
+    q: Row, p: Row, cost: Row, lower: float, upper: float
+) -> tuple[float, float, float, float, float, float]:
+    """Return the sums of q, p and ``cost`` below the band, then those above it."""
+    q_low = p_low = c_low = q_high = p_high = c_high = 0.0
+    for i in range(q.size):
+        q_i, p_i, c_i = np.float64(q[i]), np.float64(p[i]), cost[i]
+        q_i = q_i if q_i >= LEAST else 0.0
+        under, over = p_i < lower * q_i, p_i > upper * q_i
+        q_low += q_i if under else 0.0
+        p_low += p_i if under else 0.0
+        c_low += c_i if under else 0.0
+        q_high += q_i if over else 0.0
+        p_high += p_i if over else 0.0
+        c_high += c_i if over else 0.0
+    return q_low, p_low, c_low, q_high, p_high, c_high
+
+
+@compiled
+def edges_within(
+    q: Row,
+    p: Row,
+    cost: Row,
+    endless: bool,
+    curve: tuple[float, float],
+    delta: float,
+    unit: float,
+    drafted: float,
+) -> tuple[float, float, bool]:
+    """Return U and A with D = ``delta`` and Σ g = Σ p, and whether they were found.
+
+    Newton's method in both edges: between two ratios p/q all sums are linear in them but for f.
+    ``cost`` is q f(p/q) of each token, 0 where that is infinite, in which case D is ``endless``.
+    """
+    c, a = curve
+    mass, outside, inside, least = drafted / unit, 0.0, 0.0, math.inf
+    for i in range(q.size):
+        inside += cost[i]
+        if np.float64(q[i]) < LEAST:
+            outside += np.float64(p[i])
+        else:
+            least = min(least, np.float64(p[i]) / np.float64(q[i]))
+    inside /= mass
+    if inside <= delta and outside == 0 and not endless:
+        return math.inf, 0.0, True
+    if not inside <= MOST_COST:
+        return math.inf, 0.0, False
+    if outside > 0:  # the path may end where only these tokens are cut
+        lower = lifted(q, p, 0.0, unit, drafted, 0.0, NOBODY, math.inf)
+        q_low, _, c_low, _, _, _ = outer_sums(q, p, cost, lower, MOST)
+        spent = inside - c_low / mass
+        if lower > 0:
+            spent += q_low / mass * value_of(c, a, lower / unit)
+        if spent <= delta:
+            return math.inf, lower, True
+    _, largest = largest_of(q, p)
+    width = WIDTH * math.sqrt(2 * delta / (c if a == a else 0.25))
+    upper = unit * max(1.0, min(math.exp(width), (largest / unit) ** SHARE))
+    lower = unit * min(1.0, max(math.exp(-width / 2), (least / unit) ** SHARE))
+    for place in range(MOST_STEPS):
+        q_low, p_low, c_low, q_high, p_high, c_high = outer_sums(q, p, cost, lower, upper)
+        high, low = upper / unit, lower / unit
+        excess = (q_high * value_of(c, a, high) - c_high) / mass
+        excess += inside - delta + (q_low * value_of(c, a, low) - c_low) / mass
+        risen, cut = (
+            (lower * q_low - p_low) / drafted,
+            (outside + p_high - upper * q_high) / drafted,
+        )
+        close = abs(excess) + abs(risen - cut) <= CLOSE * (1 + delta)
+        up, down, mean = slope_of(c, a, high), slope_of(c, a, low), (risen + cut) / 2
+        rejection = (excess - down * risen + up * cut) / (up - down) if up > down else 0.0
+        if not rejection > 0.05 * mean:  # at the start both slopes are 0
+            rejection = 0.3 * mean
+        new_low = lower + (rejection - risen) * drafted / q_low if q_low > 0 else lower / 2
+        new_high = upper + (cut - rejection) * drafted / q_high if q_high > 0 else upper
+        # at most half of the way to 1, in logarithms
+        new_low = min(new_low, math.sqrt(low) * unit) if new_low > 0 else lower / 2
+        new_high = max(new_high, math.sqrt(high) * unit)
+        tiny = abs(new_low - lower) <= POLISH * lower and abs(new_high - upper) <= POLISH * upper
+        if place >= UNDAMPED and place % 2 == 0 and not tiny:
+            new_low, new_high = (new_low + lower) / 2, (new_high + upper) / 2
+        if close and not tiny:
+            return upper, lower, True
+        lower, upper = new_low, new_high
+        if close:
+            return upper, lower, True
+    return upper, lower, False

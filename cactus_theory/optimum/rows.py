@@ -1,0 +1,219 @@
+r"""The band of one row on a CPU, walked by compiled loops where numba is installed.
+
+A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
+upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
+(aq − p)₊ (THEORY.md, Theorem 15).
+
+A row is that of a node of a drafted path, which is reached with an alive ratio P
+(:class:`cactus_theory.policies.Path`), and by itself that of P = 1. What is emitted there is
+g = P h with the band of p/P (Theorem 13, for later tokens that are worth nothing):
+
+.. math:: g = \mathrm{clip}(p,\; A q,\; U q), \qquad Σ g = P, \qquad f'(U/P) − f'(A/P) = 1/ν
+
+at a price ν, in tokens per unit of divergence; within a budget D(h‖q) = δ instead. Off a head U is
+at most P, too (Theorem 24). Rows need not sum to 1: g sums to P Σp, and q is taken over its sum, so
+that "the row's units" of an edge are those of p/q.
+
+f′ is compiled for the classes of ``CURVES``. For other divergences, without numba and on a device
+the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.edges`).
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.base.tolerances import LEAST
+from cactus_theory.divergences import FDivergence
+from cactus_theory.divergences import classical as known
+from cactus_theory.optimum.certificate import geometry_of
+from cactus_theory.optimum.edges import edges, solve_edges
+from cactus_theory.optimum.sorted_path import PerRow, Rows
+
+Row = np.ndarray
+# ln of the largest ratio of two edges; with any alive ratio it stays within float64
+FURTHEST = 500.0
+# share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
+SURE = 1 - 2e-4
+# c and a of f″(t) = c t^(a−2); of the Jensen-Shannon divergence ½/(t(1 + t)), by a = NaN
+CURVES = {
+    known.KL: (1.0, 1.0),
+    known.ReverseKL: (1.0, 0.0),
+    known.PearsonChi2: (2.0, 2.0),
+    known.NeymanChi2: (2.0, -1.0),
+    known.SquaredHellinger: (0.5, 0.5),
+    known.JensenShannon: (0.5, math.nan),
+}
+
+
+@cache
+def loops() -> Any:
+    """Return the module of compiled loops, None without numba, which is said once."""
+    try:
+        return import_module("cactus_theory.optimum.loops")
+    except Exception as error:  # a broken build of numba may raise anything
+        warnings.warn(
+            f"numba does not load ({type(error).__name__}: {error}); rows on the CPU are solved "
+            "more slowly, by the same laws",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def is_compiled(f: Any) -> bool:
+    """Return whether rows of an f-divergence are solved by compiled loops."""
+    return curve_of(f) is not None and loops() is not None
+
+
+def curve_of(f: Any) -> tuple[float, float] | None:
+    """Return c and a of an f-divergence whose f′ is compiled, None of others."""
+    return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))
+
+
+class PricedBand:
+    """Constants of the bands of all rows at a price; a ≤ 1 ≤ u.
+
+    ``step`` is f′(u) − f′(a) = 1/ν, ``high`` a bound on u, ∞ where f′(∞) is no further.
+    """
+
+    def __init__(self, f: FDivergence, price: float) -> None:
+        if f.scale_free:  # a higher price may accept everything
+            price = max(price, 1 / FURTHEST)
+        self.f, self.price, self.step = f, price, 1 / price
+        self.high, self.curve = f.upper_edge(1.0, self.step), curve_of(f)
+
+
+class _Row:
+    """A row whose U and A are ``upper`` and ``scale``, once :meth:`passes` has solved it."""
+
+    upper, scale = math.inf, 1.0
+
+    def passes(self, threshold: float) -> bool:
+        """Return whether U > ``threshold``; if not, U and A are solved."""
+        raise NotImplementedError
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Return A and U."""
+        self.passes(math.inf)
+        return self.scale, self.upper
+
+
+class PricedRow(_Row):
+    """The band of one row (V,) at a price, solved as far as :meth:`passes` needs.
+
+    ``alive`` is P. Of ``certain`` tokens p is ∞ up to the g/q at which Σ g is Σ p: the band of the
+    selection law of these and one sampled from p, 0 for none. Off the ``head``, tokens with
+    q ≥ head · max q, nothing rises.
+    """
+
+    def __init__(
+        self,
+        q: Row,
+        p: Row,
+        band: PricedBand,
+        alive: float = 1.0,
+        certain: Sequence[int] = (),
+        head: float = 0.0,
+    ) -> None:
+        self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
+        self.band, self.alive, self.head = band, alive, head
+        reached = [token for token in certain if q[token] > 0]
+        self.certain = np.array(reached, np.int64) if reached else np.empty(0, np.int64)
+
+    def passes(self, threshold: float) -> bool:
+        """Return whether U > ``threshold``; if not, U and A are solved."""
+        if threshold <= self.alive * SURE:
+            return True
+        band = self.band
+        row = self.q, self.p, self.alive, band.curve, band.step, band.high
+        solved = loops().edges_at_price(*row, self.head, self.certain, threshold)
+        self.upper, self.scale, self.unit, self.cap, passed = solved
+        return passed
+
+    def write(self, row: Row) -> None:
+        """Solve the band, and write g in the units of p: 0 where q = 0."""
+        self.passes(math.inf)
+        least = self.head * float(self.q.max()) if self.head else 0.0
+        top = min(self.upper, self.cap)
+        loops().write_law(self.q, self.p, self.scale, top, least, self.unit, row)
+        row[self.certain] = top * self.q[self.certain]
+
+    def ratio_of(self, ratio: float, certain: bool = False) -> float:
+        """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
+        if ratio == 0:
+            return math.inf
+        if ratio == math.inf:
+            return 0.0
+        return (self.raised if certain else self._raised(ratio)) / ratio
+
+    @property
+    def raised(self) -> float:
+        """Return g/q of certain tokens, once solved; arbitrary where none has q > 0."""
+        raised = self._raised(math.inf)
+        return raised if raised < math.inf else self.scale
+
+    def _raised(self, ratio: float) -> float:
+        """Return g/q of a token with this p/q."""
+        return max(self.scale, min(self.upper, self.cap, ratio))
+
+
+class BudgetRow(_Row):
+    """The band of one row (V,) within a budget of f, as :class:`PricedRow`."""
+
+    def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
+        self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
+        self.f, self.delta = f, delta
+
+    def passes(self, threshold: float) -> bool:
+        """Return whether U > ``threshold``; if not, U and A are solved."""
+        if threshold <= SURE:
+            return True
+        mass, drafted = loops().sums_of(self.q, self.p)
+        self.upper, self.scale = math.inf, 0.0
+        if 0 < mass < math.inf and 0 < drafted < math.inf:  # else a draw refuses it
+            self._solve(drafted / mass, drafted)
+        return self.upper > threshold
+
+    def _solve(self, unit: float, drafted: float) -> None:
+        q, p, curve = self.q, self.p, curve_of(self.f)
+        assert curve is not None  # the policy has looked
+        inside, ratio = q >= LEAST, np.ones(q.shape)
+        np.divide(p, q, out=ratio, where=inside)
+        np.divide(ratio, unit, out=ratio, where=inside)
+        cost = self.f.centred(torch.from_numpy(ratio)).numpy()
+        cost *= q
+        endless = False
+        if self.f.at_zero == math.inf and (empty := (p == 0) & inside).any():
+            endless, cost[empty] = True, 0.0
+        row = q, p, cost, endless, curve, self.delta, unit, drafted
+        self.upper, self.scale, found = loops().edges_within(*row)
+        if not found:
+            laws = (torch.from_numpy(law / law.sum())[None] for law in map(np.float64, (q, p)))
+            lower, upper = edges(*laws, self.f, delta=self.delta)
+            self.upper, self.scale = unit * float(upper), unit * float(lower)
+
+
+@torch.no_grad()
+def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand, head: float = 0.0) -> Rows:
+    """Return the rows h at nodes with these P, float64, which sum to 1; nothing where q = 0.
+
+    A row that is reached with P = 0 never occurs; it is taken for P = 1.
+    """
+    q, p, alive = q.double(), p.double(), torch.where(alive > 0, alive.double(), 1.0)
+    rows = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    if q.device.type == "cpu" and is_compiled(band.f):
+        for own in zip(rows.numpy(), q.numpy(), p.numpy(), alive.tolist(), strict=True):
+            PricedRow(*own[1:3], band, own[3], head=head).write(own[0])
+    else:
+        q, p = q / q.sum(-1, keepdim=True), p / (alive[:, None] * p.sum(-1, keepdim=True))
+        geometry = geometry_of(q, p, band.f, lacking=1 - 1 / alive)
+        bands = solve_edges(geometry, "price", torch.full_like(alive, band.price))
+        geometry.write_rows(bands, rows)
+    return rows.div_(rows.sum(-1, keepdim=True))

@@ -1,0 +1,97 @@
+"""Compiled loops over rows: their formulas, the same laws without numba, caches, threads."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.divergences import list_divergences
+from cactus_theory.optimum import loops
+from cactus_theory.optimum.rows import CURVES, curve_of
+from tests.rows import pair
+
+# relative, of formulas of a few float64 operations; f near 1 is a difference of rounded terms
+FORMULA, NEAR_ONE = 1e-12, 1e-14
+SPECS = [kind.name for kind in CURVES] + ["alpha:a=0.5", "alpha:a=3", "alpha:a=-1.5"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_compiled_formulas_are_those_of_the_class(spec):
+    f = ct.divergence(spec)
+    c, a = curve_of(f)
+    for t in (1e-6, 0.03, 0.999, 1.0, 1.5, 40.0, 1e5):
+        at = torch.tensor(t, dtype=torch.float64)
+        slope, value = float(f.centred_slope(at)), float(f.centred(at))
+        assert loops.slope_of(c, a, t) == pytest.approx(slope, rel=FORMULA, abs=NEAR_ONE)
+        assert loops.value_of(c, a, t) == pytest.approx(value, rel=1e-9, abs=NEAR_ONE)
+        for step in (0.01, 0.6, 30.0):
+            lower = f.lower_edge(t, step)
+            found = loops.lower_of(c, a, step, t)
+            assert found == pytest.approx(lower, rel=1e-9, abs=1e-300)
+            if 0 < lower < t and step < 1:
+                fall = float(f.curvature(at) / f.curvature(torch.tensor(lower, dtype=torch.float64)))
+                assert loops.fall_of(a, t, found) == pytest.approx(fall, rel=1e-9)
+
+
+def test_every_smooth_registered_divergence_is_compiled_and_no_subclass():
+    smooth = {ct.divergence(name) for name in list_divergences() if name not in ("alpha", "renyi")}
+    smooth = {kind for kind in smooth if kind.generator is kind and kind.smooth}
+    assert {type(kind) for kind in smooth} == set(CURVES)
+    own = type("Own", (type(ct.divergence("kl")),), {})
+    assert curve_of(own()) is None and curve_of(ct.divergence("total_variation")) is None
+
+
+SCRIPT = """
+import sys, warnings, torch
+hidden = sys.argv[1]
+if hidden == "numba":
+    sys.modules["numba"] = None
+if hidden == "cache":  # as numba does where no folder can be written
+    import numba
+    njit = numba.njit
+    def refusing(*given, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(*given, **options)
+    numba.njit = refusing
+import cactus_theory as ct
+assert "numba" not in sys.modules or hidden != "none"  # it loads with the first row
+source = torch.Generator().manual_seed(1)
+q, p = (torch.randn(2, 4, 60, generator=source, dtype=torch.float64) * 2).softmax(-1)
+ids = p[:3].multinomial(1, generator=source).T
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for spec in ("price=1", "price=0.7,divergence=reverse_kl", "delta=0.1", "price=1,head=0.2"):
+        rule = ct.policy("band:" + spec)
+        print(*ct.emitted_law(rule, q, p).flatten().tolist())
+        for verify in (ct.verify_chain, ct.verify_block):
+            coins = torch.full((1, 3), 0.9), torch.full((1,), 0.6)
+            found = verify(rule, q[None], p[None, :3], ids, coins=coins)
+            print(*found.output_token_ids.flatten().tolist())
+print(len(said), *{str(one.message).split(" (")[0] for one in said})
+"""
+
+
+def test_laws_are_the_same_without_numba_and_without_a_cache():
+    runs = [
+        subprocess.run([sys.executable, "-c", SCRIPT, hidden], text=True, capture_output=True)
+        for hidden in ("none", "numba", "cache")
+    ]
+    assert not any(run.returncode for run in runs), [run.stderr for run in runs]
+    *whole, said = zip(*(run.stdout.splitlines() for run in runs), strict=True)
+    for line in whole:
+        numbers = [list(map(float, text.split())) for text in line]
+        assert numbers[1] == pytest.approx(numbers[0], abs=1e-12) and numbers[2] == numbers[0]
+    assert said == ("0", "1 numba does not load", "0")
+
+
+def test_threads_solve_rows_at_once():
+    q, p = pair(64, 300, seed=3)
+    rule = ct.policy("band:price=1")
+    alone = rule.emitted(q, p)
+    with ThreadPoolExecutor(8) as pool:
+        for law in pool.map(lambda _: rule.emitted(q, p), range(24)):
+            assert torch.equal(law, alone)
