@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.base.reused_memory import law_like, passing
 from cactus_theory.base.tolerances import DECIDED
+from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._decisions import UNSCALED, Decision, Path, Residual, Support
 from cactus_theory.policies._policy import (
     Entries,
@@ -177,12 +177,6 @@ class Either(FixedTarget):
 
 
 Refused = Float[Tensor, "rows refused"]
-Tokens = Int[Tensor, "refused"]
-
-# Most refusable tokens of a row that takes one pass per token; rows with more of them are sorted.
-# Measured against sorting: a quarter of its time for 1 of 151,936 tokens, two thirds for
-# 7, as much for 17; the meter on rows of 2,048 takes 54 microseconds a row at 8 here, 50 at 16.
-FEW_REFUSED = 16
 
 
 class PerProposal(Entrywise):
@@ -254,41 +248,19 @@ class PerProposal(Entrywise):
         """Return the exact emitted law in O(V log V) a row.
 
         out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊. If few tokens can be refused, their terms are added one by
-        one; if many can, they are sorted by s.
+        Z_n = Σ_y (s_n q_y − p_y)₊: prefix sums of the refusable tokens, sorted by s.
         """
         shape, vocab = q.shape, q.shape[-1]
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
         gamma = self.gamma(q)
-        rows, tokens = _where(p, gamma)
-        few = torch.bincount(rows, minlength=len(q)) <= FEW_REFUSED
-        many, refilled = (~few).nonzero()[:, 0], None
-        if len(many):
-            refilled = self._refilled_sorted(q[many], p[many], gamma[many])
-            rows, tokens = rows[few[rows]], tokens[few[rows]]
-        gamma_n = gamma[rows, tokens]
-        law = torch.minimum(p, gamma, out=gamma)
-        if refilled is not None:
-            law[many] += refilled
-        self._refill_singly(law, q, p, gamma_n, rows, tokens)
+        if q.device.type == "cpu" and (compiled := loops()) is not None:
+            law = torch.empty_like(q)
+            rows = (part.detach().numpy() for part in (q, p, gamma, law))
+            for row in zip(*rows, strict=True):
+                compiled.write_proposals(*row)
+        else:
+            law = torch.minimum(p, gamma) + self._refilled_sorted(q, p, gamma)
         return law.reshape(shape)
-
-    def _refill_singly(
-        self, law: Rows, q: Rows, p: Rows, gamma_n: Entries, rows: Tokens, tokens: Tokens
-    ) -> None:
-        """Add to ``law`` the mass of the residual of each refused token, a few rows at a time."""
-        if not len(rows):
-            return
-        parts = (part.split(max(1, len(q))) for part in (rows, tokens, gamma_n))
-        for row, token, raised_n in zip(*parts, strict=True):
-            lost = p[row, token] - raised_n
-            scale = self.scale(q[row, token], raised_n)
-            own_q, own_p = (q, p) if len(q) == 1 else (rows.index_select(0, row) for rows in (q, p))
-            raised = torch.mul(own_q, scale[:, None], out=passing(own_q))
-            raised.sub_(own_p).clamp_(min=0.0)
-            # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
-            weight = (lost / torch.maximum(raised.sum(-1), lost))[:, None]
-            law.index_add_(0, row, raised.mul_(weight))
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
         """Return Σ_n (R_n/Z_n)(s_n q − p)₊, from sums indexed by the count of s_n > p_x/q_x."""
@@ -304,21 +276,12 @@ class PerProposal(Entrywise):
         return _refill(q, p, above, scale, weight)
 
 
-def _where(p: Rows, gamma: Rows) -> tuple[Tokens, Tokens]:
-    """Return row and token of every p > γ; on a CPU by numpy, in a third of torch's time."""
-    if p.is_cuda:
-        rows, tokens = (p > gamma).nonzero(as_tuple=True)
-        return rows, tokens
-    places = torch.from_numpy(np.flatnonzero(p.numpy() > gamma.numpy()))
-    return places // p.shape[-1], places % p.shape[-1]
-
-
 def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:
     """Return the chosen tokens of each row (R, most), padded, and which entries are tokens."""
     rows, tokens = chosen.nonzero(as_tuple=True)
     count = torch.bincount(rows, minlength=len(chosen))
     slot = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]
-    most = int(count.max())
+    most = max(int(count.max()), 1)
     places = rows.new_zeros(len(chosen), most).index_put_((rows, slot), tokens)
     return places, torch.arange(most, device=rows.device) < count[:, None]
 
