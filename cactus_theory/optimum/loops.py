@@ -30,6 +30,8 @@ WIDTH, SHARE = 1.5, 0.7
 # D(p‖q) in nats: beyond it D inside the band is all rounding
 CLOSE, POLISH, MOST_COST = 1e-14, 1e-6, 32.0
 NOBODY, TINY = np.empty(0, np.int64), 2.3e-308
+# tokens of a row that are added up at once, before a draw looks at each of them
+BLOCK = 512
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -354,6 +356,42 @@ def edges_within(
         if close:
             return upper, lower, True
     return upper, lower, False
+
+
+@compiled
+def left_mass(q: Row, p: Row, scale: float) -> float:
+    """Return Σ (s q − p)₊, that of s q where p is empty; NaN if an entry is."""
+    total = 0.0
+    for i in range(q.size):
+        left = scale * np.float64(q[i]) - (np.float64(p[i]) if p.size else 0.0)
+        total += 0.0 if left <= 0 else left
+    return total
+
+
+@compiled
+def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
+    """Return the first token of positive mass where that of (s q − p)₊ exceeds draw × total.
+
+    As :func:`cactus_theory.verify.draw.pick`: −1 where the total is 0, ∞ or NaN.
+    """
+    total = left_mass(q, p, scale)
+    if not 0 < total < math.inf:
+        return -1
+    goal, mass = draw * total, 0.0
+    for start in range(0, q.size, BLOCK):
+        part = left_mass(q[start : start + BLOCK], p[start : start + BLOCK], scale)
+        if mass + part <= goal:
+            mass += part
+            continue
+        for i in range(start, min(start + BLOCK, q.size)):
+            left = scale * np.float64(q[i]) - (np.float64(p[i]) if p.size else 0.0)
+            mass += left if left > 0 else 0.0
+            if left > 0 and mass > goal:
+                return i
+    last = q.size - 1  # the goal was rounded up to the total
+    while not scale * np.float64(q[last]) - (np.float64(p[last]) if p.size else 0.0) > 0:
+        last -= 1
+    return last
 
 
 @compiled

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.tolerances import DECIDED
+from cactus_theory.optimum.rows import loops
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import UNSCALED, Node, Path
 from cactus_theory.policies._policy import one_hot
@@ -112,6 +113,24 @@ class Run:
         return not place or not missing or self.coins[place - 1] < mass / (mass + missing)
 
 
+class Scaled(NamedTuple):
+    """The residual (s q − p)₊ of a node, which is walked by compiled loops."""
+
+    loops: Any
+    q: np.ndarray
+    p: np.ndarray
+    scale: float
+
+    @property
+    def mass(self) -> float:
+        """Return its sum."""
+        return self.loops.left_mass(self.q, self.p, self.scale)
+
+    def draw(self, draw: float) -> int:
+        """Return the token that a coin draws, NO_TOKEN where nothing is left."""
+        return self.loops.draw_left(self.q, self.p, self.scale, draw)
+
+
 Place = tuple[Run, int]
 
 
@@ -202,8 +221,9 @@ class Nodes:
 
     def settle(self, places: Sequence[Place]) -> set[Place]:
         """Draw from (P h − p)₊ after the nodes whose coin passes; return the other nodes."""
+        places, failed = self._settle_by_loops(places)
         rows = scratch("host.residual", (len(places), self.q.shape[-1]), self.q.dtype)
-        passed, failed = [], set()
+        passed = []
         for law, (run, place) in zip(rows, places, strict=True):
             self.leave(law, run, place, run.left[place])
             if run.alive[place] == 1 or run.passes(place, float(law.sum())):
@@ -214,6 +234,30 @@ class Nodes:
         for run, place, law in passed:
             self.end_if_empty(run, place, law)
         return failed
+
+    def _settle_by_loops(self, places: Sequence[Place]) -> tuple[list[Place], set[Place]]:
+        """Settle nodes whose residual is (s q − p)₊; return the others, and nodes that failed."""
+        others, failed = [], set()
+        for run, place in places:
+            if (row := self.scaled(run, place, run.left[place])) is None:
+                others.append((run, place))
+            elif run.alive[place] == 1 or run.passes(place, row.mass):
+                run.last = row.draw(run.draw)
+                if run.last == NO_TOKEN and row.mass <= 0:
+                    run.last = pick_one(self.q[run.row, run.nodes[place]], run.draw)
+            else:
+                failed.add((run, place))
+        return others, failed
+
+    def scaled(self, run: Run, place: int, left: Left) -> "Scaled | None":
+        """Return (s q − p)₊ of a node to be walked by loops, None if it is another row."""
+        compiled = loops()
+        if self.rows is None or compiled is None or isinstance(left, Tensor):
+            return None
+        if run.deterministic.get(place):
+            return None
+        at = run.row, run.nodes[place]
+        return Scaled(compiled, self.rows[0][at], self.rows[1][at], left[0])
 
     def end_if_empty(self, run: Run, place: int, law: Float[Tensor, "vocab"]) -> None:
         """Draw from q where rounding leaves nothing of (P h − p)₊; NaN is no rounding."""

@@ -96,6 +96,8 @@ class Blocks(Nodes):
         if fixed := run.deterministic.get(place):  # the largest P h/q of deterministic tokens
             inside = math.fsum(self.q[run.row, run.nodes[place]][fixed].tolist())
             level = alive * min(by_row.highest, 1 / (inside or 1.0))
+        if (row := self.scaled(run, place, (alive, level))) is not None:
+            return run.passes(place, row.mass)
         out = scratch("host.residual", self.q.shape[-1:], self.q.dtype)
         self.leave(out, run, place, (alive, level))
         return run.passes(place, float(out.sum()))

@@ -318,6 +318,9 @@ class Tokens(Nodes):
         self.draw_each([run for run, _ in places], laws)
 
     def _replace_row(self, scale: float, run: Run, place: int) -> None:
+        run.left[place] = scale, None
+        if not self._settle_by_loops([(run, place)])[0]:
+            return
         self.leave(self._buffer, run, place, (scale, None))
         run.last = pick_one(self._buffer, run.draw)
         self.end_if_empty(run, place, self._buffer)

@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.tolerances import DECIDED
+from cactus_theory.optimum.rows import loops
+
 Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
@@ -45,6 +48,9 @@ def pick(
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Draw as :func:`pick` from one row on the CPU."""
+    if row.dtype in DECIDED and row.is_contiguous() and (compiled := loops()) is not None:
+        entries = row.numpy()
+        return compiled.draw_left(entries, entries[:0], 1.0, draw)
     if row.shape[0] < BLOCKED_FROM:
         return _at_share(row.cumsum(-1, dtype=torch.float64).numpy(), draw)
     whole = row.shape[0] // BLOCK * BLOCK
