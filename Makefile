@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) torch
 	@$(PIP) -e '.[solvers,testing,llm,figures]'
+	@$(BIN)/python -c 'from cactus_theory.optimum.rows import warm; warm()'
 	@touch $@
 
 # what only tests and checks of style need: Triton interprets the kernels where no GPU is, adapters

@@ -29,7 +29,7 @@ WIDTH, SHARE = 1.5, 0.7
 # error at which a search within a budget ends, largest step that is still taken then, and largest
 # D(p‖q) in nats: beyond it D inside the band is all rounding
 CLOSE, POLISH, MOST_COST = 1e-14, 1e-6, 32.0
-NOBODY, TINY = np.empty(0, np.int64), 2.3e-308
+NOBODY = np.empty(0, np.int64)
 # tokens of a row that are added up at once, before a draw looks at each of them
 BLOCK = 512
 
@@ -277,7 +277,7 @@ def outer_sums(
     for i in range(q.size):
         q_i, p_i, c_i = np.float64(q[i]), np.float64(p[i]), cost[i]
         q_i = q_i if q_i >= LEAST else 0.0
-        under, over = p_i < lower * q_i, p_i > upper * q_i
+        under, over = p_i < lower * q_i, q_i > 0 and p_i > upper * q_i
         q_low += q_i if under else 0.0
         p_low += p_i if under else 0.0
         c_low += c_i if under else 0.0
@@ -395,25 +395,13 @@ def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
 
 
 @compiled
-def write_proposals(q: Row, p: Row, gamma: Row, law: Row) -> None:
-    """Write min(p, γ) + Σ_n (R_n/Z_n)(s_n q − p)₊ over tokens with R_n = p_n − γ_n > 0.
+def add_refilled(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
+    """Add Σ_n (R_n/Z_n)(s_n q − p)₊ to ``law``, with Z_n = Σ (s_n q − p)₊.
 
-    s_n = (1 − γ_n)/(1 − q_n), 1 where γ_n = q_n, and Z_n = Σ (s_n q − p)₊. Each token belongs to
-    the refusable ones of s_n > p/q; with these sorted by s, sums over them are prefix sums.
+    ``refused`` are R_n of the tokens that can be refused, ``scale`` their s_n, falling. Each token
+    belongs to those with s_n > p/q: sums over them are prefix sums.
     """
-    count = 0
-    for i in range(q.size):
-        count += p[i] > gamma[i]
-        law[i] = gamma[i] if p[i] > gamma[i] else p[i]
-    refusable, falling = np.empty(count, np.int64), np.empty(count)
-    place = 0
-    for i in range(q.size):
-        if p[i] > gamma[i]:
-            scale = (1 - gamma[i]) / max(1 - q[i], TINY) if gamma[i] > q[i] else 1.0
-            refusable[place], falling[place] = i, -scale
-            place += 1
-    order = np.argsort(falling)
-    scale = -falling[order]
+    count = scale.size
     above = np.empty(q.size, np.int32)  # how many s are above p/q
     mass, drafted = np.zeros(count + 1), np.zeros(count + 1)
     for i in range(q.size):
@@ -429,15 +417,13 @@ def write_proposals(q: Row, p: Row, gamma: Row, law: Row) -> None:
         drafted[low] += p[i]
     weight, scaled = np.zeros(count + 1), np.zeros(count + 1)
     beyond = lost = 0.0
-    for place in range(count - 1, -1, -1):
-        beyond += mass[place + 1]
-        lost += drafted[place + 1]
-        n = refusable[order[place]]
-        refused = p[n] - gamma[n]
+    for n in range(count - 1, -1, -1):
+        beyond += mass[n + 1]
+        lost += drafted[n + 1]
         # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
-        weight[place + 1] = refused / max(scale[place] * beyond - lost, refused)
-    for place in range(1, count + 1):
-        scaled[place] = scaled[place - 1] + weight[place] * scale[place - 1]
-        weight[place] += weight[place - 1]
+        weight[n + 1] = refused[n] / max(scale[n] * beyond - lost, refused[n])
+    for n in range(count):
+        scaled[n + 1] = scaled[n] + weight[n + 1] * scale[n]
+        weight[n + 1] += weight[n]
     for i in range(q.size):
         law[i] += max(scaled[above[i]] * q[i] - weight[above[i]] * p[i], 0.0)

@@ -71,6 +71,16 @@ def is_compiled(f: Any) -> bool:
     return curve_of(f) is not None and loops() is not None
 
 
+def warm() -> None:
+    """Compile what rows need at a price, for a cache that later processes read."""
+    if (compiled := loops()) is None:
+        return
+    for dtype in (np.float32, np.float64):
+        q, p = np.array([[0.5, 0.5], [0.9, 0.1]], dtype)
+        PricedRow(q, p, PricedBand(known.KL(), 1.0)).write(np.empty(2))
+        compiled.draw_left(q, p, 1.0, 0.5), compiled.draw_left(q, p[:0], 1.0, 0.5)
+
+
 def curve_of(f: Any) -> tuple[float, float] | None:
     """Return c and a of an f-divergence whose f′ is compiled, None of others."""
     return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))

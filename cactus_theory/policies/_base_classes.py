@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -253,14 +254,23 @@ class PerProposal(Entrywise):
         shape, vocab = q.shape, q.shape[-1]
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
         gamma = self.gamma(q)
-        if q.device.type == "cpu" and (compiled := loops()) is not None:
-            law = torch.empty_like(q)
-            rows = (part.detach().numpy() for part in (q, p, gamma, law))
-            for row in zip(*rows, strict=True):
-                compiled.write_proposals(*row)
+        law = torch.minimum(p, gamma)
+        if q.device.type == "cpu" and loops() is not None:
+            for row in zip(q, p, gamma, law, strict=True):
+                self._refill(*row)
         else:
-            law = torch.minimum(p, gamma) + self._refilled_sorted(q, p, gamma)
+            law += self._refilled_sorted(q, p, gamma)
         return law.reshape(shape)
+
+    def _refill(self, q: Tensor, p: Tensor, gamma: Tensor, law: Tensor) -> None:
+        """Add to ``law`` the residuals of one row's refused tokens."""
+        refusable = torch.from_numpy(np.flatnonzero(p.numpy() > gamma.numpy()))
+        if not len(refusable):
+            return
+        q_n, p_n, gamma_n = (row[refusable] for row in (q, p, gamma))
+        scale, order = self.scale(q_n, gamma_n).sort(descending=True)
+        refused = (p_n - gamma_n)[order]
+        loops().add_refilled(*(part.numpy() for part in (q, p, scale, refused, law)))
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
         """Return Σ_n (R_n/Z_n)(s_n q − p)₊, from sums indexed by the count of s_n > p_x/q_x."""

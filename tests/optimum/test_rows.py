@@ -32,7 +32,9 @@ def test_the_compiled_formulas_are_those_of_the_class(spec):
             found = loops.lower_of(c, a, step, t)
             assert found == pytest.approx(lower, rel=1e-9, abs=1e-300)
             if 0 < lower < t and step < 1:
-                fall = float(f.curvature(at) / f.curvature(torch.tensor(lower, dtype=torch.float64)))
+                fall = float(
+                    f.curvature(at) / f.curvature(torch.tensor(lower, dtype=torch.float64))
+                )
                 assert loops.fall_of(a, t, found) == pytest.approx(fall, rel=1e-9)
 
 
