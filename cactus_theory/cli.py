@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
 3 a property could not be decided in time (``check``), or there are too few texts to say anything
-(``expect``); 130 interrupted, in one line on stderr.
+(``expect``, ``tune``); 130 interrupted, in one line on stderr.
 """
 
 import argparse
@@ -17,6 +17,7 @@ try:  # Ctrl-C while torch is imported
     from cactus_theory.base import arguments as check
     from cactus_theory.commands import COMMANDS, tune
     from cactus_theory.commands.flags import check_outputs
+    from cactus_theory.traces.estimate import CannotSay
 except KeyboardInterrupt:
     sys.exit(interrupted("cactus-theory"))
 
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         return interrupted(f"cactus-theory {command}", kept)
     except REPORTED as error:
         print(f"cactus-theory {command}: {one_line(error)}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, CannotSay) else 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -112,7 +112,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     --------
     >>> from cactus_theory import tuning
     >>> from cactus_theory.traces.rows import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> q, p = np.array([[0.2, 0.8]] * 5), np.array([[0.9, 0.1]] * 5)
     >>> found = tuning.tune(SavedRows.of(q, p), tuning.Costs.ratios(0.1), 0.05)
     >>> tuning.save_tuned(found, "tuned.json")
     >>> setting = ct.load_tuned("tuned.json")

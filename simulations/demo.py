@@ -22,7 +22,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
-from cactus_theory.commands.models import add_inflate, inflated, loaded
+from cactus_theory.commands.models import add_inflate, inflated, opened
 from cactus_theory.decoding import GenerationResult, Pair, RecurrentDrafter
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
@@ -34,7 +34,6 @@ from .common.inputs import (
     PAIR,
     add_decode_arguments,
     add_pair_arguments,
-    asked_ids,
     log_rows,
 )
 from .common.results import columns, publish
@@ -88,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
-    pair = loaded(args)
-    prompts = asked_ids(args, pair.tokenizer)[: args.num_prompts]
+    pair, _, every = opened(args)
+    prompts = every[: args.num_prompts]
 
     print(rule("rows along a real generation"))
     q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import add_chat, given_prompts, rendered_ids
-from cactus_theory.commands.models import add_models, loaded
-from cactus_theory.decoding import NGram
+from cactus_theory.commands.flags import add_chat
+from cactus_theory.commands.models import add_models, loaded, opened
+from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
 from .common.decode import Harness
@@ -29,14 +29,14 @@ from .common.inputs import (
     PROMPTS,
     add_decode_arguments,
     at_least,
-    folder_digest,
+    model_digest,
     settings_of,
 )
 from .common.journal import Journal
 from .common.results import columns, publish
 from .throughput.table import read, rising
 
-NGRAM, LOSSLESS = "ngram", "speculative"
+LOSSLESS = "speculative"
 # column → numerator, denominator, and whether of timed decodes alone
 UNITS = {
     "tokens_per_call": ("tokens", "row_calls", False),
@@ -55,10 +55,10 @@ HEADS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    shipped = [*(PAIR / name for name in ("draft", "recurrent")), Path(NGRAM)]
+    shipped = [*(PAIR / name for name in ("draft", "recurrent")), Path("ngram")]
     prices = [f"band:price={price:g}" for price in (1.7, 1.1, 0.7)]
     add_models(parser, target=PAIR / "target", drafted=False)
-    add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=f"or {NGRAM}")
+    add("--drafters", type=Path, nargs="+", default=shipped, metavar="FOLDER", help=NAMES)
     add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
     add_chat(parser)
     add_decode_arguments(parser, widths=[2, 3, 4, 6], repeats=3)
@@ -73,20 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the table; return 0."""
     at_least(args, num_prompts=2, repeats=0, metered=1)
-    prompts = given_prompts(args)[: args.num_prompts]
     cells = configs([], args.policies, args.num_draft_tokens, [1], args.verifier)
     names = [folder.name for folder in args.drafters]
-    grid = Grid(lines(names, cells, args.temperature), len(prompts), args.repeats, args.metered,
-                args.seed)  # fmt: skip
-    settings = settings_of(args, prompts) | {
-        "drafters": {str(folder): NGRAM if str(folder) == NGRAM else folder_digest(folder)
-                     for folder in args.drafters},
-    }  # fmt: skip
-    drafters = {folder.name: NGram() if str(folder) == NGRAM
-                else loaded(argparse.Namespace(**vars(args), draft=folder)).draft
+    drafters = {folder.name: loaded(argparse.Namespace(**vars(args), draft=folder)).draft
                 for folder in args.drafters}  # fmt: skip
-    pair = loaded(args)
-    ids = rendered_ids(args, pair.tokenizer, prompts)
+    pair, every, ids = opened(args)
+    prompts, ids = every[: args.num_prompts], ids[: args.num_prompts]
+    grid = Grid(lines(names, cells, args.temperature), len(ids), args.repeats, args.metered,
+                args.seed)  # fmt: skip
+    digests = {str(folder): model_digest(folder) for folder in args.drafters}
+    settings = settings_of(args, prompts) | {"drafters": digests}
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
 
     with Journal(args.out / "journal.jsonl", settings) as journal:

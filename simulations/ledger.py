@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.answer_bounds import event_bounds
-from cactus_theory.commands.models import loaded
+from cactus_theory.commands.models import opened
 from cactus_theory.decoding import Ledger
 from cactus_theory.traces import Estimate
 
 from .common.decode import Harness
 from .common.grid import Config, Grid, Job, Record
-from .common.inputs import DATA, add_pair_arguments, asked_ids, at_least
+from .common.inputs import DATA, add_pair_arguments, at_least
 from .common.journal import Journal
 from .common.results import columns, publish
 
@@ -189,8 +189,7 @@ def run(args: argparse.Namespace) -> int:
     plan = [Line(verifier, kind, setting) for verifier in args.verifier
             for kind in kinds for setting in kinds[kind]]  # fmt: skip
     policies = {line.key: policy_of(line, args.policy) for line in plan}
-    pair = loaded(args)
-    prompts = asked_ids(args, pair.tokenizer)
+    pair, _, prompts = opened(args)
     settings = {
         name: str(getattr(args, name))
         for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")

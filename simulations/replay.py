@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.out is not None:
         grouped = [{"group": value} | row for value, rows in by_group.items() for row in rows]
-        publish(args, grouped or rows, **{k: str(v) for k, v in notes.items()})
+        told = source.header.details if isinstance(source, Trace) else {}
+        ran = {"dtype": told["model_dtype"]} if "model_dtype" in told else {}
+        publish(args, grouped or rows, **{k: str(v) for k, v in (notes | ran).items()})
     if args.json:
         calls = {name: int(getattr(replays[0], name).sum()) for name in ("cycles", "drafts")}
         grouped = {"groups": by_group} if by_group else {}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.models import loaded
+from cactus_theory.commands.models import opened
 from cactus_theory.decoding import generate
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.emitted import RaisedOffHead
@@ -36,7 +36,7 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from .common.inputs import add_pair_arguments, asked_ids, at_least
+from .common.inputs import add_pair_arguments, at_least
 from .common.results import columns, publish
 from .fly_nats import looked_ahead
 
@@ -125,8 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Price every rule, print the tables, write the CSV; return 0."""
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
-    pair = loaded(args)
-    prompts = asked_ids(args, pair.tokenizer)
+    pair, _, prompts = opened(args)
     widths = sorted(set(args.num_draft_tokens))
     rows: list[Row] = []
     for drafts in MODES:

@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 from cactus_theory.base import defaults
-from cactus_theory.base.prompts import column_of
-from cactus_theory.commands.flags import add_cuts, given_cuts, given_prompts, rendered_ids
-from cactus_theory.commands.models import loaded
+from cactus_theory.commands.flags import add_cuts, given_cuts
+from cactus_theory.commands.models import add_threads, opened
 from cactus_theory.decoding.drafters import MODES, NAMES, drafter_by, named_drafter
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
@@ -33,14 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
     add("--row-dtype", default="float16", help="of the log-probabilities: float16 or float32")
     add("--seed", type=int, default=defaults.SEED)
-    add("--threads", type=int, default=1, help="of torch; one is best for small models")
+    add_threads(parser)
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
-    prompts = given_prompts(args)
-    groups = None if args.by is None else {args.by: column_of(prompts, args.by)}
     if args.drafter not in MODES:
         if args.draft != PAIR / "draft" or named_drafter(args.drafter) is None:
             raise ValueError(
@@ -48,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
                 f"got {args.drafter}"
             )
         args.draft = args.drafter
-    pair = loaded(args)
+    pair, _, ids = opened(args)
     trace = log_shown(
         args,
         pair,
-        rendered_ids(args, pair.tokenizer, prompts),
+        ids,
         args.out,
         draft_model=drafter_by(args.drafter, pair.draft),
         num_draft_tokens=args.num_draft_tokens,
@@ -60,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         cuts=given_cuts(args) or Cuts(),
         eos_token_ids=args.eos_token_ids,
-        groups=groups,
     )
     size = sum(entry.bytes for entry in trace.manifest.shards) / 1e6
     print(

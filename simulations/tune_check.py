@@ -26,7 +26,7 @@ from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import add_inflate, loaded
 from cactus_theory.decoding import Pair
 from cactus_theory.policies import policy
-from cactus_theory.traces.estimate import valued
+from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
 from cactus_theory.tuning.choices import Choice, Halves, Tuned
@@ -62,7 +62,7 @@ def tune_all(
     folder, logged = args.out / "trace", pair
     if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
         logged = loaded(argparse.Namespace(**vars(args) | {"inflate": None}))
-    trace = log_shown(args, logged, ids, folder, num_draft_tokens=width)
+    trace = log_shown(args, logged, ids, folder, num_draft_tokens=width, texts=FEWEST_TEXTS)
     settings: list[TimedSetting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 

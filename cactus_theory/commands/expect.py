@@ -5,7 +5,6 @@ temperature and cuts, the same K and the same way of drafting; it cannot see whe
 Exit code 3: too few texts to say anything.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,6 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.prompts import column_of
 from cactus_theory.base.tables import print_json, print_table, save_table
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -25,31 +23,32 @@ from cactus_theory.commands.flags import (
     add_cuts,
     add_policy,
     check_cuts,
+    flag,
     given_cuts,
-    given_prompts,
     one_policy,
-    rendered_ids,
+    refuse,
 )
 from cactus_theory.commands.models import (
+    OF_MODELS,
     add_models,
     add_threads,
     choose_threads,
-    loaded,
-    refuse_without_models,
+    has_models,
+    opened,
 )
 from cactus_theory.decoding.drafters import MODES, NGram, drafter_by, named_drafter
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed
 from cactus_theory.traces.counters import MOST_ROUNDS as MOST_COUNTED
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
-from cactus_theory.traces.expect import FEWEST_TEXTS, CannotSay, Expectation, expectations
+from cactus_theory.traces.estimate import FEWEST_TEXTS
+from cactus_theory.traces.expect import Expectation, expectations
 from cactus_theory.traces.faults import FAULTS, with_faults
 from cactus_theory.traces.log import log_shown
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 # rounds to decode: thrice those counted, so that what is expected has the smaller error
 FEWEST_ROUNDS, MOST_ROUNDS = 1000, 6000
-OF_MODELS = ("target", "draft", "prompts")
 OF_COUNTS = ("rounds", "drafted", "answers", "behind_ends")
 # entries of a generation_config that change no law, and values of others that do not
 NO_LAW = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample",
@@ -105,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the tables, or JSON; return 0, or 3 where there are too few texts."""
+    """Print the tables, or JSON; return 0. CannotSay where there are too few texts."""
     _check(args)
     if args.target is None:
         choose_threads(args)
@@ -115,16 +114,12 @@ def run(args: Namespace) -> int:
         defaults.NUM_DRAFT_TOKENS if trace is None else trace.num_draft_tokens
     )
     seen = _observed(args, width)
-    try:
-        with TemporaryDirectory(prefix="expect-") as folder:
-            if trace is None:
-                trace = _logged(args, Path(folder), seen)
-            elif check_cuts(args, trace.header) is None and seen is not None:
-                _ask_for_defaults(args, trace, {})
-            record = _record(args, trace, seen)
-    except CannotSay as error:
-        print(f"cactus-theory expect: {error}", file=sys.stderr)
-        return 3
+    with TemporaryDirectory(prefix="expect-") as folder:
+        if trace is None:
+            trace = _logged(args, Path(folder), seen)
+        elif check_cuts(args, trace.header) is None and seen is not None:
+            _ask_for_defaults(args, trace, {})
+        record = _record(args, trace, seen)
     if args.csv:
         _save(args.csv, record)
     if args.json:
@@ -135,29 +130,22 @@ def run(args: Namespace) -> int:
 
 def _check(args: Namespace) -> None:
     """Raise ValueError for bad arguments before the models are loaded."""
-    refuse_without_models(args)
-    names = [name for name in OF_MODELS if getattr(args, name) is not None]
-    if len(names) != (0 if args.trace else len(OF_MODELS)):
-        got = ", ".join(f"--{name}" for name in (*["trace"] * bool(args.trace), *names)) or "none"
-        raise ValueError(f"--trace, or --target, --draft and --prompts: must be given; got {got}")
+    if args.trace:
+        refuse(args, OF_MODELS, "must not be given with --trace")
+    if not has_models(args) and not args.trace:
+        raise ValueError("--trace, or --target, --draft and --prompts: must be given; got none")
     if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
         raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
-    for name in OF_COUNTS:
-        if (value := getattr(args, name)) is not None and not (args.observed or args.metrics):
-            raise ValueError(f"{_flag(name)}: must come with what was counted; got {value}")
+    if not (args.observed or args.metrics):
+        refuse(args, OF_COUNTS, "must come with what was counted")
     for name in ("cycles", "num_draft_tokens", "max_new_tokens"):
         if (value := getattr(args, name)) is not None:
-            check.whole_number(_flag(name), value, 1)
-    for name in ("draft_mode", "temperature", "max_new_tokens") if args.trace else ():
-        if (value := getattr(args, name)) is not None:
-            raise ValueError(f"{_flag(name)}: a trace has its own; got {value}")
+            check.whole_number(flag(name), value, 1)
+    if args.trace:
+        refuse(args, ("draft_mode", "temperature", "max_new_tokens"), "a trace has its own")
     find_verifier(args.verifier)
     if args.draft_mode == "sampled" and isinstance(named_drafter(args.draft or ""), NGram):
         raise ValueError(f"--draft-mode: {args.draft} looks its tokens up, greedy; got sampled")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _observed(args: Namespace, width: int) -> Observation | None:
@@ -207,7 +195,7 @@ def _ask_for_defaults(args: Namespace, trace: Trace | None, defaults: Line) -> N
             continue
         if flags.get(name) is not None:
             continue
-        told = f"{_flag(name)}: must be given" if name in flags else f"{name}: is not decoded here"
+        told = f"{flag(name)}: must be given" if name in flags else f"{name}: is not decoded here"
         raise ValueError(
             f"{told}, as the target's generation_config.json has {name} {value}, which vLLM "
             f"follows by default; if the engine does not: --ignored {name}"
@@ -216,10 +204,7 @@ def _ask_for_defaults(args: Namespace, trace: Trace | None, defaults: Line) -> N
 
 def _logged(args: Namespace, folder: Path, seen: Observation | None) -> Trace:
     """Decode as asked, and return the trace."""
-    texts = given_prompts(args)
-    groups = None if args.by is None else {args.by: column_of(texts, args.by)}
-    pair = loaded(args)
-    ids = rendered_ids(args, pair.tokenizer, texts)
+    pair, _, ids = opened(args)
     if seen is not None and args.temperature != 0:
         _ask_for_defaults(args, None, pair.target.generation_config.to_diff_dict())
     if args.cycles is None:
@@ -237,7 +222,6 @@ def _logged(args: Namespace, folder: Path, seen: Observation | None) -> Trace:
         cuts=given_cuts(args) or WHOLE,
         policy=args.policy,
         verifier=args.verifier,
-        groups=groups,
     )
 
 

@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,18 @@ from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
 from cactus_theory.traces.trace import is_trace
+
+
+def flag(name: str) -> str:
+    """Return an argument's flag: ``--num-draft-tokens``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], rule: str, **usual: Any) -> None:
+    """Raise ValueError for the first of these flags that is given; ``usual`` are defaults."""
+    for name in names:
+        if (value := getattr(args, name, None)) not in (None, usual.get(name)):
+            raise ValueError(f"{flag(name)}: {rule}; got {value}")
 
 
 def add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:
@@ -89,8 +101,8 @@ def rendering(args: argparse.Namespace) -> Rendering:
 
 
 def given_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """Return the prompts of ``--prompts``, which the flags can render as far as is known yet."""
-    prompts = prompts_of(args.prompts)
+    """Return the prompts that flags name, which they can render as far as is known yet."""
+    prompts = prompts_of(args.prompts) if args.prompts else [Prompt(args.prompt)]
     rendering(args).check(prompts)
     return prompts
 

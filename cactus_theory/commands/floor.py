@@ -10,7 +10,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.tables import print_json, print_table
 from cactus_theory.base.terminal import Progress, one_line
-from cactus_theory.commands.flags import PROMPTS, add_chat, given_prompts, rendered_ids
+from cactus_theory.commands.flags import PROMPTS, add_chat, flag, given_prompts, rendered_ids
 from cactus_theory.commands.models import add_models, add_threads, loaded
 from cactus_theory.traces.noise_floor import noise_floor
 
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the table, or JSON; a dtype that does not run here is named; return 0."""
     for name in ("num_draft_tokens", "texts", "max_new_tokens"):
-        check.whole_number(f"--{name.replace('_', '-')}", getattr(args, name), 1)
+        check.whole_number(flag(name), getattr(args, name), 1)
     texts, floors, ids = given_prompts(args)[: args.texts], [], []
     for name in args.dtypes or [args.dtype]:
         args.dtype = name

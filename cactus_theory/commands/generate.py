@@ -22,6 +22,7 @@ from cactus_theory.commands.flags import (
     given_cuts,
     given_prompts,
     one_policy,
+    refuse,
     rendered_ids,
     rendering,
 )
@@ -43,56 +44,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompt", metavar="TEXT")
     what.add_argument("--prompts", metavar="FILE", help=f"{PROMPTS}: a JSON line out for each")
     add_chat(parser)
-    parser.add_argument(
-        "--tuned",
-        metavar="FILE.json",
-        help="policy, verifier, K and temperature as cactus-theory tune --out found them",
-    )
-    parser.add_argument(
-        "--verifier",
+    add = parser.add_argument
+    add("--tuned", metavar="FILE.json",
+        help="policy, verifier, K and temperature as found by tune --out")  # fmt: skip
+    add("--verifier",
         help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
-        "as a whole, which accepts more (tree: with siblings, too, and their default)",
-    )
-    parser.add_argument(
-        "--siblings",
-        type=int,
-        metavar="M",
-        help="draft the M likeliest tokens beside each one, which may catch what replaces it",
-    )
-    parser.add_argument(
-        "--cap",
-        type=float,
-        metavar="NATS",
-        help="spend at most so many nats a token on any answer, whatever the policy would",
-    )
-    parser.add_argument(
-        "--span",
-        nargs=2,
-        metavar=("OPEN", "CLOSE"),
-        help='follow the policy between these two texts only ("<think>" "</think>"), and be '
-        "lossless outside",
-    )
-    usual = f"default: {defaults.NUM_DRAFT_TOKENS}"
-    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help=usual)
-    parser.add_argument(
-        "--draft-stop",
-        type=float,
-        metavar="THRESHOLD",
-        help="end a draft where all of it is accepted with less than this probability, as far as "
-        "the draft's own confidence tells (0.3, say)",
-    )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
-        help="default: %(default)s",
-    )  # fmt: skip
-    usual = f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily"
-    parser.add_argument("--temperature", type=float, help=usual)
+        "as a whole, which accepts more (tree: with siblings, too, and their default)")  # fmt: skip
+    add("--siblings", type=int, metavar="M",
+        help="draft the M likeliest tokens beside each one, to catch what replaces it")  # fmt: skip
+    add("--cap", type=float, metavar="NATS",
+        help="spend at most so many nats a token on any answer")  # fmt: skip
+    add("--span", nargs=2, metavar=("OPEN", "CLOSE"), help="follow the policy between these two "
+        'texts only ("<think>" "</think>"), and be lossless outside')  # fmt: skip
+    add("--num-draft-tokens", type=int, metavar="K",
+        help=f"default: {defaults.NUM_DRAFT_TOKENS}")  # fmt: skip
+    add("--draft-stop", type=float, metavar="THRESHOLD", help="end a draft where all of it is "
+        "accepted with less than this probability, as far as the draft's own confidence tells "
+        "(0.3, say)")  # fmt: skip
+    add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
+        help="default: %(default)s")  # fmt: skip
+    add("--temperature", type=float,
+        help=f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily")  # fmt: skip
     add_cuts(parser)
-    parser.add_argument(
-        "--meter", choices=("on", "off"), default="on", help="measure the nats spent (on); of a "
-        "rule of your own, off saves V × V questions a token",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=defaults.SEED)
+    add("--meter", choices=("on", "off"), default="on", help="measure the nats spent (on); of a "
+        "rule of your own, off saves V × V questions a token")  # fmt: skip
+    add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object only")
@@ -106,13 +82,10 @@ def run(args: argparse.Namespace) -> int:
     from cactus_theory.decoding import Callbacks, DecodeOptions
     from cactus_theory.decoding.stream import TextPieces
 
-    keywords: dict[str, Any] = {} if tuned.plain else {**tuned.options}
-    if not tuned.plain:
-        keywords["policy"] = _scheduled(args, tuned)
-    keywords |= tuned.cuts.options(tuned.temperature)
-    options = DecodeOptions(  # checked before models are loaded
-        **keywords, max_new_tokens=args.max_new_tokens, seed=args.seed, meter=args.meter == "on"
-    )
+    sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
+    cuts = tuned.cuts.options(tuned.temperature)
+    drafted = {} if tuned.plain else tuned.options | {"policy": _scheduled(args, tuned)}
+    options = DecodeOptions(**cuts | drafted | sizes)  # checked before models are loaded
     check.optional_module("transformers", "llm")
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
@@ -121,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if not tuned.plain:
         options = replace(options, policy=_scheduled(args, tuned, pair.tokenizer))
     ids = rendered_ids(args, pair.tokenizer, prompts)
-    drafter = _drafter(args, tuned, pair.draft)
+    drafter = None if tuned.plain else _drafter(args, tuned, pair.draft)
     if args.prompts:
         return _answers(args, pair, drafter, prompts, ids, options)
     begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
@@ -146,22 +119,17 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     """Return the prompts, once texts of the command line are known to be texts."""
     if args.prompts and (args.json or args.stream):
         raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
-    for name, text in (("--prompt", args.prompt), *(("--span", mark) for mark in args.span or ())):
-        if text is not None and not is_utf8(text):
-            raise ValueError(f"{name}: must be UTF-8 text; got {text!r:.60}")
-    if args.prompts:
-        return given_prompts(args)
-    prompts = [Prompt(args.prompt)]
-    rendering(args).check(prompts)
-    return prompts
+    for name in ("prompt", "span"):
+        for text in [value] if isinstance(value := getattr(args, name), str) else value or ():
+            if not is_utf8(text):
+                raise ValueError(f"--{name}: must be UTF-8 text; got {text!r:.60}")
+    return given_prompts(args)
 
 
 def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
-    """Return the drafter; None for plain decoding."""
+    """Return the drafter of a setting that drafts."""
     from cactus_theory.decoding.drafters import Siblings
 
-    if tuned.plain:
-        return None
     drafter: Any = tuned.cuts.drafter(draft, tuned.temperature)
     if args.draft_stop is not None:
         if not hasattr(drafter, "stop"):
@@ -226,45 +194,34 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
 
     named = one_policy(args)
     if args.draft is None:
-        _refuse_without_a_draft(args)
+        refuse(args, OF_DRAFTS, "must be given with --draft")
     if named is not None and args.tuned is not None:
         raise ValueError("--policy, --tuned: at most one may be given; got both")
+    cuts = given_cuts(args)
     if args.tuned is None:
-        width = (
-            defaults.NUM_DRAFT_TOKENS if args.num_draft_tokens is None else args.num_draft_tokens
-        )
         temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
-        if args.draft is None:
-            return TunedSetting(None, None, 0, temperature, cuts=given_cuts(args) or WHOLE)
-        policy: Any = find_followed(named or defaults.POLICY)
-        verifier = args.verifier or (defaults.VERIFIER if args.siblings is None else "tree")
-        cuts = given_cuts(args) or WHOLE
-        return TunedSetting(policy, verifier, width, temperature, cuts=cuts)
-    for name in ("verifier", "num_draft_tokens", "draft_stop", "siblings"):
-        if (value := getattr(args, name)) is not None:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag}: must not be given with --tuned; got {value}")
+        choice: Any = (None, None, 0)
+        if args.draft is not None:
+            own = defaults.VERIFIER if args.siblings is None else "tree"
+            asked = args.num_draft_tokens
+            width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
+            choice = find_followed(named or defaults.POLICY), args.verifier or own, width
+        return TunedSetting(*choice, temperature, cuts=cuts or WHOLE)
+    told = ("verifier", "num_draft_tokens", "draft_stop", "siblings")
+    refuse(args, told, "must not be given with --tuned")
     tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
     if args.temperature not in (None, tuned.temperature):
         raise ValueError(
             f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
             f"got {args.temperature:g}"
         )
-    if (cuts := given_cuts(args)) not in (None, tuned.cuts):
+    if cuts not in (None, tuned.cuts):
         raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
     if args.draft is None and not tuned.plain:
         raise ValueError(f"--draft: must be given with {args.tuned}, which tuned one; got none")
-    for name in ("cap", "span") if tuned.plain else ():
-        if (value := getattr(args, name)) is not None:
-            raise ValueError(f"--{name}: {args.tuned} is of plain decoding, exact; got {value}")
+    if tuned.plain:
+        refuse(args, ("cap", "span"), f"{args.tuned} is of plain decoding, exact")
     return tuned
-
-
-def _refuse_without_a_draft(args: argparse.Namespace) -> None:
-    for name in OF_DRAFTS:
-        if (value := getattr(args, name)) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag}: must be given with --draft; got {value} and no draft")
 
 
 def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any = None) -> Any:

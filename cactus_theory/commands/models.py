@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.prompts import Prompt, column_of
+from cactus_theory.commands.flags import given_prompts, refuse, rendered_ids
 from cactus_theory.decoding._prepare import dtype_of, dtype_of_pair
 from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
 from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
 
+# flags that name the models and their prompts
+OF_MODELS = ("target", "draft", "prompts")
 # bytes of a target's weights from which on a second thread makes its passes faster; the shipped
 # target's are 21 MB, and a second thread makes it slower
 LARGE = 1 << 26
@@ -85,18 +89,20 @@ def add_inflate(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def refuse_without_models(args: argparse.Namespace) -> None:
-    """Raise ValueError for flags of models where no ``--target`` is given."""
-    unread = {"revision": None, "dtype": AUTO, "device": "cpu", "inflate": None}
-    for name, usual in unread.items():
-        if args.target is None and (value := getattr(args, name, usual)) != usual:
-            raise ValueError(f"--{name}: must be given with --target; got {value} alone")
+def has_models(args: argparse.Namespace) -> bool:
+    """Return whether the flags name models and prompts; ValueError for a part of these."""
+    models = [name for name in OF_MODELS if getattr(args, name) is not None]
+    for missing in (name for name in OF_MODELS if models and name not in models):
+        raise ValueError(f"--{missing}: must be given with --{models[0]}; got that alone")
+    unread = () if models else ("revision", "dtype", "device", "inflate")
+    refuse(args, unread, "must be given with --target", dtype=AUTO, device="cpu")
+    return bool(models)
 
 
 def loaded(args: argparse.Namespace) -> Pair:
     """Return the pair that flags name, in the shapes of ``--inflate``, and say its dtype in a line.
 
-    The line is kept in ``args.dtypes``.
+    The dtype is kept in ``args.run_in``, the threads in ``args.on``.
 
     Raises
     ------
@@ -124,11 +130,22 @@ def loaded(args: argparse.Namespace) -> Pair:
     if shape is not None:
         pair = inflated(pair, args)
     rule = f" (--dtype auto: {dtype_rule(dtype, args.device)})" if dtype == AUTO else ""
-    args.dtypes = dtype_of_pair(pair.target, pair.draft) + rule
+    args.run_in = dtype_of_pair(pair.target, pair.draft)
     args.on = choose_threads(args, pair.target)
     if not getattr(args, "json", False):  # which has it
-        print(f"models run in {args.dtypes} on {args.on}", file=sys.stderr)
+        print(f"models run in {args.run_in}{rule} on {args.on}", file=sys.stderr)
     return pair
+
+
+def opened(args: argparse.Namespace) -> tuple[Pair, list[Prompt], list[list[int]]]:
+    """Return the models and the prompts that flags name, and the token ids of these.
+
+    Prompts are read before the models are; their groups of ``--by`` are kept in ``args.groups``.
+    """
+    prompts, by = given_prompts(args), getattr(args, "by", None)
+    args.groups = None if by is None else {by: column_of(prompts, by)}
+    pair = loaded(args)
+    return pair, prompts, rendered_ids(args, pair.tokenizer, prompts)
 
 
 def inflated(pair: Any, args: argparse.Namespace) -> Any:

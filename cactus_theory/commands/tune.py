@@ -12,7 +12,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.base.prompts import Prompt, column_of
+from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -20,9 +20,8 @@ from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
     check_cuts,
+    flag,
     given_cuts,
-    given_prompts,
-    rendered_ids,
     rendering,
 )
 from cactus_theory.commands.models import (
@@ -30,20 +29,21 @@ from cactus_theory.commands.models import (
     add_models,
     add_threads,
     choose_threads,
-    loaded,
-    refuse_without_models,
+    has_models,
+    opened,
 )
 from cactus_theory.decoding._prepare import dtype_of_pair
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Trace
+from cactus_theory.traces.estimate import FEWEST_TEXTS
 from cactus_theory.traces.log import check_weights, log_shown
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
-from cactus_theory.tuning.forecast import FLOOR_TEXTS, seconds_ahead
+from cactus_theory.tuning.forecast import seconds_ahead
 from cactus_theory.tuning.measure import (
     REPEATS,
     Prompts,
@@ -54,8 +54,6 @@ from cactus_theory.tuning.measure import (
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 
-# flags that name the models and their prompts: all or none are given
-OF_MODELS = ("target", "draft", "prompts")
 # flags that logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype", "by")
 # rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
@@ -65,6 +63,7 @@ COSTS = ("target", "cost_ratio", "costs")  # flags that give the costs of calls
 # largest share of the limit that timed texts may have on average for lengths to be compared: above,
 # they tell of the limit, and no policy can make them longer by more than the twentieth that is left
 CUT_OFF = 0.95
+FLOOR_TEXTS = 8  # on which rounding is measured
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -92,7 +91,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="without models: costs measured before, in a file that --out wrote",
     )
     add("--cycles", type=int,
-        help="rounds to log, at least (1000, fewer of a vocabulary above 6,400)")  # fmt: skip
+        help="rounds to log, of 5 texts at least (1000; fewer where V > 6,400)")  # fmt: skip
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="of a text (%(default)s)")  # fmt: skip
     add("--timings", type=int, default=REPEATS, metavar="N",
@@ -148,21 +147,13 @@ def _check(args: Namespace) -> None:
         raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
     if args.cost_ratio is not None and len(args.batch) > 1:
         raise ValueError("--batch: must be one with --cost-ratio, which is that of one batch size")
-    models = [name for name in OF_MODELS if getattr(args, name) is not None]
-    if 0 < len(models) < len(OF_MODELS):
-        missing = next(name for name in OF_MODELS if name not in models)
-        raise ValueError(f"--{missing}: must be given with --{models[0]}; got --{models[0]} alone")
-    refuse_without_models(args)
+    models = has_models(args)
     costs = [name for name in COSTS if getattr(args, name) is not None]
     if len(costs) != 1:
-        got = " and ".join(map(_flag, costs)) or "none"
-        raise ValueError(f"{', '.join(map(_flag, COSTS))}: exactly one must be given; got {got}")
+        got = " and ".join(map(flag, costs)) or "none"
+        raise ValueError(f"{', '.join(map(flag, COSTS))}: exactly one must be given; got {got}")
     if args.trace is None and not models:
         raise ValueError("--trace: must be given without models; got none")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _tuned(args: Namespace) -> list[Any]:
@@ -176,16 +167,13 @@ def _tuned(args: Namespace) -> list[Any]:
         return [tuned, *map(tuned.at_costs, others)]
     check.optional_module("transformers", "llm")
     check.optional_module("safetensors.torch", "llm")
-    texts = given_prompts(args)
-    args.groups = None if args.by is None else {args.by: column_of(texts, args.by)}
-    args.work = args.work or _work(args, texts)
     took = Stopwatch()
-    pair = loaded(args)
+    pair, texts, ids = opened(args)
+    args.work = args.work or _work(args, texts)
     if args.cycles is None:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
         args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
     took.lap("loading")
-    ids = rendered_ids(args, pair.tokenizer, texts)
     source = None if args.trace is None else _source(args, pair)
     usual = Prompts(ids, args.batch[0], args.max_new_tokens, args.temperature, None, args.seed,
                     args.cuts)  # fmt: skip
@@ -256,7 +244,7 @@ def _forecast(
             pair, prompts, args.batch, kinds, widths, timed_widths=min(TIMED_WIDTHS, timed),
             rounds=args.cycles if logged is None else len(logged), repeats=args.timings,
         )  # fmt: skip
-    longer = 3 * args.answers * len(args.batch) * ahead.pop("an answer")
+    longer = 3 * args.answers * ahead.pop("an answer")
     if logged is not None:
         ahead["logging"] = 0.0
     parts = ", ".join(f"{name} {_span(seconds)}" for name, seconds in ahead.items())
@@ -326,5 +314,5 @@ def _source(args: Namespace, pair: Any = None) -> Trace:
 
 def _logged(args: Namespace, pair: Any, ids: list[list[int]]) -> Any:
     width = max(args.num_draft_tokens or WIDTHS)
-    options = {"temperature": args.temperature, "cuts": args.cuts, "groups": args.groups}
+    options = {"temperature": args.temperature, "cuts": args.cuts, "texts": FEWEST_TEXTS}
     return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.traces.counters import FEWEST, Column, Observation
-from cactus_theory.traces.estimate import Estimate
-from cactus_theory.traces.expect import CannotSay, Expectation, critical
+from cactus_theory.traces.estimate import CannotSay, Estimate
+from cactus_theory.traces.expect import Expectation, critical
 from cactus_theory.traces.faults import CHECKED_FIRST
 
 # probability of no alarm on a healthy engine, all tests of a comparison together

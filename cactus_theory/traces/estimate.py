@@ -16,6 +16,21 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import divergence as find_divergence
 
 PerText = Float[np.ndarray, "texts"]
+# fewest texts whose errors say anything
+FEWEST_TEXTS = 5
+
+
+class CannotSay(ValueError):
+    """Too few texts for a verdict, an interval or a choice."""
+
+
+def check_texts(count: int) -> None:
+    """Raise CannotSay for fewer texts than errors need."""
+    if count < FEWEST_TEXTS:
+        raise CannotSay(
+            f"cannot say: errors are those over texts, and need at least {FEWEST_TEXTS} with a "
+            f"draft; got {count}: log more (--prompts, --cycles), by a draft that drafts"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.traces.estimate import Estimate, check_texts, ratio_of_sums
 from cactus_theory.traces.replays import batch_law, draft_width
 from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Trace
@@ -30,12 +30,6 @@ from cactus_theory.verify.contract import Verifier, find_verifier
 
 # joint confidence level of all intervals of a table
 LEVEL = 0.99
-# fewest texts with a draft whose errors say anything
-FEWEST_TEXTS = 5
-
-
-class CannotSay(ValueError):
-    """Too few texts for a verdict or an interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +112,7 @@ class Expectation:
 
     def check_texts(self) -> None:
         """Raise CannotSay for fewer texts than errors need."""
-        if self.texts < FEWEST_TEXTS:
-            raise CannotSay(
-                f"cannot say: errors are those over texts, and need at least {FEWEST_TEXTS} with a "
-                f"draft; got {self.texts}: log more (--prompts, --cycles), by a draft that drafts"
-            )
+        check_texts(self.texts)
 
     def error(self, estimate: Estimate) -> float:
         """Return the standard error: the jackknife's, within prompts where it can be."""

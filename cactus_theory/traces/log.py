@@ -44,6 +44,7 @@ def log_trace(
     num_draft_tokens: int,
     max_new_tokens: int,
     cycles: int | None = None,
+    texts: int = 1,
     dtype: str = "float16",
     temperature: float = defaults.TEMPERATURE,
     eos_token_ids: int | Iterable[int] | None = None,
@@ -70,8 +71,8 @@ def log_trace(
     folder : made if need be; empty, or of the same trace.
     num_draft_tokens : K ≥ 1.
     max_new_tokens : of a text; prompt + max_new_tokens + K must fit both models' positions.
-    cycles : go through the prompts, again and again if need be, until there are at least so many
-        (texts are not cut short); None for one pass.
+    cycles, texts : go through the prompts, again and again if need be, until there are at least so
+        many of both (texts are not cut short); cycles None for one pass.
     dtype : of the logged log-probabilities, float16 or float32. Half the size moved replayed
         tokens and divergences of the shipped pair (150 cycles, five policies) by 1e-4 of
         themselves at most.
@@ -112,6 +113,7 @@ def log_trace(
         whole_number(name, size, 1)
     if cycles is not None:
         whole_number("cycles", cycles, 1)
+    texts = max(whole_number("texts", texts, 1), 0 if cycles else len(prompts))
     options = DecodeOptions(
         num_draft_tokens=num_draft_tokens,
         # room for a whole draft in the last round too; the text itself is stopped
@@ -149,8 +151,7 @@ def log_trace(
         while not writer.finished:
             if on_text is not None:
                 on_text(writer.cycles, writer.texts)
-            done = writer.texts >= len(prompts) if cycles is None else writer.cycles >= cycles
-            if done:
+            if writer.texts >= texts and writer.cycles >= (cycles or 0):
                 writer.finish()
             else:
                 prompt, pair = prompts[writer.texts % len(prompts)], (target_model, drafter)
@@ -217,7 +218,8 @@ def log_shown(
     args: Any, pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path, **options: Any
 ) -> Trace:
     """Return :func:`log_trace` with sizes and seed of a command, and show how far it is."""
-    options = {"draft_model": pair.draft, "max_new_tokens": args.max_new_tokens} | options
+    options = {"draft_model": pair.draft, "max_new_tokens": args.max_new_tokens,
+               "groups": getattr(args, "groups", None)} | options  # fmt: skip
     with Progress("logging cycles", args.cycles) as progress:
         return log_trace(
             pair.target, prompts_ids=prompts_ids, folder=folder, cycles=args.cycles,

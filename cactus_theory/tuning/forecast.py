@@ -1,27 +1,27 @@
-"""Seconds that tuning will take, by its parts, foretold from a few rounds of the same models."""
+"""Seconds that tuning will take, by its long parts, foretold from a few rounds of the models."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import mean
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.decoding.result import Round
+import numpy as np
+
+from cactus_theory.traces.estimate import FEWEST_TEXTS
 from cactus_theory.traces.log import log_trace
 from cactus_theory.traces.replays import replay, replay_widths, shares_rows
 from cactus_theory.traces.trace import Trace
+from cactus_theory.tuning.costs import plain_speed, speed_of
 from cactus_theory.tuning.families import LOSSLESS, Family
-from cactus_theory.tuning.measure import Prompts, TimedSetting, decoded, split
+from cactus_theory.tuning.measure import Prompts, TimedSetting, measure_costs
 
 # new tokens of the decodes that tell, fewer where texts are shorter
 FEW = 12
 # passes over rows until a knob is solved: of each K alone; of the first of several that share
 # passes, and of each other one. On the shipped trace 3, and 6 to 7 for four K that share
 ALONE, FIRST, OTHER = 4, 5, 1
-# texts on which rounding is measured, and passes over one token that take as long as all of one
-FLOOR_TEXTS, FLOOR_PASSES = 8, 48
 
 
 def seconds_ahead(
@@ -35,7 +35,7 @@ def seconds_ahead(
     timed_widths: int,
     repeats: int,
 ) -> dict[str, float]:
-    """Return the seconds of each part of the command ``tune``, and those of one answer.
+    """Return the seconds of each long part of ``tune``, and those of an answer at every batch size.
 
     Parameters
     ----------
@@ -46,49 +46,26 @@ def seconds_ahead(
     """
     ids, most = sorted(prompts.ids, key=len)[len(prompts.ids) // 2], prompts.max_new_tokens
     few = replace(prompts, ids=[ids], max_new_tokens=min(FEW, most))
-    ends = (TimedSetting("", LOSSLESS, "chain", width) for width in (min(widths), max(widths)))
-    settings = [None, *ends]
-    texts = {
-        batch: [_decode(pair, replace(few, batch=batch), own, most) for own in settings]
-        for batch in batches
-    }
+    width = sorted(widths)[len(widths) // 2]
+    own = {"num_draft_tokens": max(widths), "max_new_tokens": few.max_new_tokens, "seed": few.seed}
+    own |= {"temperature": few.temperature, "cuts": few.cuts}
     with TemporaryDirectory(prefix="tune-") as folder:
-        sizes = {"num_draft_tokens": max(widths), "max_new_tokens": few.max_new_tokens}
-        options = {"temperature": few.temperature, "cuts": few.cuts, "seed": few.seed}
-        logging = _seconds(
-            lambda: log_trace(pair.target, pair.draft, [ids], folder, **sizes, **options)
-        )
+        logging = _seconds(partial(log_trace, pair.target, pair.draft, [ids], folder, **own))
         trace = Trace.open(folder)
-        scale = rounds / len(trace)
-        replay(trace, LOSSLESS)  # the first one allocates
+        lossless = replay(trace, LOSSLESS, num_draft_tokens=width)  # the first one allocates
         solving = sum(_solving(trace, kind, widths) for kind in kinds)
-        cap = _seconds(lambda: replay(trace, Ledger("band:price=1", 1.0)))
-    drafted = {batch: mean(seconds for seconds, _ in own[1:]) for batch, own in texts.items()}
-    timed = (own[0][0] + timed_widths * len(kinds) * drafted[batch] for batch, own in texts.items())
-    plain, start = texts[batches[0]][0]
-    single = (plain - start) / most / batches[0]
-    floor = min(FLOOR_TEXTS, len(prompts.ids)) * (2 * start / batches[0] + FLOOR_PASSES * single)
-    return {
-        "logging": scale * logging,
-        "solving knobs": scale * solving,
-        "timing decodes": (repeats + 1) * sum(timed),
-        "a cap on answers": scale * cap,
-        "rounding": floor,
-        "an answer": mean(seconds / batch for batch, seconds in drafted.items()),
-    }
-
-
-def _decode(
-    pair: Any, prompts: Prompts, setting: TimedSetting | None, most: int
-) -> tuple[float, float]:
-    """Return the seconds of a batch of ``most`` tokens a text, and of these what it starts with."""
-    for tokens in (1, prompts.max_new_tokens):  # the first one allocates
-        rounds: list[Round] = []
-        own = replace(prompts, max_new_tokens=tokens)
-        result = decoded(pair.target, pair.draft, own, setting, own.group(0), 0, rounds)
-    timed, calls = split(result, rounds), sum(part.rows for part in rounds)
-    start = timed.start * prompts.batch
-    return start + timed.seconds * calls * most * prompts.batch / result.num_tokens, start
+    rounds = max(rounds, FEWEST_TEXTS * len(trace) * most // few.max_new_tokens)
+    timed, answers = 0.0, 0.0
+    for batch in batches:
+        drafted, own = TimedSetting(LOSSLESS, LOSSLESS, "chain", width), replace(few, batch=batch)
+        costs = measure_costs(pair.target, pair.draft, own, [drafted], repeats=1)
+        costs = replace(costs, new_tokens=most)
+        answer = most / float(speed_of(lossless, costs, LOSSLESS, np.ones((1, 1), bool))[0])
+        answers += answer
+        timed += batch * (most / plain_speed(costs) + timed_widths * len(kinds) * answer)
+    scale = rounds / len(trace)
+    parts = {"logging": scale * logging, "solving knobs": scale * solving}
+    return parts | {"timing decodes": (repeats + 1) * timed, "an answer": answers}
 
 
 def _solving(trace: Trace, kind: Family, widths: Sequence[int]) -> float:

@@ -201,7 +201,7 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
     Examples
     --------
     >>> from cactus_theory.traces.rows import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> q, p = np.array([[0.2, 0.8]] * 5), np.array([[0.9, 0.1]] * 5)
     >>> save_tuned(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05), "tuned.json")
     >>> ct.load_tuned("tuned.json").level
     0.05

@@ -13,7 +13,7 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.traces.estimate import Replay
+from cactus_theory.traces.estimate import Replay, check_texts
 from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.choices import Halves, Tuned, answers_of, priced
@@ -62,13 +62,14 @@ def tune(
     Raises
     ------
     ValueError
-        A level that is not above 0, more drafted tokens than were logged, fewer than two texts,
-        an unknown divergence or policy, drafted trees, a column that the trace does not keep.
+        A level that is not above 0, more drafted tokens than were logged, an unknown divergence or
+        policy, drafted trees, a column that the trace does not keep; CannotSay, which is one, for
+        fewer texts than errors need.
 
     Examples
     --------
     >>> from cactus_theory.traces.rows import SavedRows
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> q, p = np.array([[0.2, 0.8]] * 5), np.array([[0.9, 0.1]] * 5)
     >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), level=0.05).best
     >>> best.verifier, best.num_draft_tokens
     ('chain', 1)
@@ -78,6 +79,7 @@ def tune(
     level, kind = checked_level(level), find_divergence(divergence)
     if isinstance(source, Trace):
         source.check_chains("tune")
+    check_texts(source.texts)
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
     candidates = families(kind, policies)

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.commands.models import loaded
+from cactus_theory.commands.models import opened
 
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
-from ..common.inputs import asked_ids
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
@@ -58,8 +57,8 @@ def lines() -> list[Line]:
 
 def harness_of(args: Namespace) -> Harness:
     """Return the pair and a few prompts, whose texts have all their tokens."""
-    pair = loaded(args)
-    texts = asked_ids(args, pair.tokenizer)[:PROMPTS]
+    pair, _, every = opened(args)
+    texts = every[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)
 

@@ -14,7 +14,7 @@ from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import add_chat, given_prompts, rendered_ids
+from cactus_theory.commands.flags import add_chat, flag, rendered_ids
 from cactus_theory.commands.models import add_models
 from cactus_theory.decoding._text import check_model_vocabularies, fitted
 from cactus_theory.decoding.drafters import named_drafter
@@ -90,7 +90,7 @@ def at_least(args: argparse.Namespace, **least: int) -> None:
     for name, low in least.items():
         values = getattr(args, name)
         if (value := min(values) if isinstance(values, list) else values) < low:
-            raise ValueError(f"--{name.replace('_', '-')}: must be at least {low}; got {value}")
+            raise ValueError(f"{flag(name)}: must be at least {low}; got {value}")
 
 
 def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
@@ -109,7 +109,7 @@ def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
             positional += [] if value is None else [_words(value)]
         elif action.dest not in (*leave_out, "help") and value != action.default:
             words = "" if value is True else _words(value)
-            flags.append(f"--{action.dest.replace('_', '-')} {words}".rstrip())
+            flags.append(f"{flag(action.dest)} {words}".rstrip())
     return " ".join(["python -m simulations", *positional, *flags])
 
 
@@ -151,11 +151,6 @@ def _words(value: Any) -> str:
     if isinstance(value, str) and files_of(value):
         return ":".join(filter(None, label(value)))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def asked_ids(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
-    """Return the token ids of each prompt of ``--prompts``, rendered as the flags say."""
-    return rendered_ids(args, tokenizer, given_prompts(args))
 
 
 def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:

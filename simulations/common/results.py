@@ -160,7 +160,8 @@ def publish(
     ``args`` as :func:`command_line` takes them; ``notes`` go into the provenance.
     """
     source = provenance(command_line(args, PLACES)) | notes
-    source |= {"cost": args.cost} if "cost" in args else {}
+    told = {"dtype": "run_in", "cost": "cost"}  # of the models, as they were loaded
+    source |= {name: getattr(args, key) for name, key in told.items() if key in args}
     write_csv(path or args.out, rows, source)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from cactus_theory.commands.models import loaded
+from cactus_theory.commands.models import opened
 
 from ..common.decode import Harness
 from ..common.grid import Config, Grid, Job, Record
-from ..common.inputs import add_pair_arguments, asked_ids
+from ..common.inputs import add_pair_arguments
 from ..common.results import publish
 from ..common.statistics import INTERVAL, RESAMPLES, interval, resamples
 
@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode with every setting, write the table, print what Cactus and constant δ pay."""
-    pair = loaded(args)
-    prompts = asked_ids(args, pair.tokenizer)
+    pair, _, prompts = opened(args)
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     lines = [Config(spec, args.num_draft_tokens, 1) for specs in SERIES.values() for spec in specs]
     grid = Grid(lines, len(prompts), repeats=0, metered=args.decodes, seed=args.seed)

@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.commands.models import loaded
+from cactus_theory.commands.models import opened
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, asked_ids, log_rows
+from ..common.inputs import add_pair_arguments, log_rows
 from ..common.results import publish
 from ..common.statistics import hermite
 
@@ -60,8 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log rows, write the table and print what Cactus pays."""
-    pair = loaded(args)
-    prompts = asked_ids(args, pair.tokenizer)
+    pair, _, prompts = opened(args)
     q, p = log_rows(pair.target, pair.draft, prompts, args.tokens_each, args.seed)
     notes = {
         "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "

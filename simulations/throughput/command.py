@@ -127,10 +127,13 @@ def run(args: argparse.Namespace) -> int:
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:
-        return table.record(harness(), prompts, job, job.repeat < args.metered, score)
+        own = table.record(harness(), prompts, job, job.repeat < args.metered, score)
+        return own | {"dtype": args.run_in}
 
     with Journal(args.out / "journal.jsonl", _settings(args, lines, prompts)) as journal:
-        runs = grid.runs(grid.fill(decoded, journal))
+        results = grid.fill(decoded, journal)
+    runs = grid.runs(results)
+    args.run_in = ", ".join(dict.fromkeys(str(one.get("dtype")) for one in results.values()))
     rows = table.rows(runs, args.seed)
     timed = args.repeats > 0
     tables = {"throughput": rows}

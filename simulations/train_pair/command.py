@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory import losses
 from cactus_theory.base.arguments import threads
+from cactus_theory.commands.flags import flag, refuse
 from cactus_theory.decoding.drafters.recurrent_head import HeadShape
 from cactus_theory.decoding.load import load_model
 
@@ -83,11 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument_group(title).add_argument
         for name, (default, words) in flags.items():
             kind = Path if isinstance(default, Path) else type(default)
-            add(_flag(name), type=kind, default=default, help=words or None)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            add(flag(name), type=kind, default=default, help=words or None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -196,10 +193,9 @@ def _plan(args: argparse.Namespace, steps: int, rate: float, seed: int, **more: 
 
 def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for a flag out of its range, or one that what is trained does not read."""
-    for name, (default, _) in (OF_A_HEAD if args.drafter == "model" else OF_THE_PAIR).items():
-        if (value := getattr(args, name)) != default:
-            kind = f"--drafter {args.drafter}"
-            raise ValueError(f"{_flag(name)}: must not be given with {kind}; got {value}")
+    unread = OF_A_HEAD if args.drafter == "model" else OF_THE_PAIR
+    usual = {name: default for name, (default, _) in unread.items()}
+    refuse(args, unread, f"must not be given with --drafter {args.drafter}", **usual)
     counts = [name for name in SHARED | OF_THE_PAIR | OF_A_HEAD if name not in (*FREE, *FOLDERS)]
     at_least(args, **dict.fromkeys(counts, 1), seed=0)
     if not 0 < args.draft_rate <= 1:

@@ -130,7 +130,8 @@ def test_expect_compares_like_with_like_and_asks(tiny, tmp_path: Path, capsys) -
 
 
 def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None:
-    import cactus_theory.commands.expect as command
+    from cactus_theory.commands import expect as command
+    from cactus_theory.commands import models
 
     def loaded(args):
         pair = load_pair(args.target, args.draft)
@@ -140,9 +141,9 @@ def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None
     def log_shown(*args, cuts, **more):
         raise ValueError(f"decodes with {cuts}")
 
-    monkeypatch.setattr(command, "loaded", loaded)
+    monkeypatch.setattr(models, "loaded", loaded)
     monkeypatch.setattr(command, "log_shown", log_shown)
-    monkeypatch.setattr(command, "given_prompts", lambda _: [Prompt("def f("), Prompt("import os")])
+    monkeypatch.setattr(models, "given_prompts", lambda _: [Prompt("def f("), Prompt("import os")])
     apart = "--draft-top-k, --draft-top-p: must say what the engine cuts rows to"
     cases: list = [
         (None, ("--top-k", "20"), apart),

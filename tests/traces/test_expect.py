@@ -21,7 +21,8 @@ from cactus_theory.traces import (
     save_trace,
 )
 from cactus_theory.traces.counters import observed_rates, read_metrics
-from cactus_theory.traces.expect import LEVEL, CannotSay, Expectation, Rounds, critical, wilson
+from cactus_theory.traces.estimate import CannotSay
+from cactus_theory.traces.expect import LEVEL, Expectation, Rounds, critical, wilson
 from tests.amounts import amount
 from tests.traces.engines import KINDS, Engine, alarms
 
@@ -409,8 +410,9 @@ OBSERVED = ["--observed", "0.5,0.4,0.3,0.2"]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--target", "x"], "--trace, or --target, --draft and --prompts"),
-        (["--trace", EXAMPLE, "--target", "x"], "--trace, or"),
+        ([], "--trace, or --target, --draft and --prompts: must be given"),
+        (["--target", "x"], "--draft: must be given with --target"),
+        (["--trace", EXAMPLE, "--target", "x"], "--target: must not be given with --trace"),
         (["--trace", EXAMPLE, "--rounds", "5"], "--rounds: must come with"),
         (["--trace", EXAMPLE, "--drafted", "5"], "--drafted: must come with"),
         (["--trace", EXAMPLE, *OBSERVED], "--rounds: must say"),
@@ -475,7 +477,8 @@ GENERATION = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "repetition_penal
 
 def test_all_of_a_generation_config_is_asked_for(monkeypatch, capsys) -> None:
     """vLLM follows it by default; what changes no law is nobody's business."""
-    import cactus_theory.commands.expect as command
+    from cactus_theory.commands import expect as command
+    from cactus_theory.commands import models
 
     def loaded(args):
         pair = load(args)
@@ -485,8 +488,8 @@ def test_all_of_a_generation_config_is_asked_for(monkeypatch, capsys) -> None:
     def stop(*_, **__):
         raise ValueError("decodes")
 
-    load = command.loaded
-    monkeypatch.setattr(command, "loaded", loaded)
+    load = models.loaded
+    monkeypatch.setattr(models, "loaded", loaded)
     monkeypatch.setattr(command, "log_shown", stop)
     flags = [*PAIR, *MODE, *OBSERVED, "--rounds", "500"]
     for said, more in [

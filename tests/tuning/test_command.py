@@ -152,7 +152,7 @@ def test_the_forecast_is_right_within_a_factor_of_two(
     asked = (*CHEAP, "2", *MODELS, "--prompts", prompts, *small, "--work", str(tmp_path / "w"))
     found = run_json(capsys, *asked, "--timings", "1", "--batch", "1", "2")
     source = found["source"]
-    for part in ("logging", "timing decodes", "rounding"):
+    for part in ("logging", "timing decodes"):
         assert 0.5 < source["forecast"][part] / source["seconds"][part] < 2, part
     assert main([*asked, "--timings", "0"]) == 2
     assert "timings: must be an integer of at least 1; got 0" in capsys.readouterr().err

@@ -197,9 +197,11 @@ def test_bad_requests_are_named(trace, cheap, options, said: str) -> None:
         tune(trace, cheap, **options)
 
 
-def test_one_text_is_too_few(trace, cheap) -> None:
-    with pytest.raises(ValueError, match="trace: must hold two texts"):
-        tune(trace.part([0]), cheap, 0.1)
+def test_fewer_texts_than_expect_takes_are_too_few(trace, cheap, capsys) -> None:
+    """Of two texts each half was one, without an error."""
+    for few in (trace.part(range(2)), SavedRows.of(*np.full((2, 4, 2), 0.5))):
+        with pytest.raises(ValueError, match="cannot say: errors .* at least 5 with a draft; got"):
+            tune(few, cheap, 0.1)
     with pytest.raises(ValueError, match="texts: must be numbers from 0 to"):
         trace.part([99])
 
@@ -325,6 +327,6 @@ def test_halves_are_drawn_by_the_seed_alike_in_every_group(two_kinds) -> None:
         assert len(half) == 20 and sum(text % 2 for text in half) == 10
     with pytest.raises(ValueError, match="must keep the column 'task'"):
         tune(two_kinds, Costs.ratios(0.1), LEVEL, by="task")
-    rows = SavedRows.of(np.full((2, 2), 0.5), np.full((2, 2), 0.5))
+    rows = SavedRows.of(*np.full((2, 5, 2), 0.5))
     with pytest.raises(ValueError, match="by: rows have no prompts"):
         tune(rows, Costs.ratios(0.1), LEVEL, by="task")

@@ -72,6 +72,7 @@ def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str
     _, notes = read_csv(out / "throughput.csv")
     assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
     assert str(out) not in notes["command"]
+    assert notes["dtype"] == "float32"  # not auto
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
@@ -79,13 +80,15 @@ def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
     (tmp_path / "mine.py").write_text(f"def letters(prompt, text):\n    {body}\n")
     score = ("--score", f"{tmp_path}/mine.py:letters", "--batch", "2", "--repeats", "0")
     small = [*SMALL, "--policies", "speculative", "band:price=0.1", "--baselines", *score]
+    small += ["--dtype", "bfloat16"]
     assert main([*small, "--out", str(tmp_path)]) == 0
     lossless, band = read_csv(tmp_path / "answers.csv")[0]
     assert lossless["score_difference"] == lossless["length_ratio"] == ""
     assert float(band["allowed_low"]) <= float(lossless["score"]) <= float(band["allowed_high"])
     assert float(band["raised_off_head_per_1000"]) > 0 == float(lossless["emitted_kl_per_token"])
     assert band["seconds_per_answer"] == "" and band["answers"] == "2"
-    assert "--score mine.py:letters" in read_csv(tmp_path / "answers.csv")[1]["command"]
+    notes = read_csv(tmp_path / "answers.csv")[1]
+    assert "--score mine.py:letters" in notes["command"] and notes["dtype"] == "bfloat16"
     assert "whole answers" in capsys.readouterr().out
     (tmp_path / "mine.py").write_text("def letters(prompt, text):\n    return 1\n")
     assert main([*small, "--out", str(tmp_path)]) == 2  # another score is another run
