@@ -19,7 +19,7 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_policy,
     add_rows,
-    drafts,
+    rows,
     save_outputs,
     shown_frontier,
     source,
@@ -60,12 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if len(args.policy) > 1 or args.latex or args.by:
         return _audit_several(args)
     policy = ct.policy(args.policy[0])
-    q, p, ids = drafts(args)
-    report = ct.audit(policy, q, p, draft_token_ids=ids, divergence=args.divergence)
-    if ids is not None:
-        q = np.broadcast_to(q, (*report.acceptance.shape, q.shape[-1]))
-        p = np.zeros_like(q)
-        np.put_along_axis(p, ids[..., None], 1.0, -1)
+    q, p, ids = rows(args)
+    drafted = None if ids is not None else p
+    report = ct.audit(policy, q, drafted, draft_token_ids=ids, divergence=args.divergence)
     spent = report.divergences[report.reference]
     columns = {"acceptance": report.acceptance, report.reference: spent}
     columns |= {
@@ -97,16 +94,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit_several(args: argparse.Namespace) -> int:
     """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
-    policies, rows = [ct.policy(spec) for spec in args.policy], source(args)
+    policies, logged = [ct.policy(spec) for spec in args.policy], source(args)
     spec = ct.divergence(args.divergence).spec
-    lines, q, p = _lines(rows, policies, spec)
-    notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": rows.texts}
+    lines, q, p = _lines(logged, policies, spec)
+    notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
     heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
     table = heads, cells, WORDS
     if args.by:
         lines: list[Line] = [
             {"group": value} | line
-            for value, part in _parts(rows, args.by).items()
+            for value, part in _parts(logged, args.by).items()
             for line in _lines(part, policies, spec)[0]
         ]
         cells = [[line["group"], *_cells(line, spec)] for line in lines]
@@ -134,11 +131,11 @@ def _lines(
 ) -> tuple[list[Line], torch.Tensor, torch.Tensor]:
     """Return a line for each policy, and all rows."""
     audits = []
-    rows = source.manifest.total("draft_rows") if isinstance(source, Trace) else len(source)
+    count = source.manifest.total("draft_rows") if isinstance(source, Trace) else len(source)
     for policy in policies:
-        with Progress(f"auditing rows, {policy.spec}", rows) as progress:
+        with Progress(f"auditing rows, {policy.spec}", count) as progress:
             audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
-    q, p = (torch.cat(part) for part in zip(*[rows[1:] for rows in row_pairs(source)], strict=True))
+    q, p = (torch.cat(part) for part in zip(*[pair[1:] for pair in row_pairs(source)], strict=True))
     return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
 
 

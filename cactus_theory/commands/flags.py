@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
-from cactus_theory.base.rows import load_rows, pair_in, pair_of
+from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.plot import METADATA
@@ -149,55 +150,53 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw, from 0")
 
 
-def pair(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return target and draft rows of two files or of a .npz, or all those of a trace."""
-    if is_trace(args.target):
-        q, p = _logged(args)
-        return _with_row(args, q), p
-    _refuse_missing(args.target)
-    target, draft = pair_of(args.target, args.draft)
-    return _with_row(args, _rows(args, target)), _rows(args, draft)
+def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return target and draft rows of two files, of a .npz or of a trace.
 
-
-def _refuse_missing(target: str) -> None:
-    if not Path(target.partition("::")[0]).exists():
-        raise FileNotFoundError(f"target: no such file; got {target!r}")
-
-
-def _with_row(args: argparse.Namespace, q: np.ndarray) -> np.ndarray:
-    """Return target rows that ``--row`` is one of."""
+    Of a deterministic draft the last ones are its tokens, and its rows are sure of them.
+    """
+    q, p, ids = _read(args)
     count, row = q[..., 0].size, getattr(args, "row", 0)
     if not 0 <= row < count:
         raise ValueError(f"--row: must lie in [0, {count - 1}]; got {row}")
-    return q
+    if ids is not None:
+        ids = ids.reshape(q.shape[:-1]) if ids.size == count else ids
+        shape = np.broadcast_shapes(q.shape[:-1], ids.shape)
+        q, ids = np.broadcast_to(q, (*shape, q.shape[-1])), np.array(np.broadcast_to(ids, shape))
+        p = np.zeros_like(q)
+        np.put_along_axis(p, ids[..., None], 1.0, -1)
+    return q, p, ids
 
 
-def drafts(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
+def _read(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Return target rows, and draft rows or tokens of deterministic drafts; the other is None."""
-    if args.draft_tokens is None and (is_trace(args.target) or pair_in(args.target)):
-        return *pair(args), None
-    _refuse_missing(args.target)
-    if (args.draft is None) == (args.draft_tokens is None):
-        got = "neither" if args.draft is None else "both"
-        raise ValueError(f"draft, --draft-tokens: exactly one must be given; got {got}")
-    if args.draft_tokens is None:
-        return *pair(args), None
-    q = _with_row(args, _rows(args, args.target))
-    ids = _token_ids(args.draft_tokens)
-    return q, None, ids.reshape(q.shape[:-1]) if ids.size == q[..., 0].size else ids
+    tokens = getattr(args, "draft_tokens", None)
+    if tokens is None and is_trace(args.target):
+        return *(part.numpy() for part in _trace(args).rows()), None
+    if not Path(args.target.partition("::")[0]).exists():
+        raise FileNotFoundError(f"target: no such file; got {args.target!r}")
+    if tokens is not None and args.draft is not None:
+        raise ValueError("draft, --draft-tokens: at most one may be given; got both")
+    if args.logits and args.normalise:
+        raise ValueError("--logits, --normalise: at most one may be given; got both")
+    read = partial(load_rows, logits=args.logits, normalise=args.normalise)
+    if tokens is not None:
+        return read(args.target), None, _token_ids(tokens)
+    return *map(read, pair_of(args.target, args.draft)), None
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:
-    """Return the trace that is named, or rows as one; deterministic drafts as one-hot rows."""
+    """Return the trace that is named, or rows as one."""
     if args.draft_tokens is None and is_trace(args.target):
-        _refuse_with_a_trace(args)
-        return Trace.open(args.target)
-    q, p, ids = drafts(args)
-    if ids is not None:
-        q = np.broadcast_to(q, (*np.broadcast_shapes(q.shape[:-1], ids.shape), q.shape[-1]))
-        p = np.zeros_like(q)
-        np.put_along_axis(p, ids[..., None], 1.0, -1)
-    return SavedRows.of(q, p)
+        return _trace(args)
+    return SavedRows.of(*rows(args)[:2])
+
+
+def _trace(args: argparse.Namespace) -> Trace:
+    for name in ("draft", "logits", "normalise"):
+        if value := getattr(args, name):
+            raise ValueError(f"{name}: must not be given with a trace; got {value}")
+    return Trace.open(args.target)
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -240,26 +239,6 @@ def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
         return ct.pooled_frontier(
             q, p, divergence=divergence, points=points, on_point=progress.update
         )
-
-
-def _rows(args: argparse.Namespace, path: str) -> np.ndarray:
-    """Return the rows of a file, as the flags read them."""
-    if args.logits and args.normalise:
-        raise ValueError("--logits, --normalise: at most one may be given; got both")
-    return load_rows(path, logits=args.logits, normalise=args.normalise)
-
-
-def _logged(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return all rows of a trace that have a draft row."""
-    _refuse_with_a_trace(args)
-    q, p = Trace.open(args.target).rows()
-    return q.numpy(), p.numpy()
-
-
-def _refuse_with_a_trace(args: argparse.Namespace) -> None:
-    for name in ("draft", "logits", "normalise"):
-        if value := getattr(args, name):
-            raise ValueError(f"{name}: must not be given with a trace; got {value}")
 
 
 def _token_ids(text: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
-from cactus_theory.commands.flags import add_rows, pair, save_outputs, shown_frontier
+from cactus_theory.commands.flags import add_rows, rows, save_outputs, shown_frontier
 
 # points of a frontier, by default
 POINTS = 33
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the optimum of the rows; write what ``--out``, ``--csv`` and ``--plot`` name."""
-    q, p = pair(args)
+    q, p, _ = rows(args)
     if args.frontier is not None or args.pooled:
         check.one_of("--support", args.support, ("target",))
     if args.frontier is not None:

@@ -110,46 +110,33 @@ class Source:
             trust_remote_code=self.trust_code,
             **options,
         )
-        with _quiet(library, self.of_hub), self._readable():
+        with _quiet(library, self.of_hub):
             try:
                 return load(local_files_only=True)
-            except OSError:
-                if not self.of_hub:
-                    raise
-            self._ask_hub()
-            return load()
+            except Exception as error:  # of JSON, safetensors, OS and shapes: no narrower base
+                if not (self.of_hub and isinstance(error, OSError)):
+                    raise self._unreadable(error) from error
+            try:  # asked before, as without a network a download tries for a minute
+                hub = check.optional_module("huggingface_hub", "llm").HfApi()
+                hub.model_info(str(self.place), revision=self.revision, timeout=HUB_TIMEOUT_S)
+            except Exception as error:  # of the network, the hub, or HF_HUB_OFFLINE
+                raise ValueError(
+                    f"{self.name}: {str(self.place)!r} is neither a folder here nor a model in the "
+                    "cache of Hugging Face, and the hub did not give it "
+                    f"({type(error).__name__}: {first_line(error)}); check the name and the "
+                    f"network, or run `hf download {self.place}` where there is one and name its "
+                    f"folder{self._words}"
+                ) from error
+            try:
+                return load()
+            except Exception as error:
+                raise self._unreadable(error) from error
 
-    def _ask_hub(self) -> None:
-        """Ask whether the hub has the model: without a network a download tries for a minute."""
-        from huggingface_hub import HfApi
-
-        try:
-            HfApi().model_info(str(self.place), revision=self.revision, timeout=HUB_TIMEOUT_S)
-        except Exception as error:  # of the network, the hub, or HF_HUB_OFFLINE
-            raise _NotHad(
-                f"{self.name}: {str(self.place)!r} is neither a folder here nor a model in the "
-                "cache of Hugging Face, and the hub did not give it "
-                f"({type(error).__name__}: {first_line(error)}); check the name and the network, "
-                f"or run `hf download {self.place}` where there is one and name its folder"
-                f"{self._words}"
-            ) from error
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Name the argument in whatever error the library raises."""
-        try:
-            yield
-        except _NotHad:
-            raise
-        except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-            raise ValueError(
-                f"{self.name}: files must be readable by transformers; "
-                f"got {type(error).__name__}: {first_line(error)} in {str(self.place)!r}"
-            ) from error
-
-
-class _NotHad(ValueError):
-    """A model that is neither here nor on the hub."""
+    def _unreadable(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"{self.name}: files must be readable by transformers; got {type(error).__name__}: "
+            f"{first_line(error)} in {str(self.place)!r}"
+        )
 
 
 def load_pair(
