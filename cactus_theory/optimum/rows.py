@@ -78,7 +78,7 @@ def warm() -> None:
     for dtype in (np.float32, np.float64):
         q, p = np.array([[0.5, 0.5], [0.9, 0.1]], dtype)
         PricedRow(q, p, PricedBand(known.KL(), 1.0)).write(np.empty(2))
-        compiled.draw_left(q, p, 1.0, 0.5), compiled.draw_left(q, p[:0], 1.0, 0.5)
+        compiled.draw_left(q, p, 1.0, 0.5)
 
 
 def curve_of(f: Any) -> tuple[float, float] | None:
@@ -205,8 +205,9 @@ class BudgetRow(_Row):
         row = q, p, cost, endless, curve, self.delta, unit, drafted
         self.upper, self.scale, found = loops().edges_within(*row)
         if not found:
-            laws = (torch.from_numpy(law / law.sum())[None] for law in map(np.float64, (q, p)))
-            lower, upper = edges(*laws, self.f, delta=self.delta)
+            target, draft = (torch.from_numpy(row[None]).double() for row in (q, p))
+            target, draft = target / target.sum(), draft / draft.sum()
+            lower, upper = edges(target, draft, self.f, delta=self.delta)
             self.upper, self.scale = unit * float(upper), unit * float(lower)
 
 
@@ -219,8 +220,9 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand, head: float = 0
     q, p, alive = q.double(), p.double(), torch.where(alive > 0, alive.double(), 1.0)
     rows = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     if q.device.type == "cpu" and is_compiled(band.f):
-        for own in zip(rows.numpy(), q.numpy(), p.numpy(), alive.tolist(), strict=True):
-            PricedRow(*own[1:3], band, own[3], head=head).write(own[0])
+        arrays = rows.numpy(), q.numpy(), p.numpy(), alive.tolist()
+        for row, own_q, own_p, ratio in zip(*arrays, strict=True):
+            PricedRow(own_q, own_p, band, ratio, head=head).write(row)
     else:
         q, p = q / q.sum(-1, keepdim=True), p / (alive[:, None] * p.sum(-1, keepdim=True))
         geometry = geometry_of(q, p, band.f, lacking=1 - 1 / alive)
