@@ -3,10 +3,12 @@
 from cactus_theory.decoding.drafters import (
     Drafter,
     EarlyExit,
+    FourBit,
     ModelDrafter,
     NGram,
     RecurrentDrafter,
     Siblings,
+    SkipLayers,
 )
 from cactus_theory.decoding.generate import decode as decode
 from cactus_theory.decoding.generate import generate as generate
@@ -29,12 +31,14 @@ __all__ = [
     "DecodingError",
     "Drafter",
     "EarlyExit",
+    "FourBit",
     "Ledger",
     "ModelDrafter",
     "NGram",
     "RecurrentDrafter",
     "Schedule",
     "Siblings",
+    "SkipLayers",
     "load_pair",
     "read_drafter",
     "speculative_generate",

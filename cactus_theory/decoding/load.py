@@ -201,8 +201,10 @@ def read_drafter(
     """Return the drafter that a name means, as ``--draft`` of every command reads it.
 
     ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20 layers;
-    ``none``, which is None and decodes plainly; a head's folder (``head.json``); a model's folder,
-    or its id on the Hugging Face Hub, loaded as :func:`load_model` does.
+    ``skip:3``, the target without three of its layers, and ``4bit``, it in four bits: slow drafts,
+    to measure laws with; ``none``, which is None and decodes plainly; a head's folder
+    (``head.json``); a model's folder, or its id on the Hugging Face Hub, loaded as
+    :func:`load_model` does.
 
     Raises
     ------

@@ -12,7 +12,6 @@ import torch
 
 from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate
 from cactus_theory.decoding._sampling import Coins
-from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.verify import Chain
 from tests.amounts import amount, some
@@ -28,7 +27,7 @@ def drafters(target, model):
         "model": (ModelDrafter(model), model),
         "greedy": (ModelDrafter(model, greedy=True), None),
         "stopped": (ModelDrafter(model, stop=0.4), model),
-        "early exit": (EarlyExit(1), first_layers(target, 1)),
+        "early exit": (EarlyExit(1), EarlyExit(1).of(target)),
         "ngram": (NGram(), None),
     }
 

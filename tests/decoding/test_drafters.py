@@ -1,11 +1,12 @@
 """Drafters say what they promise, and are refused where they cannot work."""
 
+import copy
+
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate, read_drafter
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters.early_exit import first_layers
 from cactus_theory.decoding.drafters.ngram import NGramDrafting
 
 PROMPT = torch.tensor([[1, 5, 9]])
@@ -63,7 +64,7 @@ def test_an_ngram_decode_makes_no_draft_calls(tiny):
 
 def test_an_early_exit_shares_the_weights_and_leaves_the_target_alone(make_model):
     target = make_model(layers=3)
-    short = first_layers(target, 2)
+    short = EarlyExit(2).of(target)
     assert len(short.model.layers) == 2 and len(target.model.layers) == 3
     assert short.config.num_hidden_layers == 2 and target.config.num_hidden_layers == 3
     assert short.lm_head.weight is target.lm_head.weight
@@ -77,6 +78,59 @@ def test_an_early_exit_shares_the_weights_and_leaves_the_target_alone(make_model
 def test_an_early_exit_must_leave_layers_out(tiny, layers):
     with pytest.raises(ValueError, match=r"layers: must be an integer in \[1, 2\); got"):
         generate(tiny[0], EarlyExit(layers), PROMPT, policy="speculative", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", ["skip:2", "4bit"])
+def test_a_copy_of_the_targets_weights_drafts_by_its_own_law(make_model, name, fast):
+    """A second model with those weights drafts the same, and the target is left alone."""
+    target, by_hand = make_model(layers=6), make_model(layers=6)
+    before = {name: weight.clone() for name, weight in target.state_dict().items()}
+    if name == "4bit":
+        for layer in by_hand.model.layers:
+            for weight in layer.parameters():
+                if weight.dim() == 2:
+                    for part in weight.data.split(32, 1):  # of 48 inputs the second is shorter
+                        scale = part.abs().amax(1, keepdim=True) / 7
+                        part.copy_((part / scale).round().clamp(-7, 7) * scale)
+    else:  # of six layers the third and the fifth
+        by_hand = make_model(layers=4)
+        for place, kept in enumerate((0, 1, 3, 5)):
+            by_hand.model.layers[place].load_state_dict(target.model.layers[kept].state_dict())
+        for part in ("embed_tokens", "norm"):
+            own = getattr(target.model, part).state_dict()
+            getattr(by_hand.model, part).load_state_dict(own)
+        by_hand.lm_head.load_state_dict(target.lm_head.state_dict())
+    options = {"policy": "speculative", "max_new_tokens": 24, "fast_forward": fast}
+    ours, theirs = (generate(target, draft, PROMPT, seed=3, **options) for draft in (name, by_hand))
+    assert ours.output_token_ids.tolist() == theirs.output_token_ids.tolist()
+    assert ours.num_accepted == theirs.num_accepted > 0
+    assert all(torch.equal(before[key], own) for key, own in target.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "skip:1",
+            r"layers: must be an integer in \[1, 1\); got 1",
+        ),  # of two layers none is inside
+        ("skip:x", "draft: must say how many layers, as skip:3; got 'skip:x'"),
+    ],
+)
+def test_layers_are_left_out_between_the_first_and_the_last(tiny, name, said):
+    with pytest.raises(ValueError, match=said):
+        generate(tiny[0], name, PROMPT, policy="speculative", max_new_tokens=4)
+
+
+def test_weights_of_another_kind_are_not_rounded(tiny):
+    packed = copy.deepcopy(tiny[0])
+    for layer in packed.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name in [name for name, child in part.named_children() if name != "act_fn"]:
+                setattr(part, name, torch.nn.Identity())
+    with pytest.raises(ValueError, match="must have linear layers of torch .*; got Llama"):
+        read_drafter("4bit").check(packed)
 
 
 def test_refuses_what_cannot_draft(tiny, make_model):

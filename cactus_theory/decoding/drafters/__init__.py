@@ -7,9 +7,11 @@ from typing import Any
 from cactus_theory.base.specs import parse_knobs
 from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters._base import Drafter as Drafter
-from cactus_theory.decoding.drafters.early_exit import EarlyExit as EarlyExit
 from cactus_theory.decoding.drafters.model import ModelDrafter as ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram as NGram
+from cactus_theory.decoding.drafters.own_weights import EarlyExit as EarlyExit
+from cactus_theory.decoding.drafters.own_weights import FourBit as FourBit
+from cactus_theory.decoding.drafters.own_weights import SkipLayers as SkipLayers
 from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter as RecurrentDrafter
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 from cactus_theory.decoding.drafters.siblings import Siblings as Siblings
@@ -18,7 +20,12 @@ __all__ = ["DraftContext", "Drafting"]
 
 
 # drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
-NAMES = "ngram, ngram:longest=4, exit:20 (the target's first layers), none"
+NAMES = (
+    "ngram, ngram:longest=4, exit:20 (the target's first layers), skip:3 (the target without 3 of "
+    "its layers), 4bit (the target in 4 bits; slow, as skip, for measuring laws), none"
+)
+# drafts of so many layers: their drafter, and an example
+OF_LAYERS = {"exit": (EarlyExit, 20), "skip": (SkipLayers, 3)}
 # ways to draft where a draft has a law of its own
 MODES = ("sampled", "greedy")
 
@@ -53,13 +60,18 @@ def drafter_by(mode: str, draft_model: Any) -> Drafter:
 def named_drafter(name: str | Path) -> Drafter | None:
     """Return the drafter of a name that needs no files, None for another name.
 
-    ValueError for ``exit`` without a number of layers, and for knobs that there are not.
+    ValueError for ``exit`` and ``skip`` without a number of layers, and for knobs that there are
+    not.
     """
     kind, _, rest = str(name).partition(":")
-    if kind == "exit":
+    if kind in OF_LAYERS:
+        drafter, example = OF_LAYERS[kind]
         if not rest.isdecimal():
-            raise ValueError(f"draft: must say how many layers, as exit:20; got {str(name)!r}")
-        return EarlyExit(int(rest))
+            rule = f"must say how many layers, as {kind}:{example}"
+            raise ValueError(f"draft: {rule}; got {str(name)!r}")
+        return drafter(int(rest))
+    if str(name) == "4bit":
+        return FourBit()
     if kind != "ngram":
         return None
     knobs, known = parse_knobs(rest, str(name)), [field.name for field in fields(NGram)]
