@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.by is not None and not isinstance(source, Trace):
         raise ValueError(f"--by: rows have no prompts, a trace has; got {args.by!r}")
     groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}
-    replays = _replays(args, source, [checked_policy(spec) for spec in args.policy])
+    specs = [checked_policy(spec, source.ends) for spec in args.policy]
+    replays = _replays(args, source, specs)
     rows = replay_rows(replays, args.divergence)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
     by_group = {

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
     if len(args.policy) > 1 or args.latex or args.by:
         return _audit_several(args)
-    policy = ct.policy(args.policy[0])
+    policy = ct.policy(args.policy[0]).at_ends(())
     q, p, ids = rows(args)
     drafted = None if ids is not None else p
     report = ct.audit(policy, q, drafted, draft_token_ids=ids, divergence=args.divergence)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _audit_several(args: argparse.Namespace) -> int:
     """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
-    policies, logged = [ct.policy(spec) for spec in args.policy], source(args)
+    policies, logged = [ct.policy(spec).at_ends(()) for spec in args.policy], source(args)
     spec = ct.divergence(args.divergence).spec
     lines, q, p = _lines(logged, policies, spec)
     notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}

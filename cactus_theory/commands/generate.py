@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
     if not tuned.plain:
         options = replace(options, policy=_scheduled(args, tuned, pair.tokenizer))
+    options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
     drafter = None if tuned.plain else _drafter(args, tuned, pair.draft)
     if args.prompts:

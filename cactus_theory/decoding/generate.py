@@ -185,6 +185,7 @@ def decode(
     ValueError, TypeError, DecodingError
         As :func:`generate`, for what depends on models and prompts.
     """
+    options = options.at_ends_of(target_model)
     opening = Opening(target_model, draft_model, input_ids, options)
     if opening.drafter is not None:
         warn_of(opening.models)

@@ -1,7 +1,7 @@
 """A hard cap on what an answer spends: so many nats a token, at every length it may end at."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -135,6 +135,10 @@ class Ledger(Schedule):
                 "verifier: Ledger needs one that verifies one drafted path, or tree; got "
                 f"{verifier.spec!r}"
             )
+
+    def at_ends(self, token_ids: Iterable[int]) -> "Ledger":
+        """Return the ledger over the policies for texts that these ids end."""
+        return Ledger(self.inner.at_ends(token_ids), self.cap, burst=self.burst)
 
     def begin(self, prompt: Sequence[int]) -> Account:
         """Return an account with nothing in it."""

@@ -1,7 +1,7 @@
 """First stage of a decode: its keywords as one object, checked once, when it is made."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -138,6 +138,12 @@ class DecodeOptions:
         """Return the ids that end a text of this target."""
         named = self.eos_token_ids
         return own_ends(target_model) if named is None else end_tokens(named)
+
+    def at_ends_of(self, target_model: Any) -> "DecodeOptions":
+        """Return the options with ``eos`` of policies read as the ids that end this target's."""
+        ends = sorted(self.ends(target_model))
+        policies = tuple(policy.at_ends(ends) for policy in self.policies)
+        return self if policies == self.policies else replace(self, policy=policies)
 
     @cached_property
     def sources(self) -> Sources:

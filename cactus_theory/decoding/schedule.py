@@ -1,5 +1,6 @@
 """Policies that change along a text: what they may depend on; by position, and in a section."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -56,6 +57,15 @@ class Schedule(ABC):
         """
         for policy in self.policies:
             verifier.check(policy)
+
+    def at_ends(self, token_ids: Iterable[int]) -> "Schedule":
+        """Return the schedule of the policies for texts that these ids end."""
+        policies = tuple(policy.at_ends(token_ids) for policy in self.policies)
+        if policies == self.policies:
+            return self
+        own = copy.copy(self)
+        own.policies = policies
+        return own
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:

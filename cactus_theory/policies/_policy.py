@@ -18,6 +18,7 @@ knobs made, ``shortcuts`` (:mod:`cactus_theory.policies._shortcuts`).
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -97,6 +98,10 @@ class Policy(ABC):
     def declares(self) -> Declaration:
         """Return the claims of this policy."""
         return Declaration()
+
+    def at_ends(self, token_ids: Iterable[int]) -> "Policy":
+        """Return the policy for texts that these ids end: another one where ``eos`` is a knob's."""
+        return self
 
     @abstractmethod
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:

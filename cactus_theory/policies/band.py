@@ -1,7 +1,8 @@
 """The optimum under a budget on the emitted law, as a policy."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -44,6 +45,8 @@ from cactus_theory.policies._shortcuts import AcceptsLossless, ByRow, Shortcuts
 
 # least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
 LEAST_BUDGET = 1e-6
+# the word for the ids that end a text
+EOS = "eos"
 # most float64 entries of the rows of blocks that are solved together
 TOGETHER = 2**18
 
@@ -139,8 +142,9 @@ class Band(FixedTarget):
     what may be accepted so, and not everything. Beside siblings it is lawful, not the best.
 
     Tokens of ``floor`` are never less likely than under the target, those of ``hold`` exactly as
-    likely, at every prefix: token ids, as ``2+151645`` (Theorem 25). Held ends of text keep the
-    chance of ending. Such rows are solved together, without shortcuts, and do not look ahead.
+    likely, at every prefix: token ids, as ``2+151645`` (Theorem 25). ``eos`` stands for the ids
+    that end a text, for whoever knows them (:meth:`at_ends`). Held ends of text keep the chance of
+    ending. Such rows are solved together, without shortcuts, and do not look ahead.
     """
 
     delta: float | None = None
@@ -158,8 +162,16 @@ class Band(FixedTarget):
         object.__setattr__(self, "divergence", kind.spec)
         object.__setattr__(self, "head", check.number("head", self.head, 0, 1))
         for name in ("floor", "hold"):
-            ids = _token_ids(name, getattr(self, name))
+            ids = _token_ids(name, getattr(self, name), ends=(EOS,))
             object.__setattr__(self, name, "+".join(map(str, ids)))
+
+    def at_ends(self, token_ids: Iterable[int]) -> "Band":
+        """Return the band with ``eos`` read as these ids; ValueError for none where it is meant."""
+        if EOS not in self.floor + self.hold:
+            return self
+        ends = tuple(token_ids)
+        own = {name: _token_ids(name, getattr(self, name), ends) for name in ("floor", "hold")}
+        return replace(self, **{name: "+".join(map(str, ids)) for name, ids in own.items()})
 
     @cached_property
     def kind(self) -> Divergence:
@@ -179,7 +191,7 @@ class Band(FixedTarget):
     @property
     def boxed(self) -> bool:
         """Return whether h/q of single tokens is bounded, by the head or by their ids."""
-        return bool(self.head or self.floored)
+        return bool(self.head or self.floor or self.hold)
 
     @cached_property
     def priced(self) -> PricedBand | None:
@@ -203,7 +215,7 @@ class Band(FixedTarget):
         together = self.boxed or not is_compiled(band.f)
         if self.per_row:
             return BetweenRows(band.high) if together else OwnBands(band)
-        looks = self.divergence == "kl" and not self.floored
+        looks = self.divergence == "kl" and not (self.floor or self.hold)
         look_ahead = LookAhead(price, self._least_share) if looks else None
         return AlongPath(band.high, look_ahead) if together else PathBands(band, look_ahead)
 
@@ -379,12 +391,17 @@ class Band(FixedTarget):
         return BudgetRow(q, p, f, float(self.kind.to_generator(delta)))
 
 
-def _token_ids(name: str, text: str) -> tuple[int, ...]:
-    """Return the ids of ``2+151645``, each once."""
-    parts = text.split("+") if text else []
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ValueError(f"{name}: must be token ids, as 2+151645; got {text!r:.80}")
-    return tuple(sorted({check.whole_number(name, int(part), 0) for part in parts}))
+def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...]:
+    """Return the ids of ``2+151645``, each once, with ``ends`` in the place of ``eos``."""
+    parts = set(text.split("+")) if text else set()
+    if not all(part.isascii() and part.isdigit() for part in parts - {EOS}):
+        raise ValueError(f"{name}: must be token ids, as 2+151645, or eos; got {text!r:.80}")
+    if EOS in parts and not ends:
+        rule = "eos stands for the ends of a model's texts, and none are known here"
+        raise ValueError(f"{name}: {rule}; write their ids, as {name}=2+151645; got {text!r:.80}")
+    ids = {check.whole_number(name, int(part), 0) for part in parts - {EOS}}
+    every = {*ids, *(ends if EOS in parts else ())}
+    return tuple(sorted(every, key=lambda token: (token == EOS, token)))
 
 
 def _all_normal(q: Tensor) -> bool:

@@ -226,11 +226,12 @@ def expectations(
     ``on_cycles`` is called with how many rounds are done, now and then.
     """
     trace.check_chains("expect")
-    width, rule = draft_width(trace, num_draft_tokens), find_policy(policy)
+    width = draft_width(trace, num_draft_tokens)
+    rule = find_policy(policy).at_ends(trace.ends)
     verifiers = {name: find_verifier(judge) for name, judge in judges.items()}
     for verifier in verifiers.values():
         verifier.check(rule)
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
+    ends = torch.tensor(trace.ends, dtype=torch.int64, device="cpu")
     longest, done = trace.header.details.get("max_new_tokens"), 0
     nothing = np.zeros(0, int), np.zeros((0, width + 1))
     parts: list[Any] = [(*nothing[:1] * 3, nothing[1].astype(bool), *nothing[1:] * len(verifiers))]

@@ -123,7 +123,7 @@ def log_trace(
         meter=False,
         policy=policy,
         verifier=verifier,
-    )
+    ).at_ends_of(target_model)
     _check(target_model, drafter, prompts, options)
     header = Header(
         vocab_size=text_config(target_model).vocab_size,

@@ -140,7 +140,7 @@ def _replays(
     on_cycles: OnCycles | None = None,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    policy, verifier = find_followed(policy), find_verifier(verifier)
+    policy, verifier = find_followed(policy).at_ends(source.ends), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [TextSums(source.texts, width, tuple(kinds)) for width in widths]
     for one in sums:
@@ -159,7 +159,7 @@ def _replays(
         _replay_rows(source, policy, verifier, kinds, sums[-1], on_cycles)
     else:
         verifier.check(policy)
-        ends = torch.tensor(source.header.eos_token_ids, dtype=torch.int64, device="cpu")
+        ends = torch.tensor(source.ends, dtype=torch.int64, device="cpu")
         for batch in source.batches(ENTRIES, widths[-1]):
             law = batch_law(batch, policy, verifier, kinds, ends)
             for one in sums:

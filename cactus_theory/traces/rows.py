@@ -46,6 +46,7 @@ class SavedRows:
     draft_probs: Rows
     num_draft_tokens = 1
     undrafted = (0,)  # steps without a draft, as of a trace's texts
+    ends = ()  # ids that end its texts, as of a trace
 
     @classmethod
     def of(cls, target_probs: check.ArrayLike, draft_probs: check.ArrayLike) -> "SavedRows":

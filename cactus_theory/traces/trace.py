@@ -115,6 +115,11 @@ class Trace:
         return self.manifest.header
 
     @property
+    def ends(self) -> list[int]:
+        """Return the ids that end its texts."""
+        return self.header.eos_token_ids
+
+    @property
     def name(self) -> str:
         """Return the folder's name."""
         return self.folder.resolve().name

@@ -14,6 +14,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies.band import EOS
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import Source, replay_widths, shares_rows
 from cactus_theory.verify.contract import find_verifier, verifiers
@@ -80,7 +81,9 @@ OTHERS = ("band:delta", "cactus_exact:delta")
 FOR_DIVERGENCE = ("band:price", "band:delta")
 
 
-def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Family]:
+def families(
+    kind: Divergence, names: Sequence[str] | None = None, ends: Sequence[Any] = (EOS,)
+) -> list[Family]:
     """Return the families to tune for a divergence.
 
     Parameters
@@ -88,6 +91,7 @@ def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Famil
     names : of families (``band:price``; ``cactus:delta@block`` under one verifier), or whole
         specs (``typical:epsilon=0.3``), which are taken as they are; lossless ones are always
         among them. None for the usual ones.
+    ends : ids that ``eos`` stands for in specs; it stays where none are given.
 
     Raises
     ------
@@ -95,13 +99,13 @@ def families(kind: Divergence, names: Sequence[str] | None = None) -> list[Famil
         A name that is neither, a policy that no verifier can follow.
     """
     specs = list(USUAL) if names is None else [LOSSLESS, *names]
-    paths = [family for name in dict.fromkeys(specs) for family in _named(name, kind)]
+    paths = [family for name in dict.fromkeys(specs) for family in _named(name, kind, ends)]
     if names is None and not kind.priced:  # the band has no price then, but a budget
-        paths += _named("band:delta", kind)
+        paths += _named("band:delta", kind, ends)
     return paths
 
 
-def _named(name: str, kind: Divergence) -> list[Family]:
+def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
     family, _, judge = name.partition("@")
     if family in (*USUAL, *OTHERS) and family != LOSSLESS:
         return _tuned(family, kind, [find_verifier(judge).name] if judge else None)
@@ -110,7 +114,7 @@ def _named(name: str, kind: Divergence) -> list[Family]:
         raise ValueError(
             f"policies: must be a policy with its knobs, or one of {names}; got {name!r}"
         )
-    spec = find_policy(name).spec
+    spec = find_policy(name).at_ends(ends).spec
     return [Family(spec, verifier, spec) for verifier in USUAL.get(name, _followers(spec))]
 
 

@@ -82,7 +82,7 @@ def tune(
     check_texts(source.texts)
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)
-    candidates = families(kind, policies)
+    candidates = families(kind, policies, source.ends)
     groups = [range(source.texts)]
     if by is not None:
         if not isinstance(source, Trace):

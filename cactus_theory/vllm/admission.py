@@ -214,7 +214,7 @@ def requested_policy(server: Policy, name: str | None, knobs: dict[str, Any]) ->
     try:
         if not isinstance(kind, type):
             return _knobs.with_knobs(kind, label, values)
-        return _knobs.built(kind, label, label, values)
+        return _knobs.built(kind, label, label, values).at_ends(())
     except Exception as error:  # a rule of the server's own may raise anything
         raise ValueError(str(error)) from None
 

@@ -103,7 +103,7 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     from cactus_theory.policies import policy
     from cactus_theory.vllm.bias import check_policy
 
-    rule = named(POLICY, policy, spec)
+    rule = named(POLICY, lambda spec: policy(spec).at_ends(()), spec)  # which knows no tokenizer
     verifier = named(VERIFIER, _chain_or_block, text[VERIFIER] or "chain")
     if by_bias:
         refuse_accounts(text[CAP], text[READINGS], text[TRACE])

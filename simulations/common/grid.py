@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -274,9 +274,12 @@ class Grid:
         return runs
 
 
-def checked_policy(spec: str) -> str:
-    """Return the spec as results name it, checked; what is in a file stays ``FILE.py:NAME``."""
-    policy = find_followed(spec)
+def checked_policy(spec: str, ends: Iterable[int] = ()) -> str:
+    """Return the spec as results name it, checked; what is in a file stays ``FILE.py:NAME``.
+
+    ``ends`` are the ids that ``eos`` stands for; ValueError where they are not known.
+    """
+    policy = find_followed(spec).at_ends(ends)
     return spec if file_of(spec) is not None else policy.spec
 
 
