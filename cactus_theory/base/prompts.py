@@ -50,66 +50,59 @@ def prompts_of(path: str | Path) -> list[Prompt]:
     OSError, ValueError for a file that cannot be read, and by its number for another line.
     """
     path = Path(path)
-    lines = [line.removesuffix("\r") for line in _text(path).split("\n")]
-    places = [f"--prompts: line {number} of {path.name}" for number in range(1, len(lines) + 1)]
-    written = [(place, line) for place, line in zip(places, lines, strict=True) if line.strip()]
-    if not written:
-        raise ValueError(f"--prompts: must hold at least one line; got {path.name}, empty")
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise OSError(f"--prompts: must be a readable file; {error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts: must be UTF-8 text; got {path.name}, {error}") from None
+    written = [(f"--prompts: line {number} of {path.name}", line.removesuffix("\r"))
+               for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
+    _must("hold at least one line", "--prompts:", written, path.name)
     place, first = written[0]
     if first.lstrip().startswith("{"):
         return [_prompt(place, line) for place, line in written]
-    if path.suffix in (".json", ".jsonl"):
-        raise _wrong(place, "begin a JSON object, one a line", first)
+    _must("begin a JSON object, one a line", place, path.suffix not in (".json", ".jsonl"), first)
     return [Prompt(line, place=place) for place, line in written]
 
 
 def column_of(prompts: Sequence[Prompt], name: str) -> list[str]:
     """Return the values under ``name`` beside each prompt, texts or numbers, or raise ValueError"""
     for prompt in prompts:
-        value = prompt.columns.get(name)
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            others = f"for --by (columns: {', '.join(prompt.columns) or 'none'})"
-            raise _wrong(prompt.place, f"hold a text or a number under {name!r} {others}", value)
+        value, others = prompt.columns.get(name), ", ".join(prompt.columns) or "none"
+        rule = f"hold a text or a number under {name!r} for --by (columns: {others})"
+        _must(rule, prompt.place, type(value) in (str, int, float), value)
     return [str(prompt.columns[name]) for prompt in prompts]
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise OSError(f"--prompts: must be a readable file; {error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--prompts: must be UTF-8 text; got {path.name}, {error}") from None
-
-
-def _wrong(place: str, rule: str, got: Any) -> ValueError:
-    return ValueError(f"{place} must {rule}; got {got!r:.80}")
+def _must(rule: str, place: str, holds: Any, got: Any) -> None:
+    """Raise ValueError by the place unless the rule holds."""
+    if not holds:
+        raise ValueError(f"{place} must {rule}; got {got!r:.80}")
 
 
 def _prompt(place: str, line: str) -> Prompt:
     record = parsed_json(f"{place} must be JSON", line)
-    if not isinstance(record, dict):
-        raise _wrong(place, "hold a JSON object", line)
+    _must("hold a JSON object", place, isinstance(record, dict), line)
     record = {name: value for name, value in record.items() if value not in (None, [])}
     keys = [name for name in KEYS if name in record]
-    if len(keys) != 1:
-        raise _wrong(place, f"hold a prompt under one of {', '.join(KEYS)}", keys or [*record])
-    if unread := [name for name in UNREAD if name in record]:
-        raise _wrong(place, "hold what a model gets (a system's text is a message)", unread[0])
+    rule = f"hold a prompt under one of {', '.join(KEYS)}"
+    _must(rule, place, len(keys) == 1, keys or [*record])
+    unread = ", ".join(name for name in UNREAD if name in record)
+    _must("hold what a model gets (a system's text is a message)", place, not unread, unread)
     key, value = keys[0], record.pop(keys[0])
     if key == "messages":
         messages = _messages(place, value)
         return Prompt(messages[-1]["content"], messages, columns=record, place=place)
-    if key == "turns" and not isinstance(value, list):
-        raise _wrong(place, "hold a list under 'turns'", value)
-    turns = [_checked(place, key, turn) for turn in (value if key == "turns" else [value])]
+    _must("hold a list under 'turns'", place, key != "turns" or isinstance(value, list), value)
+    turns = [_text(place, key, turn) for turn in (value if key == "turns" else [value])]
     return Prompt(turns[0], later=tuple(turns[1:]), columns=record, place=place)
 
 
-def _checked(place: str, key: str, text: Any) -> str:
+def _text(place: str, key: str, text: Any) -> str:
     """Return a text that is one."""
-    if not isinstance(text, str) or not text or not is_utf8(text):
-        raise _wrong(place, f"hold a text under {key!r}", text)
+    holds = isinstance(text, str) and text and is_utf8(text)
+    _must(f"hold a text under {key!r}", place, holds, text)
     return text
 
 
@@ -124,30 +117,29 @@ def is_utf8(text: str) -> bool:
 
 def _messages(place: str, value: Any) -> Messages:
     """Return the messages of a chat that waits for an answer."""
-    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
-        raise _wrong(place, "hold a list of messages", value)
+    listed = isinstance(value, list) and all(isinstance(message, dict) for message in value)
+    _must("hold a list of messages", place, listed, value)
     messages = tuple(_message(place, message) for message in value)
-    if (role := messages[-1]["role"]) != "user":
-        raise _wrong(place, "end with a message of the user, which is answered", role)
+    role = messages[-1]["role"]
+    _must("end with a message of the user, which is answered", place, role == "user", role)
     return messages
 
 
 def _message(place: str, message: Mapping[str, Any]) -> Mapping[str, str]:
     role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        raise _wrong(place, f"have roles {', '.join(ROLES)}", role)
-    filled = [name for name, value in message.items() if value not in (None, [])]
-    if others := [name for name in filled if name not in ("role", "content")]:
-        raise _wrong(place, "hold role and content alone in a message", others[0])
+    _must(f"have roles {', '.join(ROLES)}", place, role in ROLES, role)
+    filled = {name for name, value in message.items() if value not in (None, [])}
+    others = sorted(filled - {"role", "content"})
+    _must("hold role and content alone in a message", place, not others, ", ".join(others))
     if isinstance(content, list):  # parts, joined as vLLM joins them
         content = "\n".join(_part(place, part) for part in content)
-    return {"role": role, "content": _checked(place, "content", content)}
+    return {"role": role, "content": _text(place, "content", content)}
 
 
 def _part(place: str, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or len(part) > 2:
-        raise _wrong(place, "have parts of type 'text' and their text alone", part)
-    return _checked(place, "text", part.get("text"))
+    alone = isinstance(part, dict) and part.get("type") == "text" and len(part) == 2
+    _must("have parts of type 'text' and their text alone", place, alone, part)
+    return _text(place, "text", part.get("text"))
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,9 @@ def run(args: argparse.Namespace) -> int:
     print(pieces.rest() if args.stream else begins + answer["text"])
     header, *counts = ({"on": args.on} | answer).items()
     for name, value in (header, *counts[3:]):  # policy, verifier and text are known
-        digits = f"{value:.4g}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' '):<28} {digits}", file=sys.stderr)
+        each = value if isinstance(value, list) else [value]
+        words = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in each)
+        print(f"{name.replace('_', ' '):<28} {words}", file=sys.stderr)
     return 0
 
 

@@ -90,15 +90,13 @@ class Source:
         return not (Path(self.place) / "config.json").is_file()
 
     @property
-    def folder(self) -> Path:
-        """Return the folder of the files; of an id that in the cache, named by its commit."""
-        if not self.of_hub:
-            return Path(self.place)
+    def commit(self) -> str:
+        """Return the commit of an id's files, which are in the cache from here on."""
         self.read("AutoConfig")
         from transformers.utils import cached_file
 
         where = {"revision": self.revision or "main", "local_files_only": True}
-        return Path(str(cached_file(str(self.place), "config.json", **where))).parent
+        return Path(str(cached_file(str(self.place), "config.json", **where))).parent.name
 
     def read(self, kind: str, **options: Any) -> Any:
         """Return ``from_pretrained`` of a class of transformers; ValueError for what it raises."""

@@ -130,7 +130,7 @@ def model_digest(model: Path | str | None, revision: str | None = None) -> str:
         return str(model)
     if isinstance(model, Path):
         return folder_digest(model)
-    return f"{model}@{Source('model', model, revision).folder.name}"
+    return f"{model}@{Source('model', model, revision).commit}"
 
 
 def code_digest(*patterns: str) -> str:

@@ -46,7 +46,7 @@ def test_an_id_is_taken_from_the_cache(hub: list[str], capsys) -> None:
     assert json.loads(capsys.readouterr().out)["ended"] is not None
     pair = load_pair("org/cached", "org/cached", revision=COMMIT)
     assert pair.target.num_parameters() == pair.draft.num_parameters()
-    assert Source("target", "org/cached").folder.name == COMMIT
+    assert Source("target", "org/cached").commit == COMMIT
     assert not hub  # a folder or a cached id asks nobody
 
 
