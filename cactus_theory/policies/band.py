@@ -246,10 +246,7 @@ class Band(FixedTarget):
             solved = [self._row(*row).edges for row in rows]
             lower, upper = torch.tensor(solved, dtype=torch.float64, device="cpu").unbind(-1)
         else:
-            if not _all_normal(flat_q):
-                flat_q = torch.where(flat_q >= LEAST, flat_q, 0.0)
-            unit = flat_p.sum(-1) / flat_q.sum(-1)
-            lower, upper = (unit * edge for edge in self._edges_of_laws(flat_q, flat_p))
+            lower, upper = self._edges_of_laws(flat_q, flat_p)
         shape = (*q.shape[:-1], 1)
         return lower.reshape(shape), upper.reshape(shape)
 
@@ -365,12 +362,15 @@ class Band(FixedTarget):
         return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
 
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
-        """Return (a, b), (R,), of rows divided by their sums, all of them together."""
+        """Return (a, b), (R,), of all rows together: those of laws, times Σp/Σq."""
+        unit = p.sum(-1, dtype=torch.float64) / q.sum(-1, dtype=torch.float64)
         memory = scratch("band.rows", (2, *q.shape), device=q.device).unbind(0)
         q, p = map(check.normalised, (q, p), memory)
+        if not _all_normal(q):
+            q = torch.where(q >= LEAST, q, 0.0)
         knobs: Any = {"delta": self.delta, "price": self.price, **self._boxes(q)}
         lower, upper = edges.edges(q, p, self.kind, **knobs)
-        return lower[:, 0], upper[:, 0]
+        return unit * lower[:, 0], unit * upper[:, 0]
 
     @cached_property
     def _by_row(self) -> bool:

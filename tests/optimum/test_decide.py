@@ -53,12 +53,14 @@ def solved(row):
 
 def at_price(q, p, f, price):
     """Return the solved band of every row at a price."""
+    pytest.importorskip("numba")
     band = PricedBand(f, price)
     return [PricedRow(*row, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
 
 
 def at_budget(q, p, f, delta):
     """Return the solved band of every row within a budget of f."""
+    pytest.importorskip("numba")
     return [BudgetRow(*row, f, delta) for row in zip(q.numpy(), p.numpy(), strict=True)]
 
 

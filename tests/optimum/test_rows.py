@@ -9,10 +9,10 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import list_divergences
-from cactus_theory.optimum import loops
 from cactus_theory.optimum.rows import CURVES, curve_of
 from tests.rows import pair
 
+loops = pytest.importorskip("cactus_theory.optimum.loops", exc_type=ImportError)  # needs numba
 # relative, of formulas of a few float64 operations; f near 1 is a difference of rounded terms
 FORMULA, NEAR_ONE = 1e-12, 1e-14
 SPECS = [kind.name for kind in CURVES] + ["alpha:a=0.5", "alpha:a=3", "alpha:a=-1.5"]
