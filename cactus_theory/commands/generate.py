@@ -89,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
     check.optional_module("transformers", "llm")
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
+    if tuned.plain and args.draft is not None:
+        fastest = f"plain decoding was the fastest in {args.tuned}: nothing is drafted"
+        print(f"cactus-theory generate: {fastest}", file=sys.stderr)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
     if not tuned.plain:

@@ -110,19 +110,19 @@ def loaded(args: argparse.Namespace) -> Pair:
         As :func:`cactus_theory.decoding.load_pair` and :func:`inflated`; more than two revisions.
     """
     shape, dtype = getattr(args, "inflate", None), args.dtype
-    revisions = [*(args.revision or ()), None, None][: max(2, len(args.revision or ()))]
+    revision, draft_revision, *more = *(args.revision or ()), None, None
     if (count := getattr(args, "threads", None)) is not None:
         check.threads(count)
-    if len(revisions) > 2:
-        raise ValueError(f"--revision: at most two may be given; got {len(revisions)}")
+    if any(more):
+        raise ValueError(f"--revision: at most two may be given; got {len(args.revision)}")
     pair = load_pair(
         args.target,
         getattr(args, "draft", None),
         args.device,
         # what is copied into larger shapes is rounded there, once
         dtype if shape is None or dtype == AUTO else "float32",
-        revision=revisions[0],
-        draft_revision=revisions[1],
+        revision=revision,
+        draft_revision=draft_revision,
         trust_code=args.trust_code,
     )
     if dtype != AUTO:

@@ -32,7 +32,6 @@ from cactus_theory.commands.models import (
     has_models,
     opened,
 )
-from cactus_theory.decoding._prepare import dtype_of_pair
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences import divergence as find_divergence
@@ -63,7 +62,7 @@ COSTS = ("target", "cost_ratio", "costs")  # flags that give the costs of calls
 # largest share of the limit that timed texts may have on average for lengths to be compared: above,
 # they tell of the limit, and no policy can make them longer by more than the twentieth that is left
 CUT_OFF = 0.95
-FLOOR_TEXTS = 8  # on which rounding is measured
+FLOOR_TEXTS, FLOOR_TOKENS = 8, 32  # on which rounding is measured, and at most of each
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -195,11 +194,10 @@ def _tuned(args: Namespace) -> list[Any]:
 
     tuned = _chosen(args, source, measure)
     took.lap("a cap on answers")
-    dtype = dtype_of_pair(pair.target, pair.draft)
     floor = _noise_floor(args, pair.target, ids)
     took.lap("rounding")
     cost = {} if args.inflate is None else {"cost": args.cost}
-    about = {"dtype": dtype, "seconds": took.parts, "forecast": ahead} | floor | cost
+    about = {"dtype": args.run_in, "seconds": took.parts, "forecast": ahead} | floor | cost
     tuned = replace(tuned, source=tuned.source | about)
     others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
     ranked = [_by_answers(args, pair, usual, one) for one in (tuned, *others)]
@@ -248,9 +246,10 @@ def _forecast(
     if logged is not None:
         ahead["logging"] = 0.0
     parts = ", ".join(f"{name} {_span(seconds)}" for name, seconds in ahead.items())
+    more = f"{3 * args.answers} answers and {_span(longer)} more"
     print(
-        f"tune: may take {_span(sum(ahead.values()))}: {parts}; where texts end before the limit, "
-        f"{3 * args.answers} answers and {_span(longer)} more"
+        f"tune: may take {_span(sum(ahead.values()))}: {parts}"
+        + f"; where texts end before the limit, {more}" * (args.answers > 0)
         + f"; logged rows are kept in {args.work}" * (logged is None)
         + f"; on {args.on}",
         file=sys.stderr,
@@ -267,9 +266,9 @@ def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str
     if args.temperature == 0 or args.cuts != WHOLE:  # a changed token has no finite KL
         return {}
     with Progress("reading passes", FLOOR_TEXTS) as progress:
-        floor = noise_floor(
-            target, ids[:FLOOR_TEXTS], temperature=args.temperature, on_text=progress.update
-        )
+        most = min(FLOOR_TOKENS, args.max_new_tokens)
+        floor = noise_floor(target, ids[:FLOOR_TEXTS], max_new_tokens=most,
+                            temperature=args.temperature, on_text=progress.update)  # fmt: skip
     level = args.divergence_per_token
     if args.divergence == "kl" and (warning := below_floor(level, floor.kl_per_token)):
         print(f"tune: {warning}", file=sys.stderr)
