@@ -364,6 +364,7 @@ class Band(FixedTarget):
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of all rows together: those of laws, times Σp/Σq."""
         unit = p.sum(-1, dtype=torch.float64) / q.sum(-1, dtype=torch.float64)
+        unit = torch.where(torch.isfinite(unit), unit, 1.0)  # others are refused at a draw
         memory = scratch("band.rows", (2, *q.shape), device=q.device).unbind(0)
         q, p = map(check.normalised, (q, p), memory)
         if not _all_normal(q):

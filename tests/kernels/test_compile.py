@@ -26,7 +26,8 @@ def compile_to(out, *flags, path=None):
     environment = {**os.environ, "PYTHONPATH": str(path or "")}
     environment.pop("TRITON_INTERPRET", None)
     # Triton 3.7 builds a syntax tree as Python 3.13 says it should not
-    warnings = ["-W", "error", "-W", "ignore:AnnAssign:DeprecationWarning"]
+    ignored = ("error", "ignore:AnnAssign:DeprecationWarning", "ignore:numba:RuntimeWarning")
+    warnings = [word for one in ignored for word in ("-W", one)]
     command = [sys.executable, *warnings, "-m", "tests.kernels.hopper"]
     done = subprocess.run(
         [*command, "--out", str(out / TABLE), *flags],
