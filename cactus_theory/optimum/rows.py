@@ -225,7 +225,7 @@ def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand, head: float = 0
             PricedRow(own_q, own_p, band, ratio, head=head).write(row)
     else:
         q, p = q / q.sum(-1, keepdim=True), p / (alive[:, None] * p.sum(-1, keepdim=True))
-        q = torch.where(q >= LEAST, q, 0.0)
+        q = torch.where(q < LEAST, 0.0, q)  # NaN stays
         geometry = geometry_of(q, p, band.f, lacking=1 - 1 / alive)
         bands = solve_edges(geometry, "price", torch.full_like(alive, band.price))
         geometry.write_rows(bands, rows)

@@ -364,11 +364,12 @@ class Band(FixedTarget):
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of all rows together: those of laws, times Σp/Σq."""
         unit = p.sum(-1, dtype=torch.float64) / q.sum(-1, dtype=torch.float64)
-        unit = torch.where(torch.isfinite(unit), unit, 1.0)  # others are refused at a draw
+        # rows without mass, or with ∞, are refused at a draw
+        unit = torch.where((unit > 0) & (unit < math.inf), unit, 1.0)
         memory = scratch("band.rows", (2, *q.shape), device=q.device).unbind(0)
         q, p = map(check.normalised, (q, p), memory)
         if not _all_normal(q):
-            q = torch.where(q >= LEAST, q, 0.0)
+            q = torch.where(q < LEAST, 0.0, q)  # NaN stays
         knobs: Any = {"delta": self.delta, "price": self.price, **self._boxes(q)}
         lower, upper = edges.edges(q, p, self.kind, **knobs)
         return unit * lower[:, 0], unit * upper[:, 0]

@@ -438,7 +438,8 @@ def residual(q: np.ndarray, p: np.ndarray, scale: float, out: np.ndarray) -> Non
     if scale == UNSCALED:
         np.subtract(q, p, out=out)
     else:
-        np.multiply(q, scale, out=out)
+        with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
+            np.multiply(q, scale, out=out)
         np.subtract(out, p, out=out)
     if len(out) < BLOCKED_FROM:
         np.maximum(out, 0.0, out=out)
