@@ -11,7 +11,7 @@ import numpy as np
 
 from cactus_theory.traces.estimate import FEWEST_TEXTS
 from cactus_theory.traces.log import log_trace
-from cactus_theory.traces.replays import replay, replay_widths, shares_rows
+from cactus_theory.traces.replays import replay, replay_widths
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import plain_speed, speed_of
 from cactus_theory.tuning.families import LOSSLESS, Family
@@ -19,9 +19,8 @@ from cactus_theory.tuning.measure import Prompts, TimedSetting, measure_costs
 
 # new tokens of the decodes that tell, fewer where texts are shorter
 FEW = 12
-# passes over rows until a knob is solved: of each K alone; of the first of several that share
-# passes, and of each other one. On the shipped trace 3, and 6 to 7 for four K that share
-ALONE, FIRST, OTHER = 4, 5, 1
+# passes over rows until a knob is solved at every K: on the shipped trace 3 to 11 of them
+PASSES = 6
 
 
 def seconds_ahead(
@@ -47,13 +46,17 @@ def seconds_ahead(
     ids, most = sorted(prompts.ids, key=len)[len(prompts.ids) // 2], prompts.max_new_tokens
     few = replace(prompts, ids=[ids], max_new_tokens=min(FEW, most))
     width = sorted(widths)[len(widths) // 2]
-    own = {"num_draft_tokens": max(widths), "max_new_tokens": few.max_new_tokens, "seed": few.seed}
-    own |= {"temperature": few.temperature, "cuts": few.cuts}
+    sizes = {"num_draft_tokens": max(widths), "max_new_tokens": few.max_new_tokens}
+    sizes |= {"temperature": few.temperature, "cuts": few.cuts, "seed": few.seed}
     with TemporaryDirectory(prefix="tune-") as folder:
-        logging = _seconds(partial(log_trace, pair.target, pair.draft, [ids], folder, **own))
+        logging = _seconds(partial(log_trace, pair.target, pair.draft, [ids], folder, **sizes))
         trace = Trace.open(folder)
         lossless = replay(trace, LOSSLESS, num_draft_tokens=width)  # the first one allocates
-        solving = sum(_solving(trace, kind, widths) for kind in kinds)
+        solving = 0.0
+        for kind in kinds:
+            passes = 1 if kind.least == kind.most else PASSES
+            own = trace, kind.policy(kind.first), kind.verifier, widths
+            solving += passes * _seconds(partial(replay_widths, *own))
     rounds = max(rounds, FEWEST_TEXTS * len(trace) * most // few.max_new_tokens)
     timed, answers = 0.0, 0.0
     for batch in batches:
@@ -66,16 +69,6 @@ def seconds_ahead(
     scale = rounds / len(trace)
     parts = {"logging": scale * logging, "solving knobs": scale * solving}
     return parts | {"timing decodes": (repeats + 1) * timed, "an answer": answers}
-
-
-def _solving(trace: Trace, kind: Family, widths: Sequence[int]) -> float:
-    """Return the seconds of a family's replays until its knob is solved at every K."""
-    policy = kind.policy(kind.first)
-    seconds = _seconds(lambda: replay_widths(trace, policy, kind.verifier, widths))
-    if kind.least == kind.most:
-        return seconds
-    shared = FIRST + OTHER * (len(set(widths)) - 1)
-    return seconds * (shared if shares_rows(policy, kind.verifier) else ALONE)
 
 
 def _seconds(work: Callable[[], Any]) -> float:

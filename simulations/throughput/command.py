@@ -194,8 +194,10 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     answers, equal = tables.get("answers", []), tables.get("throughput_equal_kl", [])
     if answers:
-        named = [row | {"name": name(row)} for row in answers]
-        texts.append(columns(named, ANSWERS, "\nwhole answers", "length_ratio_se"))
+        named, last = [row | {"name": name(row)} for row in answers], "length_ratio_se"
+        known = {column for row in named for column in row if row[column] not in (None, "")}
+        heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
+        texts.append(columns(named, heads, "\nwhole answers", last))
     if beside := tables.get("beside_plain"):
         texts.append(columns(beside, SETTING_HEADS, "\nthe settings beside plain decoding"))
     if equal:
@@ -217,8 +219,8 @@ def _tuned(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> Row:
-    low, high = (f"{row[f'tokens_per_second_{end}']:,.0f}" for end in ("low", "high"))
-    speed = f"{row['tokens_per_second']:,.0f}"
+    ends = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high")
+    speed, low, high = (f"{row[end]:,.{0 if row[end] >= 100 else 2}f}" for end in ends)
     names = {"method": method(row), "num_draft_tokens": row["num_draft_tokens"] or None}
     rest = list(HEADS)[list(HEADS).index("kl") + 1 :]
     names |= {head: f"{row[head]:.2f}" for head in rest if row[head] is not None}
