@@ -126,7 +126,8 @@ def _messages(place: str, value: Any) -> Messages:
 
 
 def _message(place: str, message: Mapping[str, Any]) -> Mapping[str, str]:
-    role, content = message.get("role"), message.get("content")
+    role: Any = message.get("role")
+    content: Any = message.get("content")
     _must(f"have roles {', '.join(ROLES)}", place, role in ROLES, role)
     filled = {name for name, value in message.items() if value not in (None, [])}
     others = sorted(filled - {"role", "content"})

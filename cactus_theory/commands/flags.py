@@ -172,7 +172,8 @@ def _read(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]
     """Return target rows, and draft rows or tokens of deterministic drafts; the other is None."""
     tokens = getattr(args, "draft_tokens", None)
     if tokens is None and is_trace(args.target):
-        return *(part.numpy() for part in _trace(args).rows()), None
+        target, draft = _trace(args).rows()
+        return target.numpy(), draft.numpy(), None
     if not Path(args.target.partition("::")[0]).exists():
         raise FileNotFoundError(f"target: no such file; got {args.target!r}")
     if tokens is not None and args.draft is not None:
@@ -182,7 +183,8 @@ def _read(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]
     read = partial(load_rows, logits=args.logits, normalise=args.normalise)
     if tokens is not None:
         return read(args.target), None, _token_ids(tokens)
-    return *map(read, pair_of(args.target, args.draft)), None
+    target, draft = map(read, pair_of(args.target, args.draft))
+    return target, draft, None
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:

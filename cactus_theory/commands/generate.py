@@ -205,13 +205,13 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     cuts = given_cuts(args)
     if args.tuned is None:
         temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
-        choice: Any = (None, None, 0)
-        if args.draft is not None:
-            own = defaults.VERIFIER if args.siblings is None else "tree"
-            asked = args.num_draft_tokens
-            width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
-            choice = find_followed(named or defaults.POLICY), args.verifier or own, width
-        return TunedSetting(*choice, temperature, cuts=cuts or WHOLE)
+        if args.draft is None:
+            return TunedSetting(None, None, 0, temperature, cuts=cuts or WHOLE)
+        policy: Any = find_followed(named or defaults.POLICY)
+        verifier = args.verifier or (defaults.VERIFIER if args.siblings is None else "tree")
+        asked = args.num_draft_tokens
+        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
+        return TunedSetting(policy, verifier, width, temperature, cuts=cuts or WHOLE)
     told = ("verifier", "num_draft_tokens", "draft_stop", "siblings")
     refuse(args, told, "must not be given with --tuned")
     tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
