@@ -107,7 +107,7 @@ def whole(folder: Path) -> dict[str, bytes]:
     three = torch.cat([rows, rows[:1]])
     cycle = Cycle(0, 0, torch.tensor([1, 0]), three, rows)
     sizes = {"vocab_size": 4, "num_draft_tokens": 2}
-    save_trace(folder / "trace", [[cycle] * 2, [cycle]], **sizes)
+    save_trace(folder / "trace", [[cycle]] * 5, **sizes)
     costs = Costs.ratios(0.1).as_json() | {"verify": {"speculative@chain": [0.0, 0.0],
                                                       "speculative@block": [0.0, 0.0]}}  # fmt: skip
     best = {"policy": "band:price=1", "verifier": "block",

@@ -56,7 +56,10 @@ def size_of(folder):
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("verifier", ["chain", "block"])
-def test_a_trace_holds_every_round_of_every_request(server, tmp_path, deterministic, verifier):
+def test_a_trace_holds_every_round_of_every_request(
+    server, tmp_path, deterministic, verifier, monkeypatch
+):
+    monkeypatch.setattr("cactus_theory.traces.estimate.FEWEST_TEXTS", 2)  # as many as requests
     kind, _, _ = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_VERIFIER=verifier)
     runner, position = kind(**requests(None, None)), {"r0": 1, "r1": 1}
     rounds = {"r0": [], "r1": []}
@@ -103,8 +106,9 @@ def test_a_trace_holds_every_round_of_every_request(server, tmp_path, determinis
     assert ("greedy and n-gram drafts" in said) != deterministic
 
 
-def test_steps_without_a_draft_are_in_every_rate(server, tmp_path):
+def test_steps_without_a_draft_are_in_every_rate(server, tmp_path, monkeypatch):
     """As with n-grams, which seldom find anything: a trace is replayed as what the engine did."""
+    monkeypatch.setattr("cactus_theory.traces.estimate.FEWEST_TEXTS", 4)  # as many as requests
     kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_METER="1")
     names = ["r0", "r1", "r2", "r3"]
     runner = kind(**requests(*[None] * 4))
