@@ -141,6 +141,8 @@ def enter(policy: Any) -> None:
     Where a policy enters: a door that is passed again changes nothing. TypeError for a target that
     takes no path.
     """
+    if is_own(type(policy)):  # its shortcuts are own, too, and may load compiled loops
+        return
     kinds = type(policy), type(policy.shortcuts)
     for kind in kinds:
         if is_own(kind) or "_has_entered" in vars(kind):
