@@ -57,7 +57,8 @@ def main() -> None:
     pool = partial(Pool.of, *decodes.rounds(None, REPEATS, 900_000)[:2])
     pools = {"healthy": pool(told=True), "short ends": pool(short_ends=True, told=True)}
     for number, fault in enumerate([*map(known.get, KNOWN), *UNKNOWN]):
-        pools[fault.name] = Pool.of(*decodes.rounds(fault, REPEATS, 500_000 + 1000 * number)[:2])
+        faulty = decodes.rounds(fault, REPEATS, 500_000 + 1000 * number)[:2]
+        pools[fault.name] = Pool.of(*faulty, told=True)
     for name, own in pools.items():
         kind = name.replace(",", "").partition(" ")[0]
         without = {key: value for key, value in signatures.items() if key.split()[0] != kind}
