@@ -134,8 +134,7 @@ def test_every_command_that_names_one_takes_it(folder, capsys, name) -> None:
         np.testing.assert_allclose(np.hstack(amounts(said(own))), expected, rtol=SAME)
 
 
-@pytest.mark.parametrize("source", ["own.py:Named", "own.py:kept"])
-def test_it_is_checked(folder, capfd, source) -> None:
+def test_a_rule_that_keeps_a_budget_of_it_is_checked(folder, capfd) -> None:
     pytest.importorskip("hypothesis")
-    assert main(["check", source, "--examples", "5"]) == 0
+    assert main(["check", "own.py:kept", "--examples", "5"]) == 0
     assert "no property is broken" in capfd.readouterr().out
