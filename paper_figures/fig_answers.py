@@ -11,8 +11,8 @@ from ._style import Row
 
 # half-width of a 95 % interval, in standard errors
 WIDE = 1.96
-# nats a token at which Markov models are drawn
-LEVEL = 0.1
+# nats a token at which texts of the laws themselves are drawn
+LEVEL = 0.05
 # series → the policy of other figures whose look it has
 LOOK = {
     "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
@@ -24,11 +24,10 @@ OTHERS, THEIR_NATS = (1.1, 2.5), (0.24, 0.42)
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``answers_stories.csv`` and ``answers_markov.csv``."""
-    stories, markov = (style.read(data / f"answers_{name}.csv") for name in ("stories", "markov"))
+    """Return the figure from ``answers_stories.csv`` and ``lengths_stories.csv``."""
     figure, (left, right) = style.panels(2, height=3.3)
-    _stories(left, stories)
-    _markov(right, markov)
+    _stories(left, style.read(data / "answers_stories.csv"))
+    _own_laws(right, style.read(data / "lengths_stories.csv"))
     style.legend_below(figure, left, across=4)
     return figure
 
@@ -52,23 +51,22 @@ def _stories(axes: Axes, rows: list[Row]) -> None:
     axes.set(ylabel="length over lossless, 95 %", title="Stories pair")
 
 
-def _markov(axes: Axes, rows: list[Row]) -> None:
-    """Draw the exact ratio of each model against how long the draft's own texts are."""
-    for name, look in LOOK.items():
-        own = [row for row in rows if row["level"] == LEVEL and _kind(row) == name]
-        draft, ratio = style.curve(own, "draft_ratio", "length_ratio")
-        options: Any = style.look(look).options() | {"ls": "none"}
-        axes.plot(draft, ratio, **options)
-    ends = [min(row["draft_ratio"] for row in rows), max(row["draft_ratio"] for row in rows)]
-    axes.plot(ends, ends, color=style.MUTED, lw=1, ls="--")
-    style.label(axes, "as the draft", (ends[1], ends[1]), style.MUTED, shift=(-4, 0), ha="right")
-    axes.axhline(1, color=style.INK, lw=1, ls=":")
-    for axis in (axes.xaxis, axes.yaxis):
-        style.log_axis(axis, (0.2, 0.5, 1, 2, 4))
-    axes.set(xlabel="the draft's texts over the target's", ylabel="length over lossless",
-             title=f"Markov models, {LEVEL:g} nats per token")  # fmt: skip
+def _own_laws(axes: Axes, rows: list[Row]) -> None:
+    """Draw lengths of texts that laws wrote themselves against their expected calls."""
+    for row in (row for row in rows if row["level"] == LEVEL):
+        name = _kind(row | {"family": row["policy"]})
+        options: Any = style.look(LOOK[name.split(",")[0]]).options(5) | {"capsize": 2}
+        errors = {"xerr": WIDE * row["calls_ratio_se"], "yerr": WIDE * row["length_ratio_se"]}
+        at = row["calls_ratio"], row["length_ratio"]
+        axes.errorbar(*at, **errors, **options)
+        style.label(axes, name, at, options["color"], shift=(5, 6))
+    for line in (axes.axhline, axes.axvline):
+        line(1, color=style.INK, lw=1, ls=":")
+    axes.set(xlabel="expected calls an answer, over lossless", ylabel="length over lossless, 95 %",
+             title=f"Every token by the law, {LEVEL:g} nats")  # fmt: skip
 
 
 def _kind(row: Row) -> str:
+    """Return ``band``, ``band, head`` or ``band, hold``."""
     name, _, knobs = str(row["family"]).partition(":")
-    return f"{name}, head" if "head=" in knobs else name
+    return ", ".join([name, *(box for box in ("head", "floor", "hold") if f"{box}=" in knobs)])

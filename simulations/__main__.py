@@ -31,6 +31,13 @@ GROUPS = {
                   "--out build/example/trace", "trace"),
         "replay": ("policies and verifiers on a trace, without its models",
                    "simulations/data/trace --policy band:price=1 --verifier chain block", "replay"),
+        "price-travels": ("knobs that spend given nats, law by law; nats spent elsewhere; resumes",
+                          "--num-prompts 8 --batch 8 --max-new-tokens 8 --level 0.05 "
+                          "--laws speculative --policies band:price --elsewhere tempered "
+                          "--out build/example/price-travels", "price_travels"),
+        "lengths": ("whole answers from policies' own laws, beside lossless ones; resumes",
+                    "--knobs paper_figures/data/price_travels.csv --answers 2 --together 2 "
+                    "--num-prompts 2 --max-new-tokens 8 --out build/example/lengths", "lengths"),
         "tune-check": ("the tuner's choice against its whole grid, measured",
                        "--divergence-per-token 0.05 --batch 1 --num-draft-tokens 2 4 "
                        "--policies band:price --cycles 60 --max-new-tokens 16 --num-prompts 2 "
@@ -67,7 +74,7 @@ OWN_THREADS = ("train-pair", "gpu-check")
 
 # commands whose finished work is kept when Ctrl-C stops them
 RESUMED = (
-    *("train-pair", "throughput", "trace", "tune-check", "sweep"),
+    *("train-pair", "throughput", "trace", "tune-check", "sweep", "price-travels", "lengths"),
     *("table drafters", "table ledger"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"

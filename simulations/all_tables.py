@@ -61,6 +61,7 @@ CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 RULES = "--work {made}/run --out {csv}"
 FEW_RULES = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
+FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --level 0.05 --policies band:price"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 TALES = f"{MODELS} {{root}}/simulations/data/stories.jsonl"
 LONG = "--num-draft-tokens 16 --max-new-tokens 128 --cycles 1500"
@@ -71,7 +72,12 @@ PAIR = "{root}/simulations/pair"
 ENTRIES = (
     Entry("overspend", "--points 21", CSV),
     Entry("acceptance_kl", "--tokens-each 2", CSV),
-    Entry("constant_price", "--decodes 1 --max-new-tokens 8", CSV),
+    Entry("price_travels same_nats", FEW_LAWS),
+    Entry("price_travels_stories=price_travels same_nats_stories=same_nats", FEW_LAWS,
+          inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
+    Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
+          inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
+          "{root}/paper_figures/data/price_travels_stories.csv"),
     Entry("policies band_row",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput throughput_equal_kl",
@@ -101,7 +107,6 @@ ENTRIES = (
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("answers_python=answers", f"--policies speculative band:price=1 {FEW}",
           inputs="{root}/simulations/scores.py:parses"),
-    Entry("answers_markov", "--vocab 3 --num-draft-tokens 1 --models 2 --level 0.05", CSV),
     Entry("sequence_kl=sweep", "--length 4 --num-draft-tokens 2"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),

@@ -9,9 +9,6 @@ from cactus_theory.base.help_pages import add_commands
 TABLES = {
     "frontier": ("acceptance against emitted KL on real rows",
                  "--tokens-each 2 --out build/example/acceptance_kl.csv", "figures.frontier"),
-    "constant-price": ("constant price against constant δ, decoded",
-                       "--decodes 1 --max-new-tokens 8 --out build/example/constant_price.csv",
-                       "figures.constant_price"),
     "overspend": ("how far the published rule exceeds its budget",
                   "--points 21 --out build/example/overspend.csv", "figures.overspend"),
     "blocks": ("token-wise against block verification on a trace",
@@ -29,9 +26,6 @@ TABLES = {
     "rules": ("what engines' lossy rules cost, what the bands do for that",
               "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2 "
               "--work build/example/rules --out build/example/rules.csv", "rules"),
-    "answers": ("lengths of Markov texts under lossy policies, exactly",
-                "--vocab 3 --num-draft-tokens 1 --models 2 --level 0.05 "
-                "--out build/example/answers.csv", "answers"),
     "measured": ("the tables of the pages, from the committed CSV",
                  "--root .", "figures.page_tables"),
 }  # fmt: skip

@@ -1,0 +1,259 @@
+"""The knob that spends given nats, law by law: a price is nearly the same, a δ is not. Resumes.
+
+Texts are the target's own at temperature 1, written by ``simulations/common/walk.py``. A law is
+both models' rows along them, as they are, tempered or truncated: other laws on the same texts. A
+draft of K tokens may start at every token; whether it goes on is the text's next token's
+min(p, h)/q, whose mean is the chance of acceptance. So replays are exact on average, and nothing
+else is sampled. The second table, same_nats, spends nats from the target's law at temperature 1: on
+lossless sampling of another target, on the band there with half of them, on the band alone. Errors
+are the jackknife's over texts.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cactus_theory.base import defaults
+from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import loaded
+from cactus_theory.decoding.options import own_ends
+from cactus_theory.divergences import divergence
+from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+from cactus_theory.traces.estimate import Replay, valued
+from cactus_theory.tuning.families import Family, Knobs, families
+
+from .common.inputs import (
+    ENDS,
+    add_end_arguments,
+    add_pair_arguments,
+    at_least,
+    prompt_ids,
+    settings_of,
+)
+from .common.journal import Journal
+from .common.results import publish
+from .common.walk import walked
+
+TABLES = "price_travels", "same_nats"
+POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
+LAWS = "speculative", "tempered:temperature=0.7", "truncated:top_p=0.95"
+# lossless sampling and the band token by token; lossless sampling of another target, by looseness
+KINDS = [kind for kind in families(divergence("kl"), ["band:price"]) if kind.verifier == "chain"]
+OTHERS = {
+    "tempered": Family(
+        "tempered", "chain", "tempered:temperature={}", lambda x: 1 / (1 + x), 1e-4, 0.2, 1e2
+    ),
+    "truncated": Family(
+        "truncated", "chain", "truncated:top_p={}", lambda x: math.exp(-x), 1e-4, 0.05, 1e1
+    ),
+}
+# most that an error moves a knob, in ln; least slope of ln nats over ln looseness
+FARTHEST, FLAT = 9.0, 1e-6
+Row = dict[str, Any]
+Run = Callable[["Texts", Policy], Replay]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add_end_arguments(parser)
+    add("--laws", nargs="+", default=list(LAWS), metavar="SPEC", help="of both models' rows")
+    add("--policies", nargs="+", default=list(POLICIES), metavar="NAME:KNOB")
+    add("--elsewhere", nargs="*", default=list(OTHERS), choices=list(OTHERS), metavar="NAME",
+        help="other targets for the second table: tempered, truncated")  # fmt: skip
+    add("--level", type=float, nargs="+", default=[0.02, 0.05, 0.1], help="nats a token")
+    add("--num-prompts", type=int, default=64)
+    add("--batch", type=int, default=32, help="texts that are written together")
+    add("--num-draft-tokens", type=int, default=4, metavar="K")
+    add("--max-new-tokens", type=int, default=48, metavar="N", help="of a text")
+    add("--seed", type=int, default=defaults.SEED)
+    add("--threads", type=int, default=1, help="of torch")
+    add("--out", type=Path, default=Path("build/price-travels"), metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Solve every family on every law, then at the same nats elsewhere; return 0."""
+    at_least(args, num_prompts=2, batch=1, num_draft_tokens=1, max_new_tokens=2)
+    prompts = given_prompts(args)[: args.num_prompts]
+    kinds = [KINDS[0], *(kind for name in args.policies for kind in _family(name))]
+    makers = {
+        f"price_travels {law} {kind.name}": partial(_travelled, law, kind, args.level)
+        for law in args.laws for kind in kinds
+    }  # fmt: skip
+    makers |= {f"same_nats {name}": partial(_elsewhere, OTHERS[name], args.level)
+               for name in args.elsewhere}  # fmt: skip
+    pair = loaded(args)
+    ids, texts = prompt_ids(args, pair, prompts), None
+    args.out.mkdir(parents=True, exist_ok=True)
+    settings = settings_of(args, prompts, "batch", "num_draft_tokens", "level", *ENDS)
+    with (
+        Journal(args.out / "journal.jsonl", settings) as journal,
+        Progress("solving", len(makers)) as progress,
+    ):
+        for key, make in makers.items():
+            if key not in journal.results:
+                texts = texts or _written(args, pair, ids)
+                journal.add(key, {"rows": make(texts)})
+            progress.advance()
+        for table in TABLES:
+            made = [journal.results[key]["rows"] for key in makers if key.startswith(table)]
+            if made:
+                publish(args, sum(made, []), args.out / f"{table}.csv")
+    return 0
+
+
+def _family(name: str) -> Iterator[Family]:
+    """Yield the family of ``NAME:KNOB`` token by token, more knobs at the values they have."""
+    first, comma, others = name.partition(",")
+    for kind in families(divergence("kl"), [first]):
+        if kind.verifier == "chain" and not kind.lossless:
+            yield replace(kind, name=name, template=kind.template + comma + others)
+
+
+class Texts:
+    """Texts of the target's law with both models' rows, float32, and what policies do on them."""
+
+    def __init__(
+        self, texts: Sequence[tuple[Tensor, ...]], ends: Sequence[int], width: int
+    ) -> None:
+        self.texts, self.ends, self.width = texts, list(ends), width
+        self.shaped: tuple[str, list[Any]] = "", []
+
+    def rows(self, shape: Policy) -> list[Any]:
+        """Return both models' rows in a shape, those of the last one again."""
+        if self.shaped[0] != shape.spec:
+            made = [[shape.emitted(own, own).float() for own in rows] for _, *rows in self.texts]
+            self.shaped = shape.spec, made
+        return self.shaped[1]
+
+    def replay(self, policy: Policy, shape: Policy, own: bool = True) -> Replay:
+        """Return a policy's replay on rows in a shape; nats from their target, or the texts'."""
+        sums, places = np.zeros((4, len(self.texts))), np.zeros((2, self.width, len(self.texts)))
+        for number, ((ids, q_1, _), (q, p)) in enumerate(
+            zip(self.texts, self.rows(shape), strict=True)
+        ):
+            h = policy.emitted(q, p)
+            kept = torch.minimum(h, p)
+            kl = divergence("kl").value(h, (q if own else q_1).double())
+            chance, ratio = (row.gather(1, ids[:, None])[:, 0].double() for row in (q_1, kept))
+            going = kept.sum(-1) - kept[:, self.ends].sum(-1)  # accepted, and the text goes on
+            starts = len(kl) if int(ids[-1]) in self.ends else len(kl) - self.width + 1
+            ratio[-1] = 0.0  # nothing follows
+            ratio, accepted, going, kl = (
+                torch.cat([cell, cell.new_zeros(self.width)]).unfold(0, self.width, 1)[:starts]
+                for cell in (ratio / chance, kept.sum(-1), going, kl)
+            )
+            alive = torch.cat([torch.ones_like(ratio[:, :1]), ratio[:, :-1]], -1).cumprod(-1)
+            taken, more, nats = ((alive * cell).sum(0).numpy() for cell in (accepted, going, kl))
+            sums[:, number] = starts, starts + more.sum(), taken.sum(), nats.sum()
+            places[:, :, number] = alive.sum(0).numpy(), taken
+        calls, tokens, taken, nats = sums
+        reached, accepted_at = places
+        return Replay(
+            policy.spec, "chain", self.width, f"{len(self.texts)} texts", calls, tokens, taken,
+            {"kl": nats}, reached, accepted_at, drafts=calls, drafted=calls * self.width,
+        )  # fmt: skip
+
+
+def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) -> Texts:
+    """Return lossless texts after the prompts; they are kept, and read where they were."""
+    ends, path = sorted(own_ends(pair.target)), args.out / "texts.pt"
+    if path.exists():
+        return Texts(torch.load(path), ends, args.num_draft_tokens)
+    texts: list[list[Any]] = [[] for _ in ids]
+    with Progress("writing texts", len(ids)) as progress:
+        for start in range(0, len(ids), args.batch):
+            own = ids[start : start + args.batch]
+            lossless = KINDS[0].policy(1.0), args.max_new_tokens, args.seed + start
+            for step in walked(pair, own, *lossless):
+                cells = step.tokens, step.q.float(), step.p.float()
+                for number, *of_text in zip(step.texts, *cells, strict=True):
+                    texts[start + number].append(of_text)
+            progress.update(start + len(own))
+    whole = [tuple(map(torch.stack, zip(*cells, strict=True))) for cells in texts]
+    torch.save(whole, path.with_suffix(".part"))
+    path.with_suffix(".part").replace(path)
+    return Texts(whole, ends, args.num_draft_tokens)
+
+
+class _Knobs(Knobs):
+    """Knobs of a family whose replays are of another kind than a trace's."""
+
+    def __init__(self, family: Family, width: int, run: Callable[[Policy], Replay]) -> None:
+        super().__init__(None, family, [width], "kl")  # type: ignore[arg-type]
+        self.run = run
+
+    def _replay(self, looseness: float, width: int) -> Replay:
+        self.replays[width][looseness] = self.run(self.family.policy(looseness))
+        return self.replays[width][looseness]
+
+
+def _solved(texts: Texts, family: Family, levels: Sequence[float], run: Run) -> list[Row]:
+    """Return at each level, or at the family's loosest: knob, tokens a call, acceptance, nats."""
+    knobs, rows = _Knobs(family, texts.width, partial(run, texts)), []
+    tried = knobs.replays[texts.width]
+    for level in levels:
+        replay = knobs.at(texts.width, level)
+        if replay is None:
+            raise ValueError(f"--level: {family.name} spends more at any knob; got {level}")
+        x = next(x for x, one in tried.items() if one is replay)
+        error = _knob_error(family, tried, x)
+        row = {"level": level, "knob": family.knob(x), "knob_se": error}
+        rows.append(row | _measured(replay))
+    return rows
+
+
+def _knob_error(family: Family, tried: Mapping[float, Replay], x: float) -> float | None:
+    """Return a knob's standard error: that of the nats over their slope; None at the loosest."""
+    if x >= family.most:
+        return None
+    y = min((other for other in tried if other != x), key=lambda other: abs(math.log(other / x)))
+    nats, beside = (tried[own].divergence_per_token() for own in (x, y))
+    slope = math.log(beside.value / nats.value) / math.log(y / x)
+    off = min(nats.standard_error / nats.value / max(slope, FLAT), FARTHEST)
+    return abs(family.knob(x * math.exp(off)) - family.knob(x))
+
+
+def _measured(replay: Replay) -> Row:
+    row = valued("tokens_per_call", replay.tokens_per_call)
+    row |= valued("acceptance", replay.acceptance_by_position[0])
+    return row | valued("kl_per_token", replay.divergence_per_token())
+
+
+def _travelled(law: str, family: Family, levels: Sequence[float], texts: Texts) -> list[Row]:
+    """Return a family at each level, of nats from the law's own target."""
+    shape, rows = find_policy(law), sum(len(ids) for ids, *_ in texts.texts)
+    about = {"law": shape.spec, "rows": rows, "family": family.name}
+
+    def run(own: Texts, policy: Policy) -> Replay:
+        return own.replay(policy, shape)
+
+    levels = [0.0] if family.lossless else levels
+    return [about | row for row in _solved(texts, family, levels, run)]
+
+
+def _elsewhere(family: Family, levels: Sequence[float], texts: Texts) -> list[Row]:
+    """Return lossless sampling of another target at each level, and the band there with half."""
+    (lossless, *_), band = KINDS, KINDS[-1]
+
+    def alone(own: Texts, shape: Policy) -> Replay:
+        return own.replay(lossless.policy(1.0), shape, own=False)
+
+    rows = [{"spent": family.name} | row for row in _solved(texts, family, levels, alone)]
+    halves = _solved(texts, family, [level / 2 for level in levels], alone)
+    for level, half in zip(levels, halves, strict=True):
+        shape = find_policy(family.template.format(half["knob"]))
+        on_top = _solved(texts, band, [level], lambda own, policy, shape=shape:
+                         own.replay(policy, shape, own=False))  # fmt: skip
+        rows += [{"spent": f"{family.name}, half by the band"} | row for row in on_top]
+    return rows
