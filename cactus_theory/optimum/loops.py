@@ -187,6 +187,7 @@ def edges_at_price(
     least, cap = head * likeliest if head else 0.0, math.inf
     if certain.size and a != 1:  # under KL U ≤ c
         cap = level_of(q, p, drafted / mass, drafted, certain)
+        threshold = threshold if threshold < cap else math.inf
     low, high = unit * (1 - 1e-9), highest * unit * (1 + 1e-9)
     top = min(largest, cap)
     if certain.size:

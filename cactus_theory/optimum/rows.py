@@ -178,7 +178,7 @@ class BudgetRow(_Row):
     """The band of one row (V,) within a budget of f, as :class:`PricedRow`."""
 
     def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
-        self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
+        self.q, self.p = (np.ascontiguousarray(row, np.float64) for row in (q, p))
         self.f, self.delta = f, delta
 
     def passes(self, threshold: float) -> bool:

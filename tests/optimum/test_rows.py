@@ -1,15 +1,17 @@
 """Compiled loops over rows: their formulas, the same laws without numba, caches, threads."""
 
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import list_divergences
-from cactus_theory.optimum.rows import CURVES, curve_of
+from cactus_theory.optimum.rows import CURVES, BudgetRow, PricedBand, PricedRow, curve_of
 from tests.rows import pair
 
 loops = pytest.importorskip("cactus_theory.optimum.loops", exc_type=ImportError)  # needs numba
@@ -97,3 +99,21 @@ def test_threads_solve_rows_at_once():
     with ThreadPoolExecutor(8) as pool:
         for law in pool.map(lambda _: rule.emitted(q, p), range(24)):
             assert torch.equal(law, alone)
+
+
+@pytest.mark.parametrize("spec", ["kl", "pearson_chi2", "squared_hellinger"])
+def test_a_sampled_token_beside_a_certain_one_is_raised_to_its_level_at_most(spec):
+    for q, p in zip(*(rows.numpy() for rows in pair(40, 6, seed=2)), strict=True):
+        row = PricedRow(q, p, PricedBand(ct.divergence(spec), 0.05), certain=[0])
+        row.passes(math.inf)
+        most = min(row.upper, row.cap)
+        assert row.passes(0.999 * most) and not row.passes(1.001 * most)
+
+
+def test_a_budget_of_float32_rows_with_zeros_is_that_of_float64_rows():
+    q, p = (row.numpy().astype(np.float32) for row in pair(20, 9, seed=1, kinds=("zeros", "zeros")))
+    f = ct.divergence("reverse_kl")
+    for rows in zip(q, p, strict=True):
+        narrow, wide = (BudgetRow(*(row.astype(kind) for row in rows), f, 0.05).edges
+                        for kind in (np.float32, np.float64))  # fmt: skip
+        assert narrow == wide
