@@ -167,7 +167,7 @@ def test_the_frontier_of_all_rows(files, tmp_path, capsys) -> None:
     [
         ((*TABLE, "--policy", "cactuss"), "'cactuss'"),
         ((*TABLE, "--latex", "x.txt"), "--latex: must end in .tex"),
-        ((*TABLE, "--draft-tokens", "1"), "exactly one must be given; got both"),
+        ((*TABLE, "--draft-tokens", "1"), "at most one may be given; got both"),
     ],
 )
 def test_a_table_refuses_in_one_line(files, capsys, arguments, said) -> None:

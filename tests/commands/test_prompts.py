@@ -137,7 +137,8 @@ def test_every_command_renders_chats_and_drafts_by_name(tmp_path, capsys, folder
     ]
     path = written(tmp_path, *lines * 3)
     asked = commands(path, tmp_path, folders["chat"], "ngram")[name]
-    assert run(asked, "--chat", "--show-prompt") == 0
+    # of expect too few texts have a draft
+    assert run(asked, "--chat", "--show-prompt") == (3 if name == "expect" else 0)
     err = capsys.readouterr().err
     assert (
         err.count("prompts: the first prompt, 5 tokens: '<s><|user|>Tom<|end|><|assistant|>'") == 1

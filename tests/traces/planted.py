@@ -63,6 +63,7 @@ class Rounds:
             bonus_drawn=False,
         )
         self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
+        self.ends = ends
         self.prompts = [text % prompts for text in range(texts)]
         self.found: list[Batch] = []
 

@@ -1,6 +1,7 @@
 """Which decodes there are, in what order, and what their results are called."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +43,8 @@ def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -
 def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
     spec = "some/where/mine.py:careful:alpha=0.5"
     asked = []
-    monkeypatch.setattr(grid_module, "find_followed", asked.append)
+    rule = SimpleNamespace(at_ends=lambda ends: None)
+    monkeypatch.setattr(grid_module, "find_followed", lambda own: asked.append(own) or rule)
     assert checked_policy(spec) == spec and asked == [spec]
     assert label(spec) == ("mine.py:careful", "alpha=0.5")
     assert file_of(spec) == Path("some/where/mine.py")
