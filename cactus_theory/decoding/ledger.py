@@ -1,5 +1,6 @@
 """A hard cap on what an answer spends: so many nats a token, at every length it may end at."""
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +139,13 @@ class Ledger(Schedule):
 
     def at_ends(self, token_ids: Iterable[int]) -> "Ledger":
         """Return the ledger over the policies for texts that these ids end."""
-        return Ledger(self.inner.at_ends(token_ids), self.cap, burst=self.burst)
+        if (inner := self.inner.at_ends(token_ids)) is self.inner:
+            return self
+        own = copy.copy(self)  # of a subclass, too
+        own.inner = inner
+        for found in ("ladders", "policies", "numbers"):
+            vars(own).pop(found, None)
+        return own
 
     def begin(self, prompt: Sequence[int]) -> Account:
         """Return an account with nothing in it."""

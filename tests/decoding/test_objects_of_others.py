@@ -191,7 +191,8 @@ def test_caches(tiny):
     caches = {"DynamicCache": (), "StaticCache": (config, 32), "DFlashCache": (), "MtpCache": ()}
     caches |= {"QuantizedCache": ()}  # of a package that need not be here
     caches |= {"EncoderDecoderCache": (transformers.DynamicCache(),) * 2}
-    assert {*classes} == {*caches}
+    of_all = {name for name, one in classes.items() if ".models." not in one.__module__}
+    assert of_all == {*caches}
     made = {}
     for name, given in caches.items():
         cache = classes[name](*given) if given else classes[name].__new__(classes[name])
