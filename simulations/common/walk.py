@@ -17,7 +17,7 @@ Rows = Float[Tensor, "texts vocab"]
 
 
 class Step(NamedTuple):
-    """One token of every open text: the text's number, rows of target, draft and law, the token."""
+    """A token of every open text, with the text's number and rows of target, draft and law."""
 
     texts: list[int]
     q: Rows
