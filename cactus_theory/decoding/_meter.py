@@ -187,7 +187,8 @@ class Meter:
         self, q: Tensor, p: Tensor, choice: Choice, path: Path, tokens: Sequence[Tensor]
     ) -> None:
         assert path.raised is not None
-        looked_ahead = path.raised.isfinite()
+        # numbers of policies and paths may lie on devices of their own
+        choice, looked_ahead = choice.cpu(), path.raised.isfinite().cpu()
         for number, policy in enumerate(self.policies):
             for ahead in (False, True):
                 rows = (choice == number) & (looked_ahead == ahead)

@@ -80,13 +80,20 @@ def part_of_rows(
 
 @triton.jit
 def band_step(
-    requests, target, draft, softmax, band, stepped, knob, form: tl.constexpr, FIRST: tl.constexpr
+    requests, target, draft, softmax, decision, band, stepped, knob, form: tl.constexpr,
+    FIRST: tl.constexpr, REFUSED: tl.constexpr,
 ):  # fmt: skip
     """Take one Newton step on every row that is marked, and sum E and E′ at its end.
 
-    Grid: (B K, C). Reads ``band``, writes ``stepped``. FIRST: only sums, at the starting points.
+    Grid: (B K, C), or (B, C) where only the rows of REFUSED tokens are left. Reads ``band``, writes
+    ``stepped``. FIRST: only sums, at the starting points.
     """
     row, part = tl.program_id(0), tl.program_id(1)
+    if REFUSED:
+        refused = tl.load(decision.accepted + row)
+        if refused >= form.width:
+            return
+        row = row * form.width + refused
     ratio = number_of(knob)
     flag, x = tl.load(band.flags + row), tl.load(band.points + row)
     lower, upper = 1.0 + x * 0, 1.0 / ratio + x * 0

@@ -1,14 +1,15 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
-r"""Random numbers, and draws of a token in one pass over its row, by an exponential race.
+r"""Coins, and draws of a token from a row by one coin, in two launches.
 
-Token i has exponential noise E_i of mean 1, and argmin E_i/w_i has the law w/Σw, without Σw
-being known. After the accepted tokens the weights are (s q − p)₊ after a refusal, and q, by its raw
-logits, for a bonus token or where nothing is left; a drafted token's are its row of logits. Weight
-0 takes no part, so such a token is never drawn. On a CPU tokens are drawn in
-``cactus_theory/verify/draw.py``.
+A row's weights are summed by parts; then one program finds the part where the coin falls and,
+reading that part again, the token: the first of positive weight at which the running sum exceeds
+the coin times the total, as in ``cactus_theory/verify/draw.py``. Weights are float32, sums of
+parts float32, running sums float64. After the accepted tokens the weights are (s q − p)₊ after
+a refusal, and q, by its raw logits, for a bonus token or where nothing is left; a drafted token's
+are its row of logits.
 
-Parameters are groups of ``buffers.py``; ``counter``, ``position`` and ``stream`` those of
+Parameters are groups of ``buffers.py``; ``position``, ``place`` and ``stream`` those of
 ``random_numbers.py``.
 """
 
@@ -21,219 +22,175 @@ from cactus_theory.kernels._rows import (
     draft_span,
     fall,
     number_of,
-    row_at,
+    part_at,
+    store_sums,
     temperature_of,
     tokens_at,
 )
 
-ACCEPT, RECOVERED, BONUS, DRAFT, _ = map(tl.constexpr, random_numbers.STREAMS)
-# counters of a group, and the tokens that share them: 4 outputs of each counter
-LANES = tl.constexpr(random_numbers.LANES)
-GROUP = tl.constexpr(4 * random_numbers.LANES)
-# token id of a lane in which no token has weight, and the least float32
-NOBODY, LEAST = tl.constexpr(2147483647), tl.constexpr(-3.4028234663852886e38)
-# u below which the series of −ln(1 − u) is exact to float32; above it the logarithm is
-SMALL = tl.constexpr(1 / 16)
+ACCEPT, DRAFT, DRAW = map(tl.constexpr, random_numbers.STREAMS)
+# token id of a part in which no token has weight
+NOBODY = tl.constexpr(2147483647)
 
 
 @triton.jit
-def bits_of(seed, counter, position, place, stream):
-    """Return four uint32 for every uint32 of ``counter``, to which the others broadcast."""
-    zero = counter * 0
-    at = zero + position.to(tl.uint32)
-    where = zero + place
-    return tl.philox(seed, counter, at, where.to(tl.uint32), (zero + stream).to(tl.uint32))
-
-
-@triton.jit
-def accept_coins(seed, position, places):
+def coins_of(seed, position, places, stream: tl.constexpr):
     """Return one float64 in [0, 1) for each of ``places`` (int32), with 53 random bits."""
-    counter = (places * 0).to(tl.uint32)
-    first, second, _, _ = bits_of(seed, counter, position, places, ACCEPT)
+    zero = (places * 0).to(tl.uint32)
+    first, second, _, _ = tl.philox(
+        seed, zero, zero + position.to(tl.uint32), places.to(tl.uint32), zero + stream
+    )
     high = first.to(tl.float64) * 2097152.0  # 2^21
     return (high + (second >> 11).to(tl.float64)) * 1.1102230246251565e-16  # 2^-53
 
 
 @triton.jit
-def exponential(bits):
-    """Return −ln(1 − u) of u = (bits + 1/2) 2^-32 of uint32: float32, positive and finite."""
-    u = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    other = bits ^ 0xFFFFFFFF  # ~bits: not every release's interpreter has ~ for uint32
-    left = (other.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 1 − u, without cancellation
-    series = 1 / 5 + u * (1 / 6 + u * (1 / 7))
-    series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * series))))
-    return tl.where(u < SMALL, series, -tl.log(left))
-
-
-@triton.jit
-def tokens_of(counter, OUTPUT: tl.constexpr):
-    """Return the token ids whose noise is output OUTPUT (0 to 3) of each counter."""
-    return (counter // LANES) * GROUP + OUTPUT * LANES + counter % LANES
-
-
-@triton.jit
-def contest(best, winner, key, token):
-    """Return the larger key of each lane and its token, of the ``best`` so far and another."""
-    better = key > best
-    return tl.where(better, key, best), tl.where(better, token, winner)
-
-
-@triton.jit
-def foremost(best, winner):
-    """Return the largest key of all lanes and the smallest token that has it."""
-    most = tl.max(best, 0)
-    return most, tl.min(tl.where(best == most, winner, NOBODY), 0)
-
-
-@triton.jit
-def log_of(key):
-    """Return ln of keys, float64, −∞ of 0."""
-    some = key > 0
-    return tl.where(some, tl.log(tl.where(some, key, 1.0).to(tl.float64)), -float("inf"))
-
-
-@triton.jit
-def logit_of(row, token, vocab):
-    """Return logits in float32, −∞ beyond the row, ∞ for NaN, which wins: see :func:`finish`."""
-    logit = tl.load(row + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
-    return tl.where(logit == logit, logit, float("inf"))
-
-
-@triton.jit
-def likeliest_of_part(row, part, vocab, form: tl.constexpr):
-    """Return the largest logit of a part, float64, and the first token that has it."""
-    lanes: tl.constexpr = form.lanes
-    best = tl.full((lanes,), -float("inf"), tl.float32)
-    winner = tl.full((lanes,), NOBODY, tl.int32)
-    for step in range(0, form.part, lanes):
-        token = part * form.part + step + tl.arange(0, lanes)
-        best, winner = contest(best, winner, logit_of(row, token, vocab), token)
-    most, token = foremost(best, winner)
-    return most.to(tl.float64), token
-
-
-@triton.jit
-def winner_of_part(
-    row, part, vocab, inverse, greedy, seed, position, place, stream, form: tl.constexpr
+def refused_part(
+    b, first, place, part, inverse, requests, target, draft, softmax, scale, form: tl.constexpr
 ):  # fmt: skip
-    """Return ln e^{l/T}/E of a part's winner by the whole row, float64, and its token.
-
-    A greedy request's key is its logit. Each lane has its weights in units of that of its largest
-    logit so far, as the row's is unknown.
-    """
-    if greedy:
-        most, token = likeliest_of_part(row, part, vocab, form)
+    """Return a part of the residual of the row at the refused token, and of the row, float32."""
+    slot = b * form.rows + place
+    logit = part_at(b, first, place, part, target, requests, form)
+    q = fall(logit, tl.load(softmax.peaks + slot), inverse) * tl.load(softmax.weights + slot)
+    if form.deterministic:
+        token = part * form.part + tl.arange(0, form.part)
+        refused = tl.load(tokens_at(b, first, place, requests, form))
+        left = tl.where(token == refused, 0.0, q * scale)
     else:
-        lanes: tl.constexpr = form.lanes
-        peak = tl.full((lanes,), -float("inf"), tl.float32)
-        best = tl.full((lanes,), 0.0, tl.float32)
-        winner = tl.full((lanes,), NOBODY, tl.int32)
-        for step in range(0, form.part // 4, lanes):
-            counter = part * (form.part // 4) + step + tl.arange(0, lanes)
-            drawn = bits_of(seed, counter.to(tl.uint32), position, place, stream)
-            above = peak
-            for k in tl.static_range(4):
-                above = tl.maximum(above, logit_of(row, tokens_of(counter, k), vocab))
-            unit = tl.maximum(above, LEAST)
-            best *= fall(peak, unit, inverse)
-            peak = above
-            for k in tl.static_range(4):
-                at = tokens_of(counter, k)
-                weight = fall(logit_of(row, at, vocab), unit, inverse)
-                best, winner = contest(best, winner, weight / exponential(drawn[k]), at)
-        key = log_of(best) + peak.to(tl.float64) * inverse
-        most, token = foremost(tl.where(peak == float("inf"), float("inf"), key), winner)
-    return most, token
+        slot += form.width
+        logit = part_at(b, first, place, part, draft, requests, form)
+        p = fall(logit, tl.load(softmax.peaks + slot), inverse) * tl.load(softmax.weights + slot)
+        left = q * scale - p
+    return tl.where(left > 0, left, 0.0), q  # 0 for NaN, too
 
 
 @triton.jit
-def race(
-    requests, target, draft, softmax, decision, band, winners, knob, form: tl.constexpr
-):  # fmt: skip
-    """Write the winner of one part of each request's row, by its residual and by the whole row.
+def scale_of(b, place, decision, band, knob, form: tl.constexpr):
+    """Return the scale s of the residual of the refused row, float32."""
+    scale = tl.load(decision.scales + b)
+    if band is not None:
+        scale = scale * upper_edge(b * form.width + place, band, form) * number_of(knob)
+    return scale.to(tl.float32)
 
-    Grid: (B, C). The row is that after its accepted tokens. Of a refused token's row M and S are
-    known, and keys are w/E; those of the whole row ln w/E. ``band``: where the edges of refused
-    rows are, None if their scales have them.
+
+@triton.jit
+def leftover(
+    requests, target, draft, softmax, decision, band, sums, knob, form: tl.constexpr
+):  # fmt: skip
+    """Write the sums of one part of the row after each request's accepted tokens.
+
+    Grid: (B, C). Of a refused token's row the residual's; those of the row itself are known.
+    ``band``: where the edges of refused rows are, None if their scales have them.
     """
-    lanes: tl.constexpr = form.lanes
     b, part = tl.program_id(0), tl.program_id(1)
     first, length = draft_span(b, requests, form)
     place = tl.load(decision.accepted + b)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat
-    row = row_at(b, first, place, target, form)
-    seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
     at = b * form.parts + part
     if greedy | (place >= length):
-        most, token = winner_of_part(
-            row, part, requests.vocab, inverse, greedy, seed, position, place, BONUS, form
-        )  # fmt: skip
-        tl.store(winners.left_keys + at, -float("inf"))
-        tl.store(winners.whole_keys + at, most)
-        tl.store(winners.whole_tokens + at, token)
-        return
-    slot = b * form.rows + place
-    peak_q, weight_q = tl.load(softmax.peaks + slot), tl.load(softmax.weights + slot)
-    scale = tl.load(decision.scales + b)
-    if form.deterministic:
-        sure_token = tl.load(tokens_at(b, first, place, requests, form))
+        logit = part_at(b, first, place, part, target, requests, form)
+        store_sums(logit, part, at, inverse, sums, requests.vocab, form)
+        tl.store(sums.left + at, 0.0)
     else:
-        other = row_at(b, first, place, draft, form)
-        peak_p = tl.load(softmax.peaks + slot + form.width)
-        weight_p = tl.load(softmax.weights + slot + form.width)
-    if band is not None:
-        scale = scale * upper_edge(b * form.width + place, band, form) * number_of(knob)
-    raised = scale.to(tl.float32)
-    left = tl.full((lanes,), 0.0, tl.float32)
-    whole = tl.full((lanes,), 0.0, tl.float32)
-    left_at = tl.full((lanes,), NOBODY, tl.int32)
-    whole_at = tl.full((lanes,), NOBODY, tl.int32)
-    for step in range(0, form.part // 4, lanes):
-        counter = part * (form.part // 4) + step + tl.arange(0, lanes)
-        drawn = bits_of(seed, counter.to(tl.uint32), position, place, RECOVERED)
-        for k in tl.static_range(4):
-            token = tokens_of(counter, k)
-            rate = 1 / exponential(drawn[k])
-            q = fall(logit_of(row, token, requests.vocab), peak_q, inverse) * weight_q
-            whole, whole_at = contest(whole, whole_at, q * rate, token)
-            if form.deterministic:
-                weight = tl.where(token == sure_token, 0.0, q * raised)
-            else:
-                drafted = tl.load(other + token, mask=token < requests.vocab, other=-float("inf"))
-                weight = q * raised - fall(drafted.to(tl.float32), peak_p, inverse) * weight_p
-            left, left_at = contest(left, left_at, weight * rate, token)
-    most, token = foremost(left, left_at)
-    tl.store(winners.left_keys + at, tl.where(most > 0, most, -float("inf")))
-    tl.store(winners.left_tokens + at, token)
-    most, token = foremost(whole, whole_at)
-    tl.store(winners.whole_keys + at, log_of(most))
-    tl.store(winners.whole_tokens + at, token)
+        known = (b * form.rows + place).to(tl.int64) * form.parts + part
+        tl.store(sums.most + at, tl.load(softmax.most + known))
+        tl.store(sums.whole + at, tl.load(softmax.whole + known))
+        scale = scale_of(b, place, decision, band, knob, form)
+        left, _ = refused_part(
+            b, first, place, part, inverse, requests, target, draft, softmax, scale, form
+        )  # fmt: skip
+        tl.store(sums.left + at, tl.sum(left, 0))
 
 
 @triton.jit
-def winner_of_row(b, keys, tokens, form: tl.constexpr):
-    """Return the largest key of all parts and its token; −∞ and NOBODY where none has one."""
+def weights_of(logit, b, part, inverse, sums, form: tl.constexpr):
+    """Return the weights of a part's tokens, as they were summed."""
+    return fall(logit, tl.load(sums.most + b * form.parts + part), inverse)
+
+
+@triton.jit
+def masses_of(b, inverse, sums, form: tl.constexpr):
+    """Return the masses of a row's parts, float64, in units of that of its largest logit.
+
+    NaN among them, or none of them positive: the row is no distribution.
+    """
     part = tl.arange(0, form.most_parts)
     at, on = b * form.parts + part, part < form.parts
-    key = tl.load(keys + at, mask=on, other=-float("inf"))
-    return foremost(key, tl.load(tokens + at, mask=on, other=NOBODY))
+    most = tl.load(sums.most + at, mask=on, other=-float("inf")).to(tl.float64)
+    whole = tl.load(sums.whole + at, mask=on, other=0.0).to(tl.float64)
+    peak = tl.max(most, 0)
+    finite = tl.where(peak == -float("inf"), 0.0, peak)
+    return whole * tl.exp((most - finite) * inverse)
 
 
 @triton.jit
-def finish(requests, decision, winners, emitted, form: tl.constexpr):
-    """Write the accepted tokens, the winner of all parts, and −1 after them. Grid: (B,).
+def first_beyond(mass, share):
+    """Return the first positive mass at which the running sum exceeds a share of the total.
 
-    Where the row is not a distribution, −1 stands in its place: a NaN or an infinite logit has
-    won with an infinite key, or no token has a logit at all.
+    Also how far into that mass the share lies, from 0 to 1.
+    """
+    place = tl.arange(0, mass.shape[0])
+    running = tl.cumsum(mass, 0)
+    some = mass > 0
+    last = tl.max(tl.where(some, place, 0), 0)
+    total = tl.max(tl.where(place == last, running, 0.0), 0)
+    # sums of other orders: the running sum of the last mass may not exceed its share
+    found = tl.min(tl.where(some & (running > share * total), place, last), 0)
+    here = place == found
+    own = tl.sum(tl.where(here, mass, 0.0), 0)
+    into = share * total - (tl.sum(tl.where(here, running, 0.0), 0) - own)
+    return found, tl.where(own > 0, tl.maximum(into / tl.where(own > 0, own, 1.0), 0.0), 0.0)
+
+
+@triton.jit
+def likeliest_of(b, sums, form: tl.constexpr):
+    """Return the first token with the largest logit of a row."""
+    part = tl.arange(0, form.most_parts)
+    at, on = b * form.parts + part, part < form.parts
+    most = tl.load(sums.most + at, mask=on, other=-float("inf"))
+    token = tl.load(sums.likeliest + at, mask=on, other=NOBODY)
+    return tl.min(tl.where(most == tl.max(most, 0), token, NOBODY), 0)
+
+
+@triton.jit
+def finish(
+    requests, target, draft, softmax, decision, band, sums, emitted, knob, form: tl.constexpr
+):  # fmt: skip
+    """Write the accepted tokens, the token that is drawn, and −1 after them. Grid: (B,).
+
+    Where the row is not a distribution, −1 stands in its place.
     """
     b = tl.program_id(0)
-    first, _ = draft_span(b, requests, form)
+    first, length = draft_span(b, requests, form)
     count = tl.load(decision.accepted + b)
-    best, token = winner_of_row(b, winners.left_keys, winners.left_tokens, form)
-    most, other = winner_of_row(b, winners.whole_keys, winners.whole_tokens, form)
-    last = tl.where(best > -float("inf"), token, other)
-    last = tl.where(tl.abs(most) < float("inf"), last, -1)
+    heat, greedy = temperature_of(b, requests, form)
+    inverse = 1.0 / heat
+    part = tl.arange(0, form.most_parts)
+    mass = masses_of(b, inverse.to(tl.float64), sums, form)
+    total = tl.sum(mass, 0)
+    at = b * form.parts + part
+    left = tl.load(sums.left + at, mask=part < form.parts, other=0.0).to(tl.float64)
+    some = tl.sum(left, 0) > 0
+    coin = coins_of(
+        tl.load(requests.seeds + b), tl.load(requests.positions + b), count * 0, DRAW
+    )  # fmt: skip
+    found, share = first_beyond(tl.where(some, left, mass), coin)
+    if some:
+        scale = scale_of(b, count, decision, band, knob, form)
+        weight, whole = refused_part(
+            b, first, count, found, inverse, requests, target, draft, softmax, scale, form
+        )  # fmt: skip
+        # another kernel may round what was left to nothing
+        weight = tl.where(tl.max(weight, 0) > 0, weight, whole)
+    else:
+        logit = part_at(b, first, count, found, target, requests, form)
+        weight = weights_of(logit, b, found, inverse, sums, form)
+    inside, _ = first_beyond(weight.to(tl.float64), share)
+    last = found * form.part + inside
+    if form.greedy:
+        last = tl.where(greedy, likeliest_of(b, sums, form), last)
+    last = tl.where((total > 0) & (total < float("inf")), last, -1)
     place = tl.arange(0, form.outputs)
     drafted = tl.load(tokens_at(b, first, place, requests, form), mask=place < count, other=-1)
     out = tl.where(place == count, last.to(tl.int64), drafted)
@@ -243,29 +200,33 @@ def finish(requests, decision, winners, emitted, form: tl.constexpr):
 
 
 @triton.jit
-def race_alone(requests, rows, winners, place, form: tl.constexpr):
-    """Write the winner of one part of each row of logits, (B, V). Grid: (B, C).
-
-    ``place`` is one number, of the drafted token that is drawn.
-    """
+def sum_alone(requests, rows, sums, form: tl.constexpr):
+    """Write the sums of one part of each row of logits, (B, V). Grid: (B, C)."""
     b, part = tl.program_id(0), tl.program_id(1)
-    row = rows.logits + b.to(tl.int64) * rows.step
-    heat, greedy = temperature_of(b, requests, form)
-    inverse = 1.0 / heat
-    seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
-    most, token = winner_of_part(
-        row, part, requests.vocab, inverse, greedy, seed, position, place, DRAFT, form
-    )  # fmt: skip
-    tl.store(winners.whole_keys + b * form.parts + part, most)
-    tl.store(winners.whole_tokens + b * form.parts + part, token)
+    heat, _ = temperature_of(b, requests, form)
+    logit = part_at(b, 0, b * 0, part, rows, requests, form)
+    store_sums(logit, part, b * form.parts + part, 1.0 / heat, sums, requests.vocab, form)
 
 
 @triton.jit
-def pick_alone(winners, out, form: tl.constexpr):
-    """Write the winner of all parts to ``out`` (B,), −1 where the row is no distribution.
+def pick_alone(requests, rows, sums, place, out, form: tl.constexpr):
+    """Write a token of each row of logits to ``out`` (B,), −1 where it is no distribution.
 
-    Grid: (B,).
+    Grid: (B,). ``place`` is one number, of the drafted token that is drawn.
     """
     b = tl.program_id(0)
-    most, token = winner_of_row(b, winners.whole_keys, winners.whole_tokens, form)
-    tl.store(out + b, tl.where(tl.abs(most) < float("inf"), token, -1).to(tl.int64))
+    heat, greedy = temperature_of(b, requests, form)
+    inverse = 1.0 / heat
+    mass = masses_of(b, inverse.to(tl.float64), sums, form)
+    total = tl.sum(mass, 0)
+    coin = coins_of(
+        tl.load(requests.seeds + b), tl.load(requests.positions + b), b * 0 + place, DRAFT
+    )  # fmt: skip
+    found, share = first_beyond(mass, coin)
+    logit = part_at(b, 0, b * 0, found, rows, requests, form)
+    weight = weights_of(logit, b, found, inverse, sums, form)
+    inside, _ = first_beyond(weight.to(tl.float64), share)
+    token = found * form.part + inside
+    if form.greedy:
+        token = tl.where(greedy, likeliest_of(b, sums, form), token)
+    tl.store(out + b, tl.where((total > 0) & (total < float("inf")), token, -1).to(tl.int64))

@@ -46,7 +46,7 @@ class Step:
             "knob": self.policy.high_and_low,
             "KIND": self.policy.kind,
             "softmax": work.softmax, "decision": work.decision, "block": work.block,
-            "band": work.bands[0] if self.solved else None, "winners": work.winners,
+            "band": work.bands[0] if self.solved else None, "sums": work.sums,
             "emitted": Emitted(self.output, self.output.stride(0), self.counts),
             "form": _form(work, self.temperature, flat, self.draft is None),
         }  # fmt: skip
@@ -80,8 +80,9 @@ class Step:
                     self._run_block()
                 else:
                     edges = self._run_chain()
-            launch(_draws.race, (work.batch, form.parts), {**shared, "band": edges}, warps)
-            launch(_draws.finish, (work.batch,), shared, 1)
+            shared = {**shared, "band": edges}
+            launch(_draws.leftover, (work.batch, form.parts), shared, warps)
+            launch(_draws.finish, (work.batch,), shared, warps)
 
     def _run_chain(self) -> BandBuffers | None:
         """Decide token by token; return the buffers with the edges of refused rows."""
@@ -99,13 +100,19 @@ class Step:
         launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)
 
     def _solve(self, decide: bool) -> BandBuffers:
-        """Take Newton steps; after the first, decide the OPEN tokens of a chain."""
+        """Take Newton steps; after the first, decide the OPEN tokens of a chain.
+
+        Then only the rows of refused tokens are left.
+        """
         work, form = self.workspace, self.shared["form"]
-        grid, warps = (work.batch * work.width, form.parts), warps_for(form.part)
+        warps = warps_for(form.part)
         band, stepped = work.bands
         for step in range(self.steps):
-            at = {**self.shared, "band": band, "stepped": stepped, "FIRST": step == 0}
-            launch(_band.band_step, grid, at, warps)
+            refused = decide and step > 0
+            at = {**self.shared, "band": band, "stepped": stepped}
+            at |= {"FIRST": step == 0, "REFUSED": refused}
+            rows = work.batch * (1 if refused else work.width)
+            launch(_band.band_step, (rows, form.parts), at, warps)
             band, stepped = stepped, band
             if decide and step == 0:
                 at = {**self.shared, "band": band}
@@ -127,11 +134,12 @@ def draw(
     shared = {
         "requests": Requests(None, 0, None, temperature, work.vocab, seeds, positions),
         "rows": LogitRows(logits, logits.stride(0), 0),
-        "winners": work.winners, "place": place, "out": out, "form": form,
+        "sums": work.sums, "place": place, "out": out, "form": form,
     }  # fmt: skip
+    warps = warps_for(form.part)
     with torch.cuda.device_of(logits):
-        launch(_draws.race_alone, (work.batch, form.parts), shared, warps_for(form.part))
-        launch(_draws.pick_alone, (work.batch,), shared, 1)
+        launch(_draws.sum_alone, (work.batch, form.parts), shared, warps)
+        launch(_draws.pick_alone, (work.batch,), shared, warps)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:

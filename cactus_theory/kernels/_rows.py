@@ -92,6 +92,18 @@ def number_of(knob):
 
 
 @triton.jit
+def store_sums(logit, part, at, inverse, sums, vocab, form: tl.constexpr):
+    """Write max l, Σ exp((l − max l)/T) and the first token with max l of a part of a row."""
+    most = tl.max(logit, 0)
+    finite = tl.where(most == -float("inf"), 0.0, most)
+    tl.store(sums.most + at, most)
+    tl.store(sums.whole + at, tl.sum(fall(logit, finite, inverse), 0))
+    if form.greedy:
+        token = part * form.part + tl.arange(0, form.part)
+        tl.store(sums.likeliest + at, tl.min(tl.where(logit == most, token, vocab), 0))
+
+
+@triton.jit
 def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
     """Write max l and Σ exp((l − max l)/T) of one part of one row of drafted tokens.
 
@@ -111,15 +123,8 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
             logit = part_at(b, first, place, part, target, requests, form)
         else:
             logit = part_at(b, first, place, part, draft, requests, form)
-    most = tl.max(logit, 0)
-    finite = tl.where(most == -float("inf"), 0.0, most)
-    total = tl.sum(fall(logit, finite, 1.0 / heat), 0)
     at = row.to(tl.int64) * form.parts + part
-    tl.store(softmax.part_max + at, most)
-    tl.store(softmax.part_sum + at, total)
-    if form.greedy:
-        token = part * form.part + tl.arange(0, form.part)
-        tl.store(softmax.part_arg + at, tl.min(tl.where(logit == most, token, requests.vocab), 0))
+    store_sums(logit, part, at, 1.0 / heat, softmax, requests.vocab, form)
 
 
 @triton.jit
@@ -131,8 +136,8 @@ def row_sums(row, on, inverse, softmax, form: tl.constexpr):
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
     read = on[:, None] & (part < form.parts)
-    most = tl.load(softmax.part_max + at, mask=read, other=-float("inf")).to(tl.float64)
-    total = tl.load(softmax.part_sum + at, mask=read, other=0.0).to(tl.float64)
+    most = tl.load(softmax.most + at, mask=read, other=-float("inf")).to(tl.float64)
+    total = tl.load(softmax.whole + at, mask=read, other=0.0).to(tl.float64)
     peak = tl.max(most, 1)
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     whole = tl.sum(total * tl.exp((most - peak[:, None]) * inverse), 1)
@@ -148,8 +153,8 @@ def likeliest(row, on, peak, softmax, form: tl.constexpr):
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
     read = on[:, None] & (part < form.parts)
-    most = tl.load(softmax.part_max + at, mask=read, other=-float("inf")).to(tl.float64)
-    token = tl.load(softmax.part_arg + at, mask=read, other=2147483647)
+    most = tl.load(softmax.most + at, mask=read, other=-float("inf")).to(tl.float64)
+    token = tl.load(softmax.likeliest + at, mask=read, other=2147483647)
     return tl.min(tl.where(most == peak[:, None], token, 2147483647), 1)
 
 

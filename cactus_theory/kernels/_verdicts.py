@@ -14,7 +14,7 @@ import triton.language as tl
 
 from cactus_theory.kernels import policies
 from cactus_theory.kernels._band import READ, part_of_rows, upper_edge
-from cactus_theory.kernels._draws import accept_coins
+from cactus_theory.kernels._draws import ACCEPT, coins_of
 from cactus_theory.kernels._rows import (
     draft_span,
     drafted_chances,
@@ -117,7 +117,8 @@ def judge(
     place = tl.arange(0, form.places)
     first, length = draft_span(b, requests, form)
     q_n, p_n, greedy = drafted_chances(b, first, length, requests, target, draft, softmax, form)
-    coin = accept_coins(tl.load(requests.seeds + b), tl.load(requests.positions + b), place)
+    seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
+    coin = coins_of(seed, position, place, ACCEPT)
     ratio = number_of(knob)
     deterministic = greedy | form.deterministic
     verdict, scale = verdicts_of(q_n, p_n, coin, ratio, KIND, deterministic)
@@ -184,10 +185,11 @@ def block_entries(
 def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constexpr):
     """Write the alive ratio P at each node, and the scale of its residual (s q − p)₊.
 
-    Also the residual's mass where the draft is deterministic, P after the last drafted token, and
-    the last node that is always reached. Grid: (B,).
+    Also the residual's mass where it is known or decides nothing, and the last node that is always
+    reached or, by the coin of the block's end, the end. Grid: (B,).
     """
     b = tl.program_id(0)
+    seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
     _, length = draft_span(b, requests, form)
     _, greedy = temperature_of(b, requests, form)
     deterministic = greedy | form.deterministic
@@ -209,18 +211,21 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
         if KIND == BAND:
             h_n = tl.where(deterministic, q_n / (ratio * (1 - q_n) + q_n), h_n)
         tl.store(block.alive + slot, ratio_alive, mask=on)
-        tl.store(block.scales + slot, ratio_alive * lower, mask=on)
-        tl.store(
-            block.closed + slot, tl.where(deterministic, ratio_alive * (1 - h_n), -1.0), mask=on
-        )
+        scale = ratio_alive * lower
+        tl.store(block.scales + slot, scale, mask=on)
+        # a residual has at most the mass s, so that a node passes at most with s/(s + 1 − P)
+        coin = coins_of(seed, position, b * 0 + (place - 1), ACCEPT)
+        fails = coin * (scale + 1 - ratio_alive) >= scale
+        closed = tl.where(deterministic, ratio_alive * (1 - h_n), tl.where(fails, 0.0, -1.0))
+        tl.store(block.closed + slot, closed, mask=on)
         divisor = tl.where(p_n > 0, p_n, 1.0)
         accepted = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
         number = (q_n == q_n) & (p_n == p_n) & (accepted == accepted)
         accepted = tl.where(number & (ratio_alive > 0), accepted, 0.0)
         ratio_alive = tl.where(on, tl.minimum(1.0, accepted), ratio_alive)
         last = tl.where(on & (ratio_alive == 1.0), place + 1, last)
-    tl.store(block.ends + b, ratio_alive)
-    tl.store(block.sure + b, last)
+    final = coins_of(seed, position, length - 1, ACCEPT)
+    tl.store(block.sure + b, tl.where((length > 0) & (final < ratio_alive), length, last))
 
 
 @triton.jit
@@ -233,7 +238,7 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
     inverse = 1.0 / heat
     if (place >= length) | (place <= tl.load(block.sure + b)) | greedy:
         return
-    if tl.load(block.alive + row) <= 0:
+    if tl.load(block.closed + row) >= 0:
         return
     q, p = part_of_rows(b, first, place, part, inverse, requests, target, draft, softmax, form)
     scale = tl.load(block.scales + row).to(tl.float32)
@@ -252,15 +257,12 @@ def block_judge(requests, block, decision, form: tl.constexpr):
     inner = (node > sure) & (node < length)
     reached = tl.load(block.alive + slot, mask=inner, other=1.0)
     mass = tl.load(block.closed + slot, mask=inner, other=0.0)
-    read = inner & (mass < 0) & (reached > 0)
-    mass = tl.where(mass < 0, 0.0, mass) + sum_of_parts(slot, read, block.lefts, form)
+    mass = tl.where(mass < 0, 0.0, mass) + sum_of_parts(slot, inner & (mass < 0), block.lefts, form)
     denominator = mass + tl.where(reached == 1, 1.0, 1 - reached)
     value = tl.where(reached == 1, 1.0, mass / denominator)
     seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
-    passes = inner & (accept_coins(seed, position, node - 1) < value)
+    passes = inner & (coins_of(seed, position, node - 1, ACCEPT) < value)
     count = tl.maximum(sure, tl.max(tl.where(passes, node, 0), 0))
-    final = tl.sum(tl.where(node == 0, accept_coins(seed, position, node * 0 + length - 1), 0.0), 0)
-    count = tl.where((length > 0) & (final < tl.load(block.ends + b)), length, count)
     tl.store(decision.accepted + b, count)
     scale = tl.load(block.scales + slot, mask=node < length, other=0.0)
     tl.store(decision.scales + b, tl.sum(tl.where(node == count, scale, 0.0), 0))

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, Int32, Int64
 from torch import Tensor
 
-from cactus_theory.kernels.random_numbers import LANES
-from cactus_theory.kernels.tiles import TOKENS_A_THREAD, part_for
+from cactus_theory.kernels.tiles import part_for
 
 
 class Requests(NamedTuple):
@@ -50,9 +49,9 @@ class SplitKnob(NamedTuple):
 class Softmax(NamedTuple):
     """Softmax constants of a request's target rows, then of its draft's, if it has rows."""
 
-    part_max: Float32[Tensor, "B 2 K C"]  # a part's largest logit
-    part_sum: Float32[Tensor, "B 2 K C"]  # a part's Σ exp((l − part_max)/T)
-    part_arg: Int32[Tensor, "B 2 K C"]  # its first token with part_max, if some T may be 0
+    most: Float32[Tensor, "B 2 K C"]  # a part's largest logit
+    whole: Float32[Tensor, "B 2 K C"]  # a part's Σ exp((l − most)/T)
+    likeliest: Int32[Tensor, "B 2 K C"]  # its first token with the largest, if some T may be 0
     peaks: Float32[Tensor, "B 2 K"]  # M, the row's largest logit
     weights: Float32[Tensor, "B 2 K"]  # 1/S, S the row's Σ exp((l − M)/T)
 
@@ -83,19 +82,18 @@ class BlockBuffers(NamedTuple):
     p: Float64[Tensor, "B K"]  # p_n of the drafted token
     alive: Float64[Tensor, "B K"]  # the ratio P with which a drafted token's row was reached
     scales: Float64[Tensor, "B K"]  # scale s of its residual
-    closed: Float64[Tensor, "B K"]  # the residual's mass if the draft is deterministic, or −1
+    closed: Float64[Tensor, "B K"]  # the residual's mass, 0 where its node fails, −1 to be read
     lefts: Float32[Tensor, "B K C"]  # Σ (s q − p)₊, by parts
-    ends: Float64[Tensor, "B"]  # P after the last drafted token
-    sure: Int32[Tensor, "B"]  # the last node that is always reached
+    sure: Int32[Tensor, "B"]  # the last node that is always reached; K if all is accepted
 
 
-class Winners(NamedTuple):
-    """The winner of each part of the row that is drawn from, and its key."""
+class Sums(NamedTuple):
+    """Sums by parts of the row that is drawn from."""
 
-    left_keys: Float32[Tensor, "B C"]  # of a draw from the residual
-    left_tokens: Int32[Tensor, "B C"]
-    whole_keys: Float64[Tensor, "B C"]  # of a draw from the whole row
-    whole_tokens: Int32[Tensor, "B C"]
+    most: Float32[Tensor, "B C"]  # a part's largest logit
+    whole: Float32[Tensor, "B C"]  # a part's Σ exp((l − most)/T)
+    likeliest: Int32[Tensor, "B C"]  # its first token with the largest, if some T may be 0
+    left: Float32[Tensor, "B C"]  # a part's Σ (s q − p)₊ after a refusal, else 0
 
 
 class Emitted(NamedTuple):
@@ -127,11 +125,6 @@ class Form:
     def rows(self) -> int:
         """Return the number of rows summed for a request: K, or 2 K with draft rows."""
         return self.width if self.deterministic else 2 * self.width
-
-    @property
-    def lanes(self) -> int:
-        """Return the counters handled at once: one per thread, at least one group."""
-        return max(LANES, self.part // TOKENS_A_THREAD)
 
     @property
     def places(self) -> int:
@@ -181,7 +174,7 @@ class Workspace:
         self.parts = -(-vocab // self.part)
         self.softmax, self.decision = self._zeros(Softmax), self._zeros(DecisionBuffers)
         self.bands = self._zeros(BandBuffers), self._zeros(BandBuffers)
-        self.block, self.winners = self._zeros(BlockBuffers), self._zeros(Winners)
+        self.block, self.sums = self._zeros(BlockBuffers), self._zeros(Sums)
 
     def _zeros(self, group: Any) -> Any:
         """Return a group of zeros with the shapes of its class's annotations; no axis is empty."""

@@ -26,6 +26,7 @@ from cactus_theory.kernels.layout import (
 from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
+from cactus_theory.verify.draw import NO_TOKEN, pick
 
 WHOLE = (torch.int64,)
 # least release of Triton: its kernels take groups of parameters of which some are None
@@ -71,8 +72,8 @@ def verify_logits(
     that no band accepts; and the refused row 2 to 4 times to solve it. A block reads the rows
     after the last deterministic node again, and on the band solves those of its path.
 
-    All else takes softmax and the torch path in float64: the same law, but other tokens after a
-    refusal (drawn by inversion), and it may wait for the device.
+    All else takes softmax and the torch path in float64: the same law and, but for rounding, the
+    same tokens; it may wait for the device.
 
     Parameters
     ----------
@@ -162,7 +163,7 @@ def draft_from_logits(
 ) -> Tensor:
     """Draw a drafted token from each row of softmax(l/T), in one pass over the logits.
 
-    The numbers come from a stream of their own, which :func:`verify_logits` does not use:
+    The coins come from a stream of their own, which :func:`verify_logits` does not use:
     ``positions`` are those of the step that will verify the draft, and ``place`` is 0 for its
     first token. At T = 0 the token is the first of the largest logit.
 
@@ -290,14 +291,12 @@ def draw_in_torch(
     positions: Int[Tensor, "batch"],
     place: int,
 ) -> Int[Tensor, "batch"]:
-    """Return one token a row, by the kernel's noise; −1 where a row is no distribution."""
+    """Return one token a row, by the kernel's coin; −1 where a row is no distribution."""
     temperature = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
-    temperature = temperature.expand(len(logits))[:, None]
-    at = torch.full_like(positions, place)
-    noise = random_numbers.noise(seeds, positions, at, random_numbers.DRAFT, logits.shape[-1])
-    scaled = logits.double() / torch.where(temperature > 0, temperature, 1.0)
-    best, token = torch.where(temperature > 0, scaled - noise.log(), scaled).max(-1)
-    return torch.where(best.isfinite(), token, -1)
+    at = torch.full_like(positions, place)[:, None]
+    coins = random_numbers.coins(seeds, positions, at, random_numbers.DRAFT)[:, 0]
+    rows = _probabilities(logits, temperature.expand(len(logits))[:, None])
+    return torch.where(logits.amax(-1).isfinite(), pick(rows, coins), NO_TOKEN)
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:

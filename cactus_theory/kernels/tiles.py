@@ -1,11 +1,9 @@
 """The tile of a kernel: the tokens of a row in one program, and the warps that share them."""
 
-# (largest vocabulary, tokens of a row in one program); a multiple of 512, the tokens that share
-# counters of noise
+# (largest vocabulary, tokens of a row in one program)
 PART_BY_VOCABULARY = ((512, 512), (1024, 1024), (16384, 2048), (65536, 4096))
 LONGEST_PART = 8192
-# tokens of a part per thread, tokens per warp, and the most warps of a part
-TOKENS_A_THREAD = 32
+# tokens per warp, and the most warps of a part
 TOKENS_A_WARP = 1024
 MOST_WARPS = 8
 # parts of rows that a warp merges: two per thread

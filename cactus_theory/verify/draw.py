@@ -1,6 +1,6 @@
 """Draw tokens with uniform numbers (coins), and the coins from a generator.
 
-Kernels draw by a race instead: ``cactus_theory/kernels/_draws.py``.
+Kernels draw alike, by parts: ``cactus_theory/kernels/_draws.py``.
 """
 
 import math

@@ -10,6 +10,7 @@ sizes.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import signal
 import subprocess
@@ -33,6 +34,8 @@ ALL = 300
 # what is aimed at: share of a copy's speed, microseconds of one text's verification, a round over
 # its passes
 COPY_SHARE, ONE_TEXT_US, OVER_PASSES = 0.7, 30, 1.05
+# processes of a piece of tests
+PROCESSES = 6
 # lines of the summary
 LINES = 40
 # a new machine's libraries may warn of what is no fault of the kernels
@@ -53,11 +56,11 @@ class Piece:
 PIECES = {
     "compile": Piece(45, COMPILES),
     "laws": Piece(60, (*TESTS, "tests/kernels", "-k", "151936 or exact_laws")),
-    "verify": Piece(100, table="gpu_verify", jobs=verifications),
-    "decode-1b": Piece(30, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
-    "decode-8b": Piece(45, table="gpu_decode", jobs=partial(decodes, "8b")),
-    "loop": Piece(60, (*TESTS, "tests/decoding/device", "tests/simulations/gpu_check")),
-    "small": Piece(60, (*TESTS, "tests/kernels", "-k", "not (151936 or exact_laws)")),
+    "verify": Piece(60, table="gpu_verify", jobs=verifications),
+    "decode-8b": Piece(75, table="gpu_decode", jobs=partial(decodes, "8b")),
+    "decode-1b": Piece(45, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
+    "loop": Piece(45, (*TESTS, "tests/decoding/device", "tests/simulations/gpu_check")),
+    "small": Piece(45, (*TESTS, "tests/kernels", "-k", "not (151936 or exact_laws)")),
 }
 
 
@@ -129,7 +132,9 @@ def _command(args: argparse.Namespace, name: str, piece: Piece) -> list[str]:
     if piece.jobs:
         return [sys.executable, "-m", "simulations", "gpu-check", name, *here]
     if piece.python != COMPILES:
-        return [sys.executable, *piece.python]
+        # what takes time is compiling: several at once, where the plugin is there
+        several = importlib.util.find_spec("xdist") and not args.device.startswith("cpu")
+        return [sys.executable, *piece.python, *(["-n", str(PROCESSES)] if several else [])]
     few = ["--few", "--jobs", "1"] * args.device.startswith("cpu")
     return [sys.executable, *piece.python, *few, "--out", str(args.out / "gpu_kernels.csv")]
 
@@ -139,7 +144,7 @@ def _table(args: argparse.Namespace, piece: Piece) -> int:
     bench, rows, failed = Bench(torch.device(args.device), args.seed), [], 0
     if piece.jobs is None:
         raise ValueError(f"--here: must be of a piece among {', '.join(_tables())}; got a check")
-    about = facts(bench)
+    about, began = facts(bench), time.monotonic()
     for what, job in piece.jobs(bench):
         try:
             rows.append(job())
@@ -148,7 +153,7 @@ def _table(args: argparse.Namespace, piece: Piece) -> int:
             print(f"{what}: {type(error).__name__}: {first_line(error)}", flush=True)
             continue
         publish(args, rows, args.out / f"{piece.table}.csv", **about)
-        print(f"{what}: done", flush=True)
+        print(f"{what}: done after {time.monotonic() - began:.0f} s", flush=True)
     print(f"{len(rows)} rows, {failed} failed")
     return int(failed > 0)
 

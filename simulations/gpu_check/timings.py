@@ -75,7 +75,7 @@ def _driver(index: int) -> str:
     return answer.stdout.strip() or "unknown"
 
 
-# seconds of measuring a call, after warming up
+# seconds of measuring a call, after warming up; one that takes longer is timed once
 SECONDS = 0.25
 FEWEST, MOST, WARM_UPS = 3, 50, 3
 # bytes of a buffer, larger than any cache of the device, that is read before every timed call:
@@ -97,30 +97,43 @@ class Timing:
 def interleaved(
     works: Mapping[str, Work], device: torch.device, between: Work | None = None
 ) -> dict[str, Timing]:
-    """Time calls in turn: ``FEWEST`` rounds at least, at most ``MOST`` in ``SECONDS`` a call.
+    """Time calls in turn: each ``FEWEST`` times at least, at most ``MOST`` in ``SECONDS``.
 
-    On a CPU one round, as a kernel that is interpreted takes a second. The first calls pay for
+    On a CPU once, as a kernel that is interpreted takes a second. The first calls pay for
     memory and compilation untimed. ``between`` runs after every round, and changes what the time
     depends on: random numbers.
     """
     cuda = device.type == "cuda"
+    slow = {}
     with torch.inference_mode():
-        for work in works.values():
+        for name, work in works.items():
+            began = time.monotonic()
             for _ in range(WARM_UPS if cuda else 1):
+                start = time.monotonic()
                 work()
-        graphs = {name: captured(work, device) if cuda else None for name, work in works.items()}
+                if cuda:
+                    torch.cuda.synchronize(device)
+                slow[name] = time.monotonic() - start > SECONDS
+                if time.monotonic() - began > SECONDS and slow[name]:
+                    break
+        graphs = {name: captured(work, device) if cuda and not slow[name] else None
+                  for name, work in works.items()}  # fmt: skip
         clock = _by_events if cuda else _by_clock
         clocks = {name: clock(graphs[name] or work, device) for name, work in works.items()}
-        rounds, until = 0, time.monotonic() + SECONDS * len(works)
+        fewest = {name: 1 if slow[name] or not cuda else FEWEST for name in works}
         times: dict[str, list[float]] = {name: [] for name in works}
-        while rounds < (FEWEST if cuda else 1) or (
-            cuda and rounds < MOST and time.monotonic() < until
-        ):
-            for name, timed in clocks.items():
-                times[name].append(timed())
-            rounds += 1
+        spent = dict.fromkeys(works, 0.0)
+        for _ in range(MOST):
+            now = [name for name in works if len(times[name]) < fewest[name]
+                   or (cuda and spent[name] < SECONDS)]  # fmt: skip
+            for name in now:
+                start = time.monotonic()
+                times[name].append(clocks[name]())
+                spent[name] += time.monotonic() - start
             if between is not None:
                 between()
+            if not now:
+                break
     return {name: _timing(samples, graphs[name] is not None) for name, samples in times.items()}
 
 
@@ -287,20 +300,24 @@ DECODED = (
 WIDTH, NEW_TOKENS = 5, 64
 TINY_WIDTH, TINY_NEW_TOKENS = 2, 4
 BATCHES, TINY_BATCHES = (1, 16), (2,)
-# how a round runs: in one CUDA graph where it can, or launched by the host
+# methods that the host launches, too, beside rounds in one CUDA graph where they can be
+BY_HOST = DECODED[:2]
 LOOPS = {"graph": True, "host": False}
 
 
 def decodes(target: str, bench: Bench) -> Iterator[Job]:
-    """Yield the job of each row: the passes alone, then each method in either loop, by batch."""
+    """Yield the job of each row: passes alone and methods in graphs, by batch, then some by host."""
     target = "tiny" if bench.tiny else target
-    for batch in TINY_BATCHES if bench.tiny else BATCHES:
+    batches = TINY_BATCHES if bench.tiny else BATCHES
+    todo = [("graph", batch, DECODED) for batch in batches]
+    todo += [("host", batch, BY_HOST) for batch in batches]
+    for loop, batch, methods in todo:
         name = f"{target} + {DRAFTS[target]}, batch {batch}"
-        yield f"passes of a round of {name}", partial(_passes, bench, target, batch)
-        for spec, verifier in DECODED:
-            for loop in LOOPS:
-                what = f"{spec} by {verifier} in {loop}, {name}"
-                yield what, partial(_decode, bench, target, batch, spec, verifier, loop)
+        if loop == "graph":
+            yield f"passes of a round of {name}", partial(_passes, bench, target, batch)
+        for spec, verifier in methods:
+            what = f"{spec} by {verifier} in {loop}, {name}"
+            yield what, partial(_decode, bench, target, batch, spec, verifier, loop)
 
 
 @lru_cache(maxsize=1)  # a device may hold only one pair
@@ -343,14 +360,15 @@ def _passes(bench: Bench, target: str, batch: int) -> Row:
 
 def _measured(**values: Any) -> Row:
     names = (
-        "tokens", "seconds", "tokens_per_second", "round_ms", "over_passes", "tokens_per_call",
-        "accepted_per_call", "emitted_kl_per_token", "largest_row_kl", "loop",
+        "tokens", "seconds", "tokens_per_second", "round_ms", "over_passes", "prefill_ms",
+        "preparation_ms", "tokens_per_call", "accepted_per_call", "emitted_kl_per_token",
+        "largest_row_kl", "loop",
     )  # fmt: skip
     return {name: values.get(name) for name in names}
 
 
 def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loop: str) -> Row:
-    """Return the measurements of a line.
+    """Return the measurements of a line; a round's time is without the prompts' passes.
 
     Speed is of a decode without the meter, after one with it on the same seed, which so emitted the
     same tokens; loading and captures are not timed.
@@ -369,12 +387,15 @@ def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loo
     )
     policy, knob = label(spec)
     reading, tokens, seconds = metered.reading, timed.num_tokens, timed.seconds.total
-    round_ms = 1e3 * seconds / timed.target_calls
+    own = timed.seconds
+    prefill_ms = 1e3 * (own.target + own.draft) if timed.loop.startswith("device") else None
+    round_ms = (1e3 * seconds - (prefill_ms or 0.0)) / timed.target_calls
     passes = None if draft is None else passes_ms(bench.device, target, batch, width)
     names = _names(target, batch, None if draft is None else width)
     return names | {"policy": policy, "knob": knob, "verifier": verifier} | _measured(
         tokens=tokens, seconds=seconds, tokens_per_second=tokens / seconds, round_ms=round_ms,
-        over_passes=passes and round_ms / passes, tokens_per_call=timed.reading.tokens_per_call,
+        over_passes=passes and round_ms / passes, prefill_ms=prefill_ms,
+        preparation_ms=1e3 * own.preparation, tokens_per_call=timed.reading.tokens_per_call,
         accepted_per_call=timed.reading.accepted_per_call,
         emitted_kl_per_token=(reading.emitted_divergence or 0.0) / tokens,
         largest_row_kl=reading.largest_row_divergence, loop=timed.loop,

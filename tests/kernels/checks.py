@@ -20,6 +20,7 @@ from cactus_theory.kernels import (
     verify_logits,
 )
 from cactus_theory.verify import Assignment, Draft, find_verifier
+from cactus_theory.verify.draw import pick
 from tests.kernels.closed_forms import compare, rows_of, sharp_seeds
 from tests.kernels.hopper import CHAIN, LAWS, WIDTH, ZERO_RULES
 
@@ -37,8 +38,8 @@ LEAST_EXPECTED = 8
 # a small text: K = 2 drafted tokens of V = 4, rows that refuse often
 TARGET = ((0.1, 0.2, 0.3, 0.4), (0.5, 0.3, 0.2, 0.0), (0.25, 0.25, 0.1, 0.4))
 DRAFTED = ((0.4, 0.3, 0.2, 0.1), (0.1, 0.2, 0.3, 0.4))
-# 16 tokens of which lossless sampling accepts 60 %; were the coin drawn from the counters of the
-# draft's noise, a small noise of token 0, which drafts it, would also accept it
+# 16 tokens of which lossless sampling accepts 60 %; were the coin that of the draft, a small one,
+# which drafts token 0, would also accept it
 SHARED_DRAFT, SHARED_RATIO = 0.12, 0.2
 SHARED_ACCEPTANCE = 0.6
 
@@ -266,12 +267,10 @@ def shared_rows() -> tuple[Tensor, Tensor]:
 
 
 def shared_acceptance(q: Tensor, p: Tensor, seeds: Tensor) -> Tensor:
-    """Return the share of drafted tokens accepted by coins of the draft's own counters."""
+    """Return the share of drafted tokens accepted by the draft's own coins."""
     q, p, zero = q.to(seeds.device), p.to(seeds.device), torch.zeros_like(seeds)
-    drafted = (random_numbers.noise(seeds, zero + 11, zero, random_numbers.DRAFT, 16) / p).argmin(
-        -1
-    )
     coins = random_numbers.coins(seeds, zero + 11, zero[:, None], random_numbers.DRAFT)[:, 0]
+    drafted = pick(p.expand(len(seeds), -1), coins)
     return (coins < q[drafted] / p[drafted]).double().mean()
 
 

@@ -1,9 +1,9 @@
 """What a verification step must emit, from the float64 closed forms and the kernels' numbers.
 
-Kernels work in float32. A coin may lie within rounding of its probability, and two tokens may
-arrive at nearly the same time; then both answers are right. Here every choice of a kernel is
-held against the interval in which its float32 numbers may lie, so that a request is excluded
-only where rounding explains the difference.
+Kernels work in float32. A coin may lie within rounding of its probability, or of the sum of the
+weights up to a token; then both answers are right. Here every choice of a kernel is held against
+the interval in which its float32 numbers may lie, so that a request is excluded only where rounding
+explains the difference.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,12 @@ from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft
 from cactus_theory.verify.block import Walk
+from cactus_theory.verify.draw import pick
 
 # a sum of float32 probabilities over up to 151,936 tokens, relative to 1
 SUMMED = 2e-6
 # one float32 probability: the exponent x is rounded, which costs |x| 2^-24, and exp has 2 ulp
 ROUNDED = 2.5e-7
-# the logarithms of a token's noise and of its weight, together
-LOGGED = 2e-6
 # seeds a request chooses from: the nearest of 64 coins is a percent from its border
 CANDIDATES = 64
 
@@ -80,11 +79,12 @@ def compare(
     well_formed = (output == _output(rows, counts, last_tokens)).all(-1) & (last_tokens[:, 0] >= 0)
     place = _first_difference(verifier, expected.counts, counts)
     doubtful = expected.doubtful.gather(1, place[:, None])[:, 0]
-    sure, possible = _keys(rows, expected, counts, seeds, positions)
+    weights, errors = _weights(rows, expected, counts)
+    coins = last_coins(seeds, positions)
     same_count = counts == expected.counts
-    matches = well_formed & same_count & (sure.argmax(-1) == last_tokens[:, 0])
-    may_win = possible.gather(1, last_tokens.clamp(min=0))[:, 0] >= sure.amax(-1) - LOGGED
-    excused = ~matches & well_formed & (same_count | doubtful) & may_win
+    matches = well_formed & same_count & (pick(weights, coins) == last_tokens[:, 0])
+    may_fall = _within(weights, errors, rows.at(counts)[0], coins, last_tokens.clamp(min=0))
+    excused = ~matches & well_formed & (same_count | doubtful) & may_fall
     return {
         "rows": len(seeds),
         "excluded": int(excused.sum()),
@@ -97,9 +97,15 @@ def emitted(
 ) -> LogitsVerdict:
     """Return what the closed forms emit by the kernels' random numbers."""
     expected = closed_form(rule, verifier, rows, seeds, positions)
-    sure, _ = _keys(rows, expected, expected.counts, seeds, positions)
-    last = sure.argmax(-1, keepdim=True)
+    weights, _ = _weights(rows, expected, expected.counts)
+    last = pick(weights, last_coins(seeds, positions))[:, None]
     return LogitsVerdict(_output(rows, expected.counts, last), expected.counts)
+
+
+def last_coins(seeds: Tensor, positions: Tensor) -> Tensor:
+    """Return the coin of each request's token after those accepted."""
+    zero = torch.zeros_like(seeds)[:, None]
+    return random_numbers.coins(seeds, positions, zero, random_numbers.DRAW)[:, 0]
 
 
 def closed_form(
@@ -144,30 +150,36 @@ def _first_difference(verifier: str, expected: Tensor, counts: Tensor) -> Tensor
     return torch.maximum(expected, counts)
 
 
-def _keys(
-    rows: Rows, expected: Expected, counts: Tensor, seeds: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest key of each token, ln w − ln E."""
-    refused = counts < rows.lengths
+def _weights(rows: Rows, expected: Expected, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of the token after those accepted, and how far each may be off."""
+    refused = (counts < rows.lengths)[:, None]
     q, p, n = rows.at(counts)
     scale, unsure = (part.gather(1, counts[:, None]) for part in (expected.scales, expected.unsure))
-    error = ROUNDED * (1 - torch.log(q.clamp(min=1e-300))) * q * scale + unsure * scale * q
-    weight = scale * q - p
+    own = ROUNDED * (1 - torch.log(q.clamp(min=1e-300))) * q
     if rows.p is None:
-        weight = q.scatter(1, n[:, None], 0.0)
-        error = torch.where(weight > 0, ROUNDED * (1 - torch.log(q.clamp(min=1e-300))) * q, 0.0)
+        left = q.scatter(1, n[:, None], 0.0)
+        error = torch.where(left > 0, own, 0.0)
     else:
+        left = scale * q - p
+        error = own * scale + unsure * scale * q
         error = error + ROUNDED * (1 - torch.log(p.clamp(min=1e-300))) * p
     error = torch.where(q > 0, error, 0.0)
-    sure, possible = (weight - error).clamp(min=0.0), (weight + error).clamp(min=0.0)
+    return torch.where(refused, left.clamp(min=0), q), torch.where(refused, error, own)
+
+
+def _within(weights: Tensor, errors: Tensor, q: Tensor, coins: Tensor, token: Tensor) -> Tensor:
+    """Return whether rounding may have made the coin fall on a token (B, 1)."""
+    total, off = weights.sum(-1, keepdim=True), errors.sum(-1, keepdim=True)
+    slack = 2 * off + SUMMED * total
+    own, error = weights.gather(1, token), errors.gather(1, token)
+    end = weights.cumsum(-1).gather(1, token)
+    at = coins[:, None] * total
+    near = (own + error > 0) & (end - own - slack <= at) & (at <= end + slack)
     # where rounding may leave nothing, the whole row may be drawn from
-    possible = torch.where(sure.sum(-1, keepdim=True) > 0, possible, q)
-    relative_error = ROUNDED * (1 - torch.log(q.clamp(min=1e-300)))
-    sure = torch.where(refused[:, None], sure, q * (1 - relative_error))
-    possible = torch.where(refused[:, None], possible, q * (1 + relative_error))
-    stream = torch.where(refused, random_numbers.RECOVERED, random_numbers.BONUS)
-    noise = random_numbers.noise(seeds, positions, counts, stream, q.shape[-1]).log()
-    return sure.log() - noise, possible.log() - noise
+    nothing = ((weights - errors).clamp(min=0).sum(-1, keepdim=True) == 0) & (
+        q.gather(1, token) > 0
+    )
+    return (near | nothing)[:, 0]
 
 
 def _chain(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:

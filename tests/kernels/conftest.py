@@ -13,8 +13,8 @@ VARIABLE = "TRITON_INTERPRET"
 if HAS_TRITON and DEVICE == "cpu":  # what is decorated now stays interpreted
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"
+
     import cactus_theory.kernels._launch  # noqa: F401
-    import tests.kernels.probes  # noqa: F401
 
     os.environ.pop(VARIABLE)
     if before is not None:

@@ -34,8 +34,8 @@ from simulations.gpu_check.timings import STEPS as TIMED
 
 Row = dict[str, Any]
 COMPUTE_CAPABILITY, WARP = 90, 32
-# kernels that read a part of a row at once, those that loop over it, tokens a thread and turn
-STREAMING, RACES, TOKENS_A_TURN = ("sum_rows", "band_step", "shortfall"), ("race", "race_alone"), 4
+# kernels that read a part of each row
+STREAMING = ("sum_rows", "band_step", "shortfall", "leftover", "sum_alone")
 # the kernel that compiles in a second: sums by parts, float64, random numbers
 FEW = "judge"
 
@@ -213,36 +213,23 @@ def compiled(variant: Variant) -> Row:
 
 
 def _cost(binary: Any, variant: Variant) -> Row:
-    """Return the costs; where a part is read in turns, instructions a token are those of a turn."""
+    """Return the costs; instructions a token of kernels that read each row."""
     part = next(value.part for _, value in variant.constants if isinstance(value, Form))
     cubin = binary.asm["cubin"]
     usage = re.findall(r"(?:REG|STACK):(\d+)", _cuobjdump(cubin, "-res-usage"))
     registers, stack = map(int, usage)
-    places = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", _cuobjdump(cubin, "-sass"))
-    instructions = [line for _, line in places]
+    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]+);", _cuobjdump(cubin, "-sass"))
     count = sum("NOP" not in line for line in instructions)
     spilled = sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in instructions)
     a_token = None
     if variant.name in STREAMING:
         a_token = count * WARP * variant.warps / part
-    elif variant.name in RACES:
-        a_token = max(_turns(places), default=count) / TOKENS_A_TURN
     return {
         "registers": registers, "stack_bytes": stack, "spills": spilled, "instructions": count,
         "instructions_per_token": a_token,
         "wide_loads": len(re.findall(r"ld\.global[^\n]*v4", binary.asm["ptx"])),
         "loads": binary.asm["ptx"].count("ld.global"),
     }  # fmt: skip
-
-
-def _turns(places: list[tuple[str, str]]) -> Iterator[int]:
-    """Yield the instructions of each loop that draws, which has a product's high half."""
-    at = {int(place, 16): line for line, (place, _) in enumerate(places)}
-    for end, (_, text) in enumerate(places):
-        target = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
-        body = [line for _, line in places[at[int(target[1], 16)] : end]] if target else []
-        if any("IMAD.HI" in line for line in body) and not any("BRA" in line for line in body):
-            yield len(body) + 1
 
 
 def _cuobjdump(cubin: bytes, flag: str) -> str:

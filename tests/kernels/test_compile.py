@@ -12,7 +12,7 @@ from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
 from tests.amounts import THOROUGH
 from tests.kernels import hopper
-from tests.kernels.hopper import FEW, RACES, STREAMING
+from tests.kernels.hopper import FEW, STREAMING
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "gpu_kernels.csv"
@@ -46,7 +46,7 @@ def assert_sound(rows):
 
 def test_the_committed_table_has_every_kernel_and_no_spill():
     rows, provenance = read_csv(DATA / TABLE)
-    assert {row["kernel"] for row in rows} == {*STREAMING, *RACES, "pick_alone"} | DECIDING
+    assert {row["kernel"] for row in rows} == {*STREAMING, "pick_alone"} | DECIDING
     assert provenance["triton"] == OLDER and provenance["target"] == "sm_90"
     assert_sound(rows)
     for row in rows:

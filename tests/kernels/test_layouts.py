@@ -12,7 +12,9 @@ from cactus_theory.kernels import (
     random_numbers,
     verify_logits,
 )
+from cactus_theory.verify.draw import pick
 from tests.amounts import THOROUGH, amount
+from tests.kernels.closed_forms import last_coins
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 NOTHING = -float("inf")
@@ -174,7 +176,7 @@ def test_inputs_are_left_as_they_were(spec, verifier, device):
     assert all(torch.equal(one, other) for one, other in zip(inputs, copies, strict=True))
 
 
-def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
+def test_without_drafted_tokens_a_token_is_drawn_by_its_coin(device):
     batch, target = Batch(device), None
     target = batch.target[:, :1].half()
     out = LogitsVerdict(torch.empty(3, 1, dtype=torch.int64, device=device), batch.seeds.clone())
@@ -183,15 +185,14 @@ def test_without_drafted_tokens_the_race_is_that_of_the_noise(device):
     verdict = verify_logits(
         ct.policy("speculative"), target, None, ids, workspace=work, out=out, **batch.numbers()
     )
-    zero = torch.zeros_like(batch.seeds)
-    noise = random_numbers.noise(batch.seeds, batch.positions, zero, random_numbers.BONUS, VOCAB)
     rows, heat = target[:, 0].double(), batch.heat.double()[:, None]
-    keys = torch.where(heat > 0, rows / heat.clamp(min=0.1) - noise.log(), rows)
+    drawn = pick((rows / heat.clamp(min=0.1)).softmax(-1), last_coins(batch.seeds, batch.positions))
     assert verdict is out and verdict.num_accepted.tolist() == [0] * 3
-    assert torch.equal(verdict.output_token_ids[:, 0], keys.argmax(-1))
+    expected = torch.where(batch.heat > 0, drawn, rows.argmax(-1))
+    assert torch.equal(verdict.output_token_ids[:, 0], expected)
 
 
-def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
+def test_drafts_are_drawn_by_coins_of_their_own_stream(device, monkeypatch):
     """Two parts a row, so that parts are merged, and more tokens than a part."""
     count = amount(3, 20)
     monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
@@ -199,11 +200,10 @@ def test_drafts_are_drawn_by_the_noise_of_their_own_stream(device, monkeypatch):
     seeds = torch.arange(count, device=device)
     heat = torch.full((count,), 0.8, device=device)
     arguments = {"seeds": seeds, "positions": seeds + 4, "place": 3, "temperature": heat}
-    noise = random_numbers.noise(
-        seeds, seeds + 4, torch.full_like(seeds, 3), random_numbers.DRAFT, 700
-    )
-    keys = logits.double() / heat.double()[:, None] - noise.log()
-    assert torch.equal(draft_from_logits(logits, **arguments), keys.argmax(-1))
+    place = torch.full_like(seeds, 3)[:, None]
+    coins = random_numbers.coins(seeds, seeds + 4, place, random_numbers.DRAFT)[:, 0]
+    drawn = pick((logits.double() / heat.double()[:, None]).softmax(-1), coins)
+    assert torch.equal(draft_from_logits(logits, **arguments), drawn)
     assert draft_from_logits(logits[:1], **{**arguments, "seeds": seeds[:1], "positions": seeds[:1],
         "temperature": 0.0}) == logits[0].argmax()  # fmt: skip
 

@@ -66,6 +66,7 @@ class DeviceRounds(Rounds):
         for model, part in zip(self.models, ("target", "draft"), strict=False):
             fed = texts.take([0] * texts.batch, counts)
             model.feed(fed, counts, [1] * texts.batch)
+            self._wait()
             self.clock.lap(part)
 
     def round(self) -> Tokens:
@@ -78,7 +79,7 @@ class DeviceRounds(Rounds):
         end = _whole_buckets(max(texts.lengths) + self.width)
         self.clock.lap("other")
         if self.graph.prepare(end):
-            torch.cuda.synchronize(self.device)
+            self._wait()
         self.clock.lap("preparation")
         outcome = self.graph(end)
         tokens = [[*ids[:kept], last] for *ids, kept, last in outcome.report.tolist()]
@@ -114,9 +115,13 @@ class DeviceRounds(Rounds):
         q, p = self._rows(outcome)
         draft = Draft(outcome.logits.token_ids, drafted, p)
         self.measure(Verified(self.assigned, q, draft, outcome.verdict), new)
-        if captures(self.device):  # measuring is not to be paid by the next round
-            torch.cuda.synchronize(self.device)
+        self._wait()
         self.clock.lap("meter")
+
+    def _wait(self) -> None:
+        """Wait for the device, so that what comes next does not pay for what it still does."""
+        if captures(self.device):
+            torch.cuda.synchronize(self.device)
 
 
 def capacity(texts: Texts, width: int) -> int:

@@ -71,7 +71,7 @@ def test_jobs_that_fail_are_named_and_rows_are_kept_as_they_come(tmp_path, monke
     assert kept == [1] and [row["step"] for row in rows] == ["x", "y"]
     assert origin["device"] == "cpu (rehearsal)"
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "a: done" and said[1].startswith("b: ZeroDivisionError")
+    assert said[0].startswith("a: done") and said[1].startswith("b: ZeroDivisionError")
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def test_every_table_is_made_drawn_and_summed_up(rehearsed):
     passes, plain = decode[:2]
     assert passes["loop"] == "passes alone" and float(passes["round_ms"]) > 0
     assert (plain["policy"], plain["over_passes"]) == ("plain", "")
-    assert {row["loop"] for row in decode[1::2]} == {"device"}
-    assert {row["loop"] for row in decode[2::2]} == {"host"}
+    loops = [row["loop"] for row in decode]
+    assert loops[1:] == ["device"] * 6 + ["host"] * 2
     lines = command.summary(rehearsed, ["verify well"])
     assert len(lines) == 6 and "x plain, a round" in lines[-1]
     pytest.importorskip("matplotlib")
