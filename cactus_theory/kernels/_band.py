@@ -21,6 +21,7 @@ from cactus_theory.kernels._rows import (
     fall,
     number_of,
     part_at,
+    take_turn,
     temperature_of,
 )
 
@@ -88,6 +89,7 @@ def band_step(
     Grid: (B K, C), or (B, C) where only the rows of REFUSED tokens are left. Reads ``band``, writes
     ``stepped``. FIRST: only sums, at the starting points.
     """
+    take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
     if REFUSED:
         refused = tl.load(decision.accepted + row)

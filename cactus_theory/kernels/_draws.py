@@ -24,6 +24,7 @@ from cactus_theory.kernels._rows import (
     number_of,
     part_at,
     store_sums,
+    take_turn,
     temperature_of,
     tokens_at,
 )
@@ -82,6 +83,7 @@ def leftover(
     Grid: (B, C). Of a refused token's row the residual's; those of the row itself are known.
     ``band``: where the edges of refused rows are, None if their scales have them.
     """
+    take_turn(form)
     b, part = tl.program_id(0), tl.program_id(1)
     first, length = draft_span(b, requests, form)
     place = tl.load(decision.accepted + b)
@@ -161,6 +163,7 @@ def finish(
 
     Where the row is not a distribution, −1 stands in its place.
     """
+    take_turn(form)
     b = tl.program_id(0)
     first, length = draft_span(b, requests, form)
     count = tl.load(decision.accepted + b)
@@ -202,6 +205,7 @@ def finish(
 @triton.jit
 def sum_alone(requests, rows, sums, form: tl.constexpr):
     """Write the sums of one part of each row of logits, (B, V). Grid: (B, C)."""
+    take_turn(form)
     b, part = tl.program_id(0), tl.program_id(1)
     heat, _ = temperature_of(b, requests, form)
     logit = part_at(b, 0, b * 0, part, rows, requests, form)
@@ -214,6 +218,7 @@ def pick_alone(requests, rows, sums, place, out, form: tl.constexpr):
 
     Grid: (B,). ``place`` is one number, of the drafted token that is drawn.
     """
+    take_turn(form)
     b = tl.program_id(0)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat

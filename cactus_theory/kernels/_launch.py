@@ -146,13 +146,26 @@ def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: in
     """Launch a kernel with the arguments that it names."""
     arguments = {name: shared[name] for name in kernel.arg_names}
     # some release of Triton warns if ``enable_fp_fusion`` is not given
-    kernel[grid](**arguments, num_warps=warps, enable_fp_fusion=True)
+    options = {"num_warps": warps, "enable_fp_fusion": True}
+    if shared["form"].overlapping:
+        options["launch_pdl"] = True
+    kernel[grid](**arguments, **options)
 
 
 def _form(work: Workspace, temperature: float | Tensor, flat: bool, deterministic: bool) -> Form:
     per_row = isinstance(temperature, Tensor)
     greedy = per_row or temperature == 0
-    return Form(work.width, work.parts, work.part, flat, deterministic, per_row, greedy)
+    overlapping = overlaps(work.device)
+    return Form(
+        work.width, work.parts, work.part, flat, deterministic, per_row, greedy, overlapping
+    )
+
+
+def overlaps(device: torch.device) -> bool:
+    """Return whether kernels there can be launched while the one before still runs (Hopper on)."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _rows_in(logits: Tensor, bonus: int) -> LogitRows:

@@ -17,8 +17,17 @@ drafted token's probabilities, float64; ``on``, ``read`` masks.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def take_turn(form: tl.constexpr):
+    """Let the next kernel be launched, and wait for what the one before wrote."""
+    if form.overlapping:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -109,6 +118,7 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
 
     Grid: (B times the rows of a request, C); a request's target rows come first.
     """
+    take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
     b, which = row // form.rows, row % form.rows
     place = which % form.width

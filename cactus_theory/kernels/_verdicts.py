@@ -19,6 +19,7 @@ from cactus_theory.kernels._rows import (
     draft_span,
     drafted_chances,
     number_of,
+    take_turn,
     temperature_of,
 )
 
@@ -113,6 +114,7 @@ def judge(
     Grid: (B,). ``band``: where what is open is marked to be read instead, and the row of the first
     token that no band accepts, which will be refused if it is reached; None if nothing can be open.
     """
+    take_turn(form)
     b = tl.program_id(0)
     place = tl.arange(0, form.places)
     first, length = draft_span(b, requests, form)
@@ -144,6 +146,7 @@ def band_judge(requests, decision, band, form: tl.constexpr):
 
     Of a request's rows only that of the first refused token stays marked.
     """
+    take_turn(form)
     b = tl.program_id(0)
     _, length = draft_span(b, requests, form)
     place = tl.arange(0, form.places)
@@ -166,6 +169,7 @@ def block_entries(
 
     Grid: (B,). ``band`` is None if no row has one.
     """
+    take_turn(form)
     b = tl.program_id(0)
     place = tl.arange(0, form.places)
     first, length = draft_span(b, requests, form)
@@ -188,6 +192,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
     Also the residual's mass where it is known or decides nothing, and the last node that is always
     reached or, by the coin of the block's end, the end. Grid: (B,).
     """
+    take_turn(form)
     b = tl.program_id(0)
     seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
     _, length = draft_span(b, requests, form)
@@ -231,6 +236,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
 @triton.jit
 def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
     """Write one part of Σ (s q − p)₊ of each node whose coin is open. Grid: (B K, C)."""
+    take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
     b, place = row // form.width, row % form.width
     first, length = draft_span(b, requests, form)
@@ -249,6 +255,7 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
 @triton.jit
 def block_judge(requests, block, decision, form: tl.constexpr):
     """Write the last node whose coin passes, and the scale of its residual. Grid: (B,)."""
+    take_turn(form)
     b = tl.program_id(0)
     _, length = draft_span(b, requests, form)
     node = tl.arange(0, form.places)

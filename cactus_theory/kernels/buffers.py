@@ -115,6 +115,7 @@ class Form:
     deterministic: bool  # whether there are no draft rows
     per_row: bool  # whether each request has its own temperature
     greedy: bool  # whether some T may be 0
+    overlapping: bool  # whether a kernel is launched while the one before still runs
 
     @property
     def sampled(self) -> bool:

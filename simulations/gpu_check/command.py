@@ -57,8 +57,8 @@ PIECES = {
     "compile": Piece(45, COMPILES),
     "laws": Piece(60, (*TESTS, "tests/kernels", "-k", "151936 or exact_laws")),
     "verify": Piece(60, table="gpu_verify", jobs=verifications),
-    "decode-8b": Piece(75, table="gpu_decode", jobs=partial(decodes, "8b")),
-    "decode-1b": Piece(45, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
+    "decode-8b": Piece(90, table="gpu_decode", jobs=partial(decodes, "8b")),
+    "decode-1b": Piece(50, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
     "loop": Piece(45, (*TESTS, "tests/decoding/device", "tests/simulations/gpu_check")),
     "small": Piece(45, (*TESTS, "tests/kernels", "-k", "not (151936 or exact_laws)")),
 }

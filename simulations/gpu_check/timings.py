@@ -104,18 +104,13 @@ def interleaved(
     depends on: random numbers.
     """
     cuda = device.type == "cuda"
-    slow = {}
+    slow: dict[str, bool] = {}
     with torch.inference_mode():
         for name, work in works.items():
-            began = time.monotonic()
-            for _ in range(WARM_UPS if cuda else 1):
-                start = time.monotonic()
+            work()
+            slow[name] = cuda and _seconds(work, device) > SECONDS
+            for _ in range(0 if slow[name] or not cuda else WARM_UPS - 2):
                 work()
-                if cuda:
-                    torch.cuda.synchronize(device)
-                slow[name] = time.monotonic() - start > SECONDS
-                if time.monotonic() - began > SECONDS and slow[name]:
-                    break
         graphs = {name: captured(work, device) if cuda and not slow[name] else None
                   for name, work in works.items()}  # fmt: skip
         clock = _by_events if cuda else _by_clock
@@ -140,6 +135,14 @@ def interleaved(
 def _timing(times: list[float], graph: bool) -> Timing:
     tenths = statistics.quantiles(times, n=10, method="inclusive") if len(times) > 1 else times
     return Timing(statistics.median(times), tenths[0], tenths[-1], len(times), graph)
+
+
+def _seconds(work: Work, device: torch.device) -> float:
+    torch.cuda.synchronize(device)
+    start = time.monotonic()
+    work()
+    torch.cuda.synchronize(device)
+    return time.monotonic() - start
 
 
 def _by_clock(work: Work, device: torch.device) -> Callable[[], float]:
@@ -306,7 +309,7 @@ LOOPS = {"graph": True, "host": False}
 
 
 def decodes(target: str, bench: Bench) -> Iterator[Job]:
-    """Yield the job of each row: passes alone and methods in graphs, by batch, then some by host."""
+    """Yield the job of each row: passes and methods in graphs, by batch, then some by host."""
     target = "tiny" if bench.tiny else target
     batches = TINY_BATCHES if bench.tiny else BATCHES
     todo = [("graph", batch, DECODED) for batch in batches]

@@ -186,13 +186,14 @@ def variants(steps: Iterable[StepShape]) -> list[Variant]:
         )  # fmt: skip
         unique[variant] = None
 
-    originals = _launch.launch, logits.runs_kernels
-    _launch.launch, logits.runs_kernels = note, lambda device: True
+    originals = _launch.launch, _launch.overlaps, logits.runs_kernels
+    _launch.launch = note
+    _launch.overlaps = logits.runs_kernels = lambda device: True
     try:
         for step in steps:
             step.run()
     finally:
-        _launch.launch, logits.runs_kernels = originals
+        _launch.launch, _launch.overlaps, logits.runs_kernels = originals
     return list(unique)
 
 
@@ -205,7 +206,7 @@ def compiled(variant: Variant) -> Row:
     attributes = {path: [list(part) for part in parts] for path, parts in variant.attributes}
     source = ASTSource(kernel, dict(variant.signature), dict(variant.constants), attributes)
     options = _backend().parse_options({"num_warps": variant.warps, "enable_fp_fusion": True,
-                                        "debug": False})  # fmt: skip
+                                        "launch_pdl": True, "debug": False})  # fmt: skip
     binary = triton.compile(source, target=_target(), options=options.__dict__)
     return {"kernel": variant.name, "warps": variant.warps, **_cost(binary, variant)} | {
         "variant": variant.text
