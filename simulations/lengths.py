@@ -33,7 +33,7 @@ from .common.inputs import (
     settings_of,
 )
 from .common.journal import Journal
-from .common.results import publish, read_lines
+from .common.results import columns, publish, read_lines, values_of
 from .common.walk import Step, walked
 
 BAND = "band:price"
@@ -84,11 +84,9 @@ def run(args: argparse.Namespace) -> int:
                 progress.advance()
             total = {name: np.sum([one[name] for one in sums], 0) for name in sums[0]}
             made.append(({"policy": policy.spec, "level": level}, total))
-            publish(
-                args,
-                [about | _row(own, made[0][1]) for about, own in made],
-                args.out / "lengths.csv",
-            )
+            rows = [about | _row(own, made[0][1]) for about, own in made]
+            publish(args, rows, args.out / "lengths.csv")
+    print(columns(rows, values_of(rows), f"{args.out / 'lengths.csv'}"))
     return 0
 
 

@@ -41,7 +41,7 @@ from .common.inputs import (
     settings_of,
 )
 from .common.journal import Journal
-from .common.results import publish
+from .common.results import columns, publish, values_of
 from .common.walk import walked
 
 TABLES = "price_travels", "same_nats"
@@ -108,7 +108,9 @@ def run(args: argparse.Namespace) -> int:
         for table in TABLES:
             made = [journal.results[key]["rows"] for key in makers if key.startswith(table)]
             if made:
-                publish(args, sum(made, []), args.out / f"{table}.csv")
+                rows = sum(made, [])
+                publish(args, rows, args.out / f"{table}.csv")
+                print(columns(rows, values_of(rows), f"{args.out / table}.csv"))
     return 0
 
 

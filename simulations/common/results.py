@@ -165,6 +165,12 @@ def publish(
     write_csv(path or args.out, rows, source)
 
 
+def values_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the columns of rows but their errors, each headed by its name."""
+    names = [name for name in rows[0] if not name.endswith("_se")]
+    return {name: name.replace("_", " ") for name in names}
+
+
 def columns(
     rows: Sequence[Mapping[str, Any]],
     heads: Mapping[str, str],

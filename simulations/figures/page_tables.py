@@ -304,6 +304,53 @@ def verify(data: Path) -> str:
     return _table("One verification step, float32", notes, head, lines)
 
 
+def gpu(data: Path) -> str:
+    """Return the tables of a GPU: one verification beside its floor, rounds beside their passes."""
+    verify, notes = _read(data / "gpu_verify.csv")
+    decode, decode_notes = _read(data / "gpu_decode.csv")
+    widest = max(verify, key=lambda row: int(row["drafted"]))["drafted"]
+    timed = {(at(row["policy"], row["verifier"]), row["batch"]): row for row in verify
+             if row["drafted"] == widest}  # fmt: skip
+    sizes = sorted({batch for _, batch in timed}, key=int)
+    largest = [timed[name, sizes[-1]] for name in dict.fromkeys(name for name, _ in timed)]
+    lines = []
+    for row in largest:
+        name = at(row["policy"], row["verifier"])
+        share = float(row["floor_us"]) / float(row["kernel_us"])
+        took = [_number(timed[name, batch]["kernel_us"], 0) for batch in sizes]
+        lines.append((f"`{name}`", *took, f"{share:.0%}", _number(row["torch_us"], 0)))
+    head = ("policy", *(f"µs, B = {batch}" for batch in sizes), "of a copy's speed there",
+            "µs in torch there")  # fmt: skip
+    shape = f"K = {widest}, V = {int(verify[0]['vocabulary']):,}"
+    softmax = _number(largest[0]["softmax_us"], 0)
+    title = f"One verification of bfloat16 logits, {shape}; a softmax of the target's {softmax} µs"
+    first = _table(title, _on_device(notes), head, lines)
+    plain = {row["batch"]: float(row["tokens_per_second"]) for row in decode
+             if row["policy"] == "plain" and row["loop"].startswith("device")}  # fmt: skip
+    passes = {row["batch"]: row["round_ms"] for row in decode if row["loop"] == "passes alone"}
+    rounds = [
+        (_method(row | {"method": row["policy"]}), row["batch"],
+         "one graph a round" if row["loop"].startswith("device") else "host",
+         _number(row["tokens_per_second"], 0),
+         f"{float(row['tokens_per_second']) / plain[row['batch']]:.2f}",
+         _small(row["emitted_kl_per_token"]), _number(row["tokens_per_call"], 2),
+         _number(row["round_ms"], 1), _number(row["over_passes"], 2))
+        for row in decode if row["policy"]
+    ]  # fmt: skip
+    head = ("method", "batch", "launched as", "tokens/s", "× plain", "KL a token", "tokens a call",
+            "ms a round", "over its passes")  # fmt: skip
+    alone = " and ".join(f"{_number(passes[b], 1)} ms at batch {b}" for b in passes)
+    title = f"Costs of {decode[0]['target']} + {decode[0]['draft']}, law of the shipped pair, K = 5"
+    second = _table(f"{title}; its passes alone {alone}", _on_device(decode_notes), head, rounds,
+                    medians=False)  # fmt: skip
+    return first + second
+
+
+def _on_device(notes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the notes with the device in place of the processor."""
+    return {**notes, "machine": f"{notes['device']}, Triton {notes['triton']}"}
+
+
 def shipped(pair: Path) -> str:
     """Return the table of the two models, from the report their training wrote."""
     report = json.loads((pair / "report.json").read_text(encoding="utf-8"))
@@ -383,6 +430,6 @@ PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
         "blocks_equal_kl": partial(equal_kl, name="throughput_blocks_equal_kl.csv"),
         "tuned": tuned, "throughput": throughput, "equal_kl": equal_kl, "blocks": blocks,
         "drafters": drafters, "answers": answers, "decode": decode, "theory": theory,
-        "verify": verify, "shipped": lambda _: shipped(PAIR),
+        "verify": verify, "gpu": gpu, "shipped": lambda _: shipped(PAIR),
     },
 }  # fmt: skip

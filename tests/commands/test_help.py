@@ -64,8 +64,8 @@ def help_of(page: str, capsys: pytest.CaptureFixture[str]) -> str:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in a folder that has what examples read: copies of what one of them writes."""
     (tmp_path / "simulations").symlink_to(ROOT / "simulations")
-    for page in ("README.md", "paper_figures/RESULTS.md"):
-        (tmp_path / page).parent.mkdir(exist_ok=True)
+    for page in ("README.md", "paper_figures/RESULTS.md", "paper_figures/data/price_travels.csv"):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_bytes((ROOT / page).read_bytes())
     monkeypatch.chdir(tmp_path)
     yield

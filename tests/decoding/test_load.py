@@ -73,7 +73,8 @@ def test_what_is_no_model_is_refused(words: list[str], said: str, hub: list[str]
     assert said in capsys.readouterr().err and not hub
 
 
-def test_a_journal_keeps_the_commit(hub: list[str], tmp_path: Path, capsys) -> None:
+def test_a_journal_keeps_the_commit(hub: list[str], tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     asked = "throughput --policies speculative --batch 1 --num-draft-tokens 2 --num-prompts 1"
     asked += f" --max-new-tokens 4 --repeats 0 --metered 1 --baselines --target {DRAFT}"
     asked += f" --draft org/cached --out {tmp_path / 'out'}"

@@ -13,7 +13,8 @@ PROMPT = torch.tensor([[1, 5, 9, 5]])
 OPTIONS = {"policy": "speculative", "max_new_tokens": 4}
 
 
-def test_half_precision_on_a_cpu_is_named_with_its_remedy(make_model):
+def test_half_precision_on_a_cpu_is_named_with_its_remedy(make_model, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     half = make_model(dtype=torch.bfloat16)
     for draft in (half, NGram()):
         with pytest.warns(UserWarning) as caught:

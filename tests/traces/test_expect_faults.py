@@ -221,8 +221,8 @@ def test_faults_are_listed_from_real_decodes() -> None:
     healthy = rows.pop("")
     other, _, accepted = decodes.rounds(None, 6, 10_000)
     assert not compare_observed(healthy, observed(other, accepted), rows).alarm
-    assert named_of(Pool.of(other, CHAIN), healthy, rows, 200)[1] <= 10
+    assert named_of(Pool.of(other, CHAIN, told=True), healthy, rows, 200)[1] <= 10
     for name in ("no-draft-law", "rows-late", "coin-zero", "greedy-drafts"):
         faulty, verifier, _ = decodes.rounds(BY_NAME[name], 3, 20_000)
-        found, _ = named_of(Pool.of(faulty, verifier), healthy, rows)
+        found, _ = named_of(Pool.of(faulty, verifier, told=True), healthy, rows)
         assert found[name] >= 95, (name, found)

@@ -1,6 +1,6 @@
 """Verification of one round from logits: in torch or by the fused kernels.
 
-The kernels make their coins and noise of a seed, a position, a place and a stream (see
+The kernels make their coins of a seed, a position, a place and a stream (see
 ``cactus_theory/kernels/random_numbers.py``). Here the seed of a text is the first number of its own
 stream of coins, and the position is its length before the round, which grows in every round. So
 no number is used twice, a text gets the same ones in every batch, and they are independent of

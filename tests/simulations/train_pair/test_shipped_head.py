@@ -91,7 +91,8 @@ def test_a_text_of_a_batch_is_the_one_it_is_alone(pair, prompts):
         assert batch.output_token_ids[row].equal(alone.output_token_ids[0])
 
 
-def test_half_precision_is_warned_about(pair, prompts):
+def test_half_precision_is_warned_about(pair, prompts, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     target = load_pair(PAIR / "target", PAIR / "target", dtype=torch.bfloat16).target
     options = {"policy": "speculative", "num_draft_tokens": 2, "max_new_tokens": 4, "seed": 0}
     with pytest.warns(UserWarning, match="target_model: .* runs in bfloat16 on a CPU"):
