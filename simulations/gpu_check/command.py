@@ -57,8 +57,8 @@ PIECES = {
     "compile": Piece(45, COMPILES),
     "laws": Piece(60, (*TESTS, "tests/kernels", "-k", "151936 or exact_laws")),
     "verify": Piece(60, table="gpu_verify", jobs=verifications),
-    "decode-8b": Piece(90, table="gpu_decode", jobs=partial(decodes, "8b")),
-    "decode-1b": Piece(50, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
+    "decode-8b": Piece(70, table="gpu_decode", jobs=partial(decodes, "8b")),
+    "decode-1b": Piece(45, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
     "loop": Piece(45, (*TESTS, "tests/decoding/device", "tests/simulations/gpu_check")),
     "small": Piece(45, (*TESTS, "tests/kernels", "-k", "not (151936 or exact_laws)")),
 }
@@ -179,7 +179,7 @@ def summary(out: Path, ended: Sequence[str]) -> list[str]:
             lines.append(
                 f"{row['target']}, batch {row['batch']}, {row['policy']} {row['verifier']}: "
                 f"{over:.2f} x plain, a round {float(row['over_passes']):.2f} of its passes "
-                f"(aim {OVER_PASSES}), {float(row['emitted_kl_per_token']):.3f} nats a token"
+                f"(aim {OVER_PASSES}), {shown(row['emitted_kl_per_token'])[:6]} nats a token"
             )
     return lines
 

@@ -309,11 +309,13 @@ LOOPS = {"graph": True, "host": False}
 
 
 def decodes(target: str, bench: Bench) -> Iterator[Job]:
-    """Yield the job of each row: passes and methods in graphs, by batch, then some by host."""
+    """Yield the job of each row: passes and methods in graphs, by batch, then some by host.
+
+    The meter reads the smallest batch: a band's rows take milliseconds each.
+    """
     target = "tiny" if bench.tiny else target
     batches = TINY_BATCHES if bench.tiny else BATCHES
-    todo = [("graph", batch, DECODED) for batch in batches]
-    todo += [("host", batch, BY_HOST) for batch in batches]
+    todo = [("graph", batch, DECODED) for batch in batches] + [("host", batches[0], BY_HOST)]
     for loop, batch, methods in todo:
         name = f"{target} + {DRAFTS[target]}, batch {batch}"
         if loop == "graph":
@@ -373,8 +375,8 @@ def _measured(**values: Any) -> Row:
 def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loop: str) -> Row:
     """Return the measurements of a line; a round's time is without the prompts' passes.
 
-    Speed is of a decode without the meter, after one with it on the same seed, which so emitted the
-    same tokens; loading and captures are not timed.
+    Speed is of a decode without the meter, after one on the same seed, which so emitted the same
+    tokens (at the smallest batch with the meter); loading and captures are not timed.
     """
     pair, width = inflated(bench.device, target), TINY_WIDTH if bench.tiny else WIDTH
     texts = itertools.cycle(load_prompts(PROMPTS, pair.tokenizer))
@@ -385,8 +387,9 @@ def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loo
     draft = None if spec == PLAIN else pair.draft
     if draft is not None:
         shared |= {"policy": spec, "verifier": verifier, "num_draft_tokens": width}
+    first = batch == (TINY_BATCHES if bench.tiny else BATCHES)[0]
     metered, timed = (
-        generate(pair.target, draft, ids, meter=meter, **shared) for meter in (True, False)
+        generate(pair.target, draft, ids, meter=meter, **shared) for meter in (first, False)
     )
     policy, knob = label(spec)
     reading, tokens, seconds = metered.reading, timed.num_tokens, timed.seconds.total
@@ -400,6 +403,6 @@ def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loo
         over_passes=passes and round_ms / passes, prefill_ms=prefill_ms,
         preparation_ms=1e3 * own.preparation, tokens_per_call=timed.reading.tokens_per_call,
         accepted_per_call=timed.reading.accepted_per_call,
-        emitted_kl_per_token=(reading.emitted_divergence or 0.0) / tokens,
+        emitted_kl_per_token=(reading.emitted_divergence or 0.0) / tokens if first else None,
         largest_row_kl=reading.largest_row_divergence, loop=timed.loop,
     )  # fmt: skip
