@@ -208,6 +208,23 @@ def test_drafts_are_drawn_by_coins_of_their_own_stream(device, monkeypatch):
         "temperature": 0.0}) == logits[0].argmax()  # fmt: skip
 
 
+def test_parts_with_far_peaks_are_drawn_from_in_units_of_their_own(device, monkeypatch):
+    """In units of the first part's peak, which is 300 nats lower, weights would be infinite."""
+    monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
+    row = torch.randn(700, generator=torch.Generator().manual_seed(2)).to(device)
+    row[:512] -= 300
+    seeds = torch.arange(3, device=device)
+    keys, rows = {"seeds": seeds, "positions": seeds}, row.expand(3, -1)
+    coins = random_numbers.coins(seeds, seeds, 0 * seeds[:, None], random_numbers.DRAFT)[:, 0]
+    drawn = pick(rows.double().softmax(-1), coins)
+    assert torch.equal(draft_from_logits(rows, place=0, **keys), drawn)
+    verdict = verify_logits(
+        ct.policy("speculative"), rows[:, None], None, torch.empty(3, 0).long().to(device), **keys
+    )
+    bonus = pick(rows.double().softmax(-1), last_coins(seeds, seeds))
+    assert torch.equal(verdict.output_token_ids[:, 0], bonus)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("spec", "verifier"), CASES)
 def test_a_step_is_captured_and_reads_nothing_on_the_host(spec, verifier, device):

@@ -117,3 +117,24 @@ def test_a_budget_of_float32_rows_with_zeros_is_that_of_float64_rows():
         narrow, wide = (BudgetRow(*(row.astype(kind) for row in rows), f, 0.05).edges
                         for kind in (np.float32, np.float64))  # fmt: skip
         assert narrow == wide
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_compiled_search_within_a_budget_ends_by_itself(spec):
+    """A row that is given up is solved once more in torch: the same edges, many times as slow."""
+    f, generator = ct.divergence(spec), torch.Generator().manual_seed(4)
+    for delta in (1e-4, 0.05, 1.0):
+        q, p = torch.randn(2, 300, generator=generator, dtype=torch.float64).mul(0.7).softmax(-1)
+        cost = (q * f.centred(p / q)).numpy()
+        row = q.numpy(), p.numpy(), cost, False, curve_of(f), delta, 1.0, 1.0
+        assert loops.edges_within(*row)[2]
+
+
+@pytest.mark.parametrize("before", [0, 512, 1000])
+def test_a_draw_at_a_sum_takes_the_next_token(before):
+    """Within a block of tokens that are added up at once, and at the end of one."""
+    q = torch.cat([torch.zeros(before), torch.tensor([0.25, 0.0, 0.25, 0.5])]).double().numpy()
+    drawn = [loops.draw_left(q, q[:0], 1.0, draw) - before for draw in (0.0, 0.25, 0.5, 0.75)]
+    assert drawn == [0, 2, 3, 3]
+    ends = torch.tensor([0.5] + [0.0] * 511 + [0.5]).double().numpy()
+    assert loops.draw_left(ends, ends[:0], 1.0, 0.5) == 512
