@@ -138,3 +138,12 @@ def test_a_draw_at_a_sum_takes_the_next_token(before):
     assert drawn == [0, 2, 3, 3]
     ends = torch.tensor([0.5] + [0.0] * 511 + [0.5]).double().numpy()
     assert loops.draw_left(ends, ends[:0], 1.0, 0.5) == 512
+
+
+@pytest.mark.parametrize("price", [0.3, 2.0])
+def test_a_token_below_normal_numbers_is_written_no_higher(price):
+    """Nothing else is cut, so that the upper edge is infinite."""
+    q = torch.tensor([[0.5, 0.3, 0.2, 1e-310]], dtype=torch.float64)
+    p = torch.tensor([[0.1, 0.4, 0.3, 0.2]], dtype=torch.float64)
+    law = ct.emitted_law(ct.policy("band", price=price), q, p)
+    assert float(law[0, 3]) <= 1e-310 and float(law.sum()) == pytest.approx(1)
