@@ -11,7 +11,14 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import list_divergences
-from cactus_theory.optimum.rows import CURVES, BudgetRow, PricedBand, PricedRow, curve_of
+from cactus_theory.optimum.rows import (
+    CURVES,
+    BudgetRow,
+    PricedBand,
+    PricedRow,
+    curve_of,
+    path_rows,
+)
 from tests.rows import pair
 
 loops = pytest.importorskip("cactus_theory.optimum.loops", exc_type=ImportError)  # needs numba
@@ -142,8 +149,9 @@ def test_a_draw_at_a_sum_takes_the_next_token(before):
 
 @pytest.mark.parametrize("price", [0.3, 2.0])
 def test_a_token_below_normal_numbers_is_written_no_higher(price):
-    """Nothing else is cut, so that the upper edge is infinite."""
+    """Where nothing else is cut, too, and the upper edge is infinite."""
     q = torch.tensor([[0.5, 0.3, 0.2, 1e-310]], dtype=torch.float64)
     p = torch.tensor([[0.1, 0.4, 0.3, 0.2]], dtype=torch.float64)
-    law = ct.emitted_law(ct.policy("band", price=price), q, p)
+    band = PricedBand(ct.divergence("kl"), price)
+    law = path_rows(q, p, torch.ones(1, dtype=torch.float64), band)
     assert float(law[0, 3]) <= 1e-310 and float(law.sum()) == pytest.approx(1)
