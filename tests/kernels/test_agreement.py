@@ -117,6 +117,25 @@ def test_a_coin_inside_a_block_is_compared_with_its_own_value(spec, device):
     assert verdict.num_accepted.tolist() == [1] * len(chosen[0]) + [0] * len(chosen[1])
 
 
+def test_a_node_passes_up_to_what_all_of_its_row_leaves(device):
+    """P = 1/2 before a row without common tokens: (P q − p)₊ has the mass P, and P is the value."""
+    q = torch.tensor([[0.4, 0.6, 0, 0], [0.5, 0.5, 0, 0], [1, 0, 0, 0]], device=device)
+    p = torch.tensor([[0.8, 0.2, 0, 0], [0, 0, 0.5, 0.5]], device=device)
+    seeds = torch.arange(300, device=device)
+    zero = torch.zeros_like(seeds)
+    coins = random_numbers.coins(seeds, zero, zero[:, None], random_numbers.ACCEPT)[:, 0]
+    near = ((coins > 0.3) & (coins < 0.7) & ((coins - 0.5).abs() > 0.01)).nonzero()[:, 0]
+    at = near[: amount(8, 60)]
+    target, draft = (rows.log().expand(len(at), -1, -1) for rows in (q, p))
+    ids = torch.tensor([[0, 2]], device=device).expand(len(at), -1).contiguous()
+    verdict = verify_logits(
+        ct.policy("speculative"), target, draft, ids,
+        seeds=seeds[at], positions=zero[at], verifier="block",
+    )  # fmt: skip
+    assert torch.equal(verdict.num_accepted, (coins[at] < 0.5).long())
+    assert 0 < int(verdict.num_accepted.sum()) < len(at)
+
+
 @pytest.mark.parametrize("accepted", [True, False], ids=["bonus", "recovered"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["sampled", "deterministic"])
 def test_a_row_of_several_parts_is_drawn_from(accepted, deterministic, device):

@@ -208,6 +208,20 @@ def test_drafts_are_drawn_by_coins_of_their_own_stream(device, monkeypatch):
         "temperature": 0.0}) == logits[0].argmax()  # fmt: skip
 
 
+def test_greedy_tokens_are_the_first_of_the_largest(device, monkeypatch):
+    """Of equal logits within a part and in the next one, drafted, verified and drawn."""
+    monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
+    row = torch.zeros(700, device=device)
+    row[[3, 7, 600]] = 2.0
+    zero = torch.zeros(2, dtype=torch.int64, device=device)
+    keys, rows = {"seeds": zero, "positions": zero, "temperature": 0.0}, row.expand(2, -1)
+    assert draft_from_logits(rows, place=0, **keys).tolist() == [3, 3]
+    ids = torch.tensor([[3], [7]], device=device)
+    target, draft = rows[:, None].expand(-1, 2, -1), rows[:, None]
+    verdict = verify_logits(ct.policy("speculative"), target, draft, ids, **keys)
+    assert verdict.output_token_ids.tolist() == [[3, 3], [3, -1]]
+
+
 def test_parts_with_far_peaks_are_drawn_from_in_units_of_their_own(device, monkeypatch):
     """In units of the first part's peak, which is 300 nats lower, weights would be infinite."""
     monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
