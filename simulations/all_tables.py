@@ -121,8 +121,6 @@ ENTRIES = (
           "--batch-size 4 --length 32 --overlap-rows 32"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
-    Entry("bench_theory_threads", "--repeats 1", CSV),
-    Entry("bench_verify_threads", "--repeats 1", CSV),
     Entry("bench_decode", "--repeats 1", CSV),
     Entry("bench_decode_stories", "--repeats 1", CSV,
           f"{MODELS} {{shared}}/prompts/mt_bench.jsonl"),

@@ -30,13 +30,9 @@ from cactus_theory.optimum.acceptance import OptimalAcceptance
 from . import drafters
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
-from .common.inputs import (
-    PAIR,
-    add_decode_arguments,
-    add_pair_arguments,
-    log_rows,
-)
+from .common.inputs import PAIR, add_decode_arguments, add_pair_arguments
 from .common.results import columns, publish
+from .common.walk import log_rows
 
 POLICIES = (
     "speculative",
@@ -91,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = every[: args.num_prompts]
 
     print(rule("rows along a real generation"))
-    q, p = log_rows(pair.target, pair.draft, prompts, LOGGED_TOKENS, args.seed)
+    q, p = log_rows(pair, prompts, LOGGED_TOKENS, args.seed)
     overlap = torch.minimum(q, p).sum(-1).mean()
     print(
         f"{len(q)} rows of {q.shape[1]:,} tokens; the draft overlaps the target by "

@@ -15,26 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
 
-from .common.inputs import (
-    ENDS,
-    add_end_arguments,
-    add_pair_arguments,
-    at_least,
-    prompt_ids,
-    settings_of,
-)
-from .common.journal import Journal
+from .common.inputs import at_least
 from .common.results import columns, publish, read_lines, values_of
-from .common.walk import Step, walked
+from .common.walk import Step, add_walk_arguments, opened_walk, walked
 
 BAND = "band:price"
 FAMILIES = BAND, "lenience:lenience", "cactus:delta", "band:price,head=0.2"
@@ -44,42 +33,30 @@ Sums = dict[str, np.ndarray]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_pair_arguments(parser)
-    add_end_arguments(parser)
+    add_walk_arguments(parser, num_prompts=48, max_new_tokens=512, out="build/lengths")
     add("--knobs", type=Path, required=True, metavar="FILE.csv", help="table of price-travels")
     add("--level", type=float, nargs="+", default=[0.05], help="nats a token, among the table's")
     add("--policies", nargs="+", default=list(FAMILIES), metavar="NAME:KNOB", help="likewise")
     add("--answers", type=int, default=32, help="to each prompt")
     add("--together", type=int, default=8, help="answers to each prompt in a batch")
-    add("--num-prompts", type=int, default=48)
-    add("--num-draft-tokens", type=int, default=4, metavar="K", help="of the calls foretold")
-    add("--max-new-tokens", type=int, default=512, metavar="N")
-    add("--seed", type=int, default=defaults.SEED)
-    add("--threads", type=int, default=1, help="of torch")
-    add("--out", type=Path, default=Path("build/lengths"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write answers setting by setting, and the table after each; return 0."""
     at_least(args, answers=1, together=1, num_prompts=2, num_draft_tokens=1, max_new_tokens=1)
-    prompts = given_prompts(args)[: args.num_prompts]
     named = list(_settings(args))
-    pair = loaded(args)
-    ids = prompt_ids(args, pair, prompts) * args.together
+    pair, ids, kept = opened_walk(args, "together")
     ends, passes = sorted(own_ends(pair.target)), range(0, args.answers, args.together)
     made: list[tuple[Row, Sums]] = []
-    args.out.mkdir(parents=True, exist_ok=True)
-    settings = settings_of(args, prompts, "together", "num_draft_tokens", *ENDS)
-    with (
-        Journal(args.out / "journal.jsonl", settings) as journal,
-        Progress("writing answers", len(named) * len(passes)) as progress,
-    ):
+    with kept as journal, Progress("writing answers", len(named) * len(passes)) as progress:
         for level, spec in named:
             policy, sums = find_policy(spec).at_ends(ends), []
             for start in passes:
                 if (key := f"{policy.spec} from {start}") not in journal.results:
-                    steps = walked(pair, ids, policy, args.max_new_tokens, args.seed + start)
-                    journal.add(key, _sums(steps, ends, len(ids), args))
+                    coins = torch.Generator().manual_seed(args.seed + start)
+                    texts = ids * args.together
+                    steps = walked(pair, texts, policy, args.max_new_tokens, coins)
+                    journal.add(key, _sums(steps, ends, len(texts), args))
                 sums.append(journal.results[key])
                 progress.advance()
             total = {name: np.sum([one[name] for one in sums], 0) for name in sums[0]}

@@ -14,17 +14,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
@@ -32,17 +28,9 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Replay, valued
 from cactus_theory.tuning.families import Family, Knobs, families
 
-from .common.inputs import (
-    ENDS,
-    add_end_arguments,
-    add_pair_arguments,
-    at_least,
-    prompt_ids,
-    settings_of,
-)
-from .common.journal import Journal
+from .common.inputs import at_least
 from .common.results import columns, publish, values_of
-from .common.walk import walked
+from .common.walk import add_walk_arguments, opened_walk, walked
 
 TABLES = "price_travels", "same_nats"
 POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
@@ -65,26 +53,18 @@ Run = Callable[["Texts", Policy], Replay]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_pair_arguments(parser)
-    add_end_arguments(parser)
+    add_walk_arguments(parser, num_prompts=64, max_new_tokens=48, out="build/price-travels")
     add("--laws", nargs="+", default=list(LAWS), metavar="SPEC", help="of both models' rows")
     add("--policies", nargs="+", default=list(POLICIES), metavar="NAME:KNOB")
     add("--elsewhere", nargs="*", default=list(OTHERS), choices=list(OTHERS), metavar="NAME",
         help="other targets for the second table: tempered, truncated")  # fmt: skip
     add("--level", type=float, nargs="+", default=[0.02, 0.05, 0.1], help="nats a token")
-    add("--num-prompts", type=int, default=64)
     add("--batch", type=int, default=32, help="texts that are written together")
-    add("--num-draft-tokens", type=int, default=4, metavar="K")
-    add("--max-new-tokens", type=int, default=48, metavar="N", help="of a text")
-    add("--seed", type=int, default=defaults.SEED)
-    add("--threads", type=int, default=1, help="of torch")
-    add("--out", type=Path, default=Path("build/price-travels"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
     """Solve every family on every law, then at the same nats elsewhere; return 0."""
     at_least(args, num_prompts=2, batch=1, num_draft_tokens=1, max_new_tokens=2)
-    prompts = given_prompts(args)[: args.num_prompts]
     kinds = [KINDS[0], *(kind for name in args.policies for kind in _family(name))]
     makers = {
         f"price_travels {law} {kind.name}": partial(_travelled, law, kind, args.level)
@@ -92,14 +72,9 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     makers |= {f"same_nats {name}": partial(_elsewhere, OTHERS[name], args.level)
                for name in args.elsewhere}  # fmt: skip
-    pair = loaded(args)
-    ids, texts = prompt_ids(args, pair, prompts), None
-    args.out.mkdir(parents=True, exist_ok=True)
-    settings = settings_of(args, prompts, "batch", "num_draft_tokens", "level", *ENDS)
-    with (
-        Journal(args.out / "journal.jsonl", settings) as journal,
-        Progress("solving", len(makers)) as progress,
-    ):
+    pair, ids, kept = opened_walk(args, "batch", "level")
+    texts = None
+    with kept as journal, Progress("solving", len(makers)) as progress:
         for key, make in makers.items():
             if key not in journal.results:
                 texts = texts or _written(args, pair, ids)
@@ -176,8 +151,8 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
     with Progress("writing texts", len(ids)) as progress:
         for start in range(0, len(ids), args.batch):
             own = ids[start : start + args.batch]
-            lossless = KINDS[0].policy(1.0), args.max_new_tokens, args.seed + start
-            for step in walked(pair, own, *lossless):
+            coins = torch.Generator().manual_seed(args.seed + start)
+            for step in walked(pair, own, KINDS[0].policy(1.0), args.max_new_tokens, coins):
                 cells = step.tokens, step.q.float(), step.p.float()
                 for number, *of_text in zip(step.texts, *cells, strict=True):
                     texts[start + number].append(of_text)

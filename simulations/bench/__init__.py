@@ -1,7 +1,5 @@
 """Time the closed forms, one verification step, or whole decodes, in one run and one thread.
 
-With ``--threads`` what is row by row in ``theory`` or ``verify``, by numbers of threads and load.
-
 ``theory``: the optimum, its policy form, exact laws and audits at real vocabulary sizes,
 compared with one softmax of the same row and a plain numpy sort-and-bisect.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
@@ -25,9 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; the pair and the prompts are of decodes."""
     parser.add_argument("what", choices=WHAT, help="which benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
-    parser.add_argument(
-        "--threads", nargs="+", metavar="N", help="numbers to compare, default among them"
-    )
     add_pair_arguments(parser)
     add_inflate(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
@@ -38,13 +33,8 @@ def run(args: argparse.Namespace) -> int:
     needs = (args,) if args.what == "decode" else (args.repeats,)
     if args.inflate is not None and args.what != "decode":
         raise ValueError(f"--inflate: must be given with decode; got {args.what}")
-    module, name = args.what, args.what
-    if args.threads:
-        if args.what == "decode":
-            raise ValueError(f"--threads: is for theory and verify; got {args.threads}")
-        module, name, needs = "threads", f"{name}_threads", (name, args.threads, args.repeats)
-    benchmark = importlib.import_module(f"simulations.bench.{module}")
+    benchmark = importlib.import_module(f"simulations.bench.{args.what}")
     rows = list(benchmark.measure(*needs))
     print(columns(rows, benchmark.HEADS))
-    publish(args, rows, args.out or Path("build/bench") / f"{name}.csv")
+    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
     return 0

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.decoding._meter import Meter
 
 from ..common.grid import label
 from .theory import clocked
-from .threads import metered
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
@@ -129,9 +129,17 @@ def _jobs(
             policy, q, p, ids, coins=coins, validate=False
         )
     for spec in METERED:
-        charge = partial(metered, ct.policy(spec), q[:, 1:].flatten(0, 1), p.flatten(0, 1))
+        charge = partial(_metered, ct.policy(spec), q[:, 1:].flatten(0, 1), p.flatten(0, 1))
         jobs[f"meter of {BATCH * WIDTH} rows, {spec}"] = charge
     return jobs
+
+
+def _metered(policy: ct.Policy, q: Tensor, p: Tensor) -> None:
+    """Charge rows as a decode does."""
+    meter = Meter((policy,))
+    with torch.inference_mode():
+        meter.add(q, p, None)
+        meter.sums()
 
 
 def _block_jobs(

@@ -1,4 +1,4 @@
-"""Inputs of simulations: flags that name pairs and prompts, models, rows along real text."""
+"""Inputs of simulations: flags that name pairs and prompts, models, digests of what was read."""
 
 import argparse
 import hashlib
@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
-from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import PROMPTS as KINDS
 from cactus_theory.commands.flags import add_chat, flag, rendered_ids
 from cactus_theory.commands.models import add_models
-from cactus_theory.decoding._text import check_model_vocabularies, fitted
 from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.load import Source, dtype_rule
 
@@ -156,63 +150,3 @@ def _words(value: Any) -> str:
 def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
     """Return the token ids of each prompt of :func:`prompts_of`, texts as they are."""
     return [Rendering(plain=True).ids(prompt, tokenizer) for prompt in prompts_of(path)]
-
-
-Rows = Float[Tensor, "rows vocab"]
-
-
-@torch.inference_mode()
-def log_rows(
-    target: Any, draft: Any, prompts_ids: Sequence[Sequence[int]], tokens_each: int, seed: int
-) -> tuple[Rows, Rows]:
-    """Sample text from the target at temperature 1 and return both models' rows along it.
-
-    After each prompt, of which the last ids that fit are used, ``tokens_each`` are sampled, fewer
-    where the text ends itself. Returns target_probs and draft_probs, (N, V) float64, row i of both
-    given the same text; the log-softmax is taken in float64, so no token that has a finite logit
-    is lost. Raises ValueError for no prompt, an empty one, two vocabularies, or ``tokens_each``
-    outside the context.
-    """
-    _check(target, draft, prompts_ids, tokens_each)
-    generator, size = torch.Generator().manual_seed(seed), target.config.vocab_size
-    longest = min(model.config.max_position_embeddings for model in (target, draft)) - tokens_each
-    logged: tuple[list[Tensor], list[Tensor]] = ([], [])
-    with Progress("logging rows", len(prompts_ids)) as progress:
-        for prompt in prompts_ids:
-            prompt = list(prompt)[-longest:]
-            text = sample(target, prompt, tokens_each, generator)
-            for model, rows in zip((target, draft), logged, strict=True):
-                rows.append(next_token_probs(model, text, size)[len(prompt) - 1 : -1])
-            progress.advance()
-    return torch.cat(logged[0]), torch.cat(logged[1])
-
-
-def sample(model: Any, prompt: Sequence[int], tokens: int, generator: torch.Generator) -> list[int]:
-    """Return the prompt and up to ``tokens`` sampled ones, ending after an end-of-text token."""
-    text, new_ids, cache = list(prompt), list(prompt), None
-    for _ in range(tokens):
-        new = torch.tensor([new_ids], device=model.device)
-        step = model(new, past_key_values=cache, use_cache=True)
-        cache = step.past_key_values
-        row = step.logits[0, -1].cpu().double().softmax(-1)
-        new_ids = torch.multinomial(row, 1, generator=generator).tolist()
-        text += new_ids
-        if new_ids[0] == model.config.eos_token_id:
-            break
-    return text
-
-
-def next_token_probs(model: Any, text: Sequence[int], size: int) -> Rows:
-    """Return the model's row of ``size`` tokens after each token of ``text``, float64."""
-    text = [min(token, model.config.vocab_size - 1) for token in text]
-    logits = model(torch.tensor([list(text)], device=model.device), use_cache=False).logits[0]
-    return fitted(logits, size).cpu().double().log_softmax(-1).exp()
-
-
-def _check(target: Any, draft: Any, prompts: Sequence[Sequence[int]], tokens_each: int) -> None:
-    check_model_vocabularies(target, draft)
-    if not prompts or not all(len(prompt) for prompt in prompts):
-        raise ValueError(f"prompts_ids: must hold prompts of at least one token; got {prompts!r}")
-    longest = min(model.config.max_position_embeddings for model in (target, draft)) - 1
-    if not 1 <= tokens_each <= longest:
-        raise ValueError(f"tokens_each: must be from 1 to {longest}; got {tokens_each!r}")

@@ -1,17 +1,27 @@
 """Texts that an emitted law writes itself, token by token and without rounds, in batches."""
 
+import argparse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base import defaults
+from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy
+from cactus_theory.policies import policy as find_policy
+
+from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
+from .journal import Journal
 
 Rows = Float[Tensor, "texts vocab"]
 
@@ -28,14 +38,17 @@ class Step(NamedTuple):
 
 @torch.inference_mode()
 def walked(
-    pair: Any, prompts: Sequence[Sequence[int]], policy: Policy, limit: int, seed: int
+    pair: Any,
+    prompts: Sequence[Sequence[int]],
+    policy: Policy,
+    limit: int,
+    generator: torch.Generator,
 ) -> Iterator[Step]:
     """Yield the steps in which the policy's law writes on after each prompt, to its end or limit.
 
-    Rows are float64 and of temperature 1; coins are of one generator, so that they depend on which
-    prompts are together.
+    Rows are float64 and of temperature 1; coins depend on which prompts are together.
     """
-    own, coins = isinstance(pair.draft, OwnWeights), torch.Generator().manual_seed(seed)
+    own = isinstance(pair.draft, OwnWeights)
     texts = Texts(prompts, limit, own_ends(pair.target), torch.device("cpu"))
     draft = pair.draft.of(pair.target) if own else pair.draft
     models = [CachedModel(model, texts.capacity, len(prompts)) for model in (pair.target, draft)]
@@ -43,7 +56,7 @@ def walked(
     while texts.batch:
         q, p = (_next_rows(model, texts, size) for model in models)
         h = policy.emitted(q, p)
-        tokens = torch.multinomial(h, 1, generator=coins)[:, 0]
+        tokens = torch.multinomial(h, 1, generator=generator)[:, 0]
         yield Step(list(texts.numbers), q, p, h, tokens)
         texts.settle(tokens[:, None].tolist(), tokens)
         still = [row for row in range(texts.batch) if texts.room(row)]
@@ -55,3 +68,50 @@ def _next_rows(model: CachedModel, texts: Texts, size: int) -> Rows:
     counts = [length - cached for length, cached in zip(texts.lengths, model.lengths, strict=True)]
     logits = model.feed(texts.take(model.lengths, counts), counts, [1] * texts.batch)
     return fitted(logits, size)[:, 0].double().softmax(-1)
+
+
+def log_rows(
+    pair: Any, prompts_ids: Sequence[Sequence[int]], tokens_each: int, seed: int
+) -> tuple[Rows, Rows]:
+    """Return both models' rows along texts of the target at temperature 1, (N, V) float64 each.
+
+    After each prompt, of which the last ids that fit are used, ``tokens_each`` are sampled, fewer
+    where the text ends itself; row i of both is given the same text. Raises ValueError for
+    ``tokens_each`` outside the context.
+    """
+    configs = pair.target.config, getattr(pair.draft, "config", pair.target.config)
+    longest = min(config.max_position_embeddings for config in configs) - tokens_each
+    if tokens_each < 1 or longest < 1:
+        most = longest + tokens_each - 1
+        raise ValueError(f"tokens_each: must be from 1 to {most}; got {tokens_each}")
+    steps, lossless = list[Step](), find_policy("speculative")
+    coins = torch.Generator().manual_seed(seed)
+    with Progress("logging rows", len(prompts_ids)) as progress:
+        for prompt in prompts_ids:
+            steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
+            progress.advance()
+    return torch.cat([step.q for step in steps]), torch.cat([step.p for step in steps])
+
+
+def add_walk_arguments(
+    parser: argparse.ArgumentParser, *, num_prompts: int, max_new_tokens: int, out: str
+) -> None:
+    """Declare what every command asks for whose texts are walked; :func:`opened_walk` reads it."""
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add_end_arguments(parser)
+    add("--num-prompts", type=int, default=num_prompts)
+    add("--num-draft-tokens", type=int, default=4, metavar="K", help="of a call")
+    add("--max-new-tokens", type=int, default=max_new_tokens, metavar="N", help="of a text")
+    add("--seed", type=int, default=defaults.SEED)
+    add("--threads", type=int, default=1, help="of torch")
+    add("--out", type=Path, default=Path(out), metavar="DIR")
+
+
+def opened_walk(args: argparse.Namespace, *flags: str) -> tuple[Any, list[list[int]], Journal]:
+    """Return the pair, the ids of its prompts, and the journal of what ``flags`` decide, too."""
+    prompts = given_prompts(args)[: args.num_prompts]
+    pair = loaded(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    settings = settings_of(args, prompts, "num_draft_tokens", *flags, *ENDS)
+    return pair, prompt_ids(args, pair, prompts), Journal(args.out / "journal.jsonl", settings)

@@ -22,9 +22,10 @@ from cactus_theory.commands.models import opened
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, log_rows
+from ..common.inputs import add_pair_arguments
 from ..common.results import publish
 from ..common.statistics import hermite
+from ..common.walk import log_rows
 
 OUT = Path("paper_figures/data/acceptance_kl.csv")
 # knobs from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Log rows, write the table and print what Cactus pays."""
     pair, _, prompts = opened(args)
-    q, p = log_rows(pair.target, pair.draft, prompts, args.tokens_each, args.seed)
+    q, p = log_rows(pair, prompts, args.tokens_each, args.seed)
     notes = {
         "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "
         f"{q.shape[-1]}",

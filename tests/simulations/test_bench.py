@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from simulations.__main__ import main
-from simulations.bench import theory, threads, verify
+from simulations.bench import theory, verify
 from simulations.common.results import read_csv
 
 
@@ -37,35 +36,6 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
         share = float(block["milliseconds"]) / float(chain["milliseconds"])
         assert float(block["times_chain"]) == pytest.approx(share)
     assert capsys.readouterr().out.count("verify_chain, ") == len(verify.POLICIES) * 2
-
-
-@pytest.mark.parametrize("what", threads.JOBS)
-def test_every_job_is_timed_on_both_numbers_of_threads(what, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(threads, "VOCABULARIES", (50, 70))
-    monkeypatch.setattr(threads, "SECONDS", 0.0)
-    before = torch.get_num_threads()
-    out = ["--repeats", "1", "--out", str(tmp_path / "x.csv")]
-    try:
-        assert main(["bench", what, "--threads", "default", "1", *out]) == 0
-    finally:
-        torch.set_num_threads(before)
-    rows, notes = read_csv(tmp_path / "x.csv")
-    assert notes["command"] == f"python -m simulations bench {what} --repeats 1 --threads default 1"
-    jobs = [name for name, _ in threads.JOBS[what](50)]
-    assert len(set(jobs)) == len(jobs)
-    for column, values in {"load": ["idle", "loaded"], "job": jobs, "vocabulary": ["50", "70"],
-                           "threads": ["default", "1"]}.items():  # fmt: skip
-        assert list(dict.fromkeys(row[column] for row in rows)) == values
-    assert len(rows) == 2 * 2 * 2 * len(jobs)
-    for one, other in zip(rows[::2], rows[1::2], strict=True):
-        best = min(float(row["milliseconds"]) for row in (one, other))
-        assert float(other["times_best"]) == pytest.approx(float(other["milliseconds"]) / best)
-
-
-@pytest.mark.parametrize("words", [["decode", "--threads", "1"], ["verify", "--threads", "0"]])
-def test_threads_that_cannot_be_compared_are_refused(words, capsys) -> None:
-    assert main(["bench", *words]) == 2
-    assert "threads: " in capsys.readouterr().err
 
 
 def test_the_closed_forms_are_timed(tmp_path, monkeypatch) -> None:

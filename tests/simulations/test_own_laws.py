@@ -20,6 +20,10 @@ from tests.decoding.conftest import disturbed, random_llama
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
 
 
+def coins(seed):
+    return torch.Generator().manual_seed(seed)
+
+
 @pytest.fixture(scope="module")
 def pair():
     target = random_llama(eos_token_id=5)
@@ -29,7 +33,7 @@ def pair():
 def test_rows_along_texts_are_both_models_own_and_texts_end_where_they_end(pair):
     rule = ct.policy("band:price=1,hold=5")
     texts, rows = [list(prompt) for prompt in PROMPTS], {}
-    for step in walked(pair, PROMPTS, rule, 12, seed=0):
+    for step in walked(pair, PROMPTS, rule, 12, coins(0)):
         assert torch.allclose(step.h, rule.emitted(step.q, step.p))
         for at, number in enumerate(step.texts):
             rows[number, len(texts[number])] = step.q[at], step.p[at]
@@ -42,12 +46,12 @@ def test_rows_along_texts_are_both_models_own_and_texts_end_where_they_end(pair)
             for place in range(len(PROMPTS[number]), len(text)):
                 assert torch.allclose(rows[number, place][side], whole[place - 1])
     own = SimpleNamespace(target=pair.target, draft=FourBit())
-    assert len(list(walked(own, PROMPTS, rule, 2, seed=0))) == 2
+    assert len(list(walked(own, PROMPTS, rule, 2, coins(0)))) == 2
 
 
 def written(pair, count=6, width=3):
     kept = [[] for _ in range(count)]
-    for step in walked(pair, PROMPTS * 2, ct.policy("speculative"), 8, seed=1):
+    for step in walked(pair, PROMPTS * 2, ct.policy("speculative"), 8, coins(1)):
         for at, number in enumerate(step.texts):
             kept[number].append((step.tokens[at], step.q[at].float(), step.p[at].float()))
     return Texts([tuple(map(torch.stack, zip(*own, strict=True))) for own in kept], [5], width)

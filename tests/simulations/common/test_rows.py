@@ -1,7 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from simulations.common.inputs import log_rows, next_token_probs, sample
+from simulations.common.walk import log_rows
 
 transformers = pytest.importorskip("transformers")
 
@@ -21,28 +23,34 @@ def tiny(seed, vocab=23):
         return transformers.LlamaForCausalLM(config).eval()
 
 
-def test_rows_are_those_of_the_sampled_text():
-    target, draft = tiny(0), tiny(1)
-    q, p = log_rows(target, draft, [[1, 2, 3], [4]], 5, seed=7)
-    assert q.shape == p.shape == (10, 23) and q.dtype == p.dtype == torch.float64
-    torch.testing.assert_close(q.sum(-1), torch.ones(10, dtype=torch.float64))
-    with torch.inference_mode():
-        text = sample(target, [1, 2, 3], 5, torch.Generator().manual_seed(7))
-        assert len(text) == 8
-        torch.testing.assert_close(q[:5], next_token_probs(target, text, 23)[2:7])
-        torch.testing.assert_close(p[:5], next_token_probs(draft, text, 23)[2:7])
+def test_rows_are_those_of_texts_that_the_target_samples():
+    pair, prompts = SimpleNamespace(target=tiny(0), draft=tiny(1)), [[1, 2, 3], [4]]
+    rows = log_rows(pair, prompts, 5, seed=7)
+    assert all(own.shape == (10, 23) and own.dtype == torch.float64 for own in rows)
+    coins = torch.Generator().manual_seed(7)
+    for number, prompt in enumerate(prompts):
+        text = list(prompt)
+        for row in rows[0][5 * number : 5 * number + 5]:
+            text.append(int(row.multinomial(1, generator=coins)))
+        for model, own in zip((pair.target, pair.draft), rows, strict=True):
+            with torch.inference_mode():
+                whole = model(torch.tensor([text])).logits[0, len(prompt) - 1 : -1].double()
+            torch.testing.assert_close(
+                own[5 * number : 5 * number + 5], whole.softmax(-1), atol=1e-6, rtol=1e-5
+            )
 
 
-@pytest.mark.parametrize(
-    "prompts, tokens, vocab, message",
-    [
-        ([], 3, 23, "prompts_ids"),
-        ([[1], []], 3, 23, "prompts_ids"),
-        ([[1]], 0, 23, "tokens_each: must be from 1 to 31; got 0"),
-        ([[1]], 32, 23, "tokens_each"),
-        ([[1]], 3, 46, r"that of target_model \(23 tokens\), up to padding; got 46"),
-    ],
-)
-def test_bad_arguments_are_named(prompts, tokens, vocab, message):
-    with pytest.raises(ValueError, match=message):
-        log_rows(tiny(0), tiny(1, vocab), prompts, tokens, seed=0)
+def test_long_prompts_are_read_by_their_end():
+    pair = SimpleNamespace(target=tiny(0), draft=tiny(1))
+    long, short = (
+        log_rows(pair, [ids], 5, seed=0)[0]
+        for ids in ([*range(20), *range(20)], [*range(13, 20), *range(20)])
+    )
+    torch.testing.assert_close(long, short)
+
+
+@pytest.mark.parametrize("tokens", [0, 32])
+def test_texts_that_do_not_fit_are_refused(tokens):
+    pair = SimpleNamespace(target=tiny(0), draft=tiny(1))
+    with pytest.raises(ValueError, match=f"tokens_each: must be from 1 to 31; got {tokens}"):
+        log_rows(pair, [[1]], tokens, seed=0)
