@@ -1,6 +1,7 @@
 """``cactus-theory tune``: log, solve knobs, measure costs, say which setting is fastest."""
 
 import hashlib
+import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -168,6 +169,10 @@ def _tuned(args: Namespace) -> list[Any]:
     check.optional_module("safetensors.torch", "llm")
     took = Stopwatch()
     pair, texts, ids = opened(args)
+    # a file may be sorted, and no more of its prompts are logged than the rounds need
+    order = random.Random(args.seed).sample(range(len(ids)), len(ids))
+    ids, groups = [ids[number] for number in order], args.groups or {}
+    args.groups = {name: [own[number] for number in order] for name, own in groups.items()}
     args.work = args.work or _work(args, texts)
     if args.cycles is None:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size

@@ -333,3 +333,16 @@ def test_models_are_timed_at_each_batch_size(tmp_path, capsys, prompts, monkeypa
     found = run_json(capsys, *CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small)
     assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
     assert found["source"]["max_new_tokens"] == 4
+
+
+def test_prompts_are_drawn_from_the_whole_of_a_sorted_file(tmp_path: Path, capsys) -> None:
+    lines = [{"prompt": f"def f{n}(x):", "kind": kind} for kind in "ab" for n in range(12)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    asked = ("--prompts", str(tmp_path / "p.jsonl"), "--by", "kind", "--work", str(tmp_path / "w"))
+    sizes = ("--cycles", "10", "--max-new-tokens", "4", "--timings", "1", "--answers", "0")
+    run_json(capsys, *TUNE, "1", *MODELS, *asked, *sizes)
+    trace = ct.traces.Trace.open(tmp_path / "w" / "trace")
+    assert trace.texts < 12
+    kinds = trace.groups("kind")
+    assert set(kinds) == {"a", "b"}
+    assert min(map(len, kinds.values())) >= 2
