@@ -20,6 +20,8 @@ from cactus_theory.base.tolerances import LEAST
 Row = np.ndarray
 # largest p/q of a token that may rise, about 1/LEAST
 MOST = 4e307
+# ratio at which a token that is no normal number weighs nothing still
+PLAIN = 1e200
 # relative step at which edges of float64 rows count as found, and of others
 SETTLED, COARSE = 1e-13, 2e-7
 # most steps of a search, and after how many every second one is damped in two edges
@@ -126,7 +128,15 @@ def clipped_sums(
     """
     total = above = below = 0.0
     other = min(upper, off)
-    for i in range(q.size):
+    plain = least == 0 and upper < PLAIN
+    for i in range(q.size if plain else 0):
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        top, bottom = upper * q_i, lower * q_i
+        value = top if top < p_i else p_i
+        total += value if value > bottom else bottom
+        above += q_i if top < p_i else 0.0
+        below += q_i if p_i < bottom else 0.0
+    for i in range(0 if plain else q.size):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
         q_i = q_i if q_i >= LEAST else 0.0
         on = q_i >= least
@@ -375,15 +385,19 @@ def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
 
     As :func:`cactus_theory.verify.draw.pick`: −1 where the total is 0, ∞ or NaN.
     """
-    total = left_mass(q, p, scale)
+    parts, total = np.empty((q.size + BLOCK - 1) // BLOCK), 0.0
+    for part in range(parts.size):
+        start = part * BLOCK
+        parts[part] = left_mass(q[start : start + BLOCK], p[start : start + BLOCK], scale)
+        total += parts[part]
     if not 0 < total < math.inf:
         return -1
     goal, mass = draw * total, 0.0
-    for start in range(0, q.size, BLOCK):
-        part = left_mass(q[start : start + BLOCK], p[start : start + BLOCK], scale)
-        if mass + part <= goal:
-            mass += part
+    for part in range(parts.size):
+        if mass + parts[part] <= goal:
+            mass += parts[part]
             continue
+        start = part * BLOCK
         for i in range(start, min(start + BLOCK, q.size)):
             left = scale * np.float64(q[i]) - (np.float64(p[i]) if p.size else 0.0)
             mass += left if left > 0 else 0.0

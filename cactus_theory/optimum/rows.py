@@ -99,14 +99,54 @@ class PricedBand:
         self.high, self.curve = f.upper_edge(1.0, self.step), curve_of(f)
 
 
-class _Row:
-    """A row whose U and A are ``upper`` and ``scale``, once :meth:`passes` has solved it."""
+class NodeRow:
+    """A row h at a node, asked only as far as a coin needs; of itself h = q, reached with P.
 
-    upper, scale = math.inf, 1.0
+    g = P h is between A q and U q, ``scale`` and ``upper`` once :meth:`passes` has solved them, and
+    p between those. With ``factor`` the row is one of P = 1, and g that often its own.
+    """
+
+    cap, factor = math.inf, 1.0
+
+    def __init__(self, alive: float) -> None:
+        self.upper = self.scale = alive
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
-        raise NotImplementedError
+        return self.upper > threshold
+
+    def exceeds(self, ratio: float, q_n: float) -> bool:
+        """Return whether g_n/q_n > ``ratio`` of a token that p has more of; if not, solve."""
+        return self.passes(ratio if self.factor == 1 else math.inf)
+
+    def ratio_of(self, q_n: float, p_n: float, certain: bool = False) -> float:
+        """Return g_n/p_n of a sampled token, once solved."""
+        if p_n == 0:
+            return math.inf if q_n >= LEAST else 0.0
+        if q_n < LEAST:
+            return 0.0
+        ratio = p_n / q_n
+        return self.factor * (self.raised if certain else self._raised(ratio, q_n)) / ratio
+
+    @property
+    def left(self) -> float:
+        """Return the scale s of (s q − p)₊, what g leaves, once solved."""
+        return self.factor * self.scale
+
+    @property
+    def level(self) -> float:
+        """Return g/q of certain tokens, once solved."""
+        return self.factor * self.raised
+
+    @property
+    def raised(self) -> float:
+        """Return ``level`` over ``factor``; arbitrary where no certain token has q > 0."""
+        raised = self._raised(math.inf)
+        return raised if raised < math.inf else self.scale
+
+    def _raised(self, ratio: float, q_n: float = 1.0) -> float:
+        """Return g/q of a token with this p/q, over ``factor``."""
+        return max(self.scale, min(self.upper, self.cap, ratio))
 
     @property
     def edges(self) -> tuple[float, float]:
@@ -115,7 +155,7 @@ class _Row:
         return self.scale, self.upper
 
 
-class PricedRow(_Row):
+class PricedRow(NodeRow):
     """The band of one row (V,) at a price, solved as far as :meth:`passes` needs.
 
     ``alive`` is P. Of ``certain`` tokens p is ∞ up to the g/q at which Σ g is Σ p: the band of the
@@ -134,6 +174,7 @@ class PricedRow(_Row):
     ) -> None:
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.band, self.alive, self.head = band, alive, head
+        self.least = head * float(self.q.max()) if head else 0.0
         reached = [token for token in certain if q[token] > 0]
         self.certain = np.array(reached, np.int64) if reached else np.empty(0, np.int64)
 
@@ -150,31 +191,21 @@ class PricedRow(_Row):
     def write(self, row: Row) -> None:
         """Solve the band, and write g in the units of p: 0 where q = 0."""
         self.passes(math.inf)
-        least = self.head * float(self.q.max()) if self.head else 0.0
         top = min(self.upper, self.cap)
-        loops().write_law(self.q, self.p, self.scale, top, least, self.unit, row)
+        loops().write_law(self.q, self.p, self.scale, top, self.least, self.unit, row)
         row[self.certain] = top * self.q[self.certain]
 
-    def ratio_of(self, ratio: float, certain: bool = False) -> float:
-        """Return g_n/p_n of a sampled token with this p_n/q_n, once solved."""
-        if ratio == 0:
-            return math.inf
-        if ratio == math.inf:
-            return 0.0
-        return (self.raised if certain else self._raised(ratio)) / ratio
+    def exceeds(self, ratio: float, q_n: float) -> bool:
+        """Return whether g_n/q_n > ``ratio``; off the head that is at most P."""
+        rises = q_n >= self.least or ratio < self.alive
+        return super().exceeds(ratio if rises else math.inf, q_n)
 
-    @property
-    def raised(self) -> float:
-        """Return g/q of certain tokens, once solved; arbitrary where none has q > 0."""
-        raised = self._raised(math.inf)
-        return raised if raised < math.inf else self.scale
-
-    def _raised(self, ratio: float) -> float:
-        """Return g/q of a token with this p/q."""
-        return max(self.scale, min(self.upper, self.cap, ratio))
+    def _raised(self, ratio: float, q_n: float = 1.0) -> float:
+        upper = min(self.upper, self.cap) if q_n >= self.least else min(self.upper, self.unit)
+        return max(self.scale, min(upper, ratio))
 
 
-class BudgetRow(_Row):
+class BudgetRow(NodeRow):
     """The band of one row (V,) within a budget of f, as :class:`PricedRow`."""
 
     def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:

@@ -9,14 +9,10 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.base.reused_memory import law_like, passing
-from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.optimum.rows import loops
-from cactus_theory.policies._decisions import UNSCALED, Decision, Path, Residual, Support
+from cactus_theory.policies._decisions import Path, Support
 from cactus_theory.policies._policy import (
     Entries,
-    Flat,
-    FlatCoins,
-    FlatIds,
     Id,
     Ids,
     Policy,
@@ -24,7 +20,6 @@ from cactus_theory.policies._policy import (
     accept_probability,
     normalised_or,
 )
-from cactus_theory.policies._shortcuts import AcceptsLossless
 
 
 class SharedResidual(Policy):
@@ -62,19 +57,6 @@ class FixedTarget(Policy):
         q, p = float64_rows(q, p)
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
 
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < h_n/p_n, and (h − p)₊, from the row h in the precision of float32 rows."""
-        if q.dtype not in DECIDED:
-            q, p = q.float(), p.float()
-        target = self.target(q, p)
-        h_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (target, p))
-        accepted = coin < accept_probability(h_n, p_n)
-        if not accepted.is_cuda and bool(accepted.all()):
-            return Decision(accepted, None)
-        left = (target - p).clamp_(min=0.0)
-        rows = torch.where(left.sum(-1, keepdim=True) <= 0, q, left)
-        return Decision(accepted, Residual(rows=rows))
-
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return h itself."""
         q, p = float64_rows(q, p)
@@ -95,13 +77,13 @@ class Entrywise(Policy):
         """Return s of the residual after the token was refused."""
         return torch.ones_like(q_n)
 
-    def residual_entries(self, q_n: FlatCoins, ceiling: FlatCoins) -> Residual:
-        """Return the residual after refusing tokens of these entries and ceilings."""
-        return Residual(scale=self.scale(q_n, ceiling))
-
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return min(1, c/p_n): only the drafted entries are read."""
         q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
+        return self.acceptance_of(q_n, p_n)
+
+    def acceptance_of(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return min(1, c/p_n) from float64 entries."""
         return accept_probability(self.ceiling(q_n, p_n), p_n)
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
@@ -111,13 +93,6 @@ class Entrywise(Policy):
         scale = self.scale(q_n, self.ceiling(q_n, p_n))[..., None]
         return normalised_or((scale * q - p).clamp(min=0.0), q)
 
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < c/p_n and the scale s."""
-        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        ceiling = self.ceiling(q_n, p_n)
-        accepted = coin < accept_probability(ceiling, p_n)
-        return Decision(accepted, self.residual_entries(q_n, ceiling))
-
 
 class Raised(Entrywise, FixedTarget):
     r"""Entrywise with c ≥ q_n and s = 1: accept more than lossless sampling, with its residual.
@@ -126,11 +101,11 @@ class Raised(Entrywise, FixedTarget):
     A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
     """
 
-    shortcuts = AcceptsLossless()
+    between = True
 
-    def residual_entries(self, q_n: FlatCoins, ceiling: FlatCoins) -> Residual:
-        """Return s = 1."""
-        return Residual(scale=UNSCALED)
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return c/p_n, exact below 1: of what is refused nothing comes back to a refused token."""
+        return _exact_below_1(self.acceptance_of(q_n, p_n))
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law."""
@@ -151,8 +126,11 @@ class Either(FixedTarget):
     and what p has beyond it goes to (q − p)₊. Under ``free``, as published, h is p itself.
     """
 
-    shortcuts = AcceptsLossless()
     support: Support
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return min(1, q_n/p_n): h is p or q."""
+        return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
 
     @abstractmethod
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
@@ -160,21 +138,16 @@ class Either(FixedTarget):
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return p on its support, or q."""
+        taken = self.takes_draft(q, p)
+        if not (taken.is_cuda or bool(taken.any())):
+            return q
         drafted = p
         if self.support == "target":
             drafted = torch.where(q > 0, p, 0.0)
             lost = (p - drafted).sum(-1, keepdim=True)
-            drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
-        return torch.where(self.takes_draft(q, p)[..., None], drafted, q)
-
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return accepted where h is p, else the decision of lossless sampling, with s = 1."""
-        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        taken = self.takes_draft(q, p)
-        if self.support == "target":
-            taken &= q_n > 0
-        accepted = (coin * p_n < q_n) | taken
-        return Decision(accepted, Residual(scale=UNSCALED))
+            if lost.is_cuda or bool(lost.any()):
+                drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
+        return torch.where(taken[..., None], drafted, q)
 
 
 Refused = Float[Tensor, "rows refused"]
@@ -201,7 +174,7 @@ class PerProposal(Entrywise):
     tensor([0.5000], dtype=torch.float64)
     """
 
-    shortcuts = AcceptsLossless()
+    between = True
     delta: float
 
     @abstractmethod
@@ -220,6 +193,10 @@ class PerProposal(Entrywise):
             return torch.maximum(self.raised(q_n), q_n).clamp_(max=1.0)
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return γ_n/p_n, exact below 1, as of :class:`Raised`."""
+        return _exact_below_1(self.acceptance_of(q_n, p_n))
 
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
         """Return γ_n."""
@@ -284,6 +261,11 @@ class PerProposal(Entrywise):
         shortfall = _shortfall(q, p, above, scale)
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
         return _refill(q, p, above, scale, weight)
+
+
+def _exact_below_1(accepted: Entries) -> tuple[Entries, Entries]:
+    """Return bounds on ratios that are known below 1, as acceptances are."""
+    return accepted, torch.where(accepted < 1, accepted, torch.inf)
 
 
 def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:

@@ -136,23 +136,20 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def enter(policy: Any) -> None:
-    """Give methods of foreign classes copies of rows: those of a policy and of its shortcuts.
+    """Give methods of foreign classes copies of rows, those of a policy.
 
     Where a policy enters: a door that is passed again changes nothing. TypeError for a target that
     takes no path.
     """
-    if is_own(type(policy)):  # its shortcuts are own, too, and may load compiled loops
+    kind = type(policy)
+    if is_own(kind) or "_has_entered" in vars(kind):
         return
-    kinds = type(policy), type(policy.shortcuts)
-    for kind in kinds:
-        if is_own(kind) or "_has_entered" in vars(kind):
-            continue
-        if kind is kinds[0] and "path" not in (takes := signature(policy.target)).parameters:
-            raise TypeError(
-                f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
-                f"verifier of blocks reached a row, got {takes}"
-            )
-        _guard(kind)
+    if "path" not in (takes := signature(policy.target)).parameters:
+        raise TypeError(
+            f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
+            f"verifier of blocks reached a row, got {takes}"
+        )
+    _guard(kind)
 
 
 def _guard(kind: Any) -> None:

@@ -11,35 +11,35 @@ and the emitted law are those of the rows as they are, computed and returned in 
 of no graph. A deterministic draft has a one-hot row.
 
 Nine methods say what a policy is, and may be overridden: ``acceptance``, ``residual``, ``target``,
-``proposal``, ``emitted``, ``decide`` and ``follow`` of any, ``ceiling`` and ``scale`` of an
-:class:`~cactus_theory.policies.Entrywise` one. What it ``declares`` is a claim, which only audits
-and property tests read; what a verifier may rely on are its base class and the object that its
-knobs made, ``shortcuts`` (:mod:`cactus_theory.policies._shortcuts`).
+``proposal`` and ``emitted`` of any, ``ceiling`` and ``scale`` of an
+:class:`~cactus_theory.policies.Entrywise` one, and two that answer a verifier sooner: ``bounds``
+from entries, ``row`` from one row as far as a coin needs. What it ``declares`` is a claim, which
+only audits and property tests read; what a verifier may rely on are its base class, these two,
+``highest``, ``between`` and ``look_ahead``.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.specs import spec_of
+from cactus_theory.optimum.look_ahead import LookAhead
+from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._copies import Forecast
-from cactus_theory.policies._decisions import Decision, Declaration, Path, Residual, Step
-from cactus_theory.policies._shortcuts import Shortcuts
+from cactus_theory.policies._decisions import Declaration, Path
 
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
 Id = Int[Tensor, "*batch"]
-# shapes of a verifier's questions: rows and tokens of many places, and entries of rows
 Flat = Float[Tensor, "rows vocab"]
-FlatIds = Int[Tensor, "rows"]
-FlatCoins = Float[Tensor, "rows"]
 Entries = Float[Tensor, "*any"]
-Flags = Bool[Tensor, "*any"]
 
 # most entries of the rows that the O(V²) enumeration builds at once: 2^22 float64 are 32 MiB
 ENUMERATION_ENTRIES = 2**22
@@ -86,8 +86,12 @@ class Policy(ABC):
 
     name: ClassVar[str]
     knob: ClassVar[str | None] = None
-    # answers for a verifier before it reads rows; bands make their own from their knobs
-    shortcuts: ClassVar[Shortcuts] = Shortcuts()
+    # a bound on h_n/q_n of all tokens of all rows
+    highest: float = math.inf
+    # whether h is between q and p, so that (P h − p)₊ ≤ (P q − p)₊
+    between: ClassVar[bool] = False
+    # the best law of blocks of deterministic drafts, if h is that law
+    look_ahead: LookAhead | None = None
 
     @property
     def spec(self) -> str:
@@ -140,24 +144,23 @@ class Policy(ABC):
                     forecast.add(len(chunk))
         return out.reshape(q.shape)
 
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return whether each drafted token is accepted, and the residual if not.
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return bounds on φ(n), equal if exact, from entries of drafted tokens, float64.
 
-        A token is accepted iff its coin < φ. Override this where the decision can be made without
-        φ, or for less; it must be the same up to rounding.
+        With a row h they bound h_n/p_n, and 1 may stand for any ratio above; so they do at the
+        nodes of a block.
         """
-        accepted = coin < self.acceptance(q, p, n[:, None])[:, 0]
-        if not accepted.is_cuda and bool(accepted.all()):
-            return Decision(accepted, None)
-        return Decision(accepted, Residual(rows=self.residual(q, p, n)))
+        return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 
-    def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
-        """Return ratios P h/p and residuals of nodes of a block and the tokens drafted there."""
-        row = self.target(q.double(), p.double(), path)
-        assert row is not None
-        mass = path.alive[:, None] * row
-        ratio = mass.gather(-1, n[:, None])[:, 0] / p.gather(-1, n[:, None])[:, 0].double()
-        return Step(ratio.nan_to_num_(nan=0.0), Residual(rows=(mass - p).clamp_(min=0.0)))
+    def row(
+        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
+    ) -> NodeRow | None:
+        """Return h at a node that is reached with P, for a CPU that asks only what a coin needs.
+
+        Rows (V,) are of one precision; p is that of a token sampled there, beside which the ids
+        ``certain`` are deterministic. None where :meth:`target`, or φ and g, are to be asked.
+        """
+        return None
 
     def acceptance_row(self, q: Rows, p: Rows) -> Rows:
         """Return φ of every token, (..., V)."""

@@ -1,7 +1,7 @@
 """The optimum under a budget on the emitted law, as a policy."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,34 +14,30 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.reused_memory import law_like, passing, scratch
-from cactus_theory.base.tolerances import DECIDED, LEAST
+from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum import edges
 from cactus_theory.optimum.look_ahead import LookAhead, with_raised
-from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow, is_compiled, path_rows
-from cactus_theory.policies._base_classes import FixedTarget
-from cactus_theory.policies._decisions import (
-    Budget,
-    Decision,
-    Declaration,
-    Node,
-    Path,
-    Residual,
-    Step,
+from cactus_theory.optimum.rows import (
+    BudgetRow,
+    NodeRow,
+    PricedBand,
+    PricedRow,
+    is_compiled,
+    path_rows,
 )
+from cactus_theory.policies._base_classes import FixedTarget
+from cactus_theory.policies._decisions import Budget, Declaration, Path
 from cactus_theory.policies._policy import (
     TIE,
     Entries,
     Flat,
-    FlatCoins,
-    FlatIds,
     Ids,
     Rows,
     accept_probability,
 )
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._shortcuts import AcceptsLossless, ByRow, Shortcuts
 
 # least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
 LEAST_BUDGET = 1e-6
@@ -49,74 +45,6 @@ LEAST_BUDGET = 1e-6
 EOS = "eos"
 # most float64 entries of the rows of blocks that are solved together
 TOGETHER = 2**18
-
-
-class BetweenRows(AcceptsLossless):
-    """Shortcuts of a row h between q and p, with h ≤ ``highest`` q."""
-
-    def __init__(self, highest: float) -> None:
-        self.highest = highest
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return min(1, q_n/p_n), and the ratio raised as far as 1 and ``highest`` allow."""
-        ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
-        raised = (ratio > 0).double() if most == math.inf else (most * ratio).clamp(max=1.0)
-        return ratio.clamp(max=1.0), torch.maximum(raised, ratio)
-
-
-class AlongPath(BetweenRows):
-    """Shortcuts of the band of p/P at a node reached with P; ``highest`` is its largest b/P."""
-
-    def __init__(self, highest: float, look_ahead: LookAhead | None) -> None:
-        super().__init__(highest)
-        self.look_ahead = look_ahead
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n and the most that it is raised to: P h_n ≥ p_n from P q_n ≥ p_n on."""
-        ratio = (q_n / p_n).nan_to_num(nan=0.0)
-        return ratio, torch.where(q_n > 0, self.highest * ratio, 0.0)
-
-
-class OwnBands(BetweenRows, ByRow):
-    """Bands of p, each row solved by itself at one price."""
-
-    def __init__(self, band: PricedBand) -> None:
-        super().__init__(band.high)
-        self.band = band
-
-    def decide(self, q: np.ndarray, p: np.ndarray, ratio: float) -> tuple[bool, float]:
-        """Return whether ``ratio`` < b, and a if not."""
-        row = PricedRow(q, p, self.band)
-        return row.passes(ratio), row.scale
-
-    def follow(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return P h_n/p_n, and P a and P h/q of deterministic tokens: P times the row's own."""
-        P = node.alive  # noqa: N806
-        row = PricedRow(node.q, node.p, self.band, certain=node.deterministic)
-        row.passes(math.inf)
-        ratio = row.ratio_of(node.draft_ratio, node.joint)
-        return P * ratio, P * row.scale, P * row.raised
-
-
-class PathBands(AlongPath, ByRow):
-    """Bands of p/P in blocks, solved row by row; bands of p outside blocks."""
-
-    decide = OwnBands.decide
-
-    def __init__(self, band: PricedBand, look_ahead: LookAhead | None) -> None:
-        super().__init__(band.high, look_ahead)
-        self.band = band
-
-    def follow(self, node: Node) -> tuple[float, float | None, float | None]:
-        """Return P h_n/p_n, and P a and P h/q of deterministic tokens.
-
-        These are solved where P h_n < p_n, or the path may end.
-        """
-        ratio = node.draft_ratio
-        row = PricedRow(node.q, node.p, self.band, node.alive, node.deterministic)
-        if row.passes(math.inf if node.ends else ratio):
-            return 1.0, None, None
-        return row.ratio_of(ratio, node.joint), row.scale, row.raised
 
 
 @register("band")
@@ -144,7 +72,7 @@ class Band(FixedTarget):
     Tokens of ``floor`` are never less likely than under the target, those of ``hold`` exactly as
     likely, at every prefix: token ids, as ``2+151645`` (Theorem 25). ``eos`` stands for the ids
     that end a text, for whoever knows them (:meth:`at_ends`). Held ends of text keep the chance of
-    ending. Such rows are solved together, without shortcuts, and do not look ahead.
+    ending. Such rows are solved together and do not look ahead.
     """
 
     delta: float | None = None
@@ -154,6 +82,8 @@ class Band(FixedTarget):
     head: float = 0.0
     floor: str = ""
     hold: str = ""
+
+    between = True
 
     def __post_init__(self) -> None:
         kind = find_divergence(self.divergence)
@@ -201,23 +131,47 @@ class Band(FixedTarget):
             return None
         return PricedBand(kind, self.price) if isinstance(kind, FDivergence) else None
 
-    @property
+    @cached_property
     def of_path(self) -> PricedBand | None:
         """Return ``priced`` if bands of blocks depend on the path to a row (p/P), else None."""
         return None if self.per_row else self.priced
 
     @cached_property
-    def shortcuts(self) -> Shortcuts:  # type: ignore[override]
-        """Return bounds on h, and at a price the bands solved row by row."""
-        band, price = self.priced, self.price
-        if band is None or price is None:
-            return BetweenRows(1.0 if price == math.inf else math.inf)
-        together = self.boxed or not is_compiled(band.f)
-        if self.per_row:
-            return BetweenRows(band.high) if together else OwnBands(band)
-        looks = self.divergence == "kl" and not (self.floor or self.hold)
-        look_ahead = LookAhead(price, self._least_share) if looks else None
-        return AlongPath(band.high, look_ahead) if together else PathBands(band, look_ahead)
+    def highest(self) -> float:  # type: ignore[override]
+        """Return a bound on h/q; of the band of p/P, on that over P."""
+        if self.priced is not None:
+            return self.priced.high
+        return 1.0 if self.price == math.inf else math.inf
+
+    @cached_property
+    def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
+        """Return the best law of blocks of deterministic drafts, at a price of KL."""
+        if self.of_path is None or self.divergence != "kl" or self.floored:
+            return None
+        return LookAhead(self.of_path.price, self._least_share)
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n and the most that it is raised to.
+
+        On a path P h_n ≥ p_n from P q_n ≥ p_n on; rows by themselves are raised to p_n at most.
+        """
+        ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
+        raised = ratio * most if most < math.inf else torch.where(ratio > 0, most, 0.0)
+        if self.of_path is not None:
+            return ratio, raised
+        return ratio.clamp(max=1.0), torch.maximum(raised.clamp(max=1.0), ratio)
+
+    def row(
+        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
+    ) -> NodeRow | None:
+        """Return the row's band, of p/P at a price and else of p, where it is solved by itself."""
+        if not self._by_row or (certain and (self.head or self.priced is None)):
+            return None
+        if self.of_path is not None:
+            return self._row(q, p, alive, certain)
+        row = self._row(q, p, certain=certain)
+        row.factor = alive
+        return row
 
     @property
     def knob(self) -> str:  # type: ignore[override]
@@ -265,30 +219,6 @@ class Band(FixedTarget):
         q, p = float64_rows(q, p)
         q_n, p_n = q.gather(-1, n), p.gather(-1, n)
         return _kept(self._most(q, q_n, self.edges(q, p)[1], n), q_n, p_n)
-
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return coin < b q_n/p_n and the scale a; see :mod:`cactus_theory.optimum.rows`.
-
-        Row by row where rows are on the CPU, solved as far as the coin needs. Floors leave no
-        residual of one scale.
-        """
-        if self.floored:
-            return super().decide(q, p, n, coin)
-        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        if q.dtype not in DECIDED:
-            q, p = q.float(), p.float()
-        if q.device.type != "cpu" or not self._by_row:
-            lower, upper = self._edges_of_laws(q, p)
-            upper = self._most(q, q_n[:, None], upper[:, None])[:, 0]
-            return Decision(coin < _kept(upper, q_n, p_n), Residual(scale=lower))
-        ratio = torch.where(q_n >= LEAST, coin * p_n / q_n, math.inf)
-        if self.head:  # off the head tokens are accepted only where lossless sampling accepts them
-            off = self._most(q, q_n[:, None], torch.full_like(q_n[:, None], math.inf))[:, 0]
-            ratio = torch.where(ratio < off, ratio, math.inf)
-        rows = [self._row(*row) for row in zip(q.detach().numpy(), p.detach().numpy(), strict=True)]
-        accepted = [row.passes(at) for row, at in zip(rows, ratio.tolist(), strict=True)]
-        lower = torch.tensor([row.scale for row in rows], dtype=torch.float64, device="cpu")
-        return Decision(torch.tensor(accepted, device="cpu"), Residual(scale=lower))
 
     def _along(self, path: Path, q: Rows, p: Rows, band: PricedBand) -> Rows:
         if path.raised is not None:
@@ -349,18 +279,6 @@ class Band(FixedTarget):
         """Return ``head`` less the rounding that dividing a row by its sum may add to a tie."""
         return self.head * (1 - TIE)
 
-    def follow(self, q: Flat, p: Flat, n: FlatIds, path: Path) -> Step:
-        """Return P h_n/p_n and the residual of a row's own band, of scale P a."""
-        if self.of_path is not None or self.floored:
-            return super().follow(q, p, n, path)
-        q_n, p_n = (row.gather(-1, n[:, None])[:, 0].double() for row in (q, p))
-        if q.dtype not in DECIDED:
-            q, p = q.float(), p.float()
-        lower, upper = self._edges_of_laws(q, p)
-        upper = self._most(q, q_n[:, None], upper[:, None])[:, 0]
-        h_n = _clipped(p_n, lower, upper, q_n)
-        return Step(path.alive * (h_n / p_n), Residual(scale=path.alive * lower))
-
     def _edges_of_laws(self, q: Flat, p: Flat) -> tuple[Tensor, Tensor]:
         """Return (a, b), (R,), of all rows together: those of laws, times Σp/Σq."""
         unit = p.sum(-1, dtype=torch.float64) / q.sum(-1, dtype=torch.float64)
@@ -383,10 +301,12 @@ class Band(FixedTarget):
         within = not self.head and LEAST_BUDGET < (self.delta or 0.0) < math.inf
         return within or self.priced is not None
 
-    def _row(self, q: np.ndarray, p: np.ndarray) -> PricedRow | BudgetRow:
+    def _row(
+        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
+    ) -> PricedRow | BudgetRow:
         """Return the band of one row on a CPU."""
         if self.priced is not None:
-            return PricedRow(q, p, self.priced, head=self._least_share)
+            return PricedRow(q, p, self.priced, alive, certain, self._least_share)
         f = self.kind.generator
         assert f is not None and self.delta is not None
         delta = torch.tensor(self.delta, dtype=torch.float64, device="cpu")

@@ -1,6 +1,5 @@
 """Sample from the target and accept the drafted token if it is the same: the exact baseline."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -8,20 +7,8 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.policies._decisions import Budget, Declaration
-from cactus_theory.policies._policy import Entries, Flags, Id, Ids, Policy, Rows, normalised_or
+from cactus_theory.policies._policy import Entries, Id, Ids, Policy, Rows, normalised_or
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._shortcuts import Shortcuts
-
-
-class ByEntry(Shortcuts):
-    """Shortcuts of a policy whose φ depends on q_n alone."""
-
-    def __init__(self, accept_entries: Callable[[Entries], Entries]) -> None:
-        self.accept_entries = accept_entries
-
-    def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return coin < φ: the rest of the row is not needed."""
-        return coin < self.accept_entries(q_n)
 
 
 @register("sample_and_match")
@@ -36,10 +23,9 @@ class SampleAndMatch(Policy):
     and of any decode that compares drafts with the target's own samples.
     """
 
-    @property
-    def shortcuts(self) -> Shortcuts:  # type: ignore[override]
-        """Return φ by entries."""
-        return ByEntry(self.accept_entries)
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return φ: the rest of the row is not needed."""
+        return self.accept_entries(q_n), self.accept_entries(q_n)
 
     @property
     def declares(self) -> Declaration:

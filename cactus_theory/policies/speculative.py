@@ -1,27 +1,15 @@
 """Lossless speculative sampling."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import Raised
-from cactus_theory.policies._decisions import Budget, Declaration, Node, Path
+from cactus_theory.policies._decisions import Budget, Declaration, Path
 from cactus_theory.policies._policy import Entries, Rows
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._shortcuts import ByRow
-
-
-class Lossless(ByRow):
-    """Shortcuts of lossless sampling: h = q, whichever tokens are deterministic."""
-
-    highest = 1.0
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n, which is exact."""
-        ratio = (q_n / p_n).nan_to_num(nan=0.0)
-        return ratio, ratio
-
-    def follow(self, node: Node) -> tuple[float, float, float]:
-        """Return P q_n/p_n, and P twice: the residual's scale and P h/q of deterministic tokens."""
-        return node.lossless_ratio, node.alive, node.alive
 
 
 @register("speculative")
@@ -32,7 +20,7 @@ class Speculative(Raised):
     Source: Leviathan et al. 2023; Chen et al. 2023.
     """
 
-    shortcuts = Lossless()
+    highest = 1.0
 
     @property
     def declares(self) -> Declaration:
@@ -43,6 +31,17 @@ class Speculative(Raised):
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
         """Return q_n."""
         return q_n
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n, which is exact."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, ratio
+
+    def row(
+        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
+    ) -> NodeRow:
+        """Return q, whichever tokens are deterministic."""
+        return NodeRow(alive)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return q."""

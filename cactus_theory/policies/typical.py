@@ -8,36 +8,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.reused_memory import scratch
+from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.divergences.classical import log_in_place
-from cactus_theory.policies._decisions import Decision, Declaration, Residual
+from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._policy import (
     TIE,
     Entries,
-    Flags,
-    Flat,
-    FlatCoins,
-    FlatIds,
     Ids,
     Rows,
     accept_probability,
-    one_hot,
 )
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.policies.top_k import AcceptedSet
-
-
-@dataclass(frozen=True)
-class Above(Shortcuts):
-    """Shortcuts of a policy that accepts every token with q_n > ``threshold``."""
-
-    threshold: float
-
-    def accepted(self, q_n: Entries, p_n: Entries, coin: Entries) -> Flags:
-        """Return q_n > threshold."""
-        return q_n > self.threshold
 
 
 @register("typical")
@@ -74,10 +56,10 @@ class Typical(AcceptedSet):
         admitted = ("argmax", "target") if self.form == "rounded" else ("argmax",)
         check.one_of("recover", self.recover, admitted)
 
-    @property
-    def shortcuts(self) -> Shortcuts:  # type: ignore[override]
-        """Return the largest threshold of any row, ε, for the rounded form."""
-        return Above(self.epsilon * (1 + TIE)) if self.form == "rounded" else Shortcuts()
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return 1 above ε, the largest threshold of any row, for the rounded form."""
+        sure = (self.form == "rounded") & (q_n > self.epsilon * (1 + TIE))
+        return sure.double(), torch.ones_like(q_n)
 
     @property
     def declares(self) -> Declaration:
@@ -86,9 +68,8 @@ class Typical(AcceptedSet):
 
     def threshold(self, q: Rows) -> Float[Tensor, "*batch 1"]:
         """Return min(ε, α e^{−H(q)}) of each row."""
-        rows = q.double()
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-        entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
+        entropy = _entropy(q.double())
         return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
@@ -97,9 +78,8 @@ class Typical(AcceptedSet):
 
     def allowance(self, q: Rows) -> Float[Tensor, "*batch 1"]:
         """Return the allowed surprise c of each row, in nats (``form=exact``)."""
-        rows = q.double()
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-        entropy = -torch.xlogy(rows, rows).sum(-1, keepdim=True)
+        entropy = _entropy(q.double())
         return (entropy - _log(alpha)).clamp(min=-_log(self.epsilon))
 
     def raised(self, q: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
@@ -116,31 +96,17 @@ class Typical(AcceptedSet):
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return 1 for the tokens above the threshold, or min(1, h_n/p_n)."""
         if self.form == "rounded":
-            return super().acceptance(q, p, n)
+            q_n = ungraphed(q).gather(-1, n).double()
+            return (q_n > self.threshold(ungraphed(q)) * (1 + TIE)).double()
         q, p = float64_rows(q, p)
         accepted = accept_probability(self.raised(q, n), p.gather(-1, n))
         return torch.where(q.gather(-1, n) > 0, accepted, 0.0)
 
-    def decide(self, q: Flat, p: Flat, n: FlatIds, coin: FlatCoins) -> Decision:
-        """Return q_n > min(ε, α e^{−H}); a row whose q_n exceeds ε need not be read."""
-        if self.form == "exact":
-            return super().decide(q, p, n, coin)
-        q_n = q.gather(-1, n[:, None])[:, 0].double()
-        accepted = self.shortcuts.accepted(q_n, q_n, coin)
-        if q.is_cuda or not bool(accepted.all()):
-            alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-            accepted = accepted | (q_n > alpha * (-_entropy(q)).exp() * (1 + TIE))
-        if not accepted.is_cuda and bool(accepted.all()):
-            return Decision(accepted, None)
-        rows = one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
-        return Decision(accepted, Residual(rows=rows))
 
-
-def _entropy(q: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows"]:
-    """Return H(q) of rows in nats, computed in the rows' own precision and in reused memory."""
-    logs = scratch("typical.logs", tuple(q.shape), q.dtype, q.device)
-    torch.clamp(q, min=torch.finfo(q.dtype).tiny, out=logs)  # 0·ln 0 is 0
-    return -log_in_place(logs).mul_(q).sum(-1).double()
+def _entropy(q: Rows) -> Float[Tensor, "*batch 1"]:
+    """Return H(q) of rows in nats."""
+    logs = log_in_place(q.clamp(min=torch.finfo(q.dtype).tiny))  # 0·ln 0 is 0
+    return -logs.mul_(q).sum(-1, keepdim=True)
 
 
 def _log(value: float) -> float:

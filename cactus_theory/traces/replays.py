@@ -126,7 +126,7 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     """
     verifier = find_verifier(verifier)
     return isinstance(verifier, Chain) or (
-        isinstance(verifier, Block) and find_policy(policy).shortcuts.look_ahead is None
+        isinstance(verifier, Block) and find_policy(policy).look_ahead is None
     )
 
 

@@ -15,6 +15,7 @@ this h. Source: Sun et al. 2024 (arXiv 2403.10444) for h = q; any h that depends
 and P alone will do (THEORY.md, Theorem 12).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,10 +26,11 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.policies._policy import accept_probability, normalised_or, one_hot
+from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._cpu import chains, workable
-from cactus_theory.verify._tree_walk import Blocks, entries_as_assigned, raised_entries
+from cactus_theory.verify._dense import Walk, entries_as_assigned, raised_entries
+from cactus_theory.verify._lazy import Law
+from cactus_theory.verify._runs import Left, Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -161,9 +163,8 @@ def _on_host(
     draw: Tensor,
     bonus: Tensor | None,
 ) -> Verdict:
-    rows = workable(target_probs, draft.probs)
     runs, index = chains(draft, accept, draw)
-    walk = Blocks(assigned, *rows, draft, runs, index)
+    walk = Blocks(assigned, target_probs, draft.probs, draft, runs, index)
     walk.bonus = bonus
     walk.judge()
     width = accept.shape[1]
@@ -200,66 +201,91 @@ def _on_device(
     return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
-class Walk:
-    """Alive ratios, thresholds and laws of a batch of paths, node after node.
+class Blocks(Law):
+    """The law of runs that are judged as blocks.
 
-    ``alive`` (B, K + 1) is P, 0 beyond a row's drafted tokens, ``value`` (B, K + 1) what each coin
-    is compared with, 1 at 0, and ``emitted`` (B, K, V) h. Rows of ``last`` (B, K + 1, V) are
-    proportional to the law of the next token if the path ends there.
+    Forwards, the alive ratio P is followed from token to token as far as any later coin could still
+    pass. Backwards, the last token that passes is found: P = 1 always does and a coin above P
+    never, so few residuals are summed.
     """
 
-    def __init__(
-        self, assigned: Assignment, q: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> None:
-        ids = draft.token_ids
-        self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
-        self.counts = counts = torch.as_tensor(draft.counts, device=ids.device)
-        shape = (len(ids), ids.shape[1] + 1)
-        self.alive = torch.zeros(shape, dtype=torch.float64, device=ids.device)
-        self.value = torch.zeros_like(self.alive)
-        self.last = torch.zeros_like(q)
-        self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
-        self.alive[:, 0] = 1.0
-        batch = torch.arange(len(ids), device=ids.device)
-        self.raised_by_policy = raised_entries(assigned, q, draft.probs, draft)
-        self.raised = entries_as_assigned(self.raised_by_policy, assigned)
-        for place in range(ids.shape[1]):
-            self._step(place, counts)
-        self.last[batch, counts] = q[batch, counts]
-        self.value[batch, counts] = self.alive[batch, counts]
-        self.value[:, 0] = 1.0
+    def judge(self) -> None:
+        """Set the accepted count of each run, and the token after it."""
+        draft = self.draft
+        if any(run.cut for run in self.runs) and self.p is None:
+            draft = replace(draft, counts=[run.count for run in self.runs])
+        self.raised = raised_entries(self.assigned, self.q, self.p, draft)
+        bounds = [
+            policy.bounds(self.q_n, self.p_n) if raised is None else (raised, raised)
+            for policy, raised in zip(self.assigned.policies, self.raised, strict=True)
+        ]
+        low, high = (self.chosen(bound).tolist() for bound in zip(*bounds, strict=True))
+        for run, run.low, run.high in zip(self.runs, low, high, strict=True):
+            for place in run.deterministic:
+                self._widen(run, place)
+        waiting = self.runs
+        while waiting:
+            waiting = [run for run in waiting if run.advance()]
+            self.solve([(run, len(run.alive) - 1) for run in waiting], [1.0] * len(waiting))
+            for run in waiting:
+                run.alive.append(min(1.0, run.ratio))
+        ends = [(run, len(run.alive) - 1) for run in self.runs]
+        while ends:
+            ends = [(run, run.last_below(place)) for run, place in ends]
+            passed = self.passes(ends)
+            ends = [(run, at - 1) for (run, at), on in zip(ends, passed, strict=True) if not on]
+        for run in self.runs:  # a path of ratio 0 ends before the row of NaN
+            if run.cut and run.alive[-1]:
+                run.accepted, run.last = run.count, NO_TOKEN
+            else:
+                self.end(run, run.accepted)
 
-    def charge(self, bonus: Float[Tensor, "batch vocab"]) -> None:
-        """Set the rows (B, V) that bonus tokens are drawn from, and charge them as emitted rows."""
-        batch = torch.arange(len(bonus), device=bonus.device)
-        self.last[batch, self.counts] = bonus.to(self.last.dtype)
-        self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
-        self.emitted[batch, self.counts] = bonus
+    def _widen(self, run: Run, place: int) -> None:
+        """Widen a drafted token's bounds where it, or a token beside it, is deterministic.
 
-    def _step(self, place: int, counts: Tensor) -> None:
-        """Fill in the entries of the node after ``place`` tokens, and P of the next one."""
-        on = (place < counts)[:, None]
-        alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
-        p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        h = self._target(place, q, p, alive)
-        mass = alive[:, None] * h
-        residual = (mass - p).clamp(min=0.0)
-        total = residual.sum(-1)
-        value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
-        following = accept_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
-        law = torch.where((total <= 0)[:, None], q, residual)  # NaN stays NaN
-        self.value[:, place] = torch.where(on[:, 0], value, 0.0)
-        self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)
-        self.emitted[:, place] = torch.where(on, h, 0.0)
-        self.alive[:, place + 1] = torch.where(on[:, 0], following, 0.0)
+        A row that is asked by itself has the bounds of sampled tokens beside others, too.
+        """
+        if place == run.count:
+            return
+        policy, fixed = self.policy(run, place), run.deterministic[place]
+        q_n, p_n = run.q_n[place], run.p_n[place]
+        if policy.row(*self.rows(run, place), run.alive[0], fixed) is None:
+            run.low[place], run.high[place] = 0.0, math.inf
+        elif run.ids[place] in fixed:
+            run.high[place] = policy.highest * q_n / p_n if p_n > 0 else math.inf
 
-    def _target(self, place: int, q: Tensor, p: Tensor, alive: Tensor) -> Tensor:
-        policies, choice = self.assigned.policies, self.assigned.choice
-        rows = []
-        for policy, entries in zip(policies, self.raised_by_policy, strict=True):
-            raised = None if entries is None else entries[:, place]
-            rows.append(policy.target(q, p, Path(alive, raised)))
-        return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
+    def passes(self, places: Sequence[Place]) -> list[bool]:
+        """Return whether paths may end at nodes whose coin is below P; what is left there then."""
+        passed = [self._may_end(*at) for at in places]
+        asked = [
+            (run, place)
+            for (run, place), on in zip(places, passed, strict=True)
+            if on and place < run.count and place not in run.left
+        ]
+        self.solve(asked, [math.inf] * len(asked))
+        for entry, (run, place) in enumerate(places):
+            sure = place == run.count or not place or run.alive[place] == 1
+            if passed[entry] and not sure:
+                passed[entry] = run.passes(place, run.left[place].mass)
+            run.accepted = place
+        return passed
+
+    def _may_end(self, run: Run, place: int) -> bool:
+        """Return whether a run could end at a node with the largest scale, P.
+
+        Where not, the node need not be solved; of policies with h between q and p.
+        """
+        if place == run.count or place in run.left or run.alive[place] == 1 or not place:
+            return True
+        policy = self.policy(run, place)
+        if not policy.between or policy.highest <= 1 or place in run.deterministic:
+            return True
+        return run.passes(place, Left(*self.rows(run, place), run.alive[place]).mass)
+
+    def path(self, places: Sequence[Place]) -> Path:
+        """Return P at nodes."""
+        alive = [run.alive[place] for run, place in places]
+        return Path(torch.tensor(alive, dtype=torch.float64, device="cpu"))
 
 
 def verify_block(

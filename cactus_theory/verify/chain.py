@@ -1,29 +1,26 @@
 """Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
 
-On a CPU, where reading flags on the host is free, whole rows are read only where a decision needs
-them. A token is accepted without reading its rows if its policy decides from the drafted entries,
-or if lossless sampling accepts it and the policy accepts whatever lossless sampling does. Among the
-others, the policy is called for the first undecided token of each row only.
+On a CPU, where reading flags on the host is free, whole rows are read only where a coin asks
+(:mod:`cactus_theory.verify._lazy`).
 """
 
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
-from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.policies._decisions import Residual, ratio_in
+from cactus_theory.policies import Entrywise, FixedTarget, Policy
 from cactus_theory.policies._policy import accept_probability, one_hot
-from cactus_theory.policies._shortcuts import ByRow
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._cpu import Nodes, Place, Run, chains, entries_at, rows_at
+from cactus_theory.verify._lazy import Answers, Law
+from cactus_theory.verify._runs import Left, Place, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
-from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick, pick_one
+from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 
 @register_verifier("chain")
@@ -49,10 +46,9 @@ class Chain(Verifier):
             return Verdict(ids, torch.zeros_like(last), last)
         if ids.is_cuda:
             return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))
-        tokens = Tokens(assigned, target_probs, draft.probs, draft, *chains(draft, accept, draw))
-        tokens.coins = accept
-        tokens.judge()
-        return Verdict(ids, *tokens.accepted_and_last())
+        law = Chains(assigned, target_probs, draft.probs, draft, *chains(draft, accept, draw))
+        law.judge()
+        return Verdict(ids, *law.accepted_and_last())
 
     def law(
         self,
@@ -85,6 +81,83 @@ class Chain(Verifier):
         batch = torch.arange(len(ids), device=ids.device)
         last[batch, counts[:, 0]] = q[batch, counts[:, 0]]
         return VerdictLaw(stop, last, alive, emitted, accepted)
+
+
+class Chains(Law):
+    """The law of runs whose tokens are accepted one by one, up to the first refusal."""
+
+    def judge(self) -> None:
+        """Set the accepted count of each run, and the token after it."""
+        coins = np.zeros(self.q_n.shape)
+        for run, own in zip(self.runs, coins, strict=True):
+            own[: len(run.coins)], run.alive = run.coins, [1.0] * (run.count + 1)
+        self.ceilings: dict[int, Tensor] = {}  # entrywise policies' c, by policy number
+        least = [self._least(number) for number in range(len(self.assigned.policies))]
+        passing = (coins < self.chosen(least).numpy()).tolist()
+        waiting = self.runs
+        while waiting:
+            ends = []
+            for run in waiting:
+                place, flags = run.accepted, passing[run.number]
+                while place < run.count and flags[place] and place not in run.deterministic:
+                    place += 1
+                run.accepted = place
+                if place < run.count:
+                    ends.append((run, place))
+            passed = self.passes(ends)
+            waiting = [run for (run, _), on in zip(ends, passed, strict=True) if on]
+            for run in waiting:
+                run.accepted += 1
+        for run in self.runs:
+            self.end(run, run.accepted)
+
+    def _least(self, number: int) -> Float[Tensor, "runs K"]:
+        """Return the least acceptance of each sampled token by entries: φ, of entrywise ones."""
+        policy = self.assigned.policies[number]
+        if isinstance(policy, Entrywise):
+            self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
+            return accept_probability(ceiling, self.p_n)
+        low, high = policy.bounds(self.q_n, self.p_n)
+        # a row's sum may miss 1 and move a bound as far: close calls are the policy's
+        return torch.where(low < high, low * (1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]), low)
+
+    @cached_property
+    def scales(self) -> dict[int, list[list[float]]]:
+        """Return s of the residuals of entrywise policies, by policy number."""
+        policies = self.assigned.policies
+        scales = {}
+        for number, ceiling in self.ceilings.items():
+            policy = policies[number]
+            assert isinstance(policy, Entrywise)
+            scales[number] = policy.scale(self.q_n, ceiling).tolist()
+        return scales
+
+    def passes(self, places: Sequence[Place]) -> list[bool]:
+        """Return whether coins pass that no bound answered; what is left where they do not."""
+        asked = []
+        for run, place in places:
+            number = self.number(run, place)
+            if number in self.ceilings and place not in run.deterministic:  # the bound was φ
+                scale = self.scales[number][run.number][place]
+                run.left[place] = Left(*self.rows(run, place), scale)
+            else:
+                asked.append((run, place))
+        coins = [run.coins[place] for run, place in asked]
+        passed = {run for (run, _), on in zip(asked, self.solve(asked, coins), strict=True) if on}
+        return [run in passed for run, _ in places]
+
+    def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
+        """Ask a policy without a row h for φ, and for g of some tokens."""
+        if isinstance(policy, FixedTarget) or places[0][1] in places[0][0].deterministic:
+            return super()._ask(policy, places)
+        q, p, ids = self._together(places)
+        return (
+            policy.acceptance(q, p, ids)[:, 0].tolist(),
+            lambda some: policy.residual(q[some], p[some], ids[some, 0]).detach().double(),
+        )
+
+    def path(self, places: Sequence[Place]) -> None:
+        """Return None."""
 
 
 def verify_chain(
@@ -154,7 +227,7 @@ def chain_on_device(
     accepted = flags.long().cumprod(-1).sum(-1)
     batch = torch.arange(len(ids), device=ids.device)
     at = (batch, accepted.clamp(max=width - 1))
-    rows = [_recovered(policy, q, p, ids, accept, at) for policy in assigned.policies]
+    rows = [_recovered(policy, q, p, ids, at) for policy in assigned.policies]
     recovered = rows_by_choice(rows, None if choice is None else choice[at])
     law = torch.where((accepted < lengths)[:, None], recovered, q[batch, accepted])
     undecided = (accepted < lengths) & ~lawful[at]
@@ -181,150 +254,9 @@ def _passed(
 
 
 def _recovered(
-    policy: Policy,
-    q: Tensor,
-    p: Tensor | None,
-    ids: Tensor,
-    accept: Tensor,
-    at: tuple[Tensor, Tensor],
+    policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, at: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "batch vocab"]:
-    """Return rows (B, V) proportional to the residual law at one place a row."""
+    """Return rows (B, V) of the residual law at one place a row."""
     q_rows, tokens = q[at], ids[at]
     p_rows = one_hot(tokens, q_rows) if p is None else p[at]
-    residual = policy.decide(q_rows, p_rows, tokens, accept[at]).residual
-    if residual is None:  # all tokens are accepted: the result is not used
-        return q_rows
-    return residual.law(q_rows, None if p is None else p_rows, tokens).to(q.dtype)
-
-
-class Tokens(Nodes):
-    """The nodes of runs whose tokens are accepted one by one, up to the first refusal."""
-
-    def judge(self) -> None:
-        """Set the accepted count of each run, and the token after it."""
-        self.ids = torch.from_numpy(self.index[2])
-        self.ceilings: dict[int, Tensor] = {}  # entrywise policies' c, by policy number
-        at_once = [self._accepted_at_once(number) for number in range(len(self.assigned.policies))]
-        accepted, waiting = self.chosen(at_once).tolist(), self.runs
-        refused: list[Place] = []
-        for run in waiting:
-            run.alive = [1.0] * (run.count + 1)
-        while waiting:
-            undecided = []
-            for run in waiting:
-                place, deterministic = run.accepted, run.deterministic
-                flags = accepted[run.number]
-                while place < run.count:
-                    if not (
-                        self._accepts_beside(run, place) if place in deterministic else flags[place]
-                    ):
-                        break
-                    place += 1
-                run.accepted = place
-                if place < run.count and place not in deterministic:
-                    entrywise = self.number(run, place) in self.ceilings
-                    (refused if entrywise else undecided).append((run, place))
-            waiting = self._decide(undecided) if undecided else ()
-        for number, own in self.by_policy(refused):
-            policy = self.assigned.policies[number]
-            for places in self.chunks(own):
-                assert isinstance(policy, Entrywise)
-                at = entries_at(places)
-                entries = self.q_n[at], self.ceilings[number][at]
-                self._replace(policy.residual_entries(*entries), places)
-        passed = [run for run in self.runs if run.accepted == run.count and not run.cut]
-        self.draw_each(passed, [self.last_row(run) for run in passed])
-
-    @cached_property
-    def coins(self) -> Float[Tensor, "runs K"]:
-        """Return the coins of all tokens, 0 beyond a run's last one."""
-        coins = torch.zeros_like(self.q_n)
-        for run, own in zip(self.runs, coins.numpy(), strict=True):
-            own[: len(run.coins)] = run.coins
-        return coins
-
-    def _accepted_at_once(self, number: int) -> Bool[Tensor, "runs K"]:
-        """Return the sampled tokens that a policy accepts without reading their rows."""
-        policy = self.assigned.policies[number]
-        if isinstance(policy, Entrywise):
-            self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
-            return self.coins < accept_probability(ceiling, self.p_n)
-        # a row's sum may miss 1 and move the lossless test as far: close calls are the policy's
-        shrink = 1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]
-        return policy.shortcuts.accepted(self.q_n * shrink, self.p_n, self.coins)
-
-    def _accepts_beside(self, run: Run, place: int) -> bool:
-        """Decide a token beside deterministic ones; draw the recovered token if it is refused."""
-        at = [(run, place)]
-        self.follow(at)
-        if run.coins[place] < run.ratio:
-            return True
-        self.follow([] if place in run.left else at, ends=True)
-        self.settle(at)
-        return False
-
-    def _decide(self, undecided: Sequence[Place]) -> list[Run]:
-        """Decide each run's first undecided token by its policy; return the runs that go on."""
-        going_on = []
-        for number, own in self.by_policy(undecided):
-            policy = self.assigned.policies[number]
-            by_row = policy.shortcuts
-            if isinstance(by_row, ByRow) and self.rows is not None:
-                going_on += [place[0] for place in own if self._accepts(by_row, *place)]
-            else:
-                for places in self.chunks(own):
-                    going_on += self._decide_chunk(policy, places)
-        return going_on
-
-    def _accepts(self, by_row: ByRow, run: Run, place: int) -> bool:
-        """Return whether the token at a place is accepted; if not, draw the recovered token."""
-        assert self.rows is not None
-        q, p = (rows[run.row, run.nodes[place]] for rows in self.rows)
-        coin, q_n, p_n = run.coins[place], run.q_n[place], run.p_n[place]
-        accepted, scale = by_row.decide(q, p, ratio_in(coin * p_n, q_n))
-        if accepted:
-            run.accepted += 1
-        else:
-            self._replace_row(scale, run, place)
-        return accepted
-
-    def _decide_chunk(self, policy: Policy, places: Sequence[Place]) -> list[Run]:
-        at, entries = rows_at(places), entries_at(places)
-        q, ids = self.q[at], self.ids[entries]
-        p = one_hot(ids, q) if self.p is None else self.p[at]
-        decision = policy.decide(q, p, ids, self.coins[entries])
-        accepted = decision.accepted.tolist()
-        going_on = [run for (run, _), stays in zip(places, accepted, strict=True) if stays]
-        for run in going_on:
-            run.accepted += 1
-        stopped = [entry for entry, stays in enumerate(accepted) if not stays]
-        if stopped and decision.residual is not None:
-            every = len(stopped) == len(places)
-            rows = torch.tensor(stopped, device="cpu")
-            residual = decision.residual if every else decision.residual.at(rows)
-            self._replace(residual, [places[entry] for entry in stopped])
-        return going_on
-
-    def _replace(self, residual: Residual, places: Sequence[Place]) -> None:
-        """Draw the recovered tokens of refused ones from their residuals."""
-        if self.rows is not None and residual.rows is None and self.one_by_one(len(places)):
-            for entry, (run, place) in enumerate(places):
-                self._replace_row(residual.scale_at(entry), run, place)
-            return
-        at = rows_at(places)
-        q, p = self.q[at], None if self.p is None else self.p[at]
-        out = scratch("chain.residual", tuple(q.shape), q.dtype)
-        laws = residual.law(q, p, self.ids[entries_at(places)], out)
-        self.draw_each([run for run, _ in places], laws)
-
-    def _replace_row(self, scale: float, run: Run, place: int) -> None:
-        run.left[place] = scale, None
-        if not self._settle_by_loops([(run, place)])[0]:
-            return
-        self.leave(self._buffer, run, place, (scale, None))
-        run.last = pick_one(self._buffer, run.draw)
-        self.end_if_empty(run, place, self._buffer)
-
-    @cached_property
-    def _buffer(self) -> Float[Tensor, "vocab"]:
-        return scratch("chain.residual", self.q.shape[-1:], self.q.dtype)
+    return policy.residual(q_rows, p_rows, tokens)

@@ -12,8 +12,8 @@ What a verifier may rely on:
 * Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
   for each row of the batch.
 * Of a policy: φ, g and the emitted law; what its base class says (``Entrywise``, ``FixedTarget``,
-  ``SharedResidual``) and what its ``shortcuts`` answer sooner, each with a property test of its
-  own. What a policy ``declares`` is a claim, which no verifier reads.
+  ``SharedResidual``), its ``bounds``, ``highest`` and ``between``, and its ``row``, each with a
+  test of its own. What a policy ``declares`` is a claim, which no verifier reads.
 """
 
 from abc import ABC, abstractmethod

@@ -48,7 +48,8 @@ def pick(
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Draw as :func:`pick` from one row on the CPU."""
-    if row.dtype in DECIDED and row.is_contiguous() and (compiled := loops()) is not None:
+    row = row if row.dtype in DECIDED else row.float()
+    if row.is_contiguous() and (compiled := loops()) is not None:
         entries = row.numpy()
         return compiled.draw_left(entries, entries[:0], 1.0, draw)
     if row.shape[0] < BLOCKED_FROM:

@@ -26,10 +26,10 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
-from cactus_theory.verify._cpu import index_of, workable
-from cactus_theory.verify._tree_walk import Blocks, Descent
-from cactus_theory.verify.block import Block
-from cactus_theory.verify.chain import Chain, Tokens
+from cactus_theory.verify._runs import index_of
+from cactus_theory.verify._tree_walk import Descent
+from cactus_theory.verify.block import Block, Blocks
+from cactus_theory.verify.chain import Chain, Chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import Coins, Generators
@@ -94,11 +94,11 @@ class Tree(Verifier):
         if assigned.choice is not None:
             assigned = replace(assigned, choice=assigned.choice.cpu())
         rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
-        q, p = workable(target_probs.cpu(), rows.cpu())
+        q, p = target_probs.cpu(), rows.cpu()
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
         for walk in walks if self.runs == "block" else ():
             walk.look_ahead(assigned, q[walk.row])
-        judge = Blocks if self.runs == "block" else Tokens
+        judge = Blocks if self.runs == "block" else Chains
         coins, draws, walking = accept.tolist(), draws.tolist(), walks
         while walking:
             runs = [walk.run(assigned, coins[walk.row], draws[walk.row]) for walk in walking]

@@ -70,7 +70,7 @@ def lifts_of(
     for policy in policies:
         check_policy(policy)
     units = [_unit(policy) for policy in policies]
-    ahead = [whole and policy.shortcuts.look_ahead is not None for policy in policies]
+    ahead = [whole and policy.look_ahead is not None for policy in policies]
     looking = tuple(number for number, is_ahead in enumerate(ahead) if is_ahead)
     solved = tuple(
         (number, policy) for number, policy in enumerate(policies) if units[number] is None

@@ -59,7 +59,7 @@ def emitted(rule, verifier, ids, q, p, i, alive):
         p = torch.nn.functional.one_hot(torch.tensor(ids), q.shape[-1]).double()
     if verifier == "chain":
         return ct.emitted_law(rule, q[i], p[i]), 1.0
-    if deterministic and rule.shortcuts.look_ahead is not None:
+    if deterministic and rule.look_ahead is not None:
         h = looking_ahead(q, ids, i, rule.price)
     else:
         path = Path(torch.tensor([alive], dtype=torch.float64))

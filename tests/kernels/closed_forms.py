@@ -17,7 +17,7 @@ from cactus_theory.policies import Entrywise
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft
-from cactus_theory.verify.block import Walk
+from cactus_theory.verify._dense import Walk
 from cactus_theory.verify.draw import pick
 
 # a sum of float32 probabilities over up to 151,936 tokens, relative to 1
@@ -205,9 +205,7 @@ def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     assert isinstance(rule, Entrywise)
     q_n, p_n = (row.gather(-1, rows.ids[..., None])[..., 0] for row in (q, rows.p))
     q_n, p_n = q_n.flatten(), p_n.flatten()
-    scale = rule.residual_entries(q_n, rule.ceiling(q_n, p_n)).scale
-    assert scale is not None
-    scales = (torch.ones_like(q_n) * scale).view_as(unsure)
+    scales = rule.scale(q_n, rule.ceiling(q_n, p_n)).view_as(unsure)
     # s = (1 − γ)/(1 − q_n): a γ near 1 is off by more, relative to s
     return scales, unsure + 2 * SUMMED / scales.clamp(min=SUMMED)
 

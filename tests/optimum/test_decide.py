@@ -10,6 +10,7 @@ from cactus_theory.base.roots import rising_root
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow
 from tests.amounts import amount, some
+from tests.verify.blocks import LAST_COIN, decided
 
 # what deciding in float32 may change of an emitted law, in total variation, at any budget: an
 # edge is found to 2 units of rounding (1.2e-7 each) and so are p/q and Σp/Σq, and the law moves by
@@ -72,7 +73,7 @@ def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
     rule = ct.policy("band", price=price, divergence=divergence)
     tokens = torch.arange(9)
     wide = q.expand(9, 9), p.expand(9, 9)
-    turn = thresholds(q[0], p[0], lambda coin: rule.decide(*wide, tokens, coin).accepted)
+    turn = thresholds(q[0], p[0], lambda coin: decided(rule, *wide, tokens, coin)[0])
     phi = rule.acceptance(q, p, tokens[None])[0]
     drafted = p[0] > 0
     assert (turn - phi).abs()[drafted].max() < 1e-12
@@ -88,16 +89,12 @@ def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, diverg
         q, p = rows(1, 20, torch.float32, seed=seed, noise=2.0)
         tokens = torch.arange(20)
         wide = q.expand(20, 20).contiguous(), p.expand(20, 20).contiguous()
-        turn = thresholds(
-            q[0], p[0], lambda coin, w=wide, t=tokens: rule.decide(*w, t, coin).accepted
-        )
-        refused = rule.decide(*wide, tokens, torch.full((20,), 1 - 2.0**-53, dtype=torch.float64))
+        turn = thresholds(q[0], p[0], lambda coin, w=wide, t=tokens: decided(rule, *w, t, coin)[0])
+        _, residual = decided(rule, *wide, tokens, torch.full((20,), LAST_COIN).double())
         exact_q, exact_p = (row.double() / row.double().sum() for row in (q[0], p[0]))
         law = exact_p * turn
-        if refused.residual is not None:
-            residual = refused.residual.law(*wide, tokens).double()
-            residual = residual / residual.sum(-1, keepdim=True)
-            law = law + ((exact_p * (1 - turn))[:, None] * residual).sum(0)
+        residual = residual / residual.sum(-1, keepdim=True).clamp(min=1e-300)
+        law = law + ((exact_p * (1 - turn))[:, None] * residual).sum(0)
         apart = (law - rule.emitted(exact_q, exact_p)).abs().sum() / 2
         worst = max(worst, float(apart))
     assert worst < FLOAT32_LAW
@@ -130,10 +127,10 @@ def test_a_drafted_token_that_the_target_all_but_excludes(divergence, dtype, siz
             accepted = (coin < phi) & (tiny >= LEAST)
             sure = (coin - phi).abs() > 0.01
             coins = coin[:, None], torch.full((2,), 0.3, dtype=torch.float64)
-            decided = rule.decide(q, p, token, coin).accepted
+            kept, _ = decided(rule, q, p, token, coin)
             rows = torch.stack([q, q], 1), p[:, None], token[:, None]
             found = ct.verify_block(rule, *rows, coins=coins, validate=False)
-            assert (decided == accepted)[sure].all()
+            assert (kept == accepted)[sure].all()
             assert (found.num_accepted.bool() == accepted)[sure].all()
 
 
@@ -173,18 +170,17 @@ def test_wide_float32_rows_that_miss_one_decide_as_their_normalised_selves(diver
         token = (exact[1] / exact[0]).argsort(-1)[:, -2000]
         phi = rule.acceptance(*exact, token[:, None])[:, 0]
         assert 0.1 < phi < 0.9
-        assert rule.decide(q, p, token, phi * (1 - 3e-6)).accepted.all()
-        assert not rule.decide(q, p, token, phi * (1 + 3e-6)).accepted.any()
+        assert decided(rule, q, p, token, phi * (1 - 3e-6))[0].all()
+        assert not decided(rule, q, p, token, phi * (1 + 3e-6))[0].any()
 
 
 def test_narrow_rows_are_decided_in_float32():
     q, p = rows(8, 50, torch.bfloat16, seed=7)
     rule = ct.policy("band:price=2")
     tokens, coin = torch.arange(8), torch.full((8,), 0.5, dtype=torch.float64)
-    narrow = rule.decide(q, p, tokens, coin)
-    wide = rule.decide(q.float(), p.float(), tokens, coin)
-    assert torch.equal(narrow.accepted, wide.accepted)
-    assert torch.equal(narrow.residual.scale, wide.residual.scale)
+    narrow = decided(rule, q, p, tokens, coin)
+    wide = decided(rule, q.float(), p.float(), tokens, coin)
+    assert all(map(torch.equal, narrow, wide))
     assert torch.bfloat16 not in DECIDED
 
 
@@ -211,10 +207,9 @@ def test_rows_whose_target_excludes_much_of_the_draft(divergence, price):
     rule = ct.policy("band", price=price, divergence=divergence)
     solved = ct.optimal_acceptance(q, p, price=price, divergence=divergence)
     assert (rule.emitted(q, p) - solved.target).abs().max() < 1e-12
-    refused = torch.full((20,), 1 - 2.0**-53, dtype=torch.float64)
-    decision = rule.decide(q, p, torch.zeros(20, dtype=torch.int64), refused)
-    assert not decision.accepted.any()  # token 0 has no target mass
-    law = decision.residual.law(q, p, torch.zeros(20, dtype=torch.int64))
+    refused = torch.full((20,), LAST_COIN, dtype=torch.float64)
+    accepted, law = decided(rule, q, p, torch.zeros(20, dtype=torch.int64), refused)
+    assert not accepted.any()  # token 0 has no target mass
     expected = (solved.target - p).clamp(min=0.0)
     recovered, expected = (row / row.sum(-1, keepdim=True) for row in (law, expected))
     assert (recovered - expected).abs().max() < 1e-9

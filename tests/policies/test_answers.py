@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._decisions import Decision, Residual
 from cactus_theory.traces import Cycle, replay, save_trace
 from cactus_theory.verify import Draft
 from cactus_theory.verify.contract import find_verifier
@@ -44,17 +43,6 @@ class Aimed(ct.policies.FixedTarget):
 
     def target(self, q, p, path=None):
         return self.answer(q)
-
-
-class Refusing(Aimed):
-    """Whose own decision answers, past all that was checked before."""
-
-    def target(self, q, p, path=None):
-        return q
-
-    def decide(self, q, p, n, coin):
-        rows = self.answer(q)
-        return Decision(coin < 0, Residual(rows=rows))
 
 
 def function_rule(name, answer):
@@ -96,12 +84,10 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("kind", [Refilled, Aimed, Refusing, function_rule, function_row])
+@pytest.mark.parametrize("kind", [Refilled, Aimed, function_rule, function_row])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_row_without_a_law_is_refused_by_the_name_of_its_rule(answer, kind, call, tmp_path):
     rule = kind("mine", ANSWERS[answer])
-    if kind is Refusing and (call not in ("chain", "unchecked") or answer == "none"):
-        return  # decisions are asked by a chain alone
     if kind in (Refilled, function_rule) and call in ("block", "tree"):
         return  # refused: they have no row
     with pytest.raises(ValueError, match="mine|rows that decide a token"):

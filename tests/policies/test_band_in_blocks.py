@@ -117,9 +117,9 @@ def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
 
 
 def test_only_kl_looks_ahead() -> None:
-    assert band("price=0.7").shortcuts.look_ahead == LookAhead(0.7)
+    assert band("price=0.7").look_ahead == LookAhead(0.7)
     for spec in ("price=1,per_row=true", "price=1,divergence=reverse_kl", "price=inf"):
-        assert band(spec).shortcuts.look_ahead is None
+        assert band(spec).look_ahead is None
 
 
 class Watched(Block):

@@ -6,6 +6,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Policy
 from tests.rows import pair
+from tests.verify.blocks import decided
 
 KINDS = (("smooth", "smooth"), ("spiky", "tiny"), ("zeros", "zeros"), ("zeros", "smooth"))
 # sums of a few dozen float64 terms, each at most 1
@@ -22,7 +23,7 @@ def test_mentored_is_the_band_of_the_reverse_kl_to_the_last_bit(knob, kinds):
         (rule.target(q, p), band.target(q, p)),
         (rule.acceptance_row(q, p), band.acceptance_row(q, p)),
         (rule.residual(q, p, n), band.residual(q, p, n)),
-        (rule.decide(q, p, n, coin).accepted, band.decide(q, p, n, coin).accepted),
+        tuple(decided(own, q, p, n, coin)[0] for own in (rule, band)),
     ):
         assert torch.equal(one, other)
     assert rule.declares == band.declares and rule.knob == band.knob

@@ -11,13 +11,14 @@ from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies.band import AlongPath, Band
+from cactus_theory.policies.band import Band
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.traces import Trace
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from simulations.common.inputs import ROOT
 from tests.amounts import amount
 from tests.rows import pair
+from tests.verify.blocks import decided
 
 # of the interior-point solver, in the acceptance less its cost
 PROGRAM = 1e-7
@@ -130,8 +131,8 @@ class RaisesDeterministic(Band):
     """A deterministic token is raised wherever it is."""
 
     @property
-    def shortcuts(self):
-        return AlongPath(self.priced.high, LookAhead(self.price))
+    def look_ahead(self):
+        return LookAhead(self.price)
 
 
 def test_a_planted_row_that_raises_deterministic_tokens_off_the_head_is_caught():
@@ -202,7 +203,7 @@ def test_decisions_turn_at_phi(spec, dtype):
         for move, accepted in ((-1e-4, True), (1e-4, False)):
             coin = (phi + move).clamp(0, 1 - 2.0**-53)
             judged = drafted & (((phi + move) > 0) & ((phi + move) < 1))
-            assert (rule.decide(q, p, n, coin).accepted == accepted)[judged].all()
+            assert (decided(rule, q, p, n, coin)[0] == accepted)[judged].all()
 
 
 @pytest.mark.parametrize("spec", ["price=1", "price=1,per_row=True", "delta=0.1"])

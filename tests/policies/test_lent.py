@@ -6,7 +6,6 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import FixedTarget
-from cactus_theory.policies._shortcuts import ByRow
 
 Q, P = [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]
 
@@ -54,18 +53,11 @@ class Target(FixedTarget):
         return q.copy_(p)
 
 
-class Rowwise(ByRow):
-    def decide(self, q, p, ratio):
-        q[:] = p
-        return False, 1.0
-
-    def follow(self, node):
-        node.q[:] = node.p
-        return 0.0, 1.0, 1.0
-
-
 class Hasty(type(ct.policy("tempered:temperature=1"))):
-    shortcuts = Rowwise()
+    name = "hasty"
+
+    def row(self, q, p, alive=1.0, certain=()):
+        q[:] = p
 
 
 class Borrowed:
@@ -133,10 +125,10 @@ def test_a_class_that_writes_nothing_judges_rows_made_in_inference_mode() -> Non
 
 
 @pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
-def test_shortcuts_of_ones_own_get_copies_too(verify) -> None:
+def test_rows_solved_by_a_class_of_ones_own_are_copies_too(verify) -> None:
     q, p = torch.from_numpy(np.array([[Q, Q]])), torch.from_numpy(np.array([[P]]))
     coins = torch.tensor([[0.9]]).double(), torch.tensor([0.5]).double()
-    with pytest.raises(ValueError, match="^Rowwise, (decide|follow): must not write into its rows"):
+    with pytest.raises(ValueError, match="^hasty, row: must not write into its rows"):
         verify(Hasty(1.0), q, p, torch.tensor([[2]]), coins=coins, validate=False)
     assert q.tolist() == [[Q, Q]] and p.tolist() == [[P]]
 

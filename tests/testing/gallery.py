@@ -20,10 +20,7 @@ from cactus_theory.policies import (
     Policy,
     SharedResidual,
 )
-from cactus_theory.policies._decisions import Decision, Residual
 from cactus_theory.policies._policy import accept_probability, normalised_or
-from cactus_theory.policies._shortcuts import AcceptsLossless
-from cactus_theory.policies.sample_and_match import ByEntry
 from cactus_theory.policies.thresholds import Thresholds
 
 EXAMPLES = 2000
@@ -333,7 +330,8 @@ def accepts_the_first_token(q, p, n):
 class FalselyEntrywise(Named, SharedResidual, Entrywise):
     """Says that it reads q_n and p_n alone, and reads the largest entry of q."""
 
-    shortcuts = AcceptsLossless()
+    def bounds(self, q_n, p_n):
+        return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
 
     def ceiling(self, q_n, p_n):
         return q_n
@@ -373,20 +371,19 @@ class InclusiveCoins(LosslessResidual):
     def acceptance(self, q, p, n):
         return accept_probability(q.double().gather(-1, n), p.double().gather(-1, n))
 
-    def decide(self, q, p, n, coin):
-        accepted = coin <= self.acceptance(q, p, n[:, None])[:, 0]
-        return Decision(accepted, Residual(rows=self.residual(q, p, n)))
-
-
-class InclusiveEntries(ByEntry):
-    def accepted(self, q_n, p_n, coin):
-        return coin <= self.accept_entries(q_n)
+    def bounds(self, q_n, p_n):
+        return inclusive(accept_probability(q_n, p_n))
 
 
 class InclusiveThresholds(Thresholds):
-    @property
-    def shortcuts(self):
-        return InclusiveEntries(self.accept_entries)
+    def bounds(self, q_n, p_n):
+        return inclusive(self.accept_entries(q_n))
+
+
+def inclusive(phi):
+    """Return bounds by which coins of φ itself are below it."""
+    above = torch.nextafter(phi, torch.full_like(phi, 2.0))
+    return above, above
 
 
 PLAIN = ct.policy("speculative")
@@ -500,7 +497,7 @@ FAULTS = (
     ),
     Fault(
         "refuses what lossless sampling keeps, and states otherwise",
-        "accepts_what_lossless_accepts",
+        "accepts_within_its_bounds",
         FalselyGenerous(),
         ReadsEntries(),
     ),

@@ -6,7 +6,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.verify import Assignment, Block, Draft, Verdict
-from cactus_theory.verify.block import Walk
+from cactus_theory.verify._dense import Walk
+from cactus_theory.verify._runs import chains
+from cactus_theory.verify.chain import Chains
 from cactus_theory.verify.draw import pick
 
 # the largest float64 below 1, the last value a coin can take
@@ -50,6 +52,23 @@ def random_case(vocab: int, seed: int, counts=(4, 3, 2, 0, 1), near: float = 0.7
 def one(*specs: str) -> Assignment:
     """Return an assignment of one policy, or of several whose choice is still to be made."""
     return Assignment(tuple(ct.policy(spec) for spec in specs))
+
+
+def decided(rule, q, p, n, coin) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which of some tokens a chain accepts, and rows of what is left of those refused.
+
+    Rows (R, V), tokens and coins (R,): each token is a draft of its own. Rows are 0 where the token
+    is accepted.
+    """
+    draft, rows = Draft(n[:, None], [1] * len(n), p[:, None]), torch.stack([q, q], 1)
+    runs, index = chains(draft, coin[:, None], torch.full_like(coin, 0.5))
+    law = Chains(Assignment((rule,)), rows, draft.probs, draft, runs, index)
+    law.judge()
+    left = torch.zeros(q.shape, dtype=torch.float64)
+    for row, run in zip(left, runs, strict=True):
+        if not run.accepted:
+            row[:] = torch.from_numpy(run.left[0].row)
+    return law.accepted_and_last()[0] == 1, left
 
 
 def dense(assigned: Assignment, case: Case) -> tuple[Walk, torch.Tensor, torch.Tensor]:

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some_of
 
 import cactus_theory as ct
+from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.verify import Block, Draft, find_verifier
 from cactus_theory.verify.block import _on_device
 from tests.amounts import amount, some
@@ -109,11 +109,11 @@ def test_stopping_early_changes_nothing(spec: str, seed: int, kinds: list, near:
     assert_equal(assigned, Case(case.q, case.draft, accept, case.draw))
 
 
-def has_bounds(shortcuts) -> bool:
-    return type(shortcuts).bounds is not Shortcuts.bounds
-
-
-BOUNDED = [own for own, rule in RULES.items() if has_bounds(rule.shortcuts)]
+BOUNDED = [
+    own
+    for own, rule in RULES.items()
+    if type(rule).bounds is not Policy.bounds and type(rule).target is not Policy.target
+]
 
 
 @pytest.mark.parametrize("kinds", some([(a, b) for a in KINDS for b in KINDS], 4))
@@ -129,7 +129,7 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     h = rule.target(q, p, Path(alive))
     assert h is not None
     on = p > 0
-    low, high = (bound[on] for bound in rule.shortcuts.bounds(q, p))
+    low, high = (bound[on] for bound in rule.bounds(q, p))
     ratio, reached = (h / p)[on], alive[:, None].expand_as(p)[on]
     tiny = p.new_tensor(1e-300)
     if getattr(rule, "head", 0.0):  # h of all rows together sums to 1 to the last few digits

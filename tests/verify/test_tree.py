@@ -12,10 +12,9 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies._decisions import Path
-from cactus_theory.policies._shortcuts import Shortcuts
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
-from cactus_theory.verify._cpu import Run
+from cactus_theory.verify._runs import Run
 from cactus_theory.verify.draft import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
@@ -522,7 +521,7 @@ def test_a_deterministic_tree_has_the_gibbs_law(price):
         whole = sum(weight.values())
         policy = ct.policy(f"band:price={price}")
         q_n = [float(q[0, draft.node(0, place), ids[place]]) for place in range(len(ids))]
-        raised = policy.shortcuts.look_ahead.tree(q_n, children)
+        raised = policy.look_ahead.tree(q_n, children)
         below = [sum(w for path, w in weight.items() if n in path) for n in range(len(ids) + 1)]
         for place, value in enumerate(raised):
             expected = below[place + 1] / below[draft.node(0, place)]
@@ -577,11 +576,10 @@ BY_ROWS = (
 )
 
 
-def by_law(policy):
-    """Return shortcuts that answer no rows: h is computed from the selection law."""
-    plain = Shortcuts()
-    plain.look_ahead = policy.shortcuts.look_ahead
-    return plain
+def by_law(patch, kind):
+    """Let a class answer no rows: h is computed from the selection law."""
+    patch.setattr(kind, "row", ct.Policy.row)
+    patch.setattr(kind, "bounds", ct.Policy.bounds)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -596,7 +594,7 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
             rest = case.q.to(dtype), draft, case.accept[:3], torch.rand(3, 10).double()
             plain = Tree(runs).verify(Assignment((policy,)), *rest)
             with monkeypatch.context() as patch:
-                patch.setattr(type(policy), "shortcuts", by_law(policy))
+                by_law(patch, type(policy))
                 dense = Tree(runs).verify(Assignment((replace(policy),)), *rest)
             assert plain.output_token_ids.equal(dense.output_token_ids)
             assert plain.charged == dense.charged
@@ -663,7 +661,7 @@ def test_a_drafted_token_that_is_deterministic_may_bring_a_path_back(ratio, monk
     for beside in (True, False):
         with monkeypatch.context() as patch:
             if not beside:
-                patch.setattr(Band, "shortcuts", by_law(ct.policy("band:price=1")))
+                by_law(patch, Band)
             for coin in torch.linspace(0.01, 0.99, 50).double():
                 coins = torch.stack([torch.tensor(0.999).double(), coin])[None]
                 draw = torch.full((1, 3), 0.5).double()
@@ -683,7 +681,7 @@ def test_a_deterministic_token_may_be_raised_by_more_than_the_others_leave(monke
     for beside in (True, False):
         with monkeypatch.context() as patch:
             if not beside:
-                patch.setattr(Band, "shortcuts", Shortcuts())
+                by_law(patch, Band)
             for coin in torch.linspace(0.001, 0.2, 200).double():
                 coins = torch.tensor([[coin, 0.999, 0.5]]).double()
                 rest = q.double(), draft, coins, torch.full((1, 4), 0.5).double()

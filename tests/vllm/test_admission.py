@@ -175,11 +175,9 @@ def test_what_raises_or_is_no_law_on_a_few_rows_is_refused(monkeypatch):
     assert asked("cactus:delta=1e308", trial=try_rows, **EVERY).delta == 1e308
     monkeypatch.setattr(Cactus, "emitted", lambda rule, q, p: 2 * q)
     assert "does not sum to 1" in refusal("cactus:delta=0.1", trial=try_rows, **EVERY)
-    from cactus_theory.policies._shortcuts import Shortcuts
     from cactus_theory.policies.band import Band
 
-    monkeypatch.setattr(Band, "decide", lambda *given: 1 / 0)
-    monkeypatch.setattr(Band, "shortcuts", Shortcuts())
+    monkeypatch.setattr(Band, "row", lambda *given: 1 / 0)
     assert "ZeroDivisionError" in refusal("band:price=3", trial=try_rows)
 
 

@@ -118,7 +118,7 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
         places, at = torch.arange(start, start + len(ids)), torch.tensor(ids)[:, None]
         path = (step.logits[places].double() / heat).softmax(-1).gather(1, at).T
         law = (moved[places].double() / heat).softmax(-1).gather(1, at).T
-        exact = rule.shortcuts.look_ahead.path(path, torch.tensor([len(ids)]))
+        exact = rule.look_ahead.path(path, torch.tensor([len(ids)]))
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 
 

@@ -9,7 +9,6 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import raised_alone
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedResidual
-from cactus_theory.policies._shortcuts import AcceptsLossless
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -289,14 +288,16 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda policy: isinstance(policy.shortcuts, AcceptsLossless),
-    hint="some φ(n) is below min(1, q_n/p_n): its shortcuts must not be AcceptsLossless",
+    lambda policy: type(policy).bounds is not Policy.bounds,
+    hint="some φ(n) is outside of the class's bounds, which a verifier asks before it reads a row",
     widest=REAL,
 )
-def accepts_what_lossless_accepts(seen: Behaviour) -> Iterator[Bounds]:
-    """φ(n) ≥ min(1, q_n/p_n): what lossless sampling accepts is accepted (its shortcuts say so)."""
-    least = (seen.q / seen.p).nan_to_num(nan=0.0).clamp(max=1.0)
-    yield Bounds(seen.phi, least, None, "acceptance of token {0}", EXACT, seen.drafted)
+def accepts_within_its_bounds(seen: Behaviour) -> Iterator[Bounds]:
+    """φ(n) is within ``bounds``, which read q_n and p_n alone."""
+    least, most = seen.policy.bounds(seen.q, seen.p)
+    yield Bounds(
+        seen.phi, least.clamp(max=1.0), most, "acceptance of token {0}", EXACT, seen.drafted
+    )
 
 
 @policy_property(

@@ -128,7 +128,7 @@ def deterministic_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]
 
     Unless the policy looks ahead along deterministic drafts, which is another law.
     """
-    if seen.policy.shortcuts.look_ahead is not None:
+    if seen.policy.look_ahead is not None:
         return
     paths = some_paths(seen)
     source = torch.Generator().manual_seed(seen.seed + 2)

@@ -1,0 +1,105 @@
+"""Blocks in torch, from every row: on a device, and for the exact law."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import accept_probability, one_hot
+from cactus_theory.verify.draft import Assignment, Draft, rows_by_choice
+
+
+class Walk:
+    """Alive ratios, thresholds and laws of a batch of paths, node after node.
+
+    ``alive`` (B, K + 1) is P, 0 beyond a row's drafted tokens, ``value`` (B, K + 1) what each coin
+    is compared with, 1 at 0, and ``emitted`` (B, K, V) h. Rows of ``last`` (B, K + 1, V) are
+    proportional to the law of the next token if the path ends there.
+    """
+
+    def __init__(
+        self, assigned: Assignment, q: Float[Tensor, "batch K1 vocab"], draft: Draft
+    ) -> None:
+        ids = draft.token_ids
+        self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
+        self.counts = counts = torch.as_tensor(draft.counts, device=ids.device)
+        shape = (len(ids), ids.shape[1] + 1)
+        self.alive = torch.zeros(shape, dtype=torch.float64, device=ids.device)
+        self.value = torch.zeros_like(self.alive)
+        self.last = torch.zeros_like(q)
+        self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
+        self.alive[:, 0] = 1.0
+        batch = torch.arange(len(ids), device=ids.device)
+        self.raised_by_policy = raised_entries(assigned, q, draft.probs, draft)
+        self.raised = entries_as_assigned(self.raised_by_policy, assigned)
+        for place in range(ids.shape[1]):
+            self._step(place, counts)
+        self.last[batch, counts] = q[batch, counts]
+        self.value[batch, counts] = self.alive[batch, counts]
+        self.value[:, 0] = 1.0
+
+    def charge(self, bonus: Float[Tensor, "batch vocab"]) -> None:
+        """Set the rows (B, V) that bonus tokens are drawn from, and charge them as emitted rows."""
+        batch = torch.arange(len(bonus), device=bonus.device)
+        self.last[batch, self.counts] = bonus.to(self.last.dtype)
+        self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
+        self.emitted[batch, self.counts] = bonus
+
+    def _step(self, place: int, counts: Tensor) -> None:
+        """Fill in the entries of the node after ``place`` tokens, and P of the next one."""
+        on = (place < counts)[:, None]
+        alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
+        p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
+        h = self._target(place, q, p, alive)
+        mass = alive[:, None] * h
+        residual = (mass - p).clamp(min=0.0)
+        total = residual.sum(-1)
+        value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
+        following = accept_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
+        law = torch.where((total <= 0)[:, None], q, residual)  # NaN stays NaN
+        self.value[:, place] = torch.where(on[:, 0], value, 0.0)
+        self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)
+        self.emitted[:, place] = torch.where(on, h, 0.0)
+        self.alive[:, place + 1] = torch.where(on[:, 0], following, 0.0)
+
+    def _target(self, place: int, q: Tensor, p: Tensor, alive: Tensor) -> Tensor:
+        policies, choice = self.assigned.policies, self.assigned.choice
+        rows = []
+        for policy, entries in zip(policies, self.raised_by_policy, strict=True):
+            raised = None if entries is None else entries[:, place]
+            rows.append(policy.target(q, p, Path(alive, raised)))
+        return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
+
+
+def raised_entries(
+    assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], p: Tensor | None, draft: Draft
+) -> list[Tensor | None]:
+    """Return h_n (B, K) of a deterministic draft by policy; None for one that looks not ahead."""
+    if p is not None:
+        return [None] * len(assigned.policies)
+    ids = draft.token_ids
+    q_n = q[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
+    counts = torch.as_tensor(draft.counts, device=ids.device)
+    ahead = [policy.look_ahead for policy in assigned.policies]
+    most = None
+    if any(own is not None and own.head for own in ahead):
+        most = q[:, : ids.shape[1]].amax(-1).double()
+    return [
+        None if own is None else own.path(q_n, counts, most if own.head else None) for own in ahead
+    ]
+
+
+def entries_as_assigned(raised: list[Tensor | None], assigned: Assignment) -> Tensor | None:
+    """Return (B, K) h_n under the policy of each token, NaN where it does not look ahead."""
+    if assigned.choice is None:
+        return raised[0]
+    first = next((entries for entries in raised if entries is not None), None)
+    if first is None:
+        return None
+    mixed = torch.full_like(first, math.nan)
+    for number, entries in enumerate(raised):
+        if entries is not None:
+            mixed = torch.where(assigned.choice == number, entries, mixed)
+    return mixed

@@ -1,0 +1,243 @@
+"""The law of drafted paths on a CPU, asked only where a coin asks.
+
+A path answers whether a coin passes at one of its nodes, and what is left there to draw from. A
+chain asks forwards up to the first coin that does not pass, a block backwards for the last one
+that does. Drafted entries answer most coins (:meth:`Policy.bounds`); where they do not, a policy
+answers for one row as far as the coin needs (:meth:`Policy.row`), or else for all paths that wait
+there, by its row h or by φ and g.
+
+In a tree a path is a run of sampled tokens, and tokens that are deterministic beside them change h
+by how far they are raised: one number, so that no selection law is written out where the policy
+answers rows. The token drawn at the end of a run may be a child, and the walk goes on from it.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.tolerances import DECIDED, LEAST
+from cactus_theory.policies import Policy
+from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._policy import one_hot
+from cactus_theory.verify._runs import Index, Left, Place, Run
+from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.draw import NO_TOKEN
+
+# P h_n/p_n of some nodes, or φ, and what gives the rows that are left at entries of them
+Answers = tuple[list[float], Callable[[list[int]], Tensor]]
+# most entries of whole rows in one call: few calls on short rows, views of long ones
+ENTRIES = 2**15
+
+
+class Law:
+    """The law of the verdicts on a batch of runs; a subclass walks it, forwards or backwards.
+
+    ``q_n``, ``p_n`` (runs, K) float64 are entries of the drafted tokens; p_n is 1 for deterministic
+    drafts. Of trees p is given, and not read where nothing is sampled. ``raised`` are the h_n of
+    deterministic drafts by policy, ``bonus`` the rows that wholly accepted chains end with, if not
+    those of q.
+    """
+
+    bonus: Float[Tensor, "batch vocab"] | None = None
+
+    def __init__(
+        self,
+        assigned: Assignment,
+        q: Float[Tensor, "texts nodes vocab"],
+        p: Float[Tensor, "texts rows vocab"] | None,
+        draft: Draft,
+        runs: Sequence[Run],
+        index: Index,
+    ) -> None:
+        if p is not None and p.dtype != q.dtype:
+            dtype = torch.promote_types(q.dtype, p.dtype)
+            q, p = q.to(dtype), p.to(dtype)
+        self.assigned, self.q, self.p, self.draft, self.runs = assigned, q, p, draft, runs
+        self.index = index
+        self.choice = None if assigned.choice is None else assigned.choice.tolist()
+        self.raised: list[Tensor | None] = [None] * len(assigned.policies)
+        self._q, self._p = _readable(q), None if p is None else _readable(p)
+        q_n = _entries(self._q, index)
+        p_n = np.ones_like(q_n) if self._p is None else _entries(self._p, index)
+        self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
+        entries = enumerate(zip(runs, q_n.tolist(), p_n.tolist(), strict=True))
+        for number, (run, run.q_n, run.p_n) in entries:
+            run.number = number
+        if math.isnan(np.vdot(q_n, p_n)):
+            for run, lawless in zip(runs, np.isnan(q_n + p_n), strict=True):
+                if lawless[: run.count].any():
+                    run.count, run.cut = int(lawless.argmax()), True
+
+    def number(self, run: Run, place: int) -> int:
+        """Return the number of the policy that judges the tokens after a node."""
+        return 0 if self.choice is None else self.choice[run.row][run.nodes[place]]
+
+    def policy(self, run: Run, place: int) -> Policy:
+        """Return the policy that judges the tokens after a node."""
+        return self.assigned.policies[self.number(run, place)]
+
+    def chosen(self, by_policy: Sequence[Tensor]) -> Shaped[Tensor, "runs K"]:
+        """Return each token's entry by the policy that judges it, from entries by policy."""
+        if self.assigned.choice is None:
+            return by_policy[0]
+        choice = self.assigned.choice[self.index[:2]][None]
+        return torch.stack(list(by_policy)).gather(0, choice)[0]
+
+    def rows(self, run: Run, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return q and p of a node, in one precision: float32 for half precision."""
+        at = run.row, run.nodes[place]
+        q = _row(self._q, at)
+        if self._p is not None:
+            return q, _row(self._p, at)
+        p = np.zeros_like(q)
+        p[run.ids[place]] = 1.0
+        return q, p
+
+    def solve(self, places: Sequence[Place], shares: Sequence[float]) -> list[bool]:
+        """Return whether P h_n/p_n exceeds these shares of 1 at nodes; if not, they are solved.
+
+        Then (P h − p)₊ is in ``left``. At a share of 1 ``ratio`` of a run is P h_n/p_n, or 1.
+        """
+        exceeded, together = [False] * len(places), {}
+        for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):
+            number, fixed = self.number(run, place), run.deterministic.get(place, ())
+            if self.raised[number] is not None:  # q is scaled at all tokens but the one raised
+                rest, mass = 1 - run.q_n[place], run.alive[place] * (1 - run.low[place])
+                scale = mass / rest if rest > 0 else 0.0
+                run.left[place] = Left(*self.rows(run, place), scale)
+                continue
+            (q, p), q_n, p_n = self.rows(run, place), run.q_n[place], run.p_n[place]
+            row = self.assigned.policies[number].row(q, p, run.alive[place], fixed)
+            if row is None:
+                together.setdefault(number, []).append(entry)
+            elif row.exceeds(share * p_n / q_n if q_n >= LEAST else math.inf, q_n):
+                exceeded[entry], run.ratio = True, 1.0
+            else:
+                if share == 1:
+                    run.ratio = row.ratio_of(q_n, p_n, run.ids[place] in fixed)
+                run.left[place] = Left(q, p, row.left, fixed, row.level)
+        for number, entries in together.items():
+            for some in self._parts(places, entries):
+                own = [places[entry] for entry in some]
+                ratios, left = self._ask(self.assigned.policies[number], own)
+                for entry, (run, _), run.ratio in zip(some, own, ratios, strict=True):
+                    exceeded[entry] = shares[entry] < run.ratio
+                if below := [at for at, entry in enumerate(some) if not exceeded[entry]]:
+                    for at, row in zip(below, left(below).numpy(), strict=True):
+                        run, place = own[at]
+                        run.left[place] = Left(row)
+        return exceeded
+
+    def _parts(self, places: Sequence[Place], entries: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield entries of places that are asked together: none beside deterministic tokens."""
+        beside = {at for at in entries if places[at][1] in places[at][0].deterministic}
+        yield from ([entry] for entry in beside)
+        others = [entry for entry in entries if entry not in beside]
+        at_once = max(1, ENTRIES // self.q.shape[-1])
+        for first in range(0, len(others), at_once):
+            yield others[first : first + at_once]
+
+    def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
+        """Ask a policy for its rows h at nodes: for P h_n/p_n, and for (P h − p)₊ of some."""
+        run, place = places[0]
+        q, p, ids = self._together(places)
+        offered = p
+        if place in run.deterministic:
+            q, p = check.normalised(q), check.normalised(p)
+            offered = self.draft.offers(run.row, [run.nodes[place]], q)
+        path = self.path(places)
+        h = policy.target(q.double(), offered.double(), path)
+        assert h is not None  # check() has seen the policy
+        mass = h.detach() if path is None else path.alive[:, None] * h.detach()
+        ratios = mass.gather(-1, ids).double() / p.gather(-1, ids)
+        return (
+            ratios.nan_to_num(nan=0.0)[:, 0].tolist(),
+            lambda some: (mass[some].double() - p[some]).clamp_(min=0.0),
+        )
+
+    def _together(self, places: Sequence[Place]) -> tuple[Tensor, Tensor, Int[Tensor, "rows 1"]]:
+        """Return q, p and the drafted tokens of nodes: views of one, else copies."""
+        texts, nodes = zip(*((run.row, run.nodes[place]) for run, place in places), strict=True)
+        at: Any = texts[0], slice(nodes[0], nodes[0] + 1)
+        if len(places) > 1:
+            at = torch.tensor(texts, device="cpu"), torch.tensor(nodes, device="cpu")
+        ids = torch.tensor([[run.ids[place]] for run, place in places], device="cpu")
+        q = self.q[at]
+        return q, one_hot(ids[:, 0], q) if self.p is None else self.p[at], ids
+
+    def path(self, places: Sequence[Place]) -> Path | None:
+        """Return how nodes were reached, None outside of blocks."""
+        raise NotImplementedError
+
+    def end(self, run: Run, place: int) -> None:
+        """End a run after its node ``place``, with a token from what is left there.
+
+        Where rounding leaves nothing, and where nothing is drafted, it is drawn from q; NaN is no
+        rounding.
+        """
+        run.accepted = place
+        if place == run.count:
+            if not run.cut:
+                run.last = self._whole(run).draw(run.draw)
+            return
+        left = run.left[place]
+        run.last = left.draw(run.draw)
+        if run.last == NO_TOKEN and left.mass <= 0:
+            run.last = Left(_row(self._q, (run.row, run.nodes[place]))).draw(run.draw)
+
+    def _whole(self, run: Run) -> Left:
+        """Return h after a whole run up to a factor: q, where nothing is deterministic."""
+        if self.bonus is not None:
+            return Left(self.bonus[run.row].numpy())
+        place = run.count
+        at, fixed = (run.row, run.nodes[place]), run.deterministic.get(place)
+        q = _row(self._q, at)
+        if not fixed:
+            return Left(q)
+        if run.ahead:  # the other tokens in proportion to q
+            raised = [*run.ahead]
+            law = q.astype(np.float64)
+            law[raised] = 0.0
+            rest = math.fsum(law.tolist())
+            law *= (1 - math.fsum(run.ahead.values())) / rest if rest > 0 else 0.0
+            law[raised] = [*run.ahead.values()]
+            return Left(law)
+        policy = self.policy(run, place)
+        row = policy.row(q, np.zeros_like(q), run.alive[place], fixed)
+        if row is None:
+            rows = self.q[run.row, at[1] : at[1] + 1]
+            law = self.draft.offers(run.row, [at[1]], rows)
+            h = policy.target(check.normalised(rows), law, self.path([(run, place)]))
+            assert h is not None  # check() has seen the policy
+            return Left(h[0].double().numpy())
+        row.exceeds(math.inf, 0.0)
+        return Left(q, None, row.left, fixed, row.level)
+
+    def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
+        """Return the accepted count of each run and the token after it, both (B,)."""
+        accepted = np.array([run.accepted for run in self.runs], np.int64)
+        last = np.array([run.last for run in self.runs], np.int64)
+        return torch.from_numpy(accepted), torch.from_numpy(last)
+
+
+def _readable(rows: Tensor) -> np.ndarray | Tensor:
+    """Return rows as numpy's, where it has their precision."""
+    return rows.detach().numpy() if rows.dtype in DECIDED else rows.detach()
+
+
+def _row(rows: np.ndarray | Tensor, at: tuple[int, int]) -> np.ndarray:
+    """Return one row for numpy: float32, of half precision."""
+    row = rows[at]
+    return row if isinstance(row, np.ndarray) else row.float().numpy()
+
+
+def _entries(rows: np.ndarray | Tensor, index: Index) -> Float[np.ndarray, "runs K"]:
+    if isinstance(rows, np.ndarray):
+        return rows[index].astype(np.float64, copy=False)
+    return rows[tuple(map(torch.from_numpy, index))].double().numpy()

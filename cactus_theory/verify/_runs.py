@@ -1,0 +1,164 @@
+"""Drafted paths on a CPU, and what is left at their nodes to draw from."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.optimum.rows import loops
+from cactus_theory.verify.draft import Draft
+from cactus_theory.verify.draw import NO_TOKEN, pick_one
+
+# indices of entries of rows: of the batch, of nodes, of tokens
+Index = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class Left:
+    """The rest of h at a node, (s q − p)₊, with ``level`` q instead of s q at the ids ``fixed``.
+
+    ``p`` is empty where nothing was drafted from it.
+    """
+
+    def __init__(
+        self,
+        q: np.ndarray,
+        p: np.ndarray | None = None,
+        scale: float = 1.0,
+        fixed: Sequence[int] = (),
+        level: float = 0.0,
+    ) -> None:
+        self.q, self.p = q, q[:0] if p is None else p
+        self.scale, self.fixed, self.level = scale, fixed, level
+
+    @property
+    def _compiled(self) -> Any:
+        return None if self.fixed else loops()
+
+    @property
+    def row(self) -> Float[np.ndarray, "vocab"]:
+        """Return it as a float64 row."""
+        q = self.q.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
+            row = q * self.scale
+            row[[*self.fixed]] = q[[*self.fixed]] * self.level
+            return np.maximum(row - self.p if len(self.p) else row, 0.0)
+
+    @property
+    def mass(self) -> float:
+        """Return its sum."""
+        if (compiled := self._compiled) is None:
+            return float(self.row.sum())
+        return compiled.left_mass(self.q, self.p, self.scale)
+
+    def draw(self, draw: float) -> int:
+        """Return the token that a coin draws, NO_TOKEN where nothing is left."""
+        if (compiled := self._compiled) is None:
+            return pick_one(torch.from_numpy(self.row), draw)
+        return compiled.draw_left(self.q, self.p, self.scale, draw)
+
+
+class Run:
+    """Drafted tokens of one text, each after the one before: a chain, or a path down a tree.
+
+    Token i follows node ``nodes[i]`` and leads to the next one; ``row`` is that of the batch.
+    ``deterministic`` has by place i the ids that are deterministic there, where they matter to h,
+    and ``ahead`` the h_n of those at the last node, where the policy looked ahead. ``draw`` draws
+    the token that ends the run.
+
+    ``count`` is how many tokens have a law to judge them by, ``cut`` whether the next one has none:
+    its row of probabilities is NaN there, and the path ends before it. NaN that is elsewhere shows
+    where a row is drawn from. ``accepted`` and ``last`` are how many tokens are accepted and the
+    one that follows them, as far as they are known.
+    """
+
+    deterministic: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ahead: Mapping[int, float] = MappingProxyType({})
+    cut = False
+    accepted = 0
+    last = NO_TOKEN
+    # index among the runs, and the entries of q and p at the tokens
+    number: int
+    q_n: list[float]
+    p_n: list[float]
+    # bounds on h_n/p_n of the tokens
+    low: list[float]
+    high: list[float]
+    # P h_n/p_n at the last node that was solved
+    ratio: float
+
+    def __init__(
+        self,
+        row: int,
+        nodes: Sequence[int],
+        draw: float,
+        ids: Sequence[int] = (),
+        coins: Sequence[float] = (),
+    ) -> None:
+        self.row, self.nodes, self.draw, self.ids, self.coins = row, nodes, draw, ids, coins
+        self.count = len(nodes) - 1
+        self.alive = [1.0]  # P at the nodes, as far as it is known
+        self.left: dict[int, Left] = {}  # (P h − p)₊ where the run may end, once known
+
+    def advance(self) -> bool:
+        """Follow P from token to token as far as entries suffice; return whether a row is needed.
+
+        A ratio of 0 stays 0: such a path is not followed any further.
+        """
+        alive, low, high = self.alive, self.low, self.high
+        while alive[-1] and (place := len(alive) - 1) < self.count:
+            least, most = alive[-1] * low[place], alive[-1] * high[place]
+            if least >= 1 or least == most:
+                alive.append(min(1.0, least))
+            else:
+                return self.cut or self._may_pass(place)
+        return False
+
+    def _may_pass(self, place: int) -> bool:
+        """Return whether any coin from this drafted token on could pass."""
+        most = self.alive[-1]
+        for later in range(place, self.count):
+            most = min(1.0, most * self.high[later])
+            if self.coins[later] < most:
+                return True
+        return False
+
+    def last_below(self, place: int) -> int:
+        """Return the last node up to a place with a coin below P: no other node can pass."""
+        while place and self.coins[place - 1] >= self.alive[place]:
+            place -= 1
+        return place
+
+    def passes(self, place: int, mass: float) -> bool:
+        """Return whether the run ends at a node with R = Σ (P h − p)₊ = ``mass``: coin < R/(R+1−P).
+
+        P = 1 does, whatever rounding makes of R: what is below such a node is biased.
+        """
+        missing = 1 - self.alive[place]
+        return not place or not missing or self.coins[place - 1] < mass / (mass + missing)
+
+
+Place = tuple[Run, int]
+
+
+def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Run], Index]:
+    """Return each text's drafted chain as a run, with the indices of its tokens."""
+    batch, width = draft.token_ids.shape
+    ids, draws, coins = (part.tolist() for part in (draft.token_ids, draw, accept))
+    runs = [
+        Run(row, range(count + 1), draws[row], ids[row], coins[row])
+        for row, count in enumerate(draft.lengths)
+    ]
+    return runs, (np.arange(batch)[:, None], np.arange(width), draft.token_ids.numpy())
+
+
+def index_of(runs: Sequence[Run]) -> Index:
+    """Return the indices of the tokens of runs; those beyond a run's last one are arbitrary."""
+    nodes, ids = np.zeros((2, len(runs), max(run.count for run in runs)), dtype=np.int64)
+    for number, run in enumerate(runs):
+        nodes[number, : run.count] = run.nodes[:-1]
+        ids[number, : run.count] = run.ids
+    return np.array([[run.row] for run in runs]), nodes, ids
