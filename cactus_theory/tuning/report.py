@@ -1,7 +1,7 @@
 """Report of tuning: a sentence, a table, and the file that ``generate --tuned`` reads."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 WIDEST = 100
+# relative standard error of nats from which on knobs are uncertain; least call, in plain steps
+UNCERTAIN, LEAST_CALL = 0.2, 0.9
 # how the rows were drafted → the drafts that were not tried
 OTHER_DRAFTS = {
     "sampled": "greedy and n-gram drafts",
@@ -79,6 +81,7 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     lines, answers, best = [], tuned.answers, tuned.best
     if tuned.as_uneven <= UNEVEN and (first := fastest(tuned.choices)) is not None:
         lines.append(_uneven(tuned, first))
+    lines += _warnings(tuned)
     if "cost" in tuned.source:  # of models that were inflated
         lines.append(f"Speeds and costs: {tuned.source['cost']}.")
     if answers is not None and best is not None and not best.family.lossless:
@@ -108,6 +111,25 @@ def _uneven(tuned: Tuned, first: Choice) -> str:
         f"times plain decoding, {less:.3g} and {_spent(tuned, more)} ({_named(first)}). At most "
         f"{UNEVEN:.0%} of seeds do so: --by COLUMN draws halves alike, --seed draws others."
     )
+
+
+def _warnings(tuned: Tuned) -> Iterator[str]:
+    """Warn of knobs that few texts leave uncertain, and of calls timed below the step in them."""
+    knobs = fastest([own for own in tuned.choices if own.family.least < own.family.most])
+    if knobs is not None:
+        spent, texts = knobs.replay.divergence_per_token(tuned.divergence), len(knobs.replay.cycles)
+        if spent.standard_error > UNCERTAIN * spent.value:
+            yield (
+                f"Warning: knobs are uncertain: the divergence a token of all {texts} texts is "
+                f"known to {spent.standard_error / spent.value:.0%} ({_named(knobs)}). Log more "
+                "rounds (--cycles)."
+            )
+    calls = (tuned.costs.call(own.num_draft_tokens, own.family.key) for own in tuned.choices)
+    if (least := min(calls) / tuned.costs.plain) < LEAST_CALL:
+        yield (
+            f"Warning: a call was timed at {least:.2f} of the step of plain decoding that it "
+            "contains, as on a busy machine: time again (--timings)."
+        )
 
 
 def _lengths(tuned: Tuned) -> list[str]:

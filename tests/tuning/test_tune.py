@@ -330,3 +330,20 @@ def test_halves_are_drawn_by_the_seed_alike_in_every_group(two_kinds) -> None:
     rows = SavedRows.of(*np.full((2, 5, 2), 0.5))
     with pytest.raises(ValueError, match="by: rows have no prompts"):
         tune(rows, Costs.ratios(0.1), LEVEL, by="task")
+
+
+def test_knobs_of_few_texts_are_said_to_be_uncertain(two_kinds, cheap) -> None:
+    for source, told in ((two_kinds.part(range(5)), True), (two_kinds, False)):
+        found = tune(source, cheap, LEVEL, policies=["band:price"], widths=[1])
+        band = next(one for one in found.choices if one.family.name == "band:price")
+        spent = band.replay.divergence_per_token()
+        share = spent.standard_error / spent.value
+        said = f"of all {source.texts} texts is known to {share:.0%} ({band.policy}, "
+        assert (share > 0.2) == told == any(said in line for line in notes(found))
+
+
+def test_calls_that_were_timed_shorter_than_a_plain_step_are_named(trace, cheap) -> None:
+    found = tune(trace, cheap, LEVEL, policies=["band:price"], widths=[1])
+    assert not any("busy machine" in line for line in notes(found))
+    slow = found.at_costs(replace(cheap, plain=2.0))
+    assert any(line.startswith("Warning: a call was timed at 0.") for line in notes(slow))
