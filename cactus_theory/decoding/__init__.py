@@ -2,6 +2,7 @@
 
 from cactus_theory.decoding.drafters import (
     Drafter,
+    Eagle3Drafter,
     EarlyExit,
     FourBit,
     ModelDrafter,
@@ -30,6 +31,7 @@ __all__ = [
     "Cuts",
     "DecodingError",
     "Drafter",
+    "Eagle3Drafter",
     "EarlyExit",
     "FourBit",
     "Ledger",

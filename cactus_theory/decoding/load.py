@@ -22,10 +22,12 @@ from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters import (
     NAMES,
     Drafter,
+    Eagle3Drafter,
     ModelDrafter,
     RecurrentDrafter,
     named_drafter,
 )
+from cactus_theory.decoding.drafters.eagle3 import CONFIG, WEIGHTS, Eagle3Head, is_eagle3
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 
 AUTO = "auto"
@@ -92,11 +94,15 @@ class Source:
     @property
     def commit(self) -> str:
         """Return the commit of an id's files, which are in the cache from here on."""
-        self.read("AutoConfig")
-        from transformers.utils import cached_file
+        return self.file(CONFIG).parent.name
 
-        where = {"revision": self.revision or "main", "local_files_only": True}
-        return Path(str(cached_file(str(self.place), "config.json", **where))).parent.name
+    def file(self, name: str) -> Path:
+        """Return where a file of it lies, fetched if it must be; ValueError where there is none."""
+        if not self.of_hub:
+            return Path(self.place) / name
+        cached_file = check.optional_module("transformers.utils", "llm").cached_file
+        revision = self.revision or "main"
+        return Path(self._had(partial(cached_file, str(self.place), name, revision=revision)))
 
     def read(self, kind: str, **options: Any) -> Any:
         """Return ``from_pretrained`` of a class of transformers; ValueError for what it raises."""
@@ -108,6 +114,11 @@ class Source:
             trust_remote_code=self.trust_code,
             **options,
         )
+        return self._had(load)
+
+    def _had(self, load: Any) -> Any:
+        """Return what ``load`` reads from the cache or a folder, else from the hub."""
+        library = check.optional_module("transformers", "llm")
         with _quiet(library, self.of_hub):
             try:
                 return load(local_files_only=True)
@@ -177,6 +188,8 @@ def load_pair(
     drafter = None if draft is None else _without_a_model(draft, device)
     if drafter is None and str(draft or "none") != "none":
         sources.append(Source("draft", str(draft), draft_revision, trust_code))
+        if (drafter := _eagle3(sources[1], device, dtype)) is not None:
+            del sources[1]
     elif draft_revision is not None:
         raise ValueError(f"draft: a revision is of an id of the Hugging Face Hub; got {draft!s}")
     check.working_device("device", device)
@@ -201,8 +214,8 @@ def read_drafter(
     ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20 layers;
     ``skip:3``, the target without three of its layers, and ``4bit``, it in four bits: slow drafts,
     to measure laws with; ``none``, which is None and decodes plainly; a head's folder
-    (``head.json``); a model's folder, or its id on the Hugging Face Hub, loaded as
-    :func:`load_model` does.
+    (``head.json``); the folder of a model or of an EAGLE-3 head as speculators writes it, or its id
+    on the Hugging Face Hub, loaded as :func:`load_model` does.
 
     Raises
     ------
@@ -218,7 +231,9 @@ def read_drafter(
         return None
     if (drafter := _without_a_model(name, device)) is not None:
         return drafter
-    return ModelDrafter(load_model(Source("draft", name, revision, trust_code), device, dtype))
+    source = Source("draft", name, revision, trust_code)
+    drafter = _eagle3(source, device, dtype)
+    return drafter or ModelDrafter(load_model(source, device, dtype))
 
 
 def _without_a_model(name: str | Path, device: str | torch.device) -> Drafter | None:
@@ -227,6 +242,21 @@ def _without_a_model(name: str | Path, device: str | torch.device) -> Drafter | 
         drafter = RecurrentDrafter.load(name)
         drafter.head.to(device)
     return drafter
+
+
+def _eagle3(
+    source: Source, device: str | torch.device, dtype: str | torch.dtype
+) -> Eagle3Drafter | None:
+    """Return the drafter of a head that speculators wrote, None for what is another's."""
+    if not is_eagle3(config := source.file(CONFIG)):
+        return None
+    if source.of_hub:
+        source.file(WEIGHTS)
+    kind, on_cpu = _asked(dtype, device)
+    head = Eagle3Head.load(config.parent, kind)
+    if kind is None and on_cpu and head.fc.weight.dtype != torch.bfloat16:
+        head = Eagle3Head.load(config.parent)
+    return Eagle3Drafter(head.to(device))
 
 
 def load_model(
@@ -246,21 +276,28 @@ def load_model(
         As :func:`load_pair`.
     """
     source = source if isinstance(source, Source) else Source("model", source)
-    if isinstance(dtype, str):
-        dtype = check.one_of("dtype", dtype, (*DTYPES, "float64"))
-    on_cpu = check.working_device("device", device).type == "cpu"
-    as_stored = dtype == AUTO and (not on_cpu or has_instructions(torch.bfloat16))
-    kind = "float32" if dtype == AUTO and not as_stored else dtype
-    model, report = source.read("AutoModelForCausalLM", dtype=kind, output_loading_info=True)
+    kind, on_cpu = _asked(dtype, device)
+    options = {"dtype": kind or AUTO, "output_loading_info": True}
+    model, report = source.read("AutoModelForCausalLM", **options)
     # transformers would fill what is missing with random numbers
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
         )
-    if as_stored and on_cpu and model.dtype != torch.bfloat16:
+    if kind is None and on_cpu and model.dtype != torch.bfloat16:
         model = model.float()
     return model.to(device).eval()
+
+
+def _asked(dtype: str | torch.dtype, device: str | torch.device) -> tuple[torch.dtype | None, bool]:
+    """Return the dtype of weights, None for the stored one, and whether they lie on a CPU."""
+    on_cpu = check.working_device("device", device).type == "cpu"
+    if not isinstance(dtype, str):
+        return dtype, on_cpu
+    if check.one_of("dtype", dtype, (*DTYPES, "float64")) != AUTO:
+        return getattr(torch, dtype), on_cpu
+    return None if not on_cpu or has_instructions(torch.bfloat16) else torch.float32, on_cpu
 
 
 def dtype_rule(dtype: str, device: str | torch.device) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 from cactus_theory.base.specs import parse_knobs
 from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters._base import Drafter as Drafter
+from cactus_theory.decoding.drafters.eagle3 import CONFIG, is_eagle3
+from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
 from cactus_theory.decoding.drafters.model import ModelDrafter as ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram as NGram
 from cactus_theory.decoding.drafters.own_weights import EarlyExit as EarlyExit
@@ -37,6 +39,8 @@ def as_drafter(draft_model: Any) -> Drafter:
     if isinstance(draft_model, str | Path):
         if (named := named_drafter(draft_model)) is not None:
             return named
+        if is_eagle3(Path(draft_model) / CONFIG):
+            return Eagle3Drafter.load(draft_model)
         if not is_head(draft_model):
             raise ValueError(
                 f"draft_model: must be one of {NAMES}, or a head's folder (read_drafter loads "

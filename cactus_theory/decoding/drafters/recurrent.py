@@ -102,6 +102,7 @@ class RecurrentDrafting(SampledDrafting):
             head.shape.layers, texts.batch, texts.capacity + head.shape.places + 1
         )
         self.forward = FastForward(head.core, self.cache)
+        self.places, self.layers = head.shape.places, head.shape.reads
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Draw a token, feed it with the state before it, and so on."""
@@ -116,8 +117,7 @@ class RecurrentDrafting(SampledDrafting):
         for step in range(max(lengths) + self.next_row):
             if step:
                 fed = [int(count + self.next_row > step) for count in lengths]
-                x = self.maps["state"](state[:, 0]).add_(self.embedded(tokens[-1]))
-                state = self.run(x[:, None], fed)
+                state = self.run(self.following(state[:, 0], tokens[-1])[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")
             logits = self.logits(state)
@@ -132,7 +132,7 @@ class RecurrentDrafting(SampledDrafting):
 
     def planned(self, wanted: Sequence[int]) -> list[int]:
         """Return the number of tokens each row may draft: none before its states are there."""
-        places = self.head.shape.places - self.next_row
+        places = self.places - self.next_row
         read = [0] * len(wanted) if self.features is None else self.features.lengths
         rows = zip(wanted, read, self.texts.lengths, strict=True)
         return [min(most, places) if 0 < states == ids - 1 else 0 for most, states, ids in rows]
@@ -143,11 +143,22 @@ class RecurrentDrafting(SampledDrafting):
         starts = list(self.cache.lengths)
         rows = zip(self.features.lengths, starts, lengths, strict=True)
         counts = [(read - start) * bool(drafted) for read, start, drafted in rows]
-        states = [self.features.hidden(layer, starts, counts) for layer in self.head.shape.reads]
+        states = [self.features.hidden(layer, starts, counts) for layer in self.layers]
         tokens = self.texts.take([start + 1 for start in starts], counts)
-        read = self.head.normed(torch.stack(states, 2))
-        units = self.maps["features"](read.flatten(2).flatten(0, 1))
-        return self.embedded(tokens).add_(units.view(*tokens.shape, -1)), counts
+        return self.units(torch.stack(states, 2), tokens), counts
+
+    def units(
+        self, states: Float[Tensor, "batch most layers hidden"], tokens: Int[Tensor, "batch most"]
+    ) -> Float[Tensor, "batch most width"]:
+        """Return the units of tokens whose predecessors have these states."""
+        units = self.maps["features"](self.head.normed(states).flatten(2).flatten(0, 1))
+        return self.embedded(tokens).add_(units.view(*tokens.shape, -1))
+
+    def following(
+        self, state: Float[Tensor, "batch width"], tokens: Int[Tensor, "batch"]
+    ) -> Float[Tensor, "batch width"]:
+        """Return the units of drafted tokens after the decoder's own states."""
+        return self.maps["state"](state).add_(self.embedded(tokens))
 
     def logits(self, states: Float[Tensor, "batch some width"]) -> Tensor:
         """Return the logits of the tokens after these states."""

@@ -35,7 +35,10 @@ class Weights:
         inner, head, small = model.model, model.lm_head, _small(model)
         self.embedding = inner.embed_tokens.weight
         self.norm = _quick_norm(inner.norm) if small and _quick(inner.norm) else _norm(inner.norm)
-        self.layers = [DecoderLayer(layer, small) for layer in inner.layers]
+        kinds = [
+            PairLayer if hasattr(layer, "hidden_norm") else DecoderLayer for layer in inner.layers
+        ]
+        self.layers = [kind(layer, small) for kind, layer in zip(kinds, inner.layers, strict=True)]
         self.head = Linear(head.weight, head.bias) if small else head
 
 
@@ -53,7 +56,7 @@ class DecoderLayer:
         self.kv_heads = attention.k_proj.out_features // self.width
         self.shared = self.heads // self.kv_heads
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv = _normed(layer.input_layernorm, projections, small)
+        self.qkv = self.reader(layer, projections, small)
         gates = [mlp.gate_proj, mlp.up_proj]
         self.gates = _normed(layer.post_attention_layernorm, gates, small)
         self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
@@ -64,9 +67,14 @@ class DecoderLayer:
         self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
         self.inner = mlp.down_proj.in_features
 
+    def reader(self, layer: Any, projections: list[Any], small: bool) -> Any:
+        """Return x ↦ the residual stream and the queries, keys and values of each token."""
+        linear = _normed(layer.input_layernorm, projections, small)
+        return lambda x: (x, linear(x))
+
     def __call__(
         self,
-        x: Float[Tensor, "N hidden"],
+        x: Float[Tensor, "N wide"],
         shape: tuple[int, int],
         cos: Tensor,
         sin: Tensor,
@@ -78,7 +86,8 @@ class DecoderLayer:
 
         ``mask`` is once there for each of the ``shared`` query heads of a head of keys.
         """
-        states = self.qkv(x).view(len(x), -1, self.width)
+        x, states = self.qkv(x)
+        states = states.view(len(x), -1, self.width)
         heads = self.heads + self.kv_heads
         rotated = states[:, :heads]
         if self.q_norm is not None and self.k_norm is not None:
@@ -119,6 +128,29 @@ class DecoderLayer:
         return attended.reshape(batch, heads, new, width)
 
 
+class PairLayer(DecoderLayer):
+    """A layer that attends with pairs (N, 2 hidden): a token's embedding, then its stream.
+
+    Each half has a norm of its own. The stream goes on after its norm where the layer says
+    ``norm_before_residual``, else as it is.
+    """
+
+    def reader(self, layer: Any, projections: list[Any], small: bool) -> Any:
+        """Return what the base does, for x (N, 2 hidden)."""
+        norms = layer.input_layernorm, layer.hidden_norm
+        first, second = (_quick_norm(n) if small and _quick(n) else _norm(n) for n in norms)
+        linear = Linear(*joined(projections)) if small else _together(projections)
+        normed_first = layer.norm_before_residual
+
+        def read(x: Tensor) -> tuple[Tensor, Tensor]:
+            embedded, stream = x.chunk(2, -1)
+            normed = second(stream)
+            pairs = torch.cat([first(embedded), normed], -1)
+            return normed if normed_first else stream, linear(pairs)
+
+        return read
+
+
 def _norm(module: Any) -> Any:
     weight, epsilon = module.weight, module.variance_epsilon
     shape = weight.shape
@@ -133,15 +165,8 @@ def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
     these are exact in half precision and stay so.
     """
     if not small or not _quick(norm):
-        before, whole = _norm(norm), adjacent(parts)
-        if whole is not None:
-            return lambda x: F.linear(before(x), whole)
-
-        def apart(x: Tensor) -> Tensor:
-            normed = before(x)
-            return torch.cat([part(normed) for part in parts], -1)
-
-        return apart
+        before, together = _norm(norm), _together(parts)
+        return lambda x: together(before(x))
     weight, bias = joined(parts)
     if exact_in_half(weight):
         before, linear = _quick_norm(norm), Linear(weight, bias)
@@ -149,6 +174,14 @@ def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
     gain, length = _gain(norm), _length(norm)
     folded = Linear(weight * gain, bias)
     return lambda x: folded(x / length(x))
+
+
+def _together(parts: list[Any]) -> Any:
+    """Return one call for projections of one input, as they lie."""
+    whole = adjacent(parts)
+    if whole is not None:
+        return lambda x: F.linear(x, whole)
+    return lambda x: torch.cat([part(x) for part in parts], -1)
 
 
 def _quick(norm: Any) -> bool:
@@ -205,12 +238,17 @@ class FastForward:
 
     def run(
         self,
-        x: Float[Tensor, "N hidden"],
+        x: Float[Tensor, "N wide"],
         shape: tuple[int, int],
         counts: Sequence[int],
         parents: Int[Tensor, "batch new"] | None = None,
+        *,
+        normed: bool = True,
     ) -> Float[Tensor, "batch new hidden"]:
-        """Return the states that the head reads of a batch (B, new) of embedded tokens."""
+        """Return the states that the head reads of a batch (B, new) of embedded tokens.
+
+        Without ``normed`` those before the final norm.
+        """
         batch, new = shape
         at = slots_of(self.cache, new, counts, parents, x.device)
         cos, sin = self._turns(at, batch, new)
@@ -219,7 +257,7 @@ class FastForward:
             if number in self.cache.hidden:
                 self.cache.record(number, at.index, x.view(batch, new, -1))
             x = layer(x, shape, cos, sin, self.memory(number, layer, x), at, mask)
-        states = self.norm(x).view(batch, new, -1)
+        states = (self.norm(x) if normed else x).view(batch, new, -1)
         if len(self.layers) in self.cache.hidden:
             self.cache.record(len(self.layers), at.index, states)
         return states

@@ -1,0 +1,288 @@
+"""Draft with an EAGLE-3 head as the library ``speculators`` writes it, and vLLM serves it.
+
+One Llama layer reads a token's embedding beside a stream. The stream is made of the states that the
+token *before* had in a few layers of the target; for drafted tokens, of which there are none, it is
+the layer's own output before the final norm. The head scores ``draft_vocab_size`` tokens, of which
+``d2t`` says how far each one's id lies behind its number; all others have probability 0. Source:
+EAGLE-3 (Li et al., arXiv 2503.01840). Positions are those of the states; only differences enter.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import first_line
+from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, SampledDrafting
+from cactus_theory.decoding.drafters.recurrent import RecurrentDrafting
+from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.cache import RaggedCache
+from cactus_theory.decoding.models.llama_forward import JOINED_ENTRIES, FastForward
+from cactus_theory.decoding.models.projections import Linear, lay_together, prepared
+from cactus_theory.decoding.models.recognised import ROTARY
+
+CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
+# options of the format that are read
+READ = {KIND, "transformer_layer_config", "draft_vocab_size", "norm_before_residual"}
+READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size"}
+# those about training, serving and the file itself; others may stand there if they say no
+READ |= {"speculators_config", "speculators_version", "auto_map", "embed_requires_grad"}
+READ |= {"torch_dtype", "rope_theta", "rope_scaling"}
+# tensors of the format that are read elsewhere, or not at all: they are of the target
+BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
+EMBEDDING = "embed_tokens.weight"
+
+
+def is_eagle3(config: str | Path) -> bool:
+    """Return whether a file is the configuration of a head for another model (``eagle3``)."""
+    try:
+        return KIND in json.loads(Path(config).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+class Eagle3Head(nn.Module):
+    """The network of an :class:`Eagle3Drafter`: its only layer, maps and norms, on its target.
+
+    Attributes
+    ----------
+    ids : the target's id of each token of the draft, (D,) int64.
+    reads : layers of the target whose states are read, None for those of the format.
+    shares : whether the target's embedding stands in for one of its own.
+    cut : whether its vocabulary is not the target's.
+    """
+
+    ids: Tensor
+    cut = False
+
+    def __init__(self, config: Any, options: dict[str, Any], shares: bool) -> None:
+        library = check.optional_module("transformers", "llm")
+        super().__init__()
+        self.vocab, self.hidden, self.shares = config.vocab_size, config.hidden_size, shares
+        config.vocab_size = size = options.get("draft_vocab_size") or self.vocab
+        self.reads: list[int] | None = options.get("eagle_aux_hidden_state_layer_ids")
+        wide, bias = 2 * self.hidden, config.attention_bias
+        self.fc = nn.Linear(len(self.reads or (0, 0, 0)) * self.hidden, self.hidden, bias=False)
+        self.core = library.LlamaForCausalLM(config)
+        layer, attention = self.core.model.layers[0], self.core.model.layers[0].self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(attention, name, nn.Linear(wide, getattr(attention, name).out_features, bias))
+        layer.hidden_norm = type(layer.input_layernorm)(self.hidden, config.rms_norm_eps)
+        layer.norm_before_residual = bool(options.get("norm_before_residual"))
+        self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
+        self.register_buffer("ids", torch.arange(size))
+
+    @classmethod
+    def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
+        """Return the head in a folder, ready for inference; None is the dtype it is stored in.
+
+        Raises
+        ------
+        ValueError
+            Files that are missing or cannot be read, an option that is not followed, tensors that
+            are missing, unknown or of another shape, ids outside the target's vocabulary.
+        ModuleNotFoundError
+            transformers or safetensors are not installed (extra llm).
+        """
+        tensors = check.optional_module("safetensors.torch", "llm")
+        try:
+            options = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+            config = _layer_config(options)
+            weights = tensors.load_file(Path(folder) / WEIGHTS)
+            with torch.device("meta"):  # no memory is taken for weights that are only claimed
+                head = cls(config, options, shares=EMBEDDING not in weights)
+            head.cut = "d2t" in weights
+            head.ids = _ids(weights, len(head.ids), head.vocab)
+            head._fill(weights, dtype)
+            rotary = head.core.model.rotary_emb
+            head.core.model.rotary_emb = type(rotary)(config)
+        except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
+            raise ValueError(
+                f"draft: must be a head that speculators wrote; {first_line(error)} in "
+                f"{str(folder)!r}"
+            ) from error
+        return head.eval().requires_grad_(False)
+
+    def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+        filled, due = {}, self.state_dict()
+        for name, own in due.items():
+            stored = name.removeprefix("core.").removeprefix("model.")
+            if name == "ids" or (stored == EMBEDDING and self.shares):
+                filled[name] = self.ids if name == "ids" else own.new_zeros(own.shape, device="cpu")
+                continue
+            if stored not in weights:
+                raise ValueError(f"{stored} is not there")
+            filled[name] = weights.pop(stored).to(dtype)
+            if filled[name].shape != own.shape:
+                shapes = tuple(own.shape), tuple(filled[name].shape)
+                raise ValueError(f"{stored}: must have shape {shapes[0]}; got {shapes[1]}")
+        if unknown := sorted(weights.keys() - BESIDE):
+            raise ValueError(f"{unknown[0]}: is no tensor of such a head; got one")
+        self.load_state_dict(filled, assign=True)
+        attention, mlp = self.core.model.layers[0].self_attn, self.core.model.layers[0].mlp
+        for parts in ([attention.q_proj, attention.k_proj, attention.v_proj],
+                      [mlp.gate_proj, mlp.up_proj]):  # fmt: skip
+            if parts[0].bias is None:
+                lay_together(parts)
+
+    def layers(self, target_model: Any) -> Sequence[int]:
+        """Return the layers of a target whose states are read."""
+        count = text_config(target_model).num_hidden_layers
+        return self.reads or (2, count // 2, count - 3)
+
+    def check(self, target_model: Any) -> None:
+        """Raise ValueError for a target of another vocabulary, width, depth or device."""
+        config = text_config(target_model)
+        for name, of_head, of_target in (
+            ("vocabulary", self.vocab, config.vocab_size),
+            ("hidden size", self.hidden, config.hidden_size),
+            ("device", self.fc.weight.device, target_model.device),
+        ):
+            if of_head != of_target:
+                raise ValueError(
+                    f"target_model: {name} must be that of the head, {of_head}; got {of_target}"
+                )
+        count, layers = config.num_hidden_layers, self.layers(target_model)
+        if not all(0 <= layer < count for layer in layers):
+            raise ValueError(
+                f"target_model: must have the layers that the head reads, {list(layers)}; "
+                f"got {count} layers"
+            )
+
+
+def _layer_config(options: dict[str, Any]) -> Any:
+    """Return the configuration of the head's layer; ValueError for an option not followed."""
+    library = check.optional_module("transformers", "llm")
+    layer = options.get("transformer_layer_config") or {}
+    of_library = set(library.LlamaConfig().to_dict()) | {"model_type"}
+    width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
+    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    plans = {name for name in options if name.startswith("base_model_")}
+    for name, value, followed, rule in (
+        (KIND, options.get(KIND), ("eagle3",), "eagle3"),
+        ("model_type", layer.get("model_type"), ("llama",), "llama"),
+        ("num_hidden_layers", layer.get("num_hidden_layers"), (1,), "1"),
+        ("rope_type", kind, ROTARY, f"one of {', '.join(ROTARY)}"),
+        ("target_hidden_size", options.get("target_hidden_size"), (None, width), f"{width}"),
+        *((name, own, (), "left out") for name, own in options.items()
+          if own and name not in READ | of_library | plans),
+        *((name, own, (), "left out") for name, own in layer.items()
+          if own and name not in READ | of_library),
+    ):  # fmt: skip
+        if value not in followed:
+            raise ValueError(f"{name}: must be {rule}; got {value!r}")
+    if reads is not None and not (reads and all(type(number) is int for number in reads)):
+        raise ValueError(f"eagle_aux_hidden_state_layer_ids: must be layers; got {reads!r}")
+    return library.LlamaConfig(**layer)
+
+
+def _ids(weights: dict[str, Tensor], size: int, vocab: int) -> Int[Tensor, "draft"]:
+    """Return the target's ids of the draft's tokens, from how far each lies behind its number."""
+    ids = torch.arange(size, device="cpu")
+    if "d2t" in weights:
+        offsets = weights.pop("d2t")
+        if offsets.shape != ids.shape:
+            raise ValueError(f"d2t: must have shape ({size},); got {tuple(offsets.shape)}")
+        ids = ids + offsets.long()
+    elif size != vocab:
+        raise ValueError("d2t is not there")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(ids.unique()) != size:
+        raise ValueError(f"d2t: must give {size} ids below {vocab}, each once; got others")
+    marked = weights.get("t2d")
+    if marked is not None and not marked.nonzero()[:, 0].equal(ids.sort().values):
+        raise ValueError("t2d: must mark the ids that d2t gives; got others")
+    return ids
+
+
+@dataclass(frozen=True)
+class Eagle3Drafter(Drafter):
+    """Draft with an EAGLE-3 ``head``, one pass a token; nothing before the prompt was read.
+
+    Tokens that the head does not score have probability 0. ``greedy`` takes the likeliest token at
+    every step; such drafts are deterministic.
+
+    Raises
+    ------
+    ValueError
+        When decoding begins: a head made for another target.
+    """
+
+    head: Eagle3Head
+    greedy: bool = False
+
+    @classmethod
+    def load(cls, folder: str | Path, *, greedy: bool = False) -> "Eagle3Drafter":
+        """Return a drafter with the head in a folder, float32; see :meth:`Eagle3Head.load`."""
+        return cls(Eagle3Head.load(folder), greedy)
+
+    def begin(self, setting: DraftContext) -> Drafting:
+        """Return this drafter at work on one decode."""
+        return Eagle3Drafting(setting, self.head, self.greedy)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise for a target that the head was not made for."""
+        self.head.check(target_model)
+        return {}
+
+    def reads(self, target_model: Any) -> Sequence[int]:
+        """Return the layers that the head reads."""
+        return self.head.layers(target_model)
+
+
+def _packed(head: Eagle3Head) -> Any:
+    """Return the map from the target's states to the stream, for few rows where it is small."""
+    small = head.fc.weight.numel() <= JOINED_ENTRIES
+    return Linear(head.fc.weight) if small else head.fc
+
+
+class Eagle3Drafting(RecurrentDrafting):
+    """The head's state in one decode; units are pairs (2 hidden) of embedding and stream."""
+
+    def __init__(self, setting: DraftContext, head: Any, greedy: bool) -> None:
+        SampledDrafting.__init__(self, setting, greedy)
+        self.features, texts = setting.features, self.texts
+        self.places, self.layers = self.width, head.layers(setting.target_model)
+        own = head.core.model.embed_tokens
+        self.embedding = setting.target_model.get_input_embeddings() if head.shares else own
+        self.fc, self.vocab = prepared(head, _packed), head.vocab
+        self.ids = head.ids if head.cut else None
+        self.cache = RaggedCache(1, texts.batch, texts.capacity + self.places + 1)
+        self.forward = FastForward(head.core, self.cache)
+        self.dtype = head.fc.weight.dtype
+
+    def units(self, states: Tensor, tokens: Tensor) -> Float[Tensor, "batch most pair"]:
+        """Return the units of tokens whose predecessors have these states of the target."""
+        stream = self.fc(states.flatten(2).flatten(0, 1).to(self.dtype))
+        return torch.cat([self.embedded(tokens), stream.view(*tokens.shape, -1)], -1)
+
+    def following(self, state: Tensor, tokens: Tensor) -> Float[Tensor, "batch pair"]:
+        """Return the units of drafted tokens after the layer's own states."""
+        return torch.cat([self.embedded(tokens), state], -1)
+
+    def embedded(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some hidden"]:
+        """Return the embeddings of tokens."""
+        return F.embedding(tokens, self.embedding.weight).to(self.dtype)
+
+    def run(self, x: Float[Tensor, "batch new pair"], counts: Sequence[int]) -> Tensor:
+        """Return the layer's states, before the final norm, of tokens after the cached units."""
+        self.calls += 1
+        shape = x.shape[0], x.shape[1]
+        return self.forward.run(x.reshape(-1, x.shape[-1]), shape, counts, normed=False)
+
+    def logits(self, states: Float[Tensor, "batch some hidden"]) -> Float[Tensor, "batch some V"]:
+        """Return the logits of the tokens after these states, −∞ off the draft's vocabulary."""
+        rows = self.forward.head(self.forward.norm(states.reshape(-1, states.shape[-1])))
+        rows = rows.view(*states.shape[:2], -1)
+        if self.ids is None:
+            return rows
+        return rows.new_full((*rows.shape[:2], self.vocab), -torch.inf).index_copy_(
+            -1, self.ids, rows
+        )

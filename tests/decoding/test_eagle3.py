@@ -1,0 +1,404 @@
+"""EAGLE-3 heads as speculators writes them: logits, laws of fewer tokens, batches, files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+import cactus_theory as ct
+from cactus_theory.decoding import Eagle3Drafter, Siblings, generate, read_drafter
+from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.drafters import DraftContext
+from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.options import Callbacks
+from cactus_theory.decoding.result import Stopwatch
+from simulations.markov.pair import Setting, TinyPair
+from simulations.markov.rounds import drafted_rounds
+from tests.amounts import amount, some
+from tests.decoding.test_ragged import compare, prompts
+from tests.kits.drafters import assert_drafter_properties
+
+HIDDEN, HEADS, SHARED, WIDTH, INNER = 32, 4, 2, 8, 40
+EPSILON, THETA, LAYERS, READS = 1e-6, 5000.0, 4, (1, 2, 3)
+# the library takes norms and rotary tables in float32
+CLOSE = 1e-5
+PROMPT = [1, 0]
+
+
+def write(folder, vocab, kept, seed=0, layer=None, **options):
+    """Write a random head whose draft has the tokens ``kept`` of ``vocab``; return its tensors."""
+    source = torch.Generator().manual_seed(seed)
+    shapes = {
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "lm_head.weight": (len(kept), HIDDEN),
+        "embed_tokens.weight": (vocab, HIDDEN),
+        "layers.0.self_attn.q_proj.weight": (HEADS * WIDTH, 2 * HIDDEN),
+        "layers.0.self_attn.k_proj.weight": (SHARED * WIDTH, 2 * HIDDEN),
+        "layers.0.self_attn.v_proj.weight": (SHARED * WIDTH, 2 * HIDDEN),
+        "layers.0.self_attn.o_proj.weight": (HIDDEN, HEADS * WIDTH),
+        "layers.0.mlp.gate_proj.weight": (INNER, HIDDEN),
+        "layers.0.mlp.up_proj.weight": (INNER, HIDDEN),
+        "layers.0.mlp.down_proj.weight": (HIDDEN, INNER),
+    }
+    norms = ("norm", "layers.0.input_layernorm", "layers.0.hidden_norm")
+    shapes |= {f"{name}.weight": (HIDDEN,)
+               for name in (*norms, "layers.0.post_attention_layernorm")}  # fmt: skip
+    weights = {name: torch.randn(shape, generator=source) / (2 if len(shape) > 1 else 4)
+               + (len(shape) == 1) for name, shape in shapes.items()}  # fmt: skip
+    weights["d2t"] = torch.tensor(kept) - torch.arange(len(kept))
+    weights["t2d"] = torch.isin(torch.arange(vocab), torch.tensor(kept))
+    decoder = {
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": HIDDEN, "head_dim": WIDTH,
+        "intermediate_size": INNER, "num_hidden_layers": 1, "num_attention_heads": HEADS,
+        "num_key_value_heads": SHARED, "rms_norm_eps": EPSILON, "rope_theta": THETA,
+        "rope_scaling": None, "hidden_act": "silu", "attention_bias": False,
+    }  # fmt: skip
+    verifier = {"architectures": ["LlamaForCausalLM"], "name_or_path": "some/target"}
+    described = {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0", "draft_vocab_size": len(kept), "torch_dtype": "float32",
+        "norm_before_residual": True, "norm_before_fc": False, "target_hidden_size": None,
+        "eagle_aux_hidden_state_layer_ids": list(READS),
+        "speculators_config": {"algorithm": "eagle3", "verifier": verifier},
+        "transformer_layer_config": decoder | (layer or {}),
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(described | options))
+    return weights
+
+
+def plain_logits(weights, embedding, states, ids, normed_stream, reads=READS):
+    """Return logits (B, D) after ids (B, n + 1 + m), of which the target has read the first n.
+
+    Written from the format: no cache, one token after the other.
+    """
+    weights = {name: weight.double() for name, weight in weights.items()}
+    settled = states[reads[0]].shape[1]
+    fused = torch.cat([states[layer] for layer in reads], -1) @ weights["fc.weight"].T
+    stream = list(fused.unbind(1))
+    output = None
+    for last in range(settled, ids.shape[1]):
+        if last > settled:
+            stream.append(output[:, -1])
+        output = plain_layer(weights, embedding[ids[:, 1 : last + 1]], torch.stack(stream, 1),
+                             normed_stream)  # fmt: skip
+    return norm(output[:, -1], weights["norm.weight"]) @ weights["lm_head.weight"].T
+
+
+def norm(x, weight):
+    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
+
+
+def plain_layer(weights, embedded, stream, normed_stream):
+    own = {name.removeprefix("layers.0.").removesuffix(".weight"): weight
+           for name, weight in weights.items() if name.startswith("layers.0.")}  # fmt: skip
+    after = norm(stream, own["hidden_norm"])
+    pairs = torch.cat([norm(embedded, own["input_layernorm"]), after], -1)
+    residual = after if normed_stream else stream
+    batch, count, _ = pairs.shape
+    q, k, v = (
+        (pairs @ own[f"self_attn.{name}_proj"].T).view(batch, count, -1, WIDTH) for name in "qkv"
+    )
+    angles = torch.arange(count)[:, None] / THETA ** (torch.arange(0, WIDTH, 2) / WIDTH)
+    cos, sin = angles.double().cos()[:, None], angles.double().sin()[:, None]
+
+    def turned(x):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    k, v = (x.repeat_interleave(HEADS // SHARED, 2) for x in (turned(k), v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", turned(q), k) / WIDTH**0.5
+    scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
+    attended = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
+    x = residual + attended @ own["self_attn.o_proj"].T
+    y = norm(x, own["post_attention_layernorm"])
+    gated = F.silu(y @ own["mlp.gate_proj"].T) * (y @ own["mlp.up_proj"].T)
+    return x + gated @ own["mlp.down_proj"].T
+
+
+def states_of(target, ids):
+    with torch.inference_mode():
+        return target(ids, output_hidden_states=True, use_cache=False).hidden_states
+
+
+@pytest.fixture(scope="module")
+def targets(make_model):
+    made = {vocab: make_model(vocab=vocab, layers=LAYERS, pad_token_id=None) for vocab in (5, 40)}
+    with torch.no_grad():  # or nothing would be accepted of drafts that know nothing
+        for target in made.values():
+            target.lm_head.weight.mul_(0.2)
+    return made
+
+
+def drafter_in(folder, **options):
+    return Eagle3Drafter(Eagle3Head.load(folder, torch.float64), **options)
+
+
+@pytest.mark.parametrize("vocab", [5, 40])
+@pytest.mark.parametrize("fast", [True, False])
+def test_logits_of_unrolled_steps_are_those_of_the_format(targets, tmp_path, vocab, fast):
+    target, prompt = targets[vocab], [3, 1, 4, 0, 2]
+    whole = list(range(vocab))
+    cases = [([0, 2, 3], True, True), (whole[1::2], False, True), (whole, False, False)]
+    for number, (kept, normed, own) in enumerate(cases):
+        folder, reads = tmp_path / str(number), READS if own else (2, 2, 1)
+        weights = write(folder, vocab, kept, number, norm_before_residual=normed,
+                        eagle_aux_hidden_state_layer_ids=list(READS) if own else None)  # fmt: skip
+        if not own:  # the target's embedding, no map of tokens, and layers 2, n // 2 and n − 3
+            left = {"embed_tokens.weight", "d2t", "t2d"}
+            save_file({name: own for name, own in weights.items() if name not in left},
+                      folder / "model.safetensors")  # fmt: skip
+        embedding = (weights["embed_tokens.weight"].double() if own
+                     else target.get_input_embeddings().weight.detach())  # fmt: skip
+        drafter = drafter_in(folder)
+        drafter.check(target)
+        assert tuple(drafter.reads(target)) == reads
+        model = CachedModel(target, 20, reads=reads, fast_forward=fast)
+        seen = []
+        with torch.inference_mode():
+            model.feed(torch.tensor([prompt]), [len(prompt) - 1], [1])
+            texts = Texts([prompt], 12, frozenset(), torch.device("cpu"))
+            setting = DraftContext(target, texts, Warp(1.0), Stopwatch(), 4, None, False, model)
+            drafting = drafter.begin(setting)
+            own_logits = drafting.logits
+
+            def logits(states, own_logits=own_logits, seen=seen):
+                seen.append(own_logits(states).clone())
+                return own_logits(states)
+
+            drafting.logits = logits
+            coins = torch.rand(1, 4, generator=torch.Generator().manual_seed(number)).double()
+            draft = drafting.propose([4], coins)
+        states = states_of(target, torch.tensor([prompt[:-1]]))
+        ids = torch.tensor([prompt + draft.token_ids[0].tolist()])
+        for step in range(4):
+            due = plain_logits(weights, embedding, states, ids[:, : len(prompt) + step], normed,
+                               reads)  # fmt: skip
+            assert (seen[step][0, 0, kept] - due[0]).abs().max() < CLOSE
+            assert seen[step].isneginf().sum() == vocab - len(kept)
+            assert torch.allclose(draft.probs[0, step, kept], due[0].softmax(-1), atol=CLOSE)
+        assert set(draft.token_ids[0].tolist()) <= set(kept)
+
+
+VOCAB, LENGTH, KEPT, PLACES = 5, 4, [0, 2, 3], 2
+
+
+@pytest.fixture(scope="module")
+def small(targets, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    weights = write(folder, VOCAB, KEPT, 3)
+    weights["lm_head.weight"] = weights["lm_head.weight"] / 4
+    save_file(weights, folder / "model.safetensors")
+    return targets[VOCAB], folder, weights
+
+
+def texts_of(length):
+    """Return all texts (V^length, length), the first token slowest."""
+    places = VOCAB ** torch.arange(length - 1, -1, -1)
+    return torch.arange(VOCAB**length)[:, None] // places % VOCAB
+
+
+def exact_law(target, weights, spec, verifier):
+    """Return the law (V^T,) of texts, all rounds enumerated, and how far rows are as stated."""
+    setting = Setting(spec, PLACES, LENGTH, verifier)
+    rule, gap = ct.policy(spec), 0.0
+    laws, mass = {0: torch.ones(1, dtype=torch.float64)}, None
+    for written in range(LENGTH):
+        mass, width = laws[written], min(PLACES, LENGTH - written - 1) if written else 0
+        for number, settled in enumerate(texts_of(written).tolist()):
+            pair = tree(target, weights, PROMPT + settled, width)
+            if width:
+                judge = setting.policies, setting.judge
+                rounds = drafted_rounds(pair, torch.tensor([0]), width, *judge)
+                ends = rounds.ends
+                if verifier == "chain":
+                    q, p = pair.target[0], pair.draft[0]
+                    stated = ct.emitted_law(rule, q, p)
+                    gap = max(gap, float((stated - rounds.following[0][0, 0]).abs().max()))
+            else:
+                ends = [pair.target[:1]]
+            for more, law in enumerate(ends, 1):
+                longer = written + more
+                known = laws.setdefault(longer, torch.zeros(VOCAB**longer).double())
+                start = number * VOCAB**more
+                known[start : start + VOCAB**more] += mass[number] * law[0]
+    return laws[LENGTH], gap
+
+
+def tree(target, weights, text, width):
+    """Return the rows of both models after a settled text and up to ``width`` drafted tokens."""
+    target_rows, draft_rows = [], []
+    embedding = weights["embed_tokens.weight"].double()
+    for depth in range(width + 1):
+        paths = texts_of(depth)
+        ids = torch.cat([torch.tensor(text).expand(len(paths), -1), paths], 1).long()
+        with torch.inference_mode():
+            target_rows.append(target(ids, use_cache=False).logits[:, -1].double().softmax(-1))
+        states = [layer.expand(len(ids), -1, -1)
+                  for layer in states_of(target, torch.tensor([text[:-1]]))]  # fmt: skip
+        p = torch.zeros(len(ids), VOCAB).double()
+        p[:, KEPT] = plain_logits(weights, embedding, states, ids, True).softmax(-1)
+        draft_rows.append(p)
+    count = sum(map(len, target_rows))
+    children = 1 + torch.arange(count * VOCAB).reshape(count, VOCAB)
+    following = torch.where(children < count, children, 0)
+    return TinyPair(torch.cat(target_rows), torch.cat(draft_rows), following)
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+@pytest.mark.parametrize("spec", ["speculative", "band:price=0.7"])
+def test_texts_of_three_tokens_of_five_have_the_enumerated_law(small, spec, verifier):
+    target, folder, weights = small
+    law, gap = exact_law(target, weights, spec, verifier)
+    assert law.sum() == pytest.approx(1, abs=1e-9) and gap < 1e-9
+    texts = texts_of(LENGTH)
+    ids = torch.cat([torch.tensor(PROMPT).expand(len(texts), -1), texts], 1)
+    with torch.inference_mode():
+        rows = target(ids, use_cache=False).logits.double().softmax(-1)[:, 1:-1]
+    own = rows.gather(-1, texts[..., None])[..., 0].prod(-1)
+    assert ((law - own).abs().max() < 1e-9) == (spec == "speculative")
+    decodes = amount(2000, 20000)
+    result = generate(
+        target, drafter_in(folder), torch.tensor([PROMPT]).expand(decodes, -1), policy=spec,
+        verifier=verifier, num_draft_tokens=PLACES, max_new_tokens=LENGTH, eos_token_ids=(),
+        seed=decodes,
+    )  # fmt: skip
+    numbers = (result.output_token_ids * torch.tensor([125, 25, 5, 1])).sum(-1)
+    counts = torch.bincount(numbers, minlength=len(law)).double()
+    often = decodes * law >= 5
+    seen, due = (torch.cat([part[often], part[~often].sum()[None]])
+                 for part in (counts, decodes * law))  # fmt: skip
+    statistic, freedom = ((seen - due) ** 2 / due).sum(), torch.tensor(len(seen) - 1.0)
+    assert torch.special.gammaincc(freedom / 2, statistic.float() / 2) > 1e-6
+
+
+NAMES = ("sampled", "greedy")
+
+
+@pytest.fixture(scope="module")
+def head(targets, tmp_path_factory):
+    """Return the folder of a head over half of the tokens, of the target's own head."""
+    folder, kept = tmp_path_factory.mktemp("half"), list(range(0, 40, 2))
+    weights = write(folder, 40, kept, 1)
+    weights["lm_head.weight"] = targets[40].lm_head.weight.detach().float()[kept]
+    del weights["embed_tokens.weight"]
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "fast"), some([(a, b) for a in NAMES for b in (True, False)], 2))
+def test_a_text_of_a_batch_is_the_one_it_is_alone(targets, head, name, fast):
+    drafter = drafter_in(head, greedy=name == "greedy")
+    options = {"max_new_tokens": 12, "eos_token_ids": [5, 20], "num_draft_tokens": 4}
+    options["fast_forward"] = fast
+    rows = prompts(40)
+    both = compare(targets[40], drafter, rows, options, "band:price=2")
+    assert both.num_accepted > 0 and len(set(both.row_lengths)) > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_drawn_from_the_rows_that_are_reported(targets, head, name):
+    drafter, options = drafter_in(head, greedy=name == "greedy"), {"num_draft_tokens": 3}
+    assert assert_drafter_properties(drafter, targets[40], rounds=amount(2, 20), **options) > 2
+
+
+def test_rows_after_settled_tokens_are_those_of_the_format(targets, head):
+    """Cut back, the states of target and head are as if refused tokens had never been."""
+    target, rows = targets[40], []
+    weights = load_file(head / "model.safetensors")
+
+    def keep(target_probs, draft, places, earlier):
+        rows.append((earlier[0], draft))
+
+    options = {"policy": "band:price=2", "num_draft_tokens": 3, "max_new_tokens": 16, "seed": 2}
+    result = generate(target, drafter_in(head), torch.tensor([[5, 6]]),
+                      callbacks=Callbacks(on_rows=keep), **options)  # fmt: skip
+    text, checked = [5, 6, *result.output_token_ids[0].tolist()], 0
+    for made, draft in rows[1:]:
+        settled = text[: 2 + made]
+        states = states_of(target, torch.tensor([settled[:-1]]))
+        for place in range(draft.lengths[0]):
+            ids = torch.tensor([settled + draft.token_ids[0, :place].tolist()])
+            due = plain_logits(weights, target.model.embed_tokens.weight, states, ids, True)
+            row = draft.probs[0, place]
+            assert torch.allclose(row[::2], due[0].softmax(-1), atol=CLOSE)
+            assert not row[1::2].any()
+            checked += place == 0
+    assert checked > 2 and result.num_accepted > 0
+
+
+def test_greedy_texts_are_the_targets(targets, head):
+    ids = torch.tensor([[1, 2], [0, 7]])
+    options = {"max_new_tokens": 12, "temperature": 0, "eos_token_ids": ()}
+    due = generate(targets[40], None, ids, **options).output_token_ids
+    for drafter in (drafter_in(head), Siblings(drafter_in(head, greedy=True), 2)):
+        more = {"verifier": "tree"} if isinstance(drafter, Siblings) else {}
+        got = generate(targets[40], drafter, ids, num_draft_tokens=3, **options, **more)
+        assert got.output_token_ids.equal(due) and got.draft_calls > 0
+    single = replace(drafter_in(head), greedy=True)
+    got = generate(targets[40], single, ids, policy="speculative", max_new_tokens=8, seed=1)
+    assert got.num_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"norm_before_fc": True}, "norm_before_fc: must be left out; got True"),
+        ({"fc_norm": True}, "fc_norm: must be left out; got True"),
+        ({"norm_output": True}, "norm_output: must be left out; got True"),
+        ({"target_hidden_size": 64}, "target_hidden_size: must be 32; got 64"),
+        ({"speculators_model_type": "dflash"}, "speculators_model_type: must be eagle3; got 'dfl"),
+        ({"layer": {"model_type": "qwen3"}}, "model_type: must be llama; got 'qwen3'"),
+        ({"layer": {"num_hidden_layers": 2}}, "num_hidden_layers: must be 1; got 2"),
+        ({"layer": {"sliding_window": 8}}, "sliding_window: must be left out; got 8"),
+        ({"layer": {"rope_scaling": {"rope_type": "longrope"}}}, "rope_type: must be one of def"),
+        ({"eagle_aux_hidden_state_layer_ids": []}, "layer_ids: must be layers; got"),
+        ({"draft_vocab_size": 4}, r"lm_head.weight: must have shape \(4, 32\); got \(3, 32\)"),
+    ],
+)
+def test_an_option_that_is_not_followed_is_refused_by_name(tmp_path, options, said, capsys):
+    write(tmp_path, 5, KEPT, **options)
+    if "draft_vocab_size" in options:
+        weights = load_file(tmp_path / "model.safetensors")
+        weights["d2t"] = torch.tensor([0, 1, 1, 1])
+        weights["t2d"] = torch.tensor([True, False, True, True, True])
+        save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=said) as refusal:
+        read_drafter(tmp_path)
+    assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fc.weight": None}, "fc.weight is not there"),
+        ({"d2t": None}, "d2t is not there"),
+        ({"lm_head.weight": None}, "lm_head.weight is not there"),
+        ({"input_norm.weight": torch.ones(96)}, "input_norm.weight: is no tensor of such a head"),
+        ({"d2t": torch.tensor([0, 1, 3])}, "d2t: must give 3 ids below 5, each once"),
+        ({"d2t": torch.tensor([0, -1, 1])}, "d2t: must give 3 ids below 5, each once"),
+        ({"d2t": torch.tensor([0, 0, 1])}, "t2d: must mark the ids that d2t gives"),
+        ({"fc.weight": torch.ones(32, 64)}, r"fc.weight: must have shape \(32, 96\); got"),
+    ],
+)
+def test_damaged_tensors_are_refused_by_name(tmp_path, change, said):
+    weights = write(tmp_path, 5, KEPT) | change
+    save_file({name: own for name, own in weights.items() if own is not None},
+              tmp_path / "model.safetensors")  # fmt: skip
+    with pytest.raises(ValueError, match=said):
+        read_drafter(tmp_path)
+
+
+def test_heads_of_other_targets_are_refused(targets, tmp_path, make_model):
+    write(tmp_path, 5, KEPT)
+    drafter = drafter_in(tmp_path)
+    with pytest.raises(ValueError, match="vocabulary must be that of the head, 5; got 40"):
+        generate(targets[40], drafter, torch.tensor([[1, 2]]), max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"layers that the head reads, \[1, 2, 3\]; got 3 layers"):
+        drafter.check(make_model(vocab=5, layers=3))
