@@ -117,7 +117,7 @@ class Source:
         return self._had(load)
 
     def _had(self, load: Any) -> Any:
-        """Return what ``load`` reads from the cache or a folder, else from the hub."""
+        """Return the result of ``load`` on the cache or a folder, else on the hub."""
         library = check.optional_module("transformers", "llm")
         with _quiet(library, self.of_hub):
             try:

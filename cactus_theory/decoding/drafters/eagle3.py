@@ -60,7 +60,6 @@ class Eagle3Head(nn.Module):
     """
 
     ids: Tensor
-    cut = False
 
     def __init__(self, config: Any, options: dict[str, Any], shares: bool) -> None:
         library = check.optional_module("transformers", "llm")
@@ -78,6 +77,7 @@ class Eagle3Head(nn.Module):
         layer.norm_before_residual = bool(options.get("norm_before_residual"))
         self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
         self.register_buffer("ids", torch.arange(size))
+        self.cut = size != self.vocab
 
     @classmethod
     def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
@@ -213,6 +213,17 @@ class Eagle3Drafter(Drafter):
     ------
     ValueError
         When decoding begins: a head made for another target.
+
+    Examples
+    --------
+    >>> from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+    >>> from transformers import LlamaConfig
+    >>> sizes = {"vocab_size": 2048, "hidden_size": 192, "intermediate_size": 256}
+    >>> layer = LlamaConfig(num_hidden_layers=1, num_attention_heads=6, **sizes)
+    >>> untrained = Eagle3Drafter(Eagle3Head(layer, {"draft_vocab_size": 500}, shares=True).eval())
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> ct.generate(pair.target, untrained, ids, policy="speculative", max_new_tokens=8).num_tokens
+    8
     """
 
     head: Eagle3Head

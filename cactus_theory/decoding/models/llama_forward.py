@@ -136,7 +136,7 @@ class PairLayer(DecoderLayer):
     """
 
     def reader(self, layer: Any, projections: list[Any], small: bool) -> Any:
-        """Return what the base does, for x (N, 2 hidden)."""
+        """Return the same of x (N, 2 hidden)."""
         norms = layer.input_layernorm, layer.hidden_norm
         first, second = (_quick_norm(n) if small and _quick(n) else _norm(n) for n in norms)
         linear = Linear(*joined(projections)) if small else _together(projections)
