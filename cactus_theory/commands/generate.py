@@ -114,8 +114,11 @@ def run(args: argparse.Namespace) -> int:
     print(pieces.rest() if args.stream else begins + answer["text"])
     header, *counts = ({"on": args.on} | answer).items()
     for name, value in (header, *counts[3:]):  # policy, verifier and text are known
+        if drafter is None and ("draft" in name or "accept" in name):
+            continue
         each = value if isinstance(value, list) else [value]
-        words = ", ".join(f"{one:.4g}" if isinstance(one, float) else str(one) for one in each)
+        numbers = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in each)
+        words = ", ".join("–" if number == "nan" else number for number in numbers)
         print(f"{name.replace('_', ' '):<28} {words}", file=sys.stderr)
     return 0
 

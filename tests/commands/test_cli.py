@@ -279,6 +279,17 @@ def test_generate_without_the_meter_is_the_same_text(capsys, tmp_path) -> None:
     )
 
 
+def test_generate_says_nothing_of_drafts_where_nothing_is_drafted(capsys) -> None:
+    pytest.importorskip("transformers")
+    asked = ["generate", "--target", str(PAIR / "target"), "--prompt", "def f(", "--seed", "1"]
+    assert main([*asked, "--max-new-tokens", "4"]) == 0
+    said = capsys.readouterr().err
+    assert "target calls" in said and "draft" not in said and "accept" not in said
+    assert main([*asked, "--max-new-tokens", "4", "--draft", str(PAIR / "draft")]) == 0
+    rates = re.search("acceptance by position +(.*)", capsys.readouterr().err)
+    assert rates is not None and rates[1].endswith(", –")  # a place that no draft reached
+
+
 def test_generate_keeps_a_cap_and_a_span(capsys) -> None:
     pytest.importorskip("transformers")
     models = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
