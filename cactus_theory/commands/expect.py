@@ -191,9 +191,9 @@ def _ask_for_defaults(args: Namespace, trace: Trace | None, defaults: Line) -> N
     flags = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
     flags |= dict.fromkeys(("top_k", "top_p"), cuts)
     for name, value in defaults.items():
-        if name in NO_LAW | {*args.ignored} or value in (None, NEUTRAL.get(name)):
+        if name in NO_LAW | {*args.ignored} or name.startswith(("_", "output_", "return_")):
             continue
-        if flags.get(name) is not None:
+        if value is False or value in (None, NEUTRAL.get(name)) or flags.get(name) is not None:
             continue
         told = f"{flag(name)}: must be given" if name in flags else f"{name}: is not decoded here"
         raise ValueError(
