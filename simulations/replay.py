@@ -8,14 +8,13 @@ first line's.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.rows import load_rows
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding.schedule import check_followed, find_followed
+from cactus_theory.decoding.schedule import check_followed, find_followed, followers
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, replay
 from cactus_theory.traces.estimate import tokens_at, valued
@@ -78,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
 def _replays(
     args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
 ) -> list[Replay]:
-    followers = {policy: _followers(policy, (*args.verifier, *verifiers())) for policy in policies}
+    names = *args.verifier, *verifiers()
+    able_of = {policy: followers(find_followed(policy), names)[0] for policy in policies}
     pairs = [(name, policy) for name in args.verifier for policy in policies
-             if name in followers[policy]]  # fmt: skip
-    for policy, able in followers.items() if pairs else ():
+             if name in able_of[policy]]  # fmt: skip
+    for policy, able in able_of.items() if pairs else ():
         if others := [name for name in args.verifier if name not in able]:
             reason = f"{policy} can only be verified with {', '.join(able)}: left out of"
             print(reason, ", ".join(others), file=sys.stderr)
@@ -102,16 +102,6 @@ def _replays(
                 )
             )
     return replays
-
-
-def _followers(policy: str, names: Sequence[str]) -> list[str]:
-    """Return the verifiers that can follow a policy or a schedule, each once."""
-    followers = []
-    for judge, name in [(find_verifier(name), name) for name in dict.fromkeys(names)]:
-        with suppress(ValueError):
-            check_followed(find_followed(policy), judge)
-            followers.append(name)
-    return followers
 
 
 Row = dict[str, Any]

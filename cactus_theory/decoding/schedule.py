@@ -16,7 +16,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._copies import copied, is_own
 from cactus_theory.policies._registry import policy_in_file
-from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
 
 Spec = str | Policy
@@ -213,6 +213,19 @@ def find_followed(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
 def check_followed(policy: Policy | Schedule, verifier: Verifier) -> None:
     """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
     policy.check(verifier) if isinstance(policy, Schedule) else verifier.check(policy)
+
+
+def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str], str]:
+    """Return the verifiers among ``names`` that can follow, and why the last other one cannot."""
+    able, refused = [], ""
+    for name in dict.fromkeys(names):
+        verifier = find_verifier(name)
+        try:
+            check_followed(policy, verifier)
+            able.append(name)
+        except ValueError as error:
+            refused = str(error)
+    return able, refused
 
 
 def check_bonus_is_free(schedule: str, verifier: Verifier) -> None:

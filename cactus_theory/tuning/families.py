@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cactus_theory.base import arguments as check
+from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
@@ -131,18 +132,12 @@ def _tuned(name: str, kind: Divergence, verifiers: Sequence[str] | None = None) 
 
 def _followers(spec: str) -> list[str]:
     """Return the verifiers that can follow a policy."""
-    followers, policy, refused = [], find_policy(spec), ""
-    for name in verifiers(metered=True):
-        if find_verifier(name).drafts != ("chain",):  # on chains it is one of the others
-            continue
-        try:
-            find_verifier(name).check(policy)
-            followers.append(name)
-        except ValueError as error:
-            refused = str(error)
-    if not followers:
+    # one that takes more than chains is one of the others on them
+    names = [name for name in verifiers(metered=True) if find_verifier(name).drafts == ("chain",)]
+    able, refused = followers(find_policy(spec), names)
+    if not able:
         raise ValueError(f"policies: a verifier must be able to follow {spec}; got {refused}")
-    return followers
+    return able
 
 
 def checked_level(level: float) -> float:

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
+from cactus_theory.decoding import schedule
 from cactus_theory.decoding.schedule import check_followed, find_followed
 from cactus_theory.policies._registry import policy_of_data
-from cactus_theory.verify import find_verifier, verifiers
+from cactus_theory.verify import verifiers
 from cactus_theory.verify.contract import registered_verifier
 
 from .journal import Journal
@@ -289,17 +290,11 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
     Rows by themselves are compared with rows of paths: token by token there are no others.
     """
     registered, policy = verifiers(), find_followed(spec)
-    able, refused = [], ""
-    for name in dict.fromkeys(names):
+    for name in names:
         if name not in registered:
             raise ValueError(f"--verifier: must be among {', '.join(registered)}; got {name!r}")
-        if name == USUAL and len(names) > 1 and "per_row" in policy.spec:
-            continue
-        try:
-            check_followed(policy, find_verifier(name))
-            able.append(name)
-        except ValueError as error:
-            refused = str(error)
+    by_row = len(names) > 1 and "per_row" in policy.spec
+    able, refused = schedule.followers(policy, [n for n in names if n != USUAL or not by_row])
     if not able:
         raise ValueError(
             f"--verifier: one must be able to follow {spec}; got {', '.join(names)} ({refused})"
