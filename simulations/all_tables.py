@@ -97,9 +97,9 @@ ENTRIES = (
           before="trace --target {} --draft {} --prompts {} --eos-token-ids 1 ".format(
               *TALES.split()) + f"{LONG} --out {{made}}/stories16", before_quick=SHORT),
     Entry("blocks_greedy=blocks", "--num-draft-tokens 4 --levels 0.01", inputs="{made}/greedy",
-          before="trace --drafter greedy --cycles 1300 --out {made}/greedy", before_quick=SHORT),
+          before="trace --draft-mode greedy --cycles 1300 --out {made}/greedy", before_quick=SHORT),
     Entry("blocks_ngram=blocks", "--num-draft-tokens 4 --levels 0.01", inputs="{made}/ngram",
-          before="trace --drafter ngram --cycles 1300 --out {made}/ngram", before_quick=SHORT),
+          before="trace --draft ngram --cycles 1300 --out {made}/ngram", before_quick=SHORT),
     Entry("rules", FEW_RULES, RULES),
     Entry("rules_stories", FEW_RULES, RULES, TALES),
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),

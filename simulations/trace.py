@@ -11,18 +11,17 @@ from pathlib import Path
 from cactus_theory.base import defaults
 from cactus_theory.commands.flags import add_cuts, given_cuts
 from cactus_theory.commands.models import add_threads, opened
-from cactus_theory.decoding.drafters import MODES, NAMES, drafter_by, named_drafter
+from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
 
-from .common.inputs import PAIR, add_pair_arguments
+from .common.inputs import add_pair_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
-    way = f"how --draft drafts, {' or '.join(MODES)} ({MODES[0]}); or in its place {NAMES}"
-    add("--drafter", default=MODES[0], metavar="WAY", help=way)
+    add("--draft-mode", choices=MODES, default=MODES[0], help="how a draft drafts (%(default)s)")
     add("--num-draft-tokens", type=int, default=8, metavar="K")
     add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
@@ -38,20 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log what is missing; return 0."""
-    if args.drafter not in MODES:
-        if args.draft != PAIR / "draft" or named_drafter(args.drafter) is None:
-            raise ValueError(
-                f"--drafter: must be {' or '.join(MODES)}, or without --draft one of {NAMES}; "
-                f"got {args.drafter}"
-            )
-        args.draft = args.drafter
     pair, _, ids = opened(args)
     trace = log_shown(
         args,
         pair,
         ids,
         args.out,
-        draft_model=drafter_by(args.drafter, pair.draft),
+        draft_model=drafter_by(args.draft_mode, pair.draft),
         num_draft_tokens=args.num_draft_tokens,
         dtype=args.row_dtype,
         temperature=args.temperature,
