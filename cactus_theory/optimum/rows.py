@@ -40,6 +40,7 @@ Row = np.ndarray
 FURTHEST = 500.0
 # share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
 SURE = 1 - 2e-4
+NOBODY = np.empty(0, np.int64)
 # c and a of f″(t) = c t^(a−2); of the Jensen-Shannon divergence ½/(t(1 + t)), by a = NaN
 CURVES = {
     known.KL: (1.0, 1.0),
@@ -175,8 +176,9 @@ class PricedRow(NodeRow):
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.band, self.alive, self.head = band, alive, head
         self.least = head * float(self.q.max()) if head else 0.0
-        reached = [token for token in certain if q[token] > 0]
-        self.certain = np.array(reached, np.int64) if reached else np.empty(0, np.int64)
+        self.certain = NOBODY
+        if certain:
+            self.certain = np.array([token for token in certain if q[token] > 0], np.int64)
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""

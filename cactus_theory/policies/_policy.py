@@ -145,10 +145,10 @@ class Policy(ABC):
         return out.reshape(q.shape)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return bounds on φ(n), equal if exact, from entries of drafted tokens, float64.
+        """Return bounds on φ(n), from float64 entries of drafted tokens; one tensor twice if exact.
 
-        With a row h they bound h_n/p_n, and 1 may stand for any ratio above; so they do at the
-        nodes of a block.
+        With a row h they bound h_n/p_n, at the nodes of a block, too; 1 may stand for any ratio
+        above.
         """
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 

@@ -274,7 +274,7 @@ class Band(FixedTarget):
         least = self._least_share * q.amax(-1, keepdim=True).double()
         return torch.where(q_n >= least, upper, upper.clamp(max=1.0))
 
-    @property
+    @cached_property
     def _least_share(self) -> float:
         """Return ``head`` less the rounding that dividing a row by its sum may add to a tie."""
         return self.head * (1 - TIE)

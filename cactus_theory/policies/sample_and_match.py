@@ -25,7 +25,7 @@ class SampleAndMatch(Policy):
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return φ: the rest of the row is not needed."""
-        return self.accept_entries(q_n), self.accept_entries(q_n)
+        return (accepted := self.accept_entries(q_n)), accepted
 
     @property
     def declares(self) -> Declaration:

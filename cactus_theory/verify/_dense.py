@@ -8,7 +8,34 @@ from torch import Tensor
 
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import accept_probability, one_hot
-from cactus_theory.verify.draft import Assignment, Draft, rows_by_choice
+from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
+from cactus_theory.verify.draw import NO_TOKEN, pick
+
+
+def block_on_device(
+    assigned: Assignment,
+    target_probs: Tensor,
+    draft: Draft,
+    accept: Tensor,
+    draw: Tensor,
+    bonus: Tensor | None,
+) -> Verdict:
+    """Return the verdict of paths on a device, from tensors alone.
+
+    Nothing is read on the host, but by policies that solve their rows there: the root of a band of
+    p/P, a round trip for each of its steps.
+    """
+    ids = draft.token_ids
+    walk = Walk(assigned, target_probs, draft)
+    if bonus is not None:
+        walk.charge(bonus)
+    place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
+    last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
+    alive = walk.alive[:, :-1]
+    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there
+    last = torch.where(undecided, NO_TOKEN, last)
+    return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
 class Walk:

@@ -121,7 +121,7 @@ class Law:
             else:
                 if share == 1:
                     run.ratio = row.ratio_of(q_n, p_n, run.ids[place] in fixed)
-                run.left[place] = Left(q, p, row.left, fixed, row.level)
+                run.left[place] = Left(q, p, row.left, fixed, row.level if fixed else 0.0)
         for number, entries in together.items():
             for some in self._parts(places, entries):
                 own = [places[entry] for entry in some]

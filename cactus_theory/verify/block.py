@@ -28,7 +28,12 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import Walk, entries_as_assigned, raised_entries
+from cactus_theory.verify._dense import (
+    Walk,
+    block_on_device,
+    entries_as_assigned,
+    raised_entries,
+)
 from cactus_theory.verify._lazy import Law
 from cactus_theory.verify._runs import Left, Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -95,8 +100,15 @@ class Block(Verifier):
             return Verdict(ids, torch.zeros_like(last), last)
         bonus = self._bonus(assigned, target_probs, draft)
         if ids.is_cuda:
-            return _on_device(assigned, target_probs, draft, accept, draw, bonus)
-        return _on_host(assigned, target_probs, draft, accept, draw, bonus)
+            return block_on_device(assigned, target_probs, draft, accept, draw, bonus)
+        law = Blocks(assigned, target_probs, draft.probs, draft, *chains(draft, accept, draw))
+        law.bonus = bonus
+        law.judge()
+        alive = [(run.alive + [0.0] * len(accept[0]))[: len(accept[0])] for run in law.runs]
+        ratios = torch.tensor(alive, dtype=torch.float64, device="cpu")
+        raised = entries_as_assigned(law.raised, assigned)
+        ends = law.accepted_and_last()
+        return Verdict(ids, *ends, None, None, ratios, raised, bonus is not None)
 
     def _bonus(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft
@@ -153,52 +165,6 @@ class Block(Verifier):
         stop = walk.value * torch.cat([after, torch.ones_like(walk.value[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))
         return VerdictLaw(stop, last, walk.alive, walk.emitted, raised=walk.raised)
-
-
-def _on_host(
-    assigned: Assignment,
-    target_probs: Tensor,
-    draft: Draft,
-    accept: Tensor,
-    draw: Tensor,
-    bonus: Tensor | None,
-) -> Verdict:
-    runs, index = chains(draft, accept, draw)
-    walk = Blocks(assigned, target_probs, draft.probs, draft, runs, index)
-    walk.bonus = bonus
-    walk.judge()
-    width = accept.shape[1]
-    alive = [(run.alive + [0.0] * width)[:width] for run in runs]
-    ratios = torch.tensor(alive, dtype=torch.float64, device="cpu")
-    raised = entries_as_assigned(walk.raised, assigned)
-    ends = walk.accepted_and_last()
-    return Verdict(draft.token_ids, *ends, None, None, ratios, raised, bonus is not None)
-
-
-def _on_device(
-    assigned: Assignment,
-    target_probs: Tensor,
-    draft: Draft,
-    accept: Tensor,
-    draw: Tensor,
-    bonus: Tensor | None,
-) -> Verdict:
-    """Return the verdict of paths on a device, from tensors alone.
-
-    Nothing is read on the host, but by policies that solve their rows there: the root of a band of
-    p/P, a round trip for each of its steps.
-    """
-    ids = draft.token_ids
-    walk = Walk(assigned, target_probs, draft)
-    if bonus is not None:
-        walk.charge(bonus)
-    place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
-    last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
-    alive = walk.alive[:, :-1]
-    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there
-    last = torch.where(undecided, NO_TOKEN, last)
-    return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
 
 
 class Blocks(Law):

@@ -7,7 +7,6 @@ On a CPU, where reading flags on the host is free, whole rows are read only wher
 from collections.abc import Sequence
 from functools import cached_property
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -88,18 +87,18 @@ class Chains(Law):
 
     def judge(self) -> None:
         """Set the accepted count of each run, and the token after it."""
-        coins = np.zeros(self.q_n.shape)
-        for run, own in zip(self.runs, coins, strict=True):
-            own[: len(run.coins)], run.alive = run.coins, [1.0] * (run.count + 1)
         self.ceilings: dict[int, Tensor] = {}  # entrywise policies' c, by policy number
         least = [self._least(number) for number in range(len(self.assigned.policies))]
-        passing = (coins < self.chosen(least).numpy()).tolist()
+        for run, run.low in zip(self.runs, self.chosen(least).tolist(), strict=True):
+            run.alive = [1.0] * (run.count + 1)
         waiting = self.runs
         while waiting:
             ends = []
             for run in waiting:
-                place, flags = run.accepted, passing[run.number]
-                while place < run.count and flags[place] and place not in run.deterministic:
+                place, coins, low = run.accepted, run.coins, run.low
+                while place < run.count and coins[place] < low[place]:
+                    if place in run.deterministic:
+                        break
                     place += 1
                 run.accepted = place
                 if place < run.count:
@@ -119,7 +118,7 @@ class Chains(Law):
             return accept_probability(ceiling, self.p_n)
         low, high = policy.bounds(self.q_n, self.p_n)
         # a row's sum may miss 1 and move a bound as far: close calls are the policy's
-        return torch.where(low < high, low * (1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype]), low)
+        return low if high is low else low * (1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype])
 
     @cached_property
     def scales(self) -> dict[int, list[list[float]]]:

@@ -10,7 +10,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Block, Draft, find_verifier
-from cactus_theory.verify.block import _on_device
+from cactus_theory.verify._dense import block_on_device
 from tests.amounts import amount, some
 from tests.rows import KINDS, pair
 from tests.rules import RULES
@@ -75,9 +75,11 @@ def test_the_verdict_on_a_device_is_the_dense_one(spec: str) -> None:
     for seed in seeds(3):
         case = random_case(3, seed)
         walk, accepted, last = dense(assigned, case)
-        found = _on_device(assigned, case.q, case.draft, *coins(case), None)
+        found = block_on_device(assigned, case.q, case.draft, *coins(case), None)
         assert found.num_accepted.equal(accepted) and found.last.equal(last)
-        at_border = _on_device(assigned, case.q, case.draft, walk.value[:, 1:], case.draw, None)
+        at_border = block_on_device(
+            assigned, case.q, case.draft, walk.value[:, 1:], case.draw, None
+        )
         assert at_border.num_accepted.tolist() == [0] * len(last)
 
 
@@ -128,6 +130,10 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     alive[: count // 2] = 1.0
     h = rule.target(q, p, Path(alive))
     assert h is not None
+    assert bool((h <= rule.highest * (1 + 1e-9) * q + 1e-14)[q > 0].all())
+    if rule.between:  # what h leaves is no more than what q leaves
+        most = (alive[:, None] * q - p).clamp(min=0.0)
+        assert bool(((alive[:, None] * h - p) <= most + 1e-14).all())
     on = p > 0
     low, high = (bound[on] for bound in rule.bounds(q, p))
     ratio, reached = (h / p)[on], alive[:, None].expand_as(p)[on]
