@@ -3,7 +3,8 @@
 A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
 M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
 probabilities would lose most of a large vocabulary. Of drafted trees there are also
-``families`` (N, 3), and a draft row for every token that was sampled.
+``families`` (N, 3), and a draft row for every token that was sampled. Of draft rows that all lack
+some tokens a file holds the columns of the others alone, and which these are.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ LISTS = {
 }
 ROWS = "target_log_probs", "draft_log_probs"
 NAMES = (*LISTS, *ROWS)
-FAMILIES = "families"
+FAMILIES, COLUMNS = "families", "draft_columns"
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,12 @@ def to_bytes(shard: Shard) -> bytes:
     """Return the file's content; the same shard always gives the same bytes."""
     library = check.optional_module("safetensors.torch", "llm")
     names = NAMES if shard.families is None else (*NAMES, FAMILIES)
-    return library.save({name: getattr(shard, name).contiguous() for name in names})
+    tensors = {name: getattr(shard, name) for name in names}
+    rows = shard.draft_log_probs
+    columns = (rows > -torch.inf).any(0).nonzero()[:, 0]
+    if len(rows) and len(columns) < rows.shape[1]:
+        tensors |= {COLUMNS: columns.to(torch.int32), "draft_log_probs": rows[:, columns]}
+    return library.save({name: values.contiguous() for name, values in tensors.items()})
 
 
 def from_bytes(
@@ -195,6 +201,8 @@ def from_bytes(
         tensors = library.load(content)
     except Exception as error:  # the library raises its own class and several built-in ones
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
+    if (columns := tensors.pop(COLUMNS, None)) is not None:
+        tensors["draft_log_probs"] = _spread(where, tensors.get("draft_log_probs"), columns, vocab)
     names = NAMES if depth is None else (*NAMES, FAMILIES)
     if sorted(tensors) != sorted(names):
         raise ValueError(
@@ -211,6 +219,20 @@ def from_bytes(
     for name in ROWS:
         _check_kind(f"{where}: {name}", tensors[name], vocab)
     return checked(where, Shard(**tensors), vocab, most, depth)
+
+
+def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Tensor:
+    """Return rows with −∞ in all other columns; ValueError for columns that are not theirs."""
+    fits = columns.dtype == torch.int32 and columns.ndim == 1 and len(columns) > 0
+    fits = fits and columns[0] >= 0 and columns[-1] < vocab and bool((columns.diff() > 0).all())
+    if not fits or rows is None or rows.ndim != 2 or rows.shape[1] != len(columns):
+        raise ValueError(
+            f"{where}: {COLUMNS} must be ascending ids below {vocab}, int32, one a column of "
+            f"draft_log_probs; got {columns.dtype}, shape {tuple(columns.shape)}"
+        )
+    whole = rows.new_full((len(rows), vocab), -torch.inf)
+    whole[:, columns.long()] = rows
+    return whole
 
 
 def checked(where: str, shard: Shard, vocab: int, most: int, depth: int | None = None) -> Shard:

@@ -14,9 +14,11 @@ from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+from cactus_theory.decoding.load import Source
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.traces import Trace, log_trace, replay
 from simulations.markov.pair import Setting, TinyPair
 from simulations.markov.rounds import drafted_rounds
 from tests.amounts import amount, some
@@ -31,7 +33,7 @@ PROMPT = [1, 0]
 
 
 def write(folder, vocab, kept, seed=0, layer=None, **options):
-    """Write a random head whose draft has the tokens ``kept`` of ``vocab``; return its tensors."""
+    """Write a random head over the tokens ``kept`` of ``vocab``; return its tensors."""
     source = torch.Generator().manual_seed(seed)
     shapes = {
         "fc.weight": (HIDDEN, 3 * HIDDEN),
@@ -402,3 +404,53 @@ def test_heads_of_other_targets_are_refused(targets, tmp_path, make_model):
         generate(targets[40], drafter, torch.tensor([[1, 2]]), max_new_tokens=4)
     with pytest.raises(ValueError, match=r"layers that the head reads, \[1, 2, 3\]; got 3 layers"):
         drafter.check(make_model(vocab=5, layers=3))
+
+
+def test_rows_of_fewer_tokens_are_logged_in_their_size_and_replay(targets, head, tmp_path):
+    log_trace(targets[40], drafter_in(head), prompts(40)[:2], tmp_path, num_draft_tokens=2,
+              max_new_tokens=12)  # fmt: skip
+    trace = Trace.open(tmp_path)
+    rows = [cycle.draft_probs for cycle in trace if cycle.draft_probs is not None]
+    assert trace.header.vocab_size == 40 and not torch.cat(rows)[:, 1::2].any()
+    assert load_file(tmp_path / "text-00000.safetensors")["draft_log_probs"].shape[1] == 20
+    assert replay(trace, "speculative").divergence_per_token().value < 1e-6
+
+
+def test_an_id_is_taken_from_the_cache_in_the_dtype_asked_for(tmp_path, monkeypatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    own = tmp_path / "models--org--head"
+    (own / "refs").mkdir(parents=True)
+    (own / "refs" / "main").write_text(commit)
+    folder = own / "snapshots" / commit
+    folder.mkdir(parents=True)
+    weights = write(folder, 5, KEPT)
+
+    def store(dtype):
+        save_file({name: own.to(dtype) if own.is_floating_point() else own
+                   for name, own in weights.items()}, folder / "model.safetensors")  # fmt: skip
+
+    store(torch.float16)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for dtype, due in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
+        taken = read_drafter("org/head", dtype=dtype)
+        assert isinstance(taken, Eagle3Drafter) and taken.head.fc.weight.dtype == due
+        assert taken.head.core.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert Source("draft", "org/head").commit == commit
+    store(torch.bfloat16)
+    for capabilities, due in (({}, torch.float32), ({"amx_bf16": True}, torch.bfloat16)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
+        assert read_drafter("org/head").head.fc.weight.dtype == due
+    with pytest.raises(ValueError, match="'org/head' is neither a folder here nor"):
+        read_drafter("org/head", revision="other")
+
+
+def test_half_precision_drafts_for_any_target(make_model, head):
+    target = make_model(vocab=40, layers=LAYERS, pad_token_id=None, dtype=torch.float32)
+    drafter = read_drafter(head, dtype="bfloat16")
+    ids, options = torch.tensor([[1, 2]]), {"max_new_tokens": 12, "eos_token_ids": ()}
+    got = generate(target, drafter, ids, temperature=0, **options)
+    assert got.output_token_ids.equal(
+        generate(target, str(head), ids, temperature=0, **options).output_token_ids
+    )
+    assert got.draft_calls > 0

@@ -111,18 +111,18 @@ class Eagle3Head(nn.Module):
         return head.eval().requires_grad_(False)
 
     def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
-        filled, due = {}, self.state_dict()
-        for name, own in due.items():
+        filled = {"ids": self.ids}
+        for name, own in self.state_dict().items():
             stored = name.removeprefix("core.").removeprefix("model.")
-            if name == "ids" or (stored == EMBEDDING and self.shares):
-                filled[name] = self.ids if name == "ids" else own.new_zeros(own.shape, device="cpu")
-                continue
-            if stored not in weights:
-                raise ValueError(f"{stored} is not there")
-            filled[name] = weights.pop(stored).to(dtype)
-            if filled[name].shape != own.shape:
-                shapes = tuple(own.shape), tuple(filled[name].shape)
-                raise ValueError(f"{stored}: must have shape {shapes[0]}; got {shapes[1]}")
+            if stored == EMBEDDING and self.shares:  # never read, but for its dtype
+                filled[name] = filled["fc.weight"].new_zeros(own.shape)
+            elif name != "ids":
+                if stored not in weights:
+                    raise ValueError(f"{stored} is not there")
+                filled[name] = weights.pop(stored).to(dtype)
+                if filled[name].shape != own.shape:
+                    shapes = tuple(own.shape), tuple(filled[name].shape)
+                    raise ValueError(f"{stored}: must have shape {shapes[0]}; got {shapes[1]}")
         if unknown := sorted(weights.keys() - BESIDE):
             raise ValueError(f"{unknown[0]}: is no tensor of such a head; got one")
         self.load_state_dict(filled, assign=True)
