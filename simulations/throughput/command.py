@@ -25,8 +25,7 @@ from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import add_inflate, loaded
-from cactus_theory.decoding.drafters import named_drafter
-from cactus_theory.decoding.drafters.recurrent_head import is_head
+from cactus_theory.decoding.drafters import holds_head, named_drafter
 from cactus_theory.tuning.choices import Halves
 
 from ..common.answers import HEADS as ANSWERS
@@ -100,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make what is missing, then the tables; return 0."""
-    if is_head(args.draft) or named_drafter(args.draft):  # the library drafts by models alone
+    if holds_head(args.draft) or named_drafter(args.draft):  # the library drafts by models alone
         if HF_ASSISTED in args.baselines and args.baselines != list(BASELINES):
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]

@@ -19,6 +19,7 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.traces import Trace, log_trace, replay
+from simulations.__main__ import main as simulations
 from simulations.markov.pair import Setting, TinyPair
 from simulations.markov.rounds import drafted_rounds
 from tests.amounts import amount, some
@@ -443,6 +444,12 @@ def test_an_id_is_taken_from_the_cache_in_the_dtype_asked_for(tmp_path, monkeypa
         assert read_drafter("org/head").head.fc.weight.dtype == due
     with pytest.raises(ValueError, match="'org/head' is neither a folder here nor"):
         read_drafter("org/head", revision="other")
+
+
+def test_the_library_is_not_asked_to_draft_with_a_head(head, capsys):
+    asked = ["throughput", "--draft", str(head), "--baselines", "hf_assisted"]
+    assert simulations(asked) == 2
+    assert "--baselines: hf_assisted takes a draft model" in capsys.readouterr().err
 
 
 def test_half_precision_drafts_for_any_target(make_model, head):

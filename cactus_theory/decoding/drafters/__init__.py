@@ -55,6 +55,11 @@ def as_drafter(draft_model: Any) -> Drafter:
     )
 
 
+def holds_head(folder: str | Path) -> bool:
+    """Return whether a folder holds a head on hidden states, of either format."""
+    return is_head(folder) or is_eagle3(Path(folder) / CONFIG)
+
+
 def drafter_by(mode: str, draft_model: Any) -> Drafter:
     """Return a drafter that samples its tokens, or takes the likeliest; n-grams have one way."""
     drafter: Any = as_drafter(draft_model)
