@@ -19,6 +19,7 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.traces import Trace, log_trace, replay
+from cactus_theory.traces.log import identity
 from simulations.__main__ import main as simulations
 from simulations.markov.pair import Setting, TinyPair
 from simulations.markov.rounds import drafted_rounds
@@ -254,6 +255,31 @@ def tree(target, weights, text, width):
     return TinyPair(torch.cat(target_rows), torch.cat(draft_rows), following)
 
 
+def test_trees_with_siblings_of_three_tokens_of_five_are_lossless(small):
+    target, folder, _ = small
+    decodes = amount(2000, 20000)
+    options = {"max_new_tokens": 3, "num_draft_tokens": 2, "eos_token_ids": (), "seed": decodes}
+    options |= {"policy": "speculative", "verifier": "tree"}
+    result = generate(target, Siblings(drafter_in(folder), 2),
+                      torch.tensor([PROMPT]).expand(decodes, -1), **options)  # fmt: skip
+    assert result.reading.emitted_divergence_per_token < 1e-12 and result.num_accepted > decodes / 4
+    texts = texts_of(3)
+    ids = torch.cat([torch.tensor(PROMPT).expand(len(texts), -1), texts], 1)
+    with torch.inference_mode():
+        rows = target(ids, use_cache=False).logits.double().softmax(-1)[:, 1:-1]
+    check(result.output_token_ids, rows.gather(-1, texts[..., None])[..., 0].prod(-1))
+
+
+def check(texts, law):
+    """Assert that texts (N, T) were drawn from a law (V^T,), by a chi-square."""
+    numbers = (texts * VOCAB ** torch.arange(texts.shape[1] - 1, -1, -1)).sum(-1)
+    counts, expected = torch.bincount(numbers, minlength=len(law)).double(), len(texts) * law
+    often = expected >= 5
+    seen, due = (torch.cat([part[often], part[~often].sum()[None]]) for part in (counts, expected))
+    statistic, freedom = ((seen - due) ** 2 / due.clamp(min=1e-9)).sum(), len(seen) - 1.0
+    assert torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2) > 1e-6
+
+
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 @pytest.mark.parametrize("spec", ["speculative", "band:price=0.7"])
 def test_texts_of_three_tokens_of_five_have_the_enumerated_law(small, spec, verifier):
@@ -272,13 +298,7 @@ def test_texts_of_three_tokens_of_five_have_the_enumerated_law(small, spec, veri
         verifier=verifier, num_draft_tokens=PLACES, max_new_tokens=LENGTH, eos_token_ids=(),
         seed=decodes,
     )  # fmt: skip
-    numbers = (result.output_token_ids * torch.tensor([125, 25, 5, 1])).sum(-1)
-    counts = torch.bincount(numbers, minlength=len(law)).double()
-    often = decodes * law >= 5
-    seen, due = (torch.cat([part[often], part[~often].sum()[None]])
-                 for part in (counts, decodes * law))  # fmt: skip
-    statistic, freedom = ((seen - due) ** 2 / due).sum(), torch.tensor(len(seen) - 1.0)
-    assert torch.special.gammaincc(freedom / 2, statistic.float() / 2) > 1e-6
+    check(result.output_token_ids, law)
 
 
 NAMES = ("sampled", "greedy")
@@ -308,7 +328,10 @@ def test_a_text_of_a_batch_is_the_one_it_is_alone(targets, head, name, fast):
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_drawn_from_the_rows_that_are_reported(targets, head, name):
     drafter, options = drafter_in(head, greedy=name == "greedy"), {"num_draft_tokens": 3}
-    assert assert_drafter_properties(drafter, targets[40], rounds=amount(2, 20), **options) > 2
+    options["rounds"] = amount(2, 20)
+    assert assert_drafter_properties(drafter, targets[40], **options) > 2
+    tree = Siblings(drafter, 3)
+    assert assert_drafter_properties(tree, targets[40], verifier="tree", **options) > 2
 
 
 def test_rows_after_settled_tokens_are_those_of_the_format(targets, head):
@@ -415,6 +438,16 @@ def test_rows_of_fewer_tokens_are_logged_in_their_size_and_replay(targets, head,
     assert trace.header.vocab_size == 40 and not torch.cat(rows)[:, 1::2].any()
     assert load_file(tmp_path / "text-00000.safetensors")["draft_log_probs"].shape[1] == 20
     assert replay(trace, "speculative").divergence_per_token().value < 1e-6
+    described = json.loads((head / "config.json").read_text())
+    for option in (
+        {"norm_before_residual": False},
+        {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]},
+    ):
+        other = tmp_path / next(iter(option))
+        other.mkdir()
+        (other / "model.safetensors").write_bytes((head / "model.safetensors").read_bytes())
+        (other / "config.json").write_text(json.dumps(described | option))
+        assert identity(drafter_in(other)) != identity(drafter_in(head))
 
 
 def test_an_id_is_taken_from_the_cache_in_the_dtype_asked_for(tmp_path, monkeypatch):

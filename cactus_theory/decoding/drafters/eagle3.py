@@ -60,6 +60,7 @@ class Eagle3Head(nn.Module):
     """
 
     ids: Tensor
+    settings: Tensor
 
     def __init__(self, config: Any, options: dict[str, Any], shares: bool) -> None:
         library = check.optional_module("transformers", "llm")
@@ -78,6 +79,8 @@ class Eagle3Head(nn.Module):
         self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
         self.register_buffer("ids", torch.arange(size))
         self.cut = size != self.vocab
+        told = [layer.norm_before_residual, *(self.reads or ())]  # for who compares states
+        self.register_buffer("settings", torch.tensor(told, dtype=torch.int64, device="cpu"))
 
     @classmethod
     def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
@@ -111,12 +114,12 @@ class Eagle3Head(nn.Module):
         return head.eval().requires_grad_(False)
 
     def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
-        filled = {"ids": self.ids}
+        filled = {"ids": self.ids, "settings": self.settings}
         for name, own in self.state_dict().items():
             stored = name.removeprefix("core.").removeprefix("model.")
             if stored == EMBEDDING and self.shares:  # never read, but for its dtype
                 filled[name] = filled["fc.weight"].new_zeros(own.shape)
-            elif name != "ids":
+            elif name not in filled:
                 if stored not in weights:
                     raise ValueError(f"{stored} is not there")
                 filled[name] = weights.pop(stored).to(dtype)
