@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
-from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, SampledDrafting
-from cactus_theory.decoding.drafters.recurrent import RecurrentDrafting
+from cactus_theory.decoding.drafters._base import DraftContext, Drafting, SampledDrafting
+from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentDrafting
+from cactus_theory.decoding.drafters.recurrent_head import check_fit
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.llama_forward import JOINED_ENTRIES, FastForward
@@ -142,17 +143,8 @@ class Eagle3Head(nn.Module):
 
     def check(self, target_model: Any) -> None:
         """Raise ValueError for a target of another vocabulary, width, depth or device."""
-        config = text_config(target_model)
-        for name, of_head, of_target in (
-            ("vocabulary", self.vocab, config.vocab_size),
-            ("hidden size", self.hidden, config.hidden_size),
-            ("device", self.fc.weight.device, target_model.device),
-        ):
-            if of_head != of_target:
-                raise ValueError(
-                    f"target_model: {name} must be that of the head, {of_head}; got {of_target}"
-                )
-        count, layers = config.num_hidden_layers, self.layers(target_model)
+        check_fit(target_model, self.vocab, self.hidden, self.fc.weight.device)
+        count, layers = text_config(target_model).num_hidden_layers, self.layers(target_model)
         if not all(0 <= layer < count for layer in layers):
             raise ValueError(
                 f"target_model: must have the layers that the head reads, {list(layers)}; "
@@ -206,11 +198,10 @@ def _ids(weights: dict[str, Tensor], size: int, vocab: int) -> Int[Tensor, "draf
 
 
 @dataclass(frozen=True)
-class Eagle3Drafter(Drafter):
-    """Draft with an EAGLE-3 ``head``, one pass a token; nothing before the prompt was read.
+class Eagle3Drafter(RecurrentDrafter):
+    """Draft with an EAGLE-3 ``head``; tokens that it does not score have probability 0.
 
-    Tokens that the head does not score have probability 0. ``greedy`` takes the likeliest token at
-    every step; such drafts are deterministic.
+    ``greedy`` takes the likeliest token at every step; such drafts are deterministic.
 
     Raises
     ------
@@ -229,8 +220,7 @@ class Eagle3Drafter(Drafter):
     8
     """
 
-    head: Eagle3Head
-    greedy: bool = False
+    head: Any  # an Eagle3Head
 
     @classmethod
     def load(cls, folder: str | Path, *, greedy: bool = False) -> "Eagle3Drafter":
@@ -241,20 +231,13 @@ class Eagle3Drafter(Drafter):
         """Return this drafter at work on one decode."""
         return Eagle3Drafting(setting, self.head, self.greedy)
 
-    def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a target that the head was not made for."""
-        self.head.check(target_model)
-        return {}
-
     def reads(self, target_model: Any) -> Sequence[int]:
         """Return the layers that the head reads."""
         return self.head.layers(target_model)
 
 
 def _packed(head: Eagle3Head) -> Any:
-    """Return the map from the target's states to the stream, for few rows where it is small."""
-    small = head.fc.weight.numel() <= JOINED_ENTRIES
-    return Linear(head.fc.weight) if small else head.fc
+    return Linear(head.fc.weight) if head.fc.weight.numel() <= JOINED_ENTRIES else head.fc
 
 
 class Eagle3Drafting(RecurrentDrafting):
@@ -297,6 +280,5 @@ class Eagle3Drafting(RecurrentDrafting):
         rows = rows.view(*states.shape[:2], -1)
         if self.ids is None:
             return rows
-        return rows.new_full((*rows.shape[:2], self.vocab), -torch.inf).index_copy_(
-            -1, self.ids, rows
-        )
+        whole = rows.new_full((*rows.shape[:2], self.vocab), -torch.inf)
+        return whole.index_copy_(-1, self.ids, rows)

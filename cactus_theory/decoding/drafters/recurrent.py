@@ -55,7 +55,7 @@ class RecurrentDrafter(Drafter):
     8
     """
 
-    head: RecurrentHead
+    head: Any  # a RecurrentHead
     greedy: bool = False
 
     @classmethod

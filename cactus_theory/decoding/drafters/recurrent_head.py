@@ -141,13 +141,18 @@ class RecurrentHead(nn.Module):
 
     def check(self, target_model: Any) -> None:
         """Raise ValueError for a target of another vocabulary, width or device."""
-        config, shape, device = text_config(target_model), self.shape, self.token.weight.device
-        for name, of_head, of_target in (
-            ("vocabulary", shape.vocab, config.vocab_size),
-            ("hidden size", shape.hidden, config.hidden_size),
-            ("device", device, target_model.device),
-        ):
-            if of_head != of_target:
-                raise ValueError(
-                    f"target_model: {name} must be that of the head, {of_head}; got {of_target}"
-                )
+        check_fit(target_model, self.shape.vocab, self.shape.hidden, self.token.weight.device)
+
+
+def check_fit(target_model: Any, vocab: int, hidden: int, device: torch.device) -> None:
+    """Raise ValueError for a target of another vocabulary, width or device than a head's."""
+    config = text_config(target_model)
+    for name, of_head, of_target in (
+        ("vocabulary", vocab, config.vocab_size),
+        ("hidden size", hidden, config.hidden_size),
+        ("device", device, target_model.device),
+    ):
+        if of_head != of_target:
+            raise ValueError(
+                f"target_model: {name} must be that of the head, {of_head}; got {of_target}"
+            )
