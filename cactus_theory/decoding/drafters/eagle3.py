@@ -26,7 +26,7 @@ from cactus_theory.decoding.drafters.recurrent_head import check_fit
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.llama_forward import JOINED_ENTRIES, FastForward
-from cactus_theory.decoding.models.projections import Linear, lay_together, prepared
+from cactus_theory.decoding.models.projections import Linear, prepared
 from cactus_theory.decoding.models.recognised import ROTARY
 
 CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
@@ -130,11 +130,6 @@ class Eagle3Head(nn.Module):
         if unknown := sorted(weights.keys() - BESIDE):
             raise ValueError(f"{unknown[0]}: is no tensor of such a head; got one")
         self.load_state_dict(filled, assign=True)
-        attention, mlp = self.core.model.layers[0].self_attn, self.core.model.layers[0].mlp
-        for parts in ([attention.q_proj, attention.k_proj, attention.v_proj],
-                      [mlp.gate_proj, mlp.up_proj]):  # fmt: skip
-            if parts[0].bias is None:
-                lay_together(parts)
 
     def layers(self, target_model: Any) -> Sequence[int]:
         """Return the layers of a target whose states are read."""
@@ -181,15 +176,11 @@ def _layer_config(options: dict[str, Any]) -> Any:
 
 def _ids(weights: dict[str, Tensor], size: int, vocab: int) -> Int[Tensor, "draft"]:
     """Return the target's ids of the draft's tokens, from how far each lies behind its number."""
-    ids = torch.arange(size, device="cpu")
-    if "d2t" in weights:
-        offsets = weights.pop("d2t")
-        if offsets.shape != ids.shape:
-            raise ValueError(f"d2t: must have shape ({size},); got {tuple(offsets.shape)}")
-        ids = ids + offsets.long()
-    elif size != vocab:
+    if "d2t" not in weights and size != vocab:
         raise ValueError("d2t is not there")
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(ids.unique()) != size:
+    offsets = weights.pop("d2t", torch.zeros(size, dtype=torch.int64, device="cpu"))
+    ids = torch.arange(len(offsets), device="cpu") + offsets.long()
+    if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise ValueError(f"d2t: must give {size} ids below {vocab}, each once; got others")
     marked = weights.get("t2d")
     if marked is not None and not marked.nonzero()[:, 0].equal(ids.sort().values):
