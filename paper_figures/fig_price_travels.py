@@ -45,8 +45,9 @@ def _knobs(axes: Axes, rows: list[Row]) -> None:
             options.pop("label", None)
     axes.axhline(1, color=style.INK, lw=1, ls=":")
     axes.set_xticks(range(len(LEVELS)), [f"{level:g}" for level in LEVELS])
-    style.log_axis(axes.yaxis, (0.1, 0.2, 0.5, 1, 2, 5, 10), "knob ÷ mean of all laws")
-    axes.set(xlabel="nats per token", title="Each law's knob", ylim=(0.1, 25))
+    style.log_axis(axes.yaxis, (0.01, 0.1, 0.5, 1, 2, 10), "knob ÷ mean of all laws")
+    low, high = axes.get_ylim()
+    axes.set(xlabel="nats per token", title="Each law's knob", ylim=(low, 12 * high))
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")
 
 

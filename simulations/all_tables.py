@@ -67,6 +67,7 @@ TALES = f"{MODELS} {{root}}/simulations/data/stories.jsonl"
 LONG = "--num-draft-tokens 16 --max-new-tokens 128 --cycles 1500"
 SHORT = "--num-draft-tokens 4 --max-new-tokens 16 --cycles 20"
 PAIR = "{root}/simulations/pair"
+SMOLLM = "{root}/build/smollm2-135m-instruct"
 
 # a new CSV is one more entry; a test compares them with paper_figures/data
 ENTRIES = (
@@ -75,6 +76,8 @@ ENTRIES = (
     Entry("price_travels same_nats", FEW_LAWS),
     Entry("price_travels_stories=price_travels same_nats_stories=same_nats", FEW_LAWS,
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
+    Entry("price_travels_smollm2_4bit=price_travels same_nats_smollm2_4bit=same_nats",
+          f"{FEW_LAWS} --elsewhere tempered", inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
           "{root}/paper_figures/data/price_travels_stories.csv"),
@@ -160,6 +163,8 @@ def recompute(entry: Entry, args: argparse.Namespace) -> str:
     """
     if entry.needs_shared and not (args.shared / "models").is_dir():
         return f"left out, needs models in {args.shared} (--shared)"
+    if SMOLLM in entry.inputs and not Path(SMOLLM.format(root=ROOT)).is_dir():
+        return "left out, needs make smollm"
     mode, name = "quick" if args.quick else "full", next(iter(entry.names))
     made = args.out.resolve() / "made" / mode / name
     made.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import random_numbers, verify_logits
+from cactus_theory.verify.draw import pick
 from cactus_theory.vllm import model_runner_v2, settings
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.replace import UnknownVersion
@@ -138,23 +139,20 @@ def test_the_kernel_gets_the_same_requests(device):  # noqa: F811
 
 
 def law_p_value(spec, verifier, count):
-    """Return the p-value of every outcome of two tokens, drafted by noise under the raw seed."""
+    """Return the p-value of every outcome of two tokens, drafted by coins of the raw seed."""
     rule = ct.policy(spec)
     target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
     seeds = laws._seeds(count, 5, "cpu")
     pos = torch.full((count,), 40)
-    streams = (
-        random_numbers.ACCEPT,
-        random_numbers.RECOVERED,
-        random_numbers.BONUS,
-        random_numbers.DRAW,
-        random_numbers.DRAFT,
-    )
     drawn = []
     for place, row in enumerate(draft):
-        stream = torch.tensor(streams)[(torch.arange(count) + place) % len(streams)]
-        noise = random_numbers.noise(seeds, pos + 1, torch.full_like(pos, place), stream, 4)
-        drawn.append((row.double() - noise.log()).argmax(-1))
+        by_stream = [
+            random_numbers.coins(seeds, pos + 1, torch.full_like(pos, place)[:, None], stream)
+            for stream in random_numbers.STREAMS
+        ]
+        turn = (torch.arange(count) + place) % len(by_stream)
+        coins = torch.cat(by_stream, 1).gather(1, turn[:, None])[:, 0]
+        drawn.append(pick(row.double().softmax(-1).expand(count, -1), coins))
     ids = torch.stack(drawn, 1)
     fed = torch.cat([torch.zeros(count, 1, dtype=torch.int64), ids], 1).flatten().int()
     slots = torch.randperm(count, generator=torch.Generator().manual_seed(1))
