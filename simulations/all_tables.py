@@ -78,6 +78,8 @@ ENTRIES = (
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("price_travels_smollm2_4bit=price_travels same_nats_smollm2_4bit=same_nats",
           f"{FEW_LAWS} --elsewhere tempered", inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
+    Entry("price_travels_smollm2_skip3=price_travels", FEW_LAWS,
+          inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
           "{root}/paper_figures/data/price_travels_stories.csv"),
