@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Real
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import divergence as find_divergence
 
-PerText = Float[np.ndarray, "texts"]
+PerText = Real[np.ndarray, "texts"]
 # fewest texts whose errors say anything
 FEWEST_TEXTS = 5
 

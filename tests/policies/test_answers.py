@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.policies._copies import enter
 from cactus_theory.traces import Cycle, replay, save_trace
 from cactus_theory.verify import Draft
 from cactus_theory.verify.contract import find_verifier
@@ -65,6 +66,11 @@ def cycle():
     return [[Cycle(0, 0, IDS[0], ROWS[0][0], ROWS[1][0])]]
 
 
+def chain_law(rule):
+    enter(rule)  # as every public call does
+    return find_verifier("chain").law(Assignment((rule,)), ROWS[0], Draft(IDS, [2], ROWS[1]))
+
+
 CALLS = {
     "emitted_law": lambda rule, _: ct.emitted_law(rule, Q, P),
     "audit": lambda rule, _: ct.audit(rule, Q, P),
@@ -74,9 +80,7 @@ CALLS = {
     ),
     "block": lambda rule, _: ct.verify_block(rule, *ROWS, IDS, coins=(COINS[0], COINS[1][:, 0])),
     "tree": lambda rule, _: ct.verify_tree(rule, *ROWS, IDS, torch.tensor([[-1, 0]]), coins=COINS),
-    "law": lambda rule, _: find_verifier("chain").law(
-        Assignment((rule,)), ROWS[0], Draft(IDS, [2], ROWS[1])
-    ),
+    "law": lambda rule, _: chain_law(rule),
     "replay": lambda rule, folder: replay(
         save_trace(folder / "t", cycle(), vocab_size=3, num_draft_tokens=2), rule, "chain"
     ),
