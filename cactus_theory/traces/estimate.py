@@ -113,7 +113,7 @@ def valued(name: str, estimate: Estimate | None) -> dict[str, float | None]:
     return {name: estimate.value, f"{name}_se": estimate.standard_error}
 
 
-def _all_but_one(values: PerText) -> PerText:
+def _all_but_one(values: PerText) -> Float[np.ndarray, "parts"]:
     """Return the sum over all other entries; not by subtraction, which fails at infinity."""
     before = np.concatenate([[0.0], values[:-1].cumsum()])
     after = np.concatenate([values[:0:-1].cumsum()[::-1], [0.0]])
