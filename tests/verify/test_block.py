@@ -1,5 +1,7 @@
 """A block on a CPU equals the dense formulas under the same coins, and its edges are right."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Block, Draft, find_verifier
 from cactus_theory.verify._dense import block_on_device
+from cactus_theory.verify.draft import Assignment
 from tests.amounts import amount, some
 from tests.rows import KINDS, pair
 from tests.rules import RULES
@@ -198,3 +201,33 @@ def test_tokens_the_draft_excludes(spec: str) -> None:
         assert verified(spec, [some_row, some_row, bonus], p, [1, 1], [coin] * 2) == (2, 2)
         assert verified(spec, [refused, some_row, bonus], p, [1, 1], [coin] * 2)[0] == 0
         assert verified(spec, [refused, refused, bonus], p, [1, 1], [coin] * 2)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "spec", ["band:price=1", "band:price=0.4", "speculative", "cactus:delta=0.2"]
+)
+def test_deterministic_drafts_are_judged_as_by_the_dense_walk(spec):
+    """By the same coins: masses of inner nodes have P in them, where a path looked ahead, too."""
+    generator = torch.Generator().manual_seed(1)
+    batch, width = 200, 4
+    rows = torch.randn(batch, width + 1, 5, generator=generator, dtype=torch.float64)
+    q = rows.mul(1.5).softmax(-1)
+    ids = q[:, :width].argmax(-1)
+    accept, draw = torch.rand(batch, width + 1, generator=generator, dtype=torch.float64).split(
+        [width, 1], -1
+    )
+    rule = ct.policy(spec)
+    found = ct.verify_block(rule, q, None, ids, coins=(accept, draw[:, 0]))
+    draft = Draft(ids, torch.full((batch,), width), None)
+    dense = block_on_device(Assignment((rule,)), q, draft, accept, draw[:, 0], None)
+    assert torch.equal(found.output_token_ids, dense.output_token_ids)
+    assert len(found.num_accepted.unique()) > 2
+
+
+@pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
+def test_a_token_whose_draft_row_is_nan_ends_no_round_with_a_bonus(verify):
+    q = torch.tensor([[[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]])
+    p = torch.tensor([[[0.5, 0.5], [math.nan, math.nan]]])
+    coins = torch.zeros(1, 2), torch.zeros(1)
+    with pytest.raises(ValueError, match="rows that decide a token"):
+        verify(ct.policy("speculative"), q, p, torch.tensor([[0, 1]]), coins=coins, validate=False)
