@@ -110,20 +110,21 @@ class DecoderLayer:
     ) -> Float[Tensor, "batch heads new width"]:
         """Attend with ``queries`` (B, new, heads, width) to keys and values (B, end, …).
 
-        Under a mask the queries that share a head of keys stand behind one another, as if they
-        were more tokens: each key is read once, by any kernel that takes a mask.
+        Under a mask, or where one token sees all, the queries that share a head of keys stand
+        behind one another, as if they were more tokens: each key is read once, by any kernel.
         """
         batch, new, heads, width = queries.shape
         by_head, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
-        if mask is not None:
+        behind = mask is not None or new == 1
+        if behind:
             by_head = by_head.reshape(batch, self.kv_heads, self.shared * new, width)
         attended = F.scaled_dot_product_attention(
             by_head,
             *states,
             attn_mask=mask,
-            is_causal=mask is None and new > 1,
+            is_causal=not behind,
             scale=self.scale,
-            enable_gqa=mask is None and self.shared > 1,
+            enable_gqa=not behind and self.shared > 1,
         )
         return attended.reshape(batch, heads, new, width)
 
