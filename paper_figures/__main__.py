@@ -18,9 +18,13 @@ def names() -> list[str]:
 
 
 def drawable(data: Path) -> list[str]:
-    """Return all figures, that of a GPU only where something was measured on one."""
-    measured = any((data / f"gpu_{part}.csv").is_file() for part in ("verify", "decode"))
-    return [name for name in names() if name != "gpu" or measured]
+    """Return all figures, those of a GPU and of a real model only where these were measured."""
+    tables = {"gpu": ("gpu_verify", "gpu_decode"), "compare": ("compare",)}
+    return [
+        name
+        for name in names()
+        if name not in tables or any((data / f"{one}.csv").is_file() for one in tables[name])
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:

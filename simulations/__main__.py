@@ -20,6 +20,9 @@ GROUPS = {
         "demo": ("the main job: log, solve, audit, decode, tabulate, draw",
                  "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
                  "--num-draft-tokens 3 --repeats 1 --out build/example/demo", "demo"),
+        "compare": ("policies at equal nats on whole answers: speed, score, tests; resumes",
+                    "--policies speculative band --num-prompts 2 --max-new-tokens 12 --cycles 20 "
+                    "--num-draft-tokens 2 3 --timings 1 --out build/example/compare", "compare"),
         "throughput": ("policies and baselines end to end; resumes",
                        "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
                        "--batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
@@ -67,14 +70,23 @@ GROUPS = {
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 # flags that name a file or folder that is written
-WRITTEN = ("out", "work", "work_dir", "choices")
+WRITTEN = ("out", "work", "work_dir")
 
 # commands with threads of their own; the others have one, but for --threads and --inflate
 OWN_THREADS = ("train-pair", "gpu-check")
 
 # commands whose finished work is kept when Ctrl-C stops them
 RESUMED = (
-    *("train-pair", "throughput", "trace", "tune-check", "sweep", "price-travels", "lengths"),
+    *(
+        "train-pair",
+        "compare",
+        "throughput",
+        "trace",
+        "tune-check",
+        "sweep",
+        "price-travels",
+        "lengths",
+    ),
     *("table drafters", "table ledger"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"

@@ -3,7 +3,8 @@
 Two and a half hours on two cores (tune 98 minutes, throughput 16). --quick takes small settings:
 the same columns from fewer rows, to see that every command works. A command that fails is told,
 and the others go on; what they print is in OUT/made. Commands that resume take up what is there,
-so name another folder to begin anew. Numbers of a GPU are made by gpu-check.
+so name another folder to begin anew. Numbers of a GPU are made by gpu-check; a CSV whose head names
+a commit was made by that commit's command.
 """
 
 import argparse
@@ -89,11 +90,6 @@ ENTRIES = (
           "--policies speculative cactus:delta=0.0003 cactus:delta=0.1 band:price=8 band:price=0.5 "
           f"{FEW}"),
     Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW),
-    Entry("settings_134m", "--inflate tiny --divergence-per-token 0.05 --num-draft-tokens 2 4 "
-          "--policies band:price --cycles 40 --max-new-tokens 8",
-          "--out {made}/run --choices {csv}"),
-    Entry("throughput_134m=beside_plain", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
-          "--repeats 1 --metered 1", inputs="{root}/paper_figures/data/settings_134m.csv"),
     Entry("throughput_134m_long=throughput", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
           "--batch 1 --num-draft-tokens 4 --repeats 1"),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",

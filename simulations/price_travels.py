@@ -11,8 +11,7 @@ are the jackknife's over texts.
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,16 +34,8 @@ from .common.walk import add_walk_arguments, opened_walk, walked
 TABLES = "price_travels", "same_nats"
 POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
 LAWS = "speculative", "tempered:temperature=0.7", "truncated:top_p=0.95"
-# lossless sampling and the band token by token; lossless sampling of another target, by looseness
-KINDS = [kind for kind in families(divergence("kl"), ["band:price"]) if kind.verifier == "chain"]
-OTHERS = {
-    "tempered": Family(
-        "tempered", "chain", "tempered:temperature={}", lambda x: 1 / (1 + x), 1e-4, 0.2, 1e2
-    ),
-    "truncated": Family(
-        "truncated", "chain", "truncated:top_p={}", lambda x: math.exp(-x), 1e-4, 0.05, 1e1
-    ),
-}
+# other targets for the second table, by the first words of their families
+OTHERS = {"tempered": "tempered:temperature", "truncated": "truncated:top_p"}
 # most that an error moves a knob, in ln; least slope of ln nats over ln looseness
 FARTHEST, FLAT = 9.0, 1e-6
 Row = dict[str, Any]
@@ -65,12 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Solve every family on every law, then at the same nats elsewhere; return 0."""
     at_least(args, num_prompts=2, batch=1, num_draft_tokens=1, max_new_tokens=2)
-    kinds = [KINDS[0], *(kind for name in args.policies for kind in _family(name))]
+    kinds = _kinds(*args.policies)
     makers = {
         f"price_travels {law} {kind.name}": partial(_travelled, law, kind, args.level)
         for law in args.laws for kind in kinds
     }  # fmt: skip
-    makers |= {f"same_nats {name}": partial(_elsewhere, OTHERS[name], args.level)
+    makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.level)
                for name in args.elsewhere}  # fmt: skip
     pair, ids, kept = opened_walk(args, "batch", "level")
     texts = None
@@ -89,12 +80,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _family(name: str) -> Iterator[Family]:
-    """Yield the family of ``NAME:KNOB`` token by token, more knobs at the values they have."""
-    first, comma, others = name.partition(",")
-    for kind in families(divergence("kl"), [first]):
-        if kind.verifier == "chain" and not kind.lossless:
-            yield replace(kind, name=name, template=kind.template + comma + others)
+def _kinds(*names: str) -> list[Family]:
+    """Return lossless sampling and the families of ``NAME:KNOB``, token by token."""
+    return [kind for kind in families(divergence("kl"), names) if kind.verifier == "chain"]
+
+
+LOSSLESS, BAND = _kinds("band:price")
 
 
 class Texts:
@@ -152,7 +143,7 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
         for start in range(0, len(ids), args.batch):
             own = ids[start : start + args.batch]
             coins = torch.Generator().manual_seed(args.seed + start)
-            for step in walked(pair, own, KINDS[0].policy(1.0), args.max_new_tokens, coins):
+            for step in walked(pair, own, LOSSLESS.policy(1.0), args.max_new_tokens, coins):
                 cells = step.tokens, step.q.float(), step.p.float()
                 for number, *of_text in zip(step.texts, *cells, strict=True):
                     texts[start + number].append(of_text)
@@ -221,16 +212,16 @@ def _travelled(law: str, family: Family, levels: Sequence[float], texts: Texts) 
 
 def _elsewhere(family: Family, levels: Sequence[float], texts: Texts) -> list[Row]:
     """Return lossless sampling of another target at each level, and the band there with half."""
-    (lossless, *_), band = KINDS, KINDS[-1]
 
     def alone(own: Texts, shape: Policy) -> Replay:
-        return own.replay(lossless.policy(1.0), shape, own=False)
+        return own.replay(LOSSLESS.policy(1.0), shape, own=False)
 
-    rows = [{"spent": family.name} | row for row in _solved(texts, family, levels, alone)]
+    name = family.name.partition(":")[0]
+    rows = [{"spent": name} | row for row in _solved(texts, family, levels, alone)]
     halves = _solved(texts, family, [level / 2 for level in levels], alone)
     for level, half in zip(levels, halves, strict=True):
         shape = find_policy(family.template.format(half["knob"]))
-        on_top = _solved(texts, band, [level], lambda own, policy, shape=shape:
+        on_top = _solved(texts, BAND, [level], lambda own, policy, shape=shape:
                          own.replay(policy, shape, own=False))  # fmt: skip
-        rows += [{"spent": f"{family.name}, half by the band"} | row for row in on_top]
+        rows += [{"spent": f"{name}, half by the band"} | row for row in on_top]
     return rows

@@ -6,9 +6,6 @@ every family and K of that grid and by plain decoding, in interleaved repeats, m
 not timed). What was
 tuned and every decode are kept in journal.jsonl under --out: a run that was killed goes on, and
 one with more --repeats adds them.
-
---choices ends after tuning: it writes each family's fastest verifier and K, as predicted, for
-``throughput --settings``.
 """
 
 import argparse
@@ -30,12 +27,11 @@ from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
 from cactus_theory.tuning.choices import Choice, Halves, Tuned
-from cactus_theory.tuning.families import LOSSLESS
-from cactus_theory.tuning.measure import TimedSetting
+from cactus_theory.tuning.measure import REPEATS, TimedSetting
 
 from .common.answers import answer_rows, sentences
 from .common.decode import Harness
-from .common.grid import PLAIN, SETTING, Config, Grid, Job, Runs, config_of, label
+from .common.grid import PLAIN, Config, Grid, Job, Runs, config_of, label
 from .common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -54,7 +50,10 @@ Row = dict[str, Any]
 def tune_all(
     args: argparse.Namespace, journal: Journal, pair: Pair, ids: Sequence[Sequence[int]]
 ) -> None:
-    """Tune for every level and batch size, unless all of it is in the journal."""
+    """Tune for every level and batch size, unless all of it is in the journal.
+
+    Of ``args`` the temperature, cuts and number of timed decodes are the usual ones if not there.
+    """
     cases = [(batch, level) for level in args.divergence_per_token for batch in args.batch]
     if all(key(*case) in journal.results for case in cases):
         return
@@ -62,7 +61,8 @@ def tune_all(
     folder, logged = args.out / "trace", pair
     if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
         logged = loaded(argparse.Namespace(**vars(args) | {"inflate": None}))
-    trace = log_shown(args, logged, ids, folder, num_draft_tokens=width, texts=FEWEST_TEXTS)
+    options = {"num_draft_tokens": width, "texts": FEWEST_TEXTS} | _law(args)
+    trace = log_shown(args, logged, ids, folder, **options)
     settings: list[TimedSetting] = []  # the first level's knobs, at which costs are measured
     clock = cache(lambda batch: _costs(args, pair, ids, batch, settings))
 
@@ -88,9 +88,14 @@ def _costs(
     batch: int,
     settings: Sequence[TimedSetting],
 ) -> Costs:
-    prompts = Prompts(ids, batch, args.max_new_tokens, seed=args.seed)
+    prompts = Prompts(ids, batch, args.max_new_tokens, seed=args.seed, **_law(args))
+    own, repeats = (pair.target, pair.draft, prompts, settings), getattr(args, "timings", REPEATS)
     with Progress(f"timing decodes, batch {batch}", 1) as progress:
-        return measure_costs(pair.target, pair.draft, prompts, settings, on_decode=progress.of)
+        return measure_costs(*own, repeats=repeats, on_decode=progress.of)
+
+
+def _law(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("temperature", "cuts") if name in args}
 
 
 def _record(tuned: Tuned) -> dict[str, Any]:
@@ -143,7 +148,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policies", nargs="+", metavar="NAME", help="families; default: the usual ones")
     add("--cycles", type=int, default=1000, help="of the trace")
     add("--out", type=Path, default=Path("build/tune-check"), metavar="DIR")
-    add("--choices", type=Path, metavar="FILE.csv", help="write what is fastest there, and end")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -158,9 +162,6 @@ def run(args: argparse.Namespace) -> int:
         every = prompt_ids(args, pair, prompts)
         tuning_ids, ids = ([every[number] for number in half] for half in (tuning, unseen))
         tune_all(args, journal, pair, tuning_ids)
-        if args.choices is not None:
-            publish(args, settings(args, journal.results), args.choices)
-            return 0
         grid = Grid(_lines(args, journal), len(ids), args.repeats, metered=0, seed=args.seed)
         # seeds of their own: the trace has used the first ones
         seed = args.seed + len(prompts) + args.cycles
@@ -194,21 +195,6 @@ def _lines(args: argparse.Namespace, journal: Journal) -> list[Config]:
             lines = journal.results[key(batch, level)]["lines"]
             configs += [config(args, line, batch) for line in lines]
     return list(dict.fromkeys(configs))
-
-
-def settings(args: argparse.Namespace, results: Mapping[str, Any]) -> list[Row]:
-    """Return the fastest lossless setting, and at every level that of every other family."""
-    rows: dict[tuple[float, str], Row] = {}
-    for level in args.divergence_per_token:
-        for line in results[key(args.batch[0], level)]["lines"]:
-            at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
-            best = rows.setdefault(at, line)
-            if line["predicted_speed"] > best["predicted_speed"]:
-                rows[at] = line
-    return [
-        {"level": level, "family": family, **{name: row[name] for name in SETTING}}
-        for (level, family), row in sorted(rows.items())
-    ]
 
 
 JOURNAL = "journal.jsonl"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cactus_theory.answer_bounds import event_bounds, share
+from cactus_theory.base.significance import WIDE
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, Replay, valued
@@ -26,8 +27,6 @@ from cactus_theory.tuning.families import Family
 LOOSER = 1.4
 # share of answers below the upper quantile
 UPPER = 0.9
-# half-width of a 95 % interval, in standard errors
-WIDE = 1.96
 # nats an answer of the tight cap that is reported beside the usual one
 TIGHT = 0.1
 # other splits of the same texts; the most by which chance explains halves that are warned of, and

@@ -7,7 +7,7 @@ straight line in logarithms between the nearest two known ones on either side.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cactus_theory.base import arguments as check
@@ -68,6 +68,8 @@ KNOBS = {
     "price": (lambda looseness: 1 / looseness, 1e-4, 1.0, 1e2),
     "lenience": (lambda looseness: math.exp(-looseness), 1e-6, 0.5, 30.0),
     "alpha": (float, 1e-6, 0.1, 1.0),
+    "temperature": (lambda looseness: 1 / (1 + looseness), 1e-4, 0.2, 1e2),
+    "top_p": (lambda looseness: math.exp(-looseness), 1e-4, 0.05, 1e1),
 }
 # family tried by default → its verifiers
 USUAL = {
@@ -77,7 +79,13 @@ USUAL = {
     "lenience:lenience": ("chain",),
     "mixture:alpha": ("chain",),
 }
-OTHERS = ("band:delta", "cactus_exact:delta")
+# family tried by name → its verifiers; the last two are lossless sampling of another target
+OTHERS = {
+    "band:delta": ("chain",),
+    "cactus_exact:delta": ("chain",),
+    "tempered:temperature": ("chain", "block"),
+    "truncated:top_p": ("chain", "block"),
+}
 # families whose rows are optimal for the divergence that they are given
 FOR_DIVERGENCE = ("band:price", "band:delta")
 
@@ -89,9 +97,10 @@ def families(
 
     Parameters
     ----------
-    names : of families (``band:price``; ``cactus:delta@block`` under one verifier), or whole
-        specs (``typical:epsilon=0.3``), which are taken as they are; lossless ones are always
-        among them. None for the usual ones.
+    names : of families (``band:price``; ``cactus:delta@block`` under one verifier;
+        ``band:price,hold=eos`` with other knobs at these values), or whole specs
+        (``typical:epsilon=0.3``), which are taken as they are; lossless ones are always among
+        them. None for the usual ones.
     ends : ids that ``eos`` stands for in specs; it stays where none are given.
 
     Raises
@@ -107,9 +116,16 @@ def families(
 
 
 def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
-    family, _, judge = name.partition("@")
+    whole, _, judge = name.partition("@")
+    family, comma, others = whole.partition(",")
     if family in (*USUAL, *OTHERS) and family != LOSSLESS:
-        return _tuned(family, kind, [find_verifier(judge).name] if judge else None)
+        tuned = _tuned(family, kind, [find_verifier(judge).name] if judge else None)
+        if not comma:
+            return tuned
+        _, comma, others = (
+            find_policy(tuned[0].spec(1.0) + comma + others).at_ends(ends).spec.partition(",")
+        )
+        return [replace(own, name=whole, template=f"{family}={{}}{comma}{others}") for own in tuned]
     if "=" not in name and ":" in name:
         names = ", ".join((*USUAL, *OTHERS))
         raise ValueError(
@@ -126,7 +142,7 @@ def _tuned(name: str, kind: Divergence, verifiers: Sequence[str] | None = None) 
     template = f"{name}={{}}"
     if name in FOR_DIVERGENCE and kind.spec != "kl":
         template += f",divergence={kind.spec}"
-    tried = verifiers or USUAL.get(name, ("chain",))
+    tried = verifiers or (USUAL | OTHERS)[name]
     return [Family(name, verifier, template, *KNOBS[knob]) for verifier in tried]
 
 

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.answer_bounds import event_bounds
+from cactus_theory.base.prompts import Prompt
+from cactus_theory.base.significance import WIDE
 from cactus_theory.base.specs import Registry
+from cactus_theory.lm_eval.tasks import TASKS
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
-from cactus_theory.tuning.choices import WIDE
 
 from .grid import BASELINES, Config, Record, Runs, name, total
 from .statistics import Draws, resamples, spread
@@ -47,10 +49,20 @@ SCORES: Registry[FunctionType] = Registry(
 )
 
 
-def score_of(source: str | None) -> Callable[[str, str], float] | None:
-    """Return the function that ``FILE.py:NAME`` names, its numbers checked; None for None."""
+Score = Callable[[Prompt, str], float]
+
+
+def score_of(source: str | None) -> Score | None:
+    """Return a score by its name, or the function that ``FILE.py:NAME`` names, its numbers checked.
+
+    None for None.
+    """
     if source is None:
         return None
+    if (task := TASKS.get(source)) is not None:
+        return lambda prompt, text: float(
+            task.right(task.checked(prompt.columns, prompt.place), text)
+        )
     score, named = SCORES.read(source)
     try:
         inspect.signature(score).bind("prompt", "completion")
@@ -58,9 +70,9 @@ def score_of(source: str | None) -> Callable[[str, str], float] | None:
         own = f"{score.__name__}{inspect.signature(score)}"
         raise TypeError(f"--score: must take a prompt and its completion; got {own}") from None
 
-    def checked(prompt: str, completion: str) -> float:
+    def checked(prompt: Prompt, completion: str) -> float:
         try:
-            value = float(score(prompt, completion))
+            value = float(score(prompt.text, completion))
         except Exception as error:  # the file is not ours
             raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
         if not np.isfinite(value):

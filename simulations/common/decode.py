@@ -18,6 +18,7 @@ import torch
 from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, Siblings, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 
 from .grid import HF_ASSISTED, PLAIN, Config
 
@@ -68,7 +69,7 @@ class Harness:
     """The models, prompts, lengths and seed that all methods share.
 
     ``seed`` is the first prompt's; prompt i of pass r has ``seed + i + r · len(prompts)``. Unless
-    it ``ends``, a text cannot end itself and has all its tokens.
+    it ``ends``, a text cannot end itself and has all its tokens. ``cuts`` are of our own loop.
     """
 
     pair: Pair
@@ -76,6 +77,7 @@ class Harness:
     max_new_tokens: int
     seed: int
     ends: bool = True
+    cuts: Cuts = WHOLE
 
     def group(self, batch: int, number: int) -> range:
         """Return the numbers of the prompts of a group; the last group may be smaller."""
@@ -115,12 +117,12 @@ class Harness:
             eos_token_ids=None if self.ends else (),
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
-            temperature=config.temperature,
+            **self.cuts.options(config.temperature),
             verifier=config.verifier,
             meter=meter,
             record_rows=record_rows,
         )
-        draft = None if plain else self.pair.draft
+        draft = None if plain else self.cuts.drafter(self.pair.draft, config.temperature)
         if config.siblings:
             draft = Siblings(as_drafter(draft), config.siblings)
         result = decode(target, draft, ids, options)

@@ -31,18 +31,20 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decode_arguments(
-    parser: argparse.ArgumentParser, *, widths: list[int], repeats: int, **sizes: int
+    parser: argparse.ArgumentParser, *, widths: list[int], repeats: int | None, **sizes: int
 ) -> None:
     """Declare what every table of decodes asks for: texts, drafted tokens, repeats, seed, threads.
 
-    ``sizes`` are other defaults of num_prompts and max_new_tokens.
+    Without ``repeats`` there is no such flag; ``sizes`` are other defaults of num_prompts and
+    max_new_tokens.
     """
     numbers = {"num_prompts": 16, "max_new_tokens": defaults.MAX_NEW_TOKENS} | sizes
     add = parser.add_argument
     add("--num-prompts", type=int, default=numbers["num_prompts"], help="that are decoded")
     add("--num-draft-tokens", type=int, nargs="+", default=widths, metavar="K", help="to try")
     add("--max-new-tokens", type=int, default=numbers["max_new_tokens"], metavar="N")
-    add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
+    if repeats is not None:
+        add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
     add("--seed", type=int, default=defaults.SEED)
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 

@@ -145,7 +145,7 @@ def _field(value: Any) -> Any:
 
 
 # flags that say where results go and how they are shown: none of them decides a result
-PLACES = ("out", "work", "json", "shared", "choices", "workers", "scheduler")
+PLACES = ("out", "work", "json", "shared", "workers", "scheduler")
 
 
 def publish(

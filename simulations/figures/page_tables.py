@@ -382,7 +382,8 @@ def shipped(pair: Path) -> str:
 def _read(path: Path, folder: str = "data") -> tuple[list[dict[str, str]], dict[str, str]]:
     """Return a CSV's rows, and its head with ``origin``: a link to it in ``folder``, of a page."""
     rows, notes = read_csv(path)
-    return rows, notes | {"origin": f"[command]({folder}/{path.name})"}
+    commit = f" of commit {notes['of_commit']}" if "of_commit" in notes else ""
+    return rows, notes | {"origin": f"[command]({folder}/{path.name}){commit}"}
 
 
 def _table(

@@ -7,9 +7,7 @@ repeat decodes all prompts by all methods in a shuffled order, with seeds of its
 intervals cover both the machine and the texts.
 
 --verifier chain block decodes every policy token by token and by whole drafted paths, by those
-that can follow it. --settings FILE.csv, of tune-check --choices, names policy, verifier and K of
-every line instead, and makes a table of them beside plain decoding, ours or the library's,
-whichever is faster. A family is a spec without the value of its first knob, and @block after it
+that can follow it. A family is a spec without the value of its first knob, and @block after it
 where whole paths were verified: --compare band:price@block band:price.
 """
 
@@ -26,7 +24,6 @@ from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import add_inflate, loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
-from cactus_theory.tuning.choices import Halves
 
 from ..common.answers import HEADS as ANSWERS
 from ..common.answers import answer_rows, score_of, sentences
@@ -81,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_end_arguments(parser)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
-    add("--settings", type=Path, metavar="FILE.csv", help="what is decoded, beside the baselines")
     add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -104,19 +100,12 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
-    settings = [] if args.settings is None else table.settings_of(args.settings)
-    if settings:  # one text at a time, each at its K
-        lines = [*configs(args.baselines, [], [], [1]), *(line for line, _ in settings)]
-    else:
-        lines = configs(*kinds, args.siblings)
+    lines = configs(*kinds, args.siblings)
     families = table.families_of(args.compare, lines) if args.metered or args.compare else None
     at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
     if not args.metered and (args.score or args.compare):
         raise ValueError("--score, --compare: must be given with --metered 1 or more; got 0")
-    prompts = given_prompts(args)
-    if settings:  # the others tuned them
-        prompts = [prompts[number] for number in Halves.of([range(len(prompts))]).reported]
-    prompts = prompts[: args.num_prompts]
+    prompts = given_prompts(args)[: args.num_prompts]
     score = score_of(args.score)
     grid = Grid(lines, len(prompts), args.repeats, args.metered, args.seed)
 
@@ -136,8 +125,6 @@ def run(args: argparse.Namespace) -> int:
     rows = table.rows(runs, args.seed)
     timed = args.repeats > 0
     tables = {"throughput": rows}
-    if settings:
-        tables["beside_plain"] = table.beside_plain(runs, settings, args.seed)
     tables["answers"] = answer_rows(runs, len(prompts), timed=timed, seed=args.seed)
     if families is not None and (equal := table.equal_kl_rows(runs, families, args.seed)):
         tables["throughput_equal_kl"] = equal
@@ -163,12 +150,6 @@ def _settings(
     } | settings_of(args, prompts, "repeats", "metered", "device", "score", *ENDS)
 
 
-SETTING_HEADS = {
-    "level": "may spend", "method": "method", "verifier": "by", "num_draft_tokens": "K",
-    "tokens_per_second": "tokens/s", "over_plain": "x plain", "over_plain_low": "5 %",
-    "over_plain_high": "95 %", "over_lossless": "x lossless", "over_cactus": "x Cactus",
-    "emitted_kl_per_token": "KL/token", "over_passes": "round\n/passes",
-}  # fmt: skip
 # column → its head; the last ones are left out where the terminal is too narrow
 HEADS = {
     "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
@@ -197,8 +178,6 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         known = {column for row in named for column in row if row[column] not in (None, "")}
         heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
         texts.append(columns(named, heads, "\nwhole answers", last))
-    if beside := tables.get("beside_plain"):
-        texts.append(columns(beside, SETTING_HEADS, "\nthe settings beside plain decoding"))
     if equal:
         heads = {"kl": "KL/token", "num_draft_tokens": "K", "batch": "batch"}
         heads |= {"tokens_per_second_first": equal[0]["first"]}

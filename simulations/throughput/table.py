@@ -5,33 +5,27 @@ known at the knob values that were run. Between them it is read off a monotone c
 nothing is said.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.decoding.stream import completion
-from cactus_theory.tuning.families import LOSSLESS
 
+from ..common.answers import Score
 from ..common.decode import Harness
 from ..common.grid import (
     HF_ASSISTED,
     HF_PLAIN,
     PLAIN,
-    SETTING,
-    UNDRAFTED,
     Config,
     Job,
     Record,
     Runs,
-    config_of,
 )
-from ..common.results import read_lines
 from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples, spread
 
 
@@ -40,7 +34,7 @@ def record(
     prompts: Sequence[Prompt],
     job: Job,
     metered: bool,
-    score: Callable[[str, str], float] | None = None,
+    score: Score | None = None,
 ) -> dict[str, Any]:
     """Decode one group and return its line of the journal.
 
@@ -55,7 +49,7 @@ def record(
         likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
         if score is not None:
             text = completion(pair.tokenizer, harness.prompts[row], output)
-            scores.append(score(prompts[row].text, text))
+            scores.append(score(prompts[row], text))
     record = decode.record | {"log_likelihood": likelihoods}
     return record | ({} if score is None else {"scores": scores})
 
@@ -73,7 +67,6 @@ def target_log_likelihood(
     return float(rows.gather(-1, text[0, len(prompt) :, None]).mean())
 
 
-CACTUS = "cactus:delta"
 COLUMNS = (
     "method knob verifier num_draft_tokens batch tokens_per_second tokens_per_second_min "
     "tokens_per_second_max tokens_per_second_low tokens_per_second_high speedup_over_plain "
@@ -136,52 +129,6 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
     ]
     nats, tokens = -sum(v * length for v, length in pairs), sum(length for _, length in pairs)
     return {"target_nats_per_token": nats / tokens if tokens else None}
-
-
-def settings_of(path: Path) -> list[tuple[Config, Mapping[str, str]]]:
-    """Return the lines that a file of ``tune-check --choices`` names, each with its row.
-
-    ValueError, with line and column, for what is no such file.
-    """
-    rows = read_lines(path, ("level", "family", *SETTING))
-    for place, row in rows:
-        check.finite(f"{place}, column level", row["level"], 0)
-    return [(config_of(row, place), row) for place, row in rows]
-
-
-def beside_plain(
-    runs: Mapping[Config, Runs], settings: Sequence[tuple[Config, Mapping[str, str]]], seed: int
-) -> list[dict[str, Any]]:
-    """Return the faster way to decode without a draft, then every setting, compared by repeats.
-
-    ``over_cactus`` is over Cactus at the same level by the same verifier, ``over_passes`` the
-    seconds of metered rounds over those of the models' passes in them.
-    """
-    draws = resamples(len(next(iter(runs.values())).timed), seed)
-    plains = [line for line in runs if line.method in UNDRAFTED]
-    plain = max(plains, key=lambda line: float(np.median(runs[line].speeds)))
-    named = {(row["level"], row["family"], line.verifier): line for line, row in settings}
-    lossless = next((line for line, row in settings if row["family"] == LOSSLESS), None)
-    rows = []
-    for line, setting in [(plain, {"level": "0", "family": plain.method}), *settings]:
-        own = runs[line]
-        row: dict[str, Any] = {"level": float(setting["level"]), "family": setting["family"]}
-        row |= {"method": line.method, "verifier": line.judge, "num_draft_tokens": line.width}
-        row |= spread("tokens_per_second", own.speeds, draws)
-        cactus = named.get((setting["level"], CACTUS, line.verifier))
-        for name, rival in (("plain", plain), ("lossless", lossless), ("cactus", cactus)):
-            same = own if rival is None else runs[rival]
-            compared = spread(f"over_{name}", own.speeds / same.speeds, draws)
-            row |= compared if rival is not None else dict.fromkeys(compared)
-        row |= dict.fromkeys(("tokens_per_call", "emitted_kl_per_token", "over_passes"))
-        if "parts" in own.metered[0]:
-            passes = sum(sum(record["parts"][:2]) for record in own.metered)
-            row["tokens_per_call"] = own.ratio("tokens", "row_calls")
-            row["over_passes"] = (own.total("seconds") + own.total("meter")) / passes
-        if "kl" in own.metered[0]:
-            row["emitted_kl_per_token"] = own.ratio("kl", "tokens")
-        rows.append(row)
-    return rows
 
 
 # nats per token at which families are compared

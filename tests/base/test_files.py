@@ -224,7 +224,6 @@ def test_saved_rows_come_back(tmp_path):
             "replay no --policy band --out taken.csv",
             "Is a directory: taken",
         ),
-        ("simulations.__main__", "tune-check --prompts no --choices file/x.csv", "--choices: must"),
     ],
 )
 def test_files_are_tried_before_the_work(command, words, said, tmp_path, monkeypatch, capsys):

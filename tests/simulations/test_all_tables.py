@@ -13,6 +13,7 @@ from simulations import all_tables
 from simulations.__main__ import COMMANDS, main
 from simulations.all_tables import ENTRIES, Entry
 from simulations.common.inputs import DATA
+from simulations.common.results import read_csv
 from tests.amounts import thorough
 
 # tables of a CUDA machine, which no other one can make again, and of what is compiled for one
@@ -20,7 +21,7 @@ GPU = "gpu_"
 
 
 def test_every_committed_table_has_one_entry() -> None:
-    committed = {path.stem for path in DATA.glob("*.csv")}
+    committed = {path.stem for path in DATA.glob("*.csv") if "of_commit" not in read_csv(path)[1]}
     known = Counter(name for entry in ENTRIES for name in entry.names)
     assert set(known) == {name for name in committed if not name.startswith(GPU)}
     assert set(known.values()) == {1}

@@ -13,7 +13,7 @@ from cactus_theory.decoding import FourBit
 from simulations.__main__ import main
 from simulations.common.walk import walked
 from simulations.lengths import expected_calls
-from simulations.price_travels import KINDS, Texts, _solved
+from simulations.price_travels import BAND, Texts, _solved
 from tests.amounts import thorough
 from tests.decoding.conftest import disturbed, random_llama
 
@@ -81,7 +81,7 @@ def test_a_replay_starts_a_draft_at_every_token(pair, law, own):
 
 def test_a_knob_that_was_read_off_spends_the_nats(pair):
     texts, shape = written(pair), ct.policy("speculative")
-    for row in _solved(texts, KINDS[-1], [0.02, 0.05], lambda own, rule: own.replay(rule, shape)):
+    for row in _solved(texts, BAND, [0.02, 0.05], lambda own, rule: own.replay(rule, shape)):
         again = texts.replay(ct.policy("band", price=row["knob"]), shape)
         assert again.divergence_per_token().value == pytest.approx(row["level"], rel=0.05)
         assert again.tokens_per_call.value == pytest.approx(row["tokens_per_call"], rel=0.02)

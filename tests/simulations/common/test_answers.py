@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cactus_theory.answer_bounds import event_interval
+from cactus_theory.base.prompts import Prompt
 from simulations.common.answers import COLUMNS, WIDE, answer_rows, score_of, sentences
 from simulations.common.grid import Config, Grid
 
@@ -143,10 +144,10 @@ def test_the_interval_of_a_score_counts_prompts(repeats, score) -> None:
 def test_a_score_that_is_none_is_named(tmp_path, body, said) -> None:
     (tmp_path / "mine.py").write_text(body)
     with pytest.raises((ValueError, TypeError), match=said):
-        score_of(f"{tmp_path}/mine.py:score")("prompt", "text")
+        score_of(f"{tmp_path}/mine.py:score")(Prompt("prompt"), "text")
 
 
 def test_a_score_reads_prompt_and_completion(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text)")
     score = score_of(f"{tmp_path}/mine.py:score")
-    assert score is not None and score("prompt", "abc") == 3 and score_of(None) is None
+    assert score is not None and score(Prompt("prompt"), "abc") == 3 and score_of(None) is None

@@ -1,6 +1,5 @@
 """The whole grid is tuned and decoded once, a finished run is judged without tuning again."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -94,47 +93,3 @@ def test_a_choice_is_compared_with_what_is_fastest_in_other_repeats() -> None:
     alone = row("alone", 50.0, 0.1, chosen=1, speeds=np.array([50.0]))
     first, *_ = tune_check._compared([alone, row("a", 80.0, 0.1, speeds=np.array([80.0]))], 0.1)
     assert first["of_the_best_of_other_repeats"] == pytest.approx(50 / 80)
-
-
-def test_settings_are_the_fastest_of_each_family_at_every_level() -> None:
-    def line(family: str, verifier: str, width: int, speed: float) -> dict:
-        return {"family": family, "verifier": verifier, "num_draft_tokens": width,
-                "policy": f"{family}={width}", "predicted_speed": speed}  # fmt: skip
-
-    lossless = [line("speculative", "chain", 2, 9.0), line("speculative", "block", 3, 8.0)]
-    results = {
-        tune_check.key(1, 0.05): {"lines": [*lossless, line("band:price", "chain", 4, 10.0)]},
-        tune_check.key(1, 0.1): {"lines": [*lossless, line("band:price", "chain", 4, 10.0),
-                                           line("band:price", "block", 6, 11.0)]},
-    }  # fmt: skip
-    args = argparse.Namespace(batch=[1], divergence_per_token=[0.05, 0.1])
-    assert [tuple(row.values()) for row in tune_check.settings(args, results)] == [
-        (0.0, "speculative", "speculative=2", "chain", 2),
-        (0.05, "band:price", "band:price=4", "chain", 4),
-        (0.1, "band:price", "band:price=6", "block", 6),
-    ]
-
-
-@thorough
-def test_settings_of_an_inflated_pair_are_decoded_at_its_cost(tmp_path: Path, capsys) -> None:
-    found, out = tmp_path / "settings.csv", tmp_path / "run"
-    asked = [*SMALL, "--inflate", "tiny", "--policies", "cactus:delta@block", "band:price"]
-    assert main([*asked, "--out", str(tmp_path / "tuned"), "--choices", str(found)]) == 0
-    chosen, notes = read_csv(found)
-    families = [(row["level"], row["family"]) for row in chosen]
-    lossy = [("0.05", "band:price"), ("0.05", "cactus:delta")]
-    assert families == [("0", "speculative"), *lossy]
-    assert chosen[2]["verifier"] == "block"
-    assert "at the cost of 11 M and 1 M parameters" in notes["cost"]
-    sizes = ["--num-prompts", "2", "--max-new-tokens", "6", "--repeats", "2", "--metered", "1"]
-    asked = ["throughput", "--inflate", "tiny", "--threads", "1", *sizes, "--settings", str(found)]
-    assert main([*asked, "--out", str(out)]) == 0
-    rows, notes = read_csv(out / "beside_plain.csv")
-    assert [row["family"] for row in rows[1:]] == [family for _, family in families]
-    assert "at the cost of 11 M and 1 M parameters" in notes["cost"]
-    plain, lossless = float(rows[0]["tokens_per_second"]), rows[1]
-    assert float(rows[0]["over_plain"]) == 1 and plain > 0
-    assert float(lossless["over_lossless"]) == 1 and float(lossless["emitted_kl_per_token"]) < 1e-9
-    assert float(rows[2]["emitted_kl_per_token"]) > 1e-6
-    assert all(float(row["over_passes"]) > 1 for row in rows[1:])
-    assert capsys.readouterr().out.splitlines()[-1].startswith("speeds and costs: the law of")

@@ -1,0 +1,186 @@
+"""Score tasks of lm-evaluation-harness by a policy and by lossless drafting, on the same items.
+
+``python -m cactus_theory.lm_eval --model_args target=DIR,draft=DIR,policy=band:price=1 --tasks …``.
+A task is one of the harness that is decoded, or ``gsm8k=FILE.jsonl`` or ``ifeval=FILE.jsonl``:
+local prompts, the second by checks of our own. Answers are drawn at temperature 1 from a seed
+unless --model_args names others: greedy search, the harness' default, leaves one token to every
+row, and a band changes nothing there.
+Beside the score stand the meter's nats, and McNemar's exact p against lossless answers.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.prompts import prompts_of
+from cactus_theory.base.significance import items_needed, mcnemar
+from cactus_theory.base.tables import print_json, shown, text_table
+from cactus_theory.base.terminal import ends_quietly, one_line
+from cactus_theory.lm_eval.tasks import TASKS, floor
+
+LOSSLESS = "speculative"
+NAMES = (
+    "target", "draft", "policy", "num_draft_tokens", "verifier", "temperature", "seed", "dtype",
+    "device", "batch_size",
+)  # fmt: skip
+HEADS = {
+    "task": "task", "metric": "metric", "items": "items", "score": "score",
+    "lossless": "lossless", "right_alone": "right\nalone", "wrong_alone": "wrong\nalone",
+    "p": "p", "items_needed": "items\nneeded", "differ": "other\nanswers",
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+def parsed(text: str, known: Sequence[str]) -> dict[str, str]:
+    """Return ``target=DIR,policy=band:price=1,hold=eos`` as a dictionary.
+
+    What begins with no ``known`` name belongs to the value before it. ValueError for a first word
+    that is none of them.
+    """
+    values: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if equals and name in known:
+            values[name] = value
+        elif not values:
+            raise ValueError(f"--model_args: must begin with one of {', '.join(known)}; got {part}")
+        else:
+            values[list(values)[-1]] += f",{part}"
+    return values
+
+
+class Docs(list[Row]):
+    """The items of a task, as much of a dataset as the harness asks for."""
+
+    features = {"prompt": str, "columns": dict}
+
+
+def local_task(name: str, file: str, limit: int) -> dict[str, Any]:
+    """Return the harness' description of a local task: prompts of a file, and our own score."""
+    task = TASKS[check.one_of("--tasks", name, tuple(TASKS))]
+    docs = Docs(
+        {"prompt": prompt.text, "columns": task.checked(prompt.columns, prompt.place)}
+        for prompt in prompts_of(file)
+    )
+
+    def score(doc: Mapping[str, Any], answers: Sequence[str]) -> Row:
+        return {"right": float(task.right(doc["columns"], answers[0]))}
+
+    return {
+        "task": name, "custom_dataset": lambda **_: {"test": docs}, "test_split": "test",
+        "output_type": "generate_until", "doc_to_text": lambda doc: doc["prompt"],
+        "doc_to_target": "",
+        "process_results": score, "generation_kwargs": {"until": [], "max_gen_toks": limit},
+        "metric_list": [{"metric": "right", "aggregation": "mean", "higher_is_better": True}],
+    }  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line, named as the harness names its own."""
+    add = parser.add_argument
+    add("--model_args", required=True, metavar="NAME=VALUE,…",
+        help=f"{', '.join(NAMES)}; the first two must be there")  # fmt: skip
+    add("--tasks", nargs="+", required=True, metavar="TASK", help="or gsm8k=FILE, ifeval=FILE")
+    add("--limit", type=int, help="items of a task; default: all")
+    add("--max_gen_toks", type=int, default=256, help="of local tasks (%(default)s)")
+    add("--num_fewshot", type=int, help="as the task has it")
+    add("--apply_chat_template", action="store_true", help="prompts are a user's turn")
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decode by the policy and losslessly, print both and the tests; return 0."""
+    asked = parsed(args.model_args, NAMES)
+    if missing := [name for name in NAMES[:2] if name not in asked]:
+        raise ValueError(f"--model_args: must name a {missing[0]}; got {args.model_args}")
+    tasks: list[Any] = []
+    for task in args.tasks:
+        name, equals, file = task.partition("=")
+        tasks.append(local_task(name, file, args.max_gen_toks) if equals else name)
+    by_policy = {policy: _evaluated(asked | {"policy": policy}, tasks, args)
+                 for policy in (asked.get("policy", LOSSLESS), LOSSLESS)}  # fmt: skip
+    (policy, (model, own)), *lossless = by_policy.items()
+    samples = lossless[0][1][1] if lossless else own
+    rows = [row for task in own for row in compared(task, own[task], samples[task])]
+    spent = {name: one.spent for name, (one, _) in by_policy.items()}
+    if args.json:
+        return print_json({"policy": policy, "spent": spent, "tasks": rows})
+    cells = [[shown(row[name]) for name in HEADS] for row in rows]
+    print(text_table([*HEADS.values()], cells, f"{policy} beside lossless drafting"))
+    for name, numbers in spent.items():
+        told = (f"{shown(value)} {words}" for words, value in numbers.items())
+        print(f"{name}: {', '.join(told)}".replace("_", " "))
+    for description in tasks:
+        if not isinstance(description, str):  # of which the right answers are known here
+            answers = [sample["resps"][0][0] for sample in samples[description["task"]]]
+            items = description["custom_dataset"]()["test"][: len(answers)]
+            right = TASKS[description["task"]].right
+            print(floor(lambda item, text: right(item["columns"], text), items, answers))  # noqa: B023
+    for asked_for in sorted(model.overruled):
+        print(f"tasks ask for {asked_for}; answers are at temperature {model.temperature:g}, as "
+              "greedy search leaves one token, and a band changes nothing there")  # fmt: skip
+    return 0
+
+
+def _evaluated(asked: Mapping[str, str], tasks: Sequence[Any], args: argparse.Namespace) -> Any:
+    """Return the model with its readings, and the harness' samples by task."""
+    from cactus_theory.lm_eval.model import Cactus
+
+    model = Cactus(**asked)  # type: ignore[arg-type]
+    result = check.optional_module("lm_eval", "eval").simple_evaluate(
+        model, tasks=[*tasks], limit=args.limit, num_fewshot=args.num_fewshot,
+        apply_chat_template=args.apply_chat_template, bootstrap_iters=0,
+    )  # fmt: skip
+    assert result is not None
+    return model, result["samples"]
+
+
+def compared(task: str, own: Sequence[Row], lossless: Sequence[Row]) -> list[Row]:
+    """Return a row of every metric of 0 and 1: both scores, McNemar's test, items needed."""
+    rows = []
+    own_texts, texts = ({sample["doc_id"]: sample["resps"] for sample in samples}
+                        for samples in (own, lossless))  # fmt: skip
+    for metric in dict.fromkeys(name for sample in own for name in sample["metrics"]):
+        kinds = {(sample["doc_id"], sample["filter"]): sample[metric] for sample in own}
+        theirs = {(sample["doc_id"], sample["filter"]): sample[metric] for sample in lossless}
+        if not all(value in (0, 1) for value in (*kinds.values(), *theirs.values())):
+            continue
+        for kind in dict.fromkeys(sample["filter"] for sample in own):
+            pairs = [(kinds[key], theirs[key]) for key in kinds if key[1] == kind]
+            row = {"task": task, "metric": f"{metric}, {kind}"} | _tested(pairs)
+            rows.append(row | {"differ": sum(own_texts[key] != texts[key] for key in texts)})
+    return rows
+
+
+def _tested(pairs: Sequence[tuple[float, float]]) -> Row:
+    count = len(pairs)
+    better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    difference = (better - worse) / count
+    error = math.sqrt(max((better + worse) / count - difference**2, 0.0) / count)
+    return {
+        "items": count, "score": sum(a for a, _ in pairs) / count,
+        "lossless": sum(b for _, b in pairs) / count, "right_alone": better, "wrong_alone": worse,
+        "p": mcnemar(better, worse), "items_needed": items_needed(difference, error, count),
+    }  # fmt: skip
+
+
+@ends_quietly
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return its exit code, 2 after one line for what was asked wrongly."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cactus_theory.lm_eval", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(arguments))
+    except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
+        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Seconds of an answer and tokens a second at equal nats, over lossless drafting, with 90 %."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from . import _style as style
+from ._style import Row
+
+PANELS = {
+    "over_lossless": "tokens a second, × lossless",
+    "answer_over_lossless": "answers a second, × lossless",
+}
+
+
+def draw(data: Path) -> Figure:
+    """Return the figure from ``compare.csv``: a line a setting, lossless drafting at 1."""
+    rows = style.read(data / "compare.csv")[::-1]
+    figure, panels = style.panels(len(PANELS), height=0.7 + 0.3 * len(rows))
+    for axes, (column, name) in zip(panels, PANELS.items(), strict=True):
+        _panel(axes, rows, column)
+        axes.set_xlabel(name)
+    if not style.narrow():
+        panels[1].set_yticklabels([])
+    return figure
+
+
+def _panel(axes: Axes, rows: list[Row], column: str) -> None:
+    axes.axvline(1, color=style.MUTED, lw=0.8)
+    for place, row in enumerate(rows):
+        kind = style.band_of({"policy": row["method"], "verifier": row["verifier"]})
+        look = style.look("band_price" if kind == "band" else kind)
+        middle, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
+        ends = [[max(middle - low, 0.0)], [max(high - middle, 0.0)]]
+        axes.errorbar(middle, place, xerr=ends, lw=1.2, **look.options())
+    axes.set_yticks(range(len(rows)), [_name(row) for row in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+
+
+def _name(row: Row) -> str:
+    if not row["num_draft_tokens"]:
+        return row["method"]
+    others = (row["knob"] or "").partition(",")[2]
+    setting = f"{row['verifier']}, {row['num_draft_tokens']:.0f}"
+    level = f", {row['level']:g} nats" if row["level"] else ""
+    return f"{row['method']}{' ' * bool(others)}{others} ({setting}){level}"

@@ -1,0 +1,307 @@
+"""Policies at equal nats on whole answers, beside plain and lossless decoding. Resumes.
+
+A random half of the prompts is for tuning: rows are logged on it, knobs solved so that the meter
+reads --nats a token, calls timed; every policy gets the verifier and K that are predicted fastest.
+Of the other half --num-prompts are answered to their end, once by every line, in turns: prompt
+after prompt, lines in an order drawn anew. Metering is not timed.
+
+A policy is a family of tune (``band:price``; ``band,hold=eos`` with other knobs fixed), by its
+first word if that is enough; ``tempered`` is lossless sampling of another target: tempered.
+Lossless drafting is decoded at its best K and one less; × lossless and scores are beside the faster
+of both on these prompts. Intervals are 90 %, over prompts resampled. Scores of 0 and 1 are
+compared with McNemar's exact test, p corrected by Holm for all lines of the table. The last table
+says how many prompts make a difference significant: at 95 %, in four of five such runs.
+"""
+
+import argparse
+import random
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cactus_theory.base.prompts import Prompt
+from cactus_theory.base.significance import holm, items_needed, mcnemar
+from cactus_theory.base.tables import width_of_terminal
+from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import add_inflate, loaded
+from cactus_theory.decoding.stream import completion
+from cactus_theory.decoding.truncation import Cuts
+from cactus_theory.lm_eval.tasks import floor
+from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
+
+from .common import grid
+from .common.answers import Score, score_of
+from .common.decode import Harness
+from .common.grid import PLAIN, Config, Grid, Job
+from .common.inputs import (
+    ENDS,
+    add_decode_arguments,
+    add_end_arguments,
+    add_pair_arguments,
+    at_least,
+    prompt_ids,
+    settings_of,
+)
+from .common.journal import Journal
+from .common.results import WIDEST, columns, publish
+from .common.statistics import Draws, interval, resamples
+from .tune_check import config, key, tune_all
+
+POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band,hold=eos", "tempered")
+# most new tokens of the texts that are logged and timed, and the most entries of logged rows
+TUNED_TOKENS, LOGGED = 48, 10_000_000
+# columns with an interval, and their heads
+MEASURED = {
+    "tokens_per_second": "tokens/s", "over_plain": "x plain", "over_lossless": "x lossless",
+    "tokens_per_call": "tokens\n/call", "kl_per_token": "nats\n/token",
+    "tokens_per_answer": "tokens\n/answer", "seconds_per_answer": "s/answer",
+    "answer_over_lossless": "x lossless\nan answer", "score": "score",
+    "score_difference": "– lossless", "seconds_per_right": "s/right\nanswer",
+}  # fmt: skip
+# tests: prompts that this line alone, and lossless alone, has right
+TESTS = ("right_alone", "lossless_right_alone", "p", "p_of_all")
+HEADS = {"name": "method", "num_draft_tokens": "K"} | MEASURED
+Row = dict[str, Any]
+Run = tuple[float, Config, Sequence[Row]]
+Sums = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add_inflate(parser)
+    add("--nats", type=float, nargs="+", default=[0.05], help="a token, that may be metered")
+    add("--policies", nargs="+", default=list(POLICIES), metavar="NAME")
+    add_decode_arguments(
+        parser, widths=[1, 2, 3, 4, 6, 8], repeats=None, num_prompts=30, max_new_tokens=256
+    )
+    add_end_arguments(parser)
+    add("--temperature", type=float, default=1.0, help="of both models")
+    add("--top-p", type=float, default=1.0, help="of both models, after the temperature")
+    add("--score", metavar="NAME", help="gsm8k, ifeval, or FILE.py:NAME of prompt and completion")
+    add("--cycles", type=int, help="of the logged trace (10,000,000/V, from 100 to 1000)")
+    add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
+    add("--out", type=Path, default=Path("build/compare"), metavar="DIR")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune on one half, decode the other, write and print the table; return 0."""
+    at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1, timings=1)
+    args.cuts, prompts, score = Cuts(top_p=args.top_p), given_prompts(args), score_of(args.score)
+    order = random.Random(args.seed).sample(range(len(prompts)), len(prompts))
+    tuning, unseen = order[::2], order[1::2][: args.num_prompts]
+    if len(unseen) < 2:
+        raise ValueError(f"--prompts: must hold 4, of which half are for tuning; got {len(order)}")
+    asked = [prompts[number] for number in unseen]
+    if score is not None:
+        for prompt in asked:  # one without what the score reads shows before anything runs
+            score(prompt, "")
+    runs = _answered(args, prompts, tuning, unseen)
+    rows = rows_of(runs, asked, score, args.seed)
+    publish(args, rows, args.out / "compare.csv")
+    from paper_figures.__main__ import draw
+
+    draw("compare", args.out, args.out)
+    print(shown(rows, args))
+    if score is not None:
+        lossless = next(own for _, line, own in runs if line.method == LOSSLESS)
+        print(floor(score, asked, [record["text"] for record in lossless]))
+    print(f"written to {args.out}/: compare.csv, compare.png, compare.pdf, journal.jsonl")
+    return 0
+
+
+def _answered(
+    args: argparse.Namespace,
+    prompts: Sequence[Prompt],
+    tuning: Sequence[int],
+    unseen: Sequence[int],
+) -> list[Run]:
+    """Return nats, setting and decodes of every line, made unless they are in the journal."""
+    pair = loaded(args)
+    if args.cycles is None:
+        args.cycles = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
+    own = {
+        "batch": [1],
+        "divergence_per_token": args.nats,
+        "policies": [family_of(name) for name in args.policies if name != LOSSLESS],
+        "max_new_tokens": min(args.max_new_tokens, TUNED_TOKENS),
+    }
+    tuned = argparse.Namespace(**vars(args) | own)
+    flags = "nats policies num_draft_tokens temperature top_p cycles timings device".split()
+    with Journal(args.out / "journal.jsonl", settings_of(args, prompts, *flags, *ENDS)) as journal:
+        ids = prompt_ids(args, pair, prompts)
+        tune_all(tuned, journal, pair, [ids[number] for number in tuning])
+        lines = chosen(tuned, journal.results)
+        decodes = Grid([line for _, line in lines], len(unseen), 1, metered=0, seed=args.seed)
+        seed = args.seed + len(prompts) + args.cycles  # the trace has used the first ones
+        own_ids = [ids[number] for number in unseen]
+        harness = Harness(pair, own_ids, args.max_new_tokens, seed, cuts=args.cuts)
+        results = decodes.fill(partial(_decoded, harness), journal)
+    jobs = [[Job(line, 0, group).key for group in range(len(unseen))] for _, line in lines]
+    return [(*line, [results[job] for job in own]) for line, own in zip(lines, jobs, strict=True)]
+
+
+def family_of(name: str) -> str:
+    """Return the family that a name stands for, with the knobs beside it: ``band`` → band:price."""
+    first, comma, others = name.partition(",")
+    known = [family for family in (*USUAL, *OTHERS) if family.partition(":")[0] == first]
+    return known[0] + comma + others if known else name
+
+
+def chosen(args: argparse.Namespace, results: Mapping[str, Any]) -> list[tuple[float, Config]]:
+    """Return plain decoding, lossless drafting at its best K and one less, every family's best."""
+    best: dict[tuple[float, str], Row] = {}
+    for level in args.divergence_per_token:
+        for line in results[key(1, level)]["lines"]:
+            at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
+            if at not in best or line["predicted_speed"] > best[at]["predicted_speed"]:
+                best[at] = line
+    lines = []
+    for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
+        own = vars(config(args, line, 1)) | {"temperature": args.temperature}
+        less = [own["width"] - 1] if family == LOSSLESS and own["width"] > 1 else []
+        lines += [(level, Config(**own | {"width": width})) for width in (own["width"], *less)]
+    return [(0.0, Config(PLAIN, 0, 1, temperature=args.temperature)), *lines]
+
+
+def _decoded(harness: Harness, job: Job) -> dict[str, Any]:
+    decode = harness.decode(job.config, job.group, meter=True)
+    prompt, tokenizer = harness.prompts[job.group], harness.pair.tokenizer
+    names = ("seconds", "tokens", "row_calls", "kl", "ended")
+    record = {name: decode.record.get(name, 0.0) for name in names}
+    return record | {"text": completion(tokenizer, prompt, decode.outputs[0])}
+
+
+def rows_of(
+    runs: Sequence[Run],
+    prompts: Sequence[Prompt],
+    score: Score | None,
+    seed: int,
+) -> list[Row]:
+    """Return a row of every line: MEASURED with its interval, TESTS, and prompts needed."""
+    draws = resamples(len(prompts), seed)
+    sums = [_sums(records, prompts, score) for _, _, records in runs]
+    lossless = max((own for own, (_, line, _) in zip(sums, runs, strict=True)
+                    if line.method == LOSSLESS), key=lambda own: _speed(own, None))  # fmt: skip
+    rows = []
+    for (level, line, _), own in zip(runs, sums, strict=True):
+        row: Row = {"level": level} | line.columns | {"prompts": len(prompts)}
+        rows.append(row | _measured(own, sums[0], lossless, draws) | _tested(own, lossless))
+    tested = [row for row in rows if row["level"] and row["p"] is not None]
+    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row["p_of_all"] = p
+    return rows
+
+
+def _sums(records: Sequence[Row], prompts: Sequence[Prompt], score: Score | None) -> Sums:
+    names = ("seconds", "tokens", "row_calls", "kl")
+    own = {name: np.array([record[name] for record in records], dtype=float) for name in names}
+    own["cut"] = np.array([not record["ended"][0] for record in records], dtype=float)
+    pairs = zip(prompts, records, strict=True)
+    if score is not None:
+        own["score"] = np.array([score(prompt, record["text"]) for prompt, record in pairs])
+    return own
+
+
+def _speed(own: Sums, draws: Draws | None) -> Any:
+    return _total(own["tokens"], draws) / _total(own["seconds"], draws)
+
+
+def _total(values: Any, draws: Draws | None) -> Any:
+    return values.sum() if draws is None else values[draws].sum(1)
+
+
+def _numbers(own: Sums, plain: Sums, lossless: Sums, draws: Draws | None) -> dict[str, Any]:
+    """Return MEASURED over all prompts, or over each of ``draws``."""
+    seconds, tokens, calls, kl = (_total(own[name], draws)
+                                  for name in ("seconds", "tokens", "row_calls", "kl"))  # fmt: skip
+    count, speed = len(own["seconds"]), tokens / seconds
+    numbers = {
+        "tokens_per_second": speed,
+        "over_plain": speed / _speed(plain, draws),
+        "over_lossless": speed / _speed(lossless, draws),
+        "tokens_per_call": tokens / calls,
+        "kl_per_token": kl / tokens,
+        "tokens_per_answer": tokens / count,
+        "seconds_per_answer": seconds / count,
+        "answer_over_lossless": _total(lossless["seconds"], draws) / seconds,
+    }
+    if "score" in own:
+        right, theirs = (_total(sums["score"], draws) for sums in (own, lossless))
+        with np.errstate(divide="ignore"):
+            numbers |= {"score": right / count, "score_difference": (right - theirs) / count}
+            numbers["seconds_per_right"] = np.float64(seconds) / right
+    return numbers
+
+
+def _measured(own: Sums, plain: Sums, lossless: Sums, draws: Draws) -> Row:
+    row: Row = {"cut": float(own["cut"].mean())}
+    drawn = _numbers(own, plain, lossless, draws)
+    for name, value in _numbers(own, plain, lossless, None).items():
+        ends = interval(drawn[name]) if np.isfinite(drawn[name]).all() else (None, None)
+        row |= {name: float(value) if np.isfinite(value) else None}
+        row |= dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
+    count, ratio = len(own["seconds"]), drawn["answer_over_lossless"]
+    row["prompts_needed"] = items_needed(
+        float(np.log(row["answer_over_lossless"])), float(np.log(ratio).std()), count
+    )
+    if "score" in own:
+        error = float(drawn["score_difference"].std())
+        row["prompts_needed_score"] = items_needed(row["score_difference"], error, count)
+    return row
+
+
+def _tested(own: Sums, lossless: Sums) -> Row:
+    row: Row = dict.fromkeys(TESTS)
+    scores = np.stack([own["score"], lossless["score"]]) if "score" in own else np.array([0.5])
+    if not np.isin(scores, (0, 1)).all():
+        return row
+    better, worse = int((scores[0] > scores[1]).sum()), int((scores[0] < scores[1]).sum())
+    return row | dict(zip(TESTS, (better, worse, mcnemar(better, worse), None), strict=True))
+
+
+def shown(rows: Sequence[Row], args: argparse.Namespace) -> str:
+    """Return the table, and a sentence of every lossy line beside lossless drafting."""
+    named = [row | {"name": grid.method(row), "num_draft_tokens": row["num_draft_tokens"] or None}
+             for row in rows]  # fmt: skip
+    title = (
+        f"{rows[0]['prompts']} prompts, answers of at most {args.max_new_tokens} tokens, "
+        f"temperature {args.temperature:g}"
+    )
+    heads = {name: head for name, head in HEADS.items() if name in named[0]}
+    cut = float(np.mean([row["cut"] for row in rows]))
+    said = [f"The limit cut {cut:.0%} of the answers off."]
+    said += [_sentence(row) for row in rows if row["level"]]
+    width = width_of_terminal(WIDEST)
+    lines = [textwrap.fill(line, width, subsequent_indent="    ") for line in said]
+    return "\n".join([columns(named, heads, title, "seconds_per_answer"), "", *lines])
+
+
+def _sentence(row: Row) -> str:
+    speed, answer = (_span(row, name) for name in ("over_lossless", "answer_over_lossless"))
+    said = (
+        f"{grid.name(row)}: {speed} times the tokens a second of lossless drafting, {answer} times "
+        f"as fast an answer ({_needed(row['prompts_needed'])})."
+    )
+    if "score" in row:
+        said += f" Score {_span(row, 'score_difference', '+.3f')}"
+        if row["p"] is not None:
+            own, theirs = row["right_alone"], row["lossless_right_alone"]
+            said += f": alone right on {own}, alone wrong on {theirs} prompts, p = {row['p']:.2g}"
+            said += f", {row['p_of_all']:.2g} among all lines"
+        said += f" ({_needed(row['prompts_needed_score'])})."
+    return said
+
+
+def _span(row: Row, name: str, style: str = ".2f") -> str:
+    return "{} ({} to {})".format(
+        *(format(row[f"{name}{end}"], style) for end in ("", "_low", "_high"))
+    )
+
+
+def _needed(count: int | None) -> str:
+    return "no difference" if count is None else f"{count:,} prompts make that significant"

@@ -1,0 +1,133 @@
+"""Numbers of whole answers by hand; settings chosen by what was predicted; a run is taken up."""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+from cactus_theory.base.prompts import Prompt
+from simulations import compare
+from simulations.__main__ import main
+from simulations.common.grid import Config
+from simulations.common.results import read_csv
+from simulations.tune_check import key
+from tests.amounts import thorough
+
+PROMPTS = [Prompt(f"prompt {number}") for number in range(40)]
+
+
+def line(spec: str, width: int, level: float = 0.05, seconds=1.0, tokens=10, text="no") -> tuple:
+    """Return a line whose answers take ``seconds`` each; texts are those of all prompts, or one."""
+    texts = [text] * len(PROMPTS) if isinstance(text, str) else text
+    records = [{"seconds": seconds * (1 + number % 2), "tokens": tokens * (1 + number % 2),
+                "row_calls": 5, "kl": 0.5, "ended": [number > 9], "text": own}
+               for number, own in enumerate(texts)]  # fmt: skip
+    return level, Config(spec, width, 1), records
+
+
+def score(prompt: Prompt, text: str) -> float:
+    return float(text == "yes")
+
+
+def test_numbers_are_ratios_of_sums_beside_the_faster_lossless_line() -> None:
+    right = ["yes"] * 30 + ["no"] * 10
+    better = ["no"] * 2 + ["yes"] * 38
+    runs = [
+        line("plain", 0, 0.0, seconds=2.0),
+        line("speculative", 4, 0.0, seconds=1.25, text=["no"] * 40),
+        line("speculative", 3, 0.0, seconds=1.0, text=right),
+        line("band:price=1", 5, seconds=0.8, tokens=16, text=better),
+        line("cactus:delta=1", 5, seconds=1.0, text=right),
+    ]
+    plain, _, lossless, band, cactus = compare.rows_of(runs, PROMPTS, score, 0)
+    assert plain["over_plain"] == 1 and lossless["over_lossless"] == 1
+    ends = [band[f"tokens_per_second{end}"] for end in ("", "_low", "_high")]
+    assert ends == pytest.approx([20, 20, 20])
+    assert band["over_plain"] == pytest.approx(4) and band["over_lossless"] == pytest.approx(2)
+    assert band["answer_over_lossless"] == pytest.approx(1.25) and band["cut"] == 0.25
+    assert band["seconds_per_answer"] == pytest.approx(1.2)
+    assert band["tokens_per_answer"] == 24 and band["tokens_per_call"] == pytest.approx(24 / 5)
+    assert band["kl_per_token"] == pytest.approx(0.5 / 24)
+    assert (band["score"], band["score_difference"]) == (0.95, pytest.approx(0.2))
+    assert band["seconds_per_right"] == pytest.approx(1.2 / 0.95)
+    assert (band["right_alone"], band["lossless_right_alone"]) == (10, 2)
+    # by hand: 2 (1 + 12 + 66)/4096, and twice it among two lines
+    assert band["p"] == pytest.approx(158 / 4096) and band["p_of_all"] == pytest.approx(316 / 4096)
+    assert (cactus["p"], cactus["p_of_all"], cactus["prompts_needed"]) == (1, 1, None)
+    # of 40 prompts with a spread of √(12/40 − .04): 40 ((1.96 + .8416)/(.2/.0806))²
+    assert band["prompts_needed_score"] == pytest.approx(51, abs=4)
+    assert compare._sentence(band).startswith("band:price=1, K 5: 2.00 (2.00 to 2.00) times")
+
+
+def test_intervals_are_over_prompts() -> None:
+    """A line that is twice as fast on half of the prompts has the spread of such draws."""
+    half = line("band:price=1", 5)
+    for number, record in enumerate(half[2]):
+        record |= {"seconds": 1.0, "tokens": 10 + 10 * (number % 2)}
+    level = [record | {"seconds": 1.0, "tokens": 10} for record in half[2]]
+    lossless = (0.0, Config("speculative", 4, 1), level)
+    *_, row = compare.rows_of([lossless, lossless, half], PROMPTS, None, 0)
+    wide = 1.645 * 0.5 / np.sqrt(len(PROMPTS))
+    assert row["over_lossless"] == pytest.approx(1.5)
+    assert row["over_lossless_high"] - 1.5 == pytest.approx(wide, rel=0.2)
+    assert row["p"] is None and "score" not in row
+
+
+def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
+    def tuned(family: str, verifier: str, width: int, speed: float) -> dict:
+        policy = family if family == "speculative" else f"{family}=0.5"
+        return {"family": family, "verifier": verifier, "num_draft_tokens": width,
+                "policy": policy, "predicted_speed": speed}  # fmt: skip
+
+    lossless = [tuned("speculative", "chain", 2, 9.0), tuned("speculative", "block", 3, 9.5)]
+    results = {
+        key(1, 0.05): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0)]},
+        key(1, 0.1): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0),
+                                tuned("band:price", "block", 6, 11.0)]},
+    }  # fmt: skip
+    args = argparse.Namespace(divergence_per_token=[0.05, 0.1], policies=[], temperature=0.7,
+                              out=Path("x"))  # fmt: skip
+    lines = compare.chosen(args, results)
+    assert [(level, own.method, own.width, own.verifier) for level, own in lines] == [
+        (0.0, "plain", 0, "chain"), (0.0, "speculative", 3, "block"),
+        (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),
+        (0.1, "band:price=0.5", 6, "block"),
+    ]  # fmt: skip
+    assert compare.family_of("band,hold=eos") == "band:price,hold=eos"
+    assert [compare.family_of(name) for name in ("tempered", "cactus:delta@block", "typical")] == [
+        "tempered:temperature", "cactus:delta@block", "typical"]  # fmt: skip
+
+
+def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, capsys) -> None:
+    (tmp_path / "p.jsonl").write_text('{"question": "one"}\n' * 4)
+    asked = ["compare", "--target", "nothing", "--prompts", f"{tmp_path}/p.jsonl"]
+    assert main([*asked, "--score", "gsm8k", "--out", f"{tmp_path}/out"]) == 2
+    assert "p.jsonl must hold 'answer' for this score" in capsys.readouterr().err
+
+
+@thorough
+def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
+    asked = ("compare --policies tempered band,hold=eos --num-prompts 2 --max-new-tokens 6 "
+             "--num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 --top-p 0.95 "
+             f"--threads 1 --out {tmp_path}").split()  # fmt: skip
+    assert main(asked) == 0
+    rows, notes = read_csv(tmp_path / "compare.csv")
+    kept = (tmp_path / "journal.jsonl").read_text()
+    assert [row["method"] for row in rows] == [
+        "plain",
+        "speculative",
+        "speculative",
+        "band",
+        "tempered",
+    ]
+    assert {json.loads(own)["job"].count("tuned") for own in kept.splitlines()[1:]} == {0, 1}
+    assert all(float(row["kl_per_token"]) > 0 for row in rows[3:]) and "hold" in rows[3]["knob"]
+    assert (tmp_path / "compare.png").is_file() and notes["dtype"] == "float32"
+    parses = f"{Path(compare.__file__).parent}/scores.py:parses"
+    assert main([*asked, "--score", parses]) == 0
+    assert (tmp_path / "journal.jsonl").read_text() == kept
+    assert "score" in read_csv(tmp_path / "compare.csv")[0][0]
+    assert "prompts make that significant" in capsys.readouterr().out
