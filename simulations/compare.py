@@ -53,7 +53,7 @@ from .tune_check import config, key, tune_all
 
 POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band,hold=eos", "tempered")
 # most new tokens of the texts that are logged and timed, and the most entries of logged rows
-TUNED_TOKENS, LOGGED = 48, 10_000_000
+TUNED_TOKENS, LOGGED = 48, 6_400_000
 # columns with an interval, and their heads
 MEASURED = {
     "tokens_per_second": "tokens/s", "over_plain": "x plain", "over_lossless": "x lossless",
@@ -64,7 +64,10 @@ MEASURED = {
 }  # fmt: skip
 # tests: prompts that this line alone, and lossless alone, has right
 TESTS = ("right_alone", "lossless_right_alone", "p", "p_of_all")
-HEADS = {"name": "method", "num_draft_tokens": "K"} | MEASURED
+IN_SENTENCES = ("answer_over_lossless", "score_difference")
+HEADS = {"name": "method", "num_draft_tokens": "K"} | {
+    name: head for name, head in MEASURED.items() if name not in IN_SENTENCES
+}
 Row = dict[str, Any]
 Run = tuple[float, Config, Sequence[Row]]
 Sums = Mapping[str, Any]
@@ -83,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=1.0, help="of both models")
     add("--top-p", type=float, default=1.0, help="of both models, after the temperature")
     add("--score", metavar="NAME", help="gsm8k, ifeval, or FILE.py:NAME of prompt and completion")
-    add("--cycles", type=int, help="of the logged trace (10,000,000/V, from 100 to 1000)")
+    add("--cycles", type=int, help="of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
     add("--out", type=Path, default=Path("build/compare"), metavar="DIR")
 
@@ -127,7 +130,9 @@ def _answered(
     own = {
         "batch": [1],
         "divergence_per_token": args.nats,
-        "policies": [family_of(name) for name in args.policies if name != LOSSLESS],
+        "policies": [
+            family for name in args.policies if name != LOSSLESS for family in families_of(name)
+        ],
         "max_new_tokens": min(args.max_new_tokens, TUNED_TOKENS),
     }
     tuned = argparse.Namespace(**vars(args) | own)
@@ -145,11 +150,15 @@ def _answered(
     return [(*line, [results[job] for job in own]) for line, own in zip(lines, jobs, strict=True)]
 
 
-def family_of(name: str) -> str:
-    """Return the family that a name stands for, with the knobs beside it: ``band`` → band:price."""
+def families_of(name: str) -> list[str]:
+    """Return the families that a name stands for, by both verifiers unless it says one.
+
+    ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; whole specs are themselves.
+    """
     first, comma, others = name.partition(",")
-    known = [family for family in (*USUAL, *OTHERS) if family.partition(":")[0] == first]
-    return known[0] + comma + others if known else name
+    known = [own for own in (*USUAL, *OTHERS) if first in (own, own.partition(":")[0])]
+    verifiers = USUAL[LOSSLESS] if known else ()
+    return [f"{known[0]}{comma}{others}@{verifier}" for verifier in verifiers] or [name]
 
 
 def chosen(args: argparse.Namespace, results: Mapping[str, Any]) -> list[tuple[float, Config]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.rows import load_rows
+from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_followed, find_followed, followers
@@ -120,9 +121,12 @@ def table(rows: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str
     heads |= _with_errors("tokens_per_call", "tokens\n/call")
     heads |= _with_errors(f"{spec}_per_token", f"{_head(spec)}\n/token")
     heads |= _with_errors("tokens_difference", "tokens\n− first")
-    heads |= {"accepted_per_call": "accepted"}
+    heads |= {"texts_needed": "texts\nneeded"}
     shown = columns(rows, heads, title, f"{spec}_per_token")
-    return f"{shown}\n± one standard error over texts; differences are paired"
+    return (
+        f"{shown}\n± one standard error over texts; differences are paired; needed: texts that make\n"
+        "them significant, at 95 % in four of five samples"
+    )
 
 
 def _with_errors(name: str, head: str) -> dict[str, str]:
@@ -147,7 +151,10 @@ def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
         "num_draft_tokens": replay.num_draft_tokens,
     }
     row |= replay_figures(replay, divergence)
-    row |= valued("tokens_difference", replay.tokens_per_call - first.tokens_per_call)
+    tokens = replay.tokens_per_call - first.tokens_per_call
+    row |= valued("tokens_difference", tokens)
+    texts = len(tokens.left_out)
+    row["texts_needed"] = items_needed(tokens.value, tokens.standard_error, texts)
     row |= valued(f"{spec}_per_token_difference", difference)
     for place, rate in enumerate(replay.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = rate.value

@@ -42,7 +42,7 @@ from .common.inputs import (
 )
 from .common.journal import Journal
 from .common.results import columns, publish
-from .common.statistics import Draws, resamples, spread
+from .common.statistics import resamples, spread
 
 Row = dict[str, Any]
 
@@ -222,8 +222,7 @@ def grid_rows(
     args: argparse.Namespace, results: Mapping[str, Any], runs: Mapping[Config, Runs]
 ) -> list[Row]:
     """Return one row per batch size, level and setting; plain decoding first."""
-    draws = resamples(args.repeats, args.seed)
-    measured = {line: _measured(decodes, draws) for line, decodes in runs.items()}
+    measured = {line: _measured(decodes, args.seed) for line, decodes in runs.items()}
     rows = []
     for batch in args.batch:
         for level in args.divergence_per_token:
@@ -319,11 +318,12 @@ def _row(line: Row, measured: Row, tuned: Mapping[str, Any], number: int) -> Row
     return known | measured | line | named | picks
 
 
-def _measured(runs: Runs, draws: Draws) -> Row:
-    """Return medians over repeats with intervals over resampled ones, and what was metered."""
+def _measured(runs: Runs, seed: int) -> Row:
+    """Return medians over repeats with intervals over resampled prompts, and what was metered."""
+    drawn = runs.drawn(resamples(len(runs.timed[0]), seed))
     return {
         "speeds": runs.speeds,
-        **spread("measured_speed", runs.speeds, draws),
+        **spread("measured_speed", runs.speeds, drawn),
         "measured_tokens_per_call": runs.ratio("tokens", "row_calls"),
         "measured_kl": runs.ratio("kl", "tokens"),
     }

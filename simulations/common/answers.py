@@ -25,7 +25,7 @@ from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
 
 from .grid import BASELINES, Config, Record, Runs, name, total
-from .statistics import Draws, resamples, spread
+from .statistics import resamples, spread
 
 LOSSLESS = (*BASELINES, "speculative")
 COLUMNS = (
@@ -92,7 +92,6 @@ def answer_rows(
     what the metered KL of an answer lets the mean of a score in [0, 1] become, from the least to
     the most of the lossless score's interval.
     """
-    draws = resamples(len(next(iter(runs.values())).timed), seed)
     rows = []
     for line, own in runs.items():
         peers = {other: its for other, its in runs.items()
@@ -102,7 +101,7 @@ def answer_rows(
         lossless = None if line in peers else [*peers.values()]
         row |= _lengths(own, lossless, prompts) | _costs(own)
         if timed:
-            row |= _seconds(own, ours, prompts, draws)
+            row |= _seconds(own, ours, prompts, seed)
         if row["speed_ratio"] and row["length_ratio"]:
             row["answer_speed_ratio"] = row["speed_ratio"] / row["length_ratio"]
         rows.append(row | _scores(own, lossless, prompts, row["emitted_kl_per_answer"]))
@@ -151,9 +150,11 @@ def _costs(own: Runs) -> Row:
     }
 
 
-def _seconds(own: Runs, lossless: Sequence[Runs], prompts: int, draws: Draws) -> Row:
-    seconds = np.array([total(records, "seconds") / prompts for records in own.timed])
-    row: Row = spread("seconds_per_answer", seconds, draws)
+def _seconds(own: Runs, lossless: Sequence[Runs], prompts: int, seed: int) -> Row:
+    groups = len(own.timed[0])
+    seconds = np.array([[record["seconds"] for record in records] for records in own.timed])
+    drawn = seconds[:, resamples(groups, seed)].mean(-1).T * groups / prompts
+    row: Row = spread("seconds_per_answer", seconds.sum(-1) / prompts, drawn)
     if lossless and own not in lossless:
         rival = max(lossless, key=lambda its: float(np.median(its.speeds)))
         row["speed_ratio"] = float(np.median(own.speeds / rival.speeds))

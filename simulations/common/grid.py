@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import file_of
@@ -172,6 +172,16 @@ class Runs:
     def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
         """Return the ratio of two sums in every timed repeat."""
         return np.array([total(records, name) / total(records, over) for records in self.timed])
+
+    def drawn(
+        self, draws: Int[np.ndarray, "draws groups"], name: str = "tokens", over: str = "seconds"
+    ) -> Float[np.ndarray, "draws repeats"]:
+        """Return that ratio in every timed repeat over each of ``draws`` of its groups."""
+        above, below = (
+            np.array([[record[own] for record in records] for records in self.timed], dtype=float)
+            for own in (name, over)
+        )
+        return (above[:, draws].sum(-1) / below[:, draws].sum(-1)).T
 
     def ratio(self, name: str, over: str) -> float:
         """Return the ratio of two sums over the metered repeats."""

@@ -1,4 +1,4 @@
-"""The statistics of simulations: medians, intervals over resampled repeats, curves.
+"""The statistics of simulations: medians over repeats, intervals over resampled prompts, curves.
 
 The jackknife is that of traces: :class:`cactus_theory.traces.estimate.Estimate`.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-# number of resamples of repeats, prompts or texts, and the percentiles of an interval
+# number of resamples of prompts or texts, and the percentiles of an interval
 RESAMPLES = 1000
 INTERVAL = (5, 95)
 Values = Float[np.ndarray, "count"]
@@ -27,9 +27,12 @@ def interval(values: Any) -> list[float]:
     return np.percentile(values, INTERVAL).tolist()
 
 
-def spread(name: str, values: Values, draws: Draws) -> dict[str, float]:
-    """Return the median as ``name``, its interval over the draws as ``name_low``, ``name_high``."""
-    low, high = interval(np.median(values[draws], axis=1))
+def spread(name: str, values: Values, drawn: Float[np.ndarray, "draws count"]) -> dict[str, float]:
+    """Return the median over repeats as ``name``, its interval as ``name_low``, ``name_high``.
+
+    ``drawn`` are the repeats' values over each draw of the prompts.
+    """
+    low, high = interval(np.median(drawn, axis=1))
     return {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
 
 

@@ -3,8 +3,8 @@
 The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1
 takes about one. Every decode is written to journal.jsonl under --out before the next one
 starts, and the tables (CSV) are made from that file alone. Every
-repeat decodes all prompts by all methods in a shuffled order, with seeds of its own, so the
-intervals cover both the machine and the texts.
+repeat decodes all prompts by all methods in a shuffled order, with seeds of its own. Intervals are
+90 % over resampled prompts: those of a few are too narrow (of 8 they hold 82 %, of 30 88 %).
 
 --verifier chain block decodes every policy token by token and by whole drafted paths, by those
 that can follow it. A family is a spec without the value of its first knob, and @block after it

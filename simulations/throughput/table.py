@@ -80,29 +80,30 @@ def rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[dict[str, Any]]:
     """Return one dictionary per config.
 
     Speeds are medians over timed repeats, speed-ups medians of ratios within a repeat. Their
-    ``_low`` and ``_high`` are the INTERVAL percentiles over resampled repeats, the same ones
-    for all configs; a repeat has texts and moments of its own, so both are covered.
+    ``_low`` and ``_high`` are the INTERVAL percentiles over resampled prompts, or batches of them,
+    the same ones for all configs of a batch size.
     """
-    draws = resamples(len(next(iter(runs.values())).timed), seed)
-    return [_row(line, runs, draws) for line in runs]
+    return [_row(line, runs, seed) for line in runs]
 
 
-def _row(line: Config, runs: Mapping[Config, Runs], draws: Draws) -> dict[str, Any]:
+def _row(line: Config, runs: Mapping[Config, Runs], seed: int) -> dict[str, Any]:
     line_runs = runs[line]
+    draws = resamples(len(line_runs.timed[0]), seed)
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | line.columns
     row |= {
         "tokens_per_second_min": float(line_runs.speeds.min()),
         "tokens_per_second_max": float(line_runs.speeds.max()),
         "tokens": line_runs.total("tokens"),
     }
-    row |= spread("tokens_per_second", line_runs.speeds, draws)
+    row |= spread("tokens_per_second", line_runs.speeds, line_runs.drawn(draws))
     for column, rival in (
         ("speedup_over_plain", Config(PLAIN, 0, line.batch)),
         ("speedup_over_hf_plain", Config(HF_PLAIN, 0, line.batch)),
         ("speedup_over_hf_assisted", Config(HF_ASSISTED, line.width, line.batch)),
     ):
         if rival in runs:
-            ratios = spread(column, line_runs.speeds / runs[rival].speeds, draws)
+            drawn = line_runs.drawn(draws) / runs[rival].drawn(draws)
+            ratios = spread(column, line_runs.speeds / runs[rival].speeds, drawn)
             row |= {key: value for key, value in ratios.items() if key in row}
     if "target_calls" in line_runs.metered[0]:
         row |= {
@@ -162,7 +163,7 @@ def equal_kl_rows(
     """Return one dictionary per level, K and batch that both families reach.
 
     ``ratio`` is the first family's tokens per second over the second's. Its interval comes
-    from resampling timed repeats and metered prompts, the same ones for both families.
+    from resampling prompts, or batches of them, the same ones for both families.
     """
     rows = []
     for width, batch in sorted({(line.width, line.batch) for line in runs if line.width}):
@@ -189,10 +190,9 @@ def nothing(families: tuple[str, str]) -> str:
 def _compared(
     members: list[list[Runs]], families: tuple[str, str], seed: int
 ) -> list[dict[str, Any]]:
-    generator, example = np.random.default_rng(seed), members[0][0]
-    draws = resamples(len(example.timed), generator), resamples(len(example.metered), generator)
+    draws = resamples(len(members[0][0].timed[0]), seed)
     both = [curves(family)[0] for family in members]
-    drawn = list(zip(*(curves(family, *draws) for family in members), strict=True))
+    drawn = list(zip(*(curves(family, draws) for family in members), strict=True))
     rows = []
     for level in LEVELS:
         first, second = (read(level, curve) for curve in both)
@@ -220,18 +220,15 @@ def _interval(level: float, drawn: Sequence[tuple[Curve, Curve]]) -> list[float 
     return [*interval(ratios)] if ratios else [None, None]
 
 
-def curves(
-    members: Sequence[Runs],
-    repeats: Draws | None = None,
-    prompts: Draws | None = None,
-) -> list[Curve]:
-    """Return one curve per draw of timed repeats and metered prompts; without, one of all."""
+def curves(members: Sequence[Runs], draws: Draws | None = None) -> list[Curve]:
+    """Return one curve per draw of prompts; without, one of all."""
     points = []
     for runs in members:
+        groups = len(runs.timed[0])
+        own = np.arange(groups)[None] if draws is None else draws
         cost = np.array([[record["kl"], record["tokens"]] for record in runs.metered])
-        kl, tokens = np.moveaxis(cost[None] if prompts is None else cost[prompts], -1, 0).sum(-1)
-        speeds = runs.speeds[None] if repeats is None else runs.speeds[repeats]
-        points.append(np.stack([kl / tokens, np.median(speeds, axis=-1)], -1))
+        kl, tokens = np.moveaxis(cost.reshape(-1, groups, 2).sum(0)[own], -1, 0).sum(-1)
+        points.append(np.stack([kl / tokens, np.median(runs.drawn(own), axis=-1)], -1))
     return [rising(family) for family in np.stack(points, 1)]
 
 

@@ -96,9 +96,11 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
         (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),
         (0.1, "band:price=0.5", 6, "block"),
     ]  # fmt: skip
-    assert compare.family_of("band,hold=eos") == "band:price,hold=eos"
-    assert [compare.family_of(name) for name in ("tempered", "cactus:delta@block", "typical")] == [
-        "tempered:temperature", "cactus:delta@block", "typical"]  # fmt: skip
+    chain, block = compare.families_of("band,hold=eos")
+    assert (chain, block) == ("band:price,hold=eos@chain", "band:price,hold=eos@block")
+    assert compare.families_of("lenience")[1] == "lenience:lenience@block"
+    for name in ("cactus:delta@block", "typical"):
+        assert compare.families_of(name) == [name]
 
 
 def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, capsys) -> None:

@@ -12,10 +12,10 @@ FAMILIES = ("band:price", "cactus:delta")
 CLOSE = 1e-3
 
 
-def member(kl: float, speed: float, noise: np.ndarray, groups: int = 4) -> Runs:
-    judged = [{"kl": kl * 100, "tokens": 100} for _ in range(groups)]
-    timed = [[{"tokens": speed * (1 + own), "seconds": 1.0}] for own in noise]
-    return Runs(judged, timed)
+def member(kl: float, speed: float, noise: np.ndarray) -> Runs:
+    judged = [{"kl": kl * 100, "tokens": 100} for _ in noise]
+    timed = [{"tokens": speed * (1 + own), "seconds": 1.0} for own in noise]
+    return Runs(judged, [timed, timed])
 
 
 def run(factor: float, noise: float = 0.0, slope: float = 100.0) -> dict[Config, Runs]:

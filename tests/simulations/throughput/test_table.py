@@ -1,5 +1,6 @@
 """Medians, intervals and costs, on records whose answer is known."""
 
+import numpy as np
 import pytest
 
 from simulations.common.grid import Config, Grid
@@ -26,11 +27,20 @@ def test_ratios_are_medians_of_runs_made_side_by_side() -> None:
     assert drafted["target_nats_per_token"] == 2
 
 
-def test_the_interval_of_equal_repeats_is_a_point_and_a_wild_one_does_not_move_it() -> None:
+def test_the_interval_is_over_prompts_and_not_over_their_repeats() -> None:
+    """Repeats of one prompt say nothing of others: by hand, a point; of unlike ones it is wide."""
     equal = [9.0] + [2.0] * 9
     plain, drafted = made_up({"plain": equal, "speculative": [*equal[:-1], 200.0]})
     assert plain["tokens_per_second_low"] == plain["tokens_per_second_high"] == 4
     assert drafted["tokens_per_second_low"] == 4 and drafted["tokens_per_second_min"] == 0.04
+    grid = Grid([Config("plain", 0, 1)], prompts=16, repeats=2)
+    unlike = {"tokens": 8} | QUALITY
+    records = grid.fill(lambda job: {"seconds": 1.0 + job.group % 2} | unlike)
+    (row,) = rows(grid.runs(records))
+    drawn = 8 / (1 + np.random.default_rng(0).binomial(16, 0.5, 4000) / 16)
+    assert row["tokens_per_second_low"] == pytest.approx(np.percentile(drawn, 5), rel=0.03)
+    assert row["tokens_per_second_high"] == pytest.approx(np.percentile(drawn, 95), rel=0.03)
+    assert row["speedup_over_plain_low"] == row["speedup_over_plain_high"] == 1
 
 
 def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
