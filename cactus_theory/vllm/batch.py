@@ -16,30 +16,23 @@ drawn from, or None where the drafter is deterministic. What is emitted:
 
 Where all requests have the same number of drafts, no row is copied and the one table that is
 written is softmax(target_logits), in memory that is kept.
-
-:func:`try_rows` judges a few drafts so by a policy, before a request may use it in a step that it
-shares with others.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
 from cactus_theory.base.reused_memory import scratch
-from cactus_theory.decoding._verification import rows_at
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify._checks import assignment
 from cactus_theory.verify.draft import Verified
 from cactus_theory.verify.draw import Coins
-from cactus_theory.vllm.settings import Settings
 
 PLACEHOLDER = -1
 
@@ -233,73 +226,3 @@ def _with_greedy(
     rows = rows.clone()
     rows[places] = torch.where(place <= accepted, best, PLACEHOLDER)
     return rows
-
-
-# trial rows of target and draft: alike, apart, one-hot (same token, or not), holes in either,
-# probabilities that only float64 tells from 0
-ROWS = (
-    ((0.4, 0.3, 0.2, 0.1), (0.25, 0.25, 0.25, 0.25)),
-    ((0.1, 0.2, 0.3, 0.4), (0.1, 0.2, 0.3, 0.4)),
-    ((0.9999, 5e-5, 5e-5, 0.0), (0.0, 5e-5, 5e-5, 0.9999)),
-    ((1.0, 0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0)),
-    ((1.0, 0.0, 0.0, 0.0), (0.5, 0.5, 0.0, 0.0)),
-    ((0.0, 0.5, 0.5, 0.0), (0.2, 0.2, 0.0, 0.6)),
-    ((0.5, 0.5 - 1e-30, 1e-30, 0.0), (1e-30, 0.5, 0.5 - 1e-30, 0.0)),
-)
-# largest error of an emitted law, which is float64 and may end a search for its knob at 1e-9
-LAW_ROUNDING = 1e-6
-DRAFTED = (0, 3, 3, 0, 1, 0, 2)
-# trial coins: at 0 a token is accepted if that is possible, at the last it is refused if possible
-COINS = (0.0, 0.37, 1 - 2**-53)
-# drafted tokens of each trial request: one row at each coin, and two drafts of all rows
-TRIAL_COUNTS = (1,) * (len(ROWS) * len(COINS)) + (len(ROWS),) * 2
-
-
-@cache
-def _trial_batch(deterministic: bool) -> tuple[FlatBatch, Coins]:
-    copies = len(COINS) + 2
-    target, draft = (
-        torch.tensor(side, device="cpu").repeat(copies, 1) for side in zip(*ROWS, strict=True)
-    )
-    batch = FlatBatch(
-        ids=torch.tensor(DRAFTED * copies, dtype=torch.int32, device="cpu"),
-        counts=list(TRIAL_COUNTS),
-        width=len(ROWS),
-        draft_probs=None if deterministic else draft,
-        target_logits=target.log(),
-        bonus=torch.zeros(len(TRIAL_COUNTS), dtype=torch.int32, device="cpu"),
-        greedy=None,
-        generators={},
-    )
-    coin = [value for value in COINS for _ in ROWS] + [0.0, COINS[1]]
-    coins = torch.tensor(coin, dtype=torch.float64, device="cpu")
-    return batch, (coins[:, None].repeat(1, len(ROWS)), coins)
-
-
-def try_rows(policy: Policy, settings: Settings) -> None:
-    """Verify a few sampled and deterministic drafts and measure them, as a step of the engine does.
-
-    Raises what the policy raises, and ArithmeticError for a token outside the vocabulary or a
-    divergence that is no number.
-    """
-    for deterministic in (False, True):
-        batch, coins = _trial_batch(deterministic)
-        # a batch of its own: its rows are in memory that is written anew
-        output, verified = verify_flat(settings.verifier, [policy], replace(batch), coins)
-        assert verified is not None
-        if not bool(((output >= -1) & (output < len(ROWS[0][0]))).all()):
-            raise ArithmeticError("a token outside the vocabulary")
-        rows = slice(0, len(ROWS))
-        _try_law(policy, settings, *rows_at(len(TRIAL_COUNTS) - 1, rows, verified))
-
-
-def _try_law(policy: Policy, settings: Settings, q: Tensor, p: Tensor) -> None:
-    """Raise ArithmeticError unless what a meter reads is a law, and its divergence a number."""
-    q, p = normalised(q), normalised(p)
-    path = Path(torch.ones(len(q), dtype=torch.float64, device=q.device))
-    law = settings.verifier.emitted(policy, q, p, path)
-    least, off = float(law.amin()), float((law.sum(-1) - 1).abs().amax())
-    if not (least >= -LAW_ROUNDING and off <= LAW_ROUNDING):
-        raise ArithmeticError("a law that does not sum to 1")
-    if bool(settings.divergence.value(law, q).isnan().any()):
-        raise ArithmeticError("a divergence that is no number")

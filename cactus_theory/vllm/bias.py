@@ -199,22 +199,6 @@ def _unit(policy: Policy) -> float | None:
     return None
 
 
-def try_bias(policy: Policy) -> None:
-    """Raise what the policy raises on a few logits; ArithmeticError for a bias not finite."""
-    logits = torch.tensor(
-        [[0.0, 1.0, -torch.inf], [30.0, -30.0, 0.0], [-torch.inf, 0.0, -torch.inf]], device="cpu"
-    )
-    for drafted in ([0, 1, -1], [1, 0, -1], [2, 2, -1], [1, 1, 1]):
-        ids = torch.tensor(drafted, device="cpu")
-        for heat in (1e-2, 1.0, HOTTEST):
-            bias = drafted_bias(
-                lifts_of([policy], whole=True), logits, ids, torch.full((3,), heat, device="cpu"),
-                width=len(drafted),
-            )  # fmt: skip
-            if not bool(bias.to(logits.dtype).isfinite().all()):  # as it is added
-                raise ArithmeticError(f"a bias that is no number at temperature {heat:g}")
-
-
 class Cut(NamedTuple):
     """A truncation of q before the policy acts; these values leave it whole."""
 

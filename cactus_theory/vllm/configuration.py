@@ -127,7 +127,7 @@ def info_of(settings: Settings) -> dict[str, str]:
         "verifier": settings.verifier.spec,
         "cap": "none" if settings.cap is None else f"{settings.cap:g}",
         "meter": str(settings.meter or "off"),
-        "requests": settings.requests,
+        "policies": ", ".join(settings.policies) or "none",
         "divergence": settings.divergence.spec,
         "margin": f"{settings.margin:g}",
     }

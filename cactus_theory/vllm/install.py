@@ -10,7 +10,7 @@ import atexit
 from collections.abc import Callable
 from typing import Any
 
-from cactus_theory.vllm.admission import BY_BIAS, BY_HOOK, Admission
+from cactus_theory.vllm.admission import OF_HOOK, OF_PROCESSOR, Admission
 from cactus_theory.vllm.configuration import check_config, names_processor, served_name, show_info
 from cactus_theory.vllm.metrics import Prometheus, Reporter
 from cactus_theory.vllm.model_runner_v1 import Hook
@@ -198,7 +198,7 @@ def _wrap_config(
     def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
         check_config(config, warn, admission.settings)
-        admission.way = BY_BIAS if names_processor(config) else BY_HOOK
+        admission.keys = OF_PROCESSOR if names_processor(config) else OF_HOOK
         if config.speculative_config is not None and not said:
             show_info(admission.settings, config, log, warn)
             said.append(True)

@@ -1,8 +1,7 @@
 """Count what policies do inside an engine, and measure what it costs.
 
-Counters, by the spec of the server's policy; what requests choose for themselves is counted under
-the registered name of the policy, without its knobs, so that no request makes a label. All have
-vLLM's own labels ``model_name`` and ``engine`` besides:
+Counters, by the spec of the policy that judged. Requests only name policies that the server
+offers, so that none makes a label. All have vLLM's own labels ``model_name`` and ``engine``, too:
 
 ==============================================  ================================================
 ``cactus:verified_rows_total``                  target rows whose emitted law was the policy's:
@@ -58,12 +57,10 @@ from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies import Policy
 from cactus_theory.verify.draft import Verified
-from cactus_theory.vllm.admission import family
 from cactus_theory.vllm.settings import Settings
 
 # bounds of a histogram, nats of an answer: price 2 spends about 0.02 a token on the shipped pair
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-METERS = 16  # most policies under one label whose rows are collected at the same time
 TOKENS = ("drafted_tokens", "accepted_tokens", "emitted_tokens", "undrafted_tokens")
 COUNTS = ("verified_rows", *TOKENS)
 WORDS = {
@@ -93,7 +90,7 @@ class Tally:
         self.settings = settings
         self.counts: dict[str, dict[str, int]] = {}
         self.positions: dict[str, list[tuple[int, int]]] = {}
-        self.meters: dict[str, list[Meter]] = {}
+        self.meters: dict[str, dict[str, Meter]] = {}
         self.closed: dict[str, tuple[int, float]] = {}
         self.answers: list[tuple[str, float]] = []
         self.chance = random.Random(seed)  # which rows are measured; no token depends on it
@@ -149,7 +146,7 @@ class Tally:
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
         counts = self.counts[label]
-        sums = [meter.sums() for meter in self.meters.get(label, ())]
+        sums = [meter.sums() for meter in self.meters.get(label, {}).values()]
         closed = self.closed.get(label, (0, 0.0))
         measured = closed[0] + sum(rows for rows, _ in sums)
         spent = (closed[1] + sum(own for _, own in sums)) * self.settings.meter
@@ -174,9 +171,8 @@ class Tally:
         return f"{text}, emitted {name} per token {spent:.4f} ({totals['measured_rows']} rows)"
 
     def _label(self, policy: Policy) -> str:
-        """Return the server's spec, or a registered name: a bounded set, whatever requests say."""
-        same = policy == self.settings.policy
-        label = self.settings.policy.spec if same else family(policy)
+        """Return the policy's spec: a bounded set, as requests only name policies."""
+        label = policy.spec
         self.counts.setdefault(label, dict.fromkeys(COUNTS, 0))
         self.positions.setdefault(label, [])
         return label
@@ -207,15 +203,12 @@ class Tally:
         return int(gap)
 
     def _meter(self, label: str, policy: Policy) -> Meter:
-        meters = self.meters.setdefault(label, [])
-        for meter in meters:
-            if meter.policies[0] == policy:
-                return meter
-        if len(meters) == METERS:
-            (rows, spent), closed = meters.pop(0).sums(), self.closed.get(label, (0, 0.0))
-            self.closed[label] = closed[0] + rows, closed[1] + spent
-        meters.append(Meter((policy,), self.settings.divergence, self.settings.verifier))
-        return meters[-1]
+        """Return the meter of a policy: one a label, under a cap one for each of its prices."""
+        meters = self.meters.setdefault(label, {})
+        if policy.spec not in meters:
+            own = self.settings
+            meters[policy.spec] = Meter((policy,), own.divergence, own.verifier)
+        return meters[policy.spec]
 
 
 class Prometheus:

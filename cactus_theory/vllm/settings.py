@@ -3,11 +3,11 @@
 ======================  ===================================================================
 ``CACTUS_POLICY``       spec of the policy, such as ``band:price=2.0``; unset or empty: the
                         server is left as it is
+``CACTUS_POLICIES``     others that a request may name: ``gentle=band:price=4; fast=band:price=1``
 ``CACTUS_VERIFIER``     ``chain`` (default) or ``block``
 ``CACTUS_DIVERGENCE``   what the meter reads, such as ``kl`` (default) or ``renyi:a=2``
 ``CACTUS_METER``        ``off``, or n: one verified row in n is measured, chosen at random
                         (default 16; 1: all of them)
-``CACTUS_REQUESTS``     what a request may ask for: ``stricter`` (default), ``any``, ``off``
 ``CACTUS_CAP``          nats of KL that an answer may spend per token, at every length it may
                         end at; ``inf``: only where its request sets one
 ``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
@@ -23,17 +23,16 @@ so does one of these without a policy, or ``CACTUS_TRACE_BYTES`` without a folde
 nobody would read. Those of the project's tests (``CACTUS_THEORY_…``) and the ones
 that Kubernetes makes of a service named cactus are left alone.
 
-A request may choose its own policy in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``):
-``{"cactus": "band:price=4"}``, ``{"cactus": {"policy": "band", "price": 4}}``, or knobs of the
-server's policy alone, ``{"cactus": {"price": 4}}`` or ``{"cactus": "price=4"}``, and lower its
-cap, ``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.vllm.admission` for what is
-admitted. Nothing here imports torch before a policy is asked for.
+A request may name one of them in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``),
+``{"cactus": "gentle"}``, or ``speculative``, which is lossless, and lower its cap,
+``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.vllm.admission`. Nothing here imports torch before
+a policy is asked for.
 """
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +41,16 @@ if TYPE_CHECKING:
     from cactus_theory.policies import Policy
     from cactus_theory.verify import Verifier
 
-POLICY, VERIFIER = "CACTUS_POLICY", "CACTUS_VERIFIER"
+POLICY, POLICIES, VERIFIER = "CACTUS_POLICY", "CACTUS_POLICIES", "CACTUS_VERIFIER"
 DIVERGENCE, METER = "CACTUS_DIVERGENCE", "CACTUS_METER"
-REQUESTS, CAP, READINGS = "CACTUS_REQUESTS", "CACTUS_CAP", "CACTUS_READINGS"
+CAP, READINGS = "CACTUS_CAP", "CACTUS_READINGS"
 MARGIN, TRACE, TRACE_BYTES = "CACTUS_MARGIN", "CACTUS_TRACE", "CACTUS_TRACE_BYTES"
-NAMES = (POLICY, VERIFIER, DIVERGENCE, METER, REQUESTS, CAP, READINGS, TRACE, TRACE_BYTES, MARGIN)
+NAMES = (POLICY, POLICIES, VERIFIER, DIVERGENCE, METER, CAP, READINGS, TRACE, TRACE_BYTES, MARGIN)
 PREFIX = "CACTUS_"
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
-MODES = ("stricter", "any", "off")
+SPECULATIVE = "speculative"  # what every request may ask for
+OFFERED = re.compile(r"\s*([A-Za-z0-9_.-]{1,40})\s*=\s*(\S.*?)\s*", flags=re.S)
 LOG = "log"
 MOST_MARGIN = 1e6  # largest margin, in logits
 TRACED = 1e9  # most bytes of a trace folder, by default
@@ -62,11 +62,11 @@ LONGEST_LINE = 1000  # most characters of a refusal
 class Settings:
     """The settings of a server."""
 
-    policy: "Policy"  # of every request that does not choose its own
+    policy: "Policy"  # of every request that names none
     verifier: "Verifier"
     divergence: "Divergence"
     meter: int = MEASURED  # one verified row in so many is measured; 0: none
-    requests: str = MODES[0]
+    policies: Mapping[str, "Policy"] = field(default_factory=dict)  # what a request may name
     cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
     readings: str = ""  # ``log`` or a file for the numbers of single requests
     trace: str = ""  # folder of traces
@@ -98,25 +98,33 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     spec = text[POLICY] or ("speculative" if by_bias else "")
     if not spec:
         return None
-    from cactus_theory.base.arguments import number, one_of
+    from cactus_theory.base.arguments import number
     from cactus_theory.divergences import divergence
     from cactus_theory.policies import policy
     from cactus_theory.vllm.bias import check_policy
 
-    rule = named(POLICY, lambda spec: policy(spec).at_ends(()), spec)  # which knows no tokenizer
     verifier = named(VERIFIER, _chain_or_block, text[VERIFIER] or "chain")
+    cap = number(CAP, text[CAP], 0) if text[CAP] else None
     if by_bias:
         refuse_accounts(text[CAP], text[READINGS], text[TRACE])
-        named(POLICY, check_policy, rule)
-    else:
+
+    def checked(spec: str) -> "Policy":
+        rule = policy(spec).at_ends(())  # no tokenizer is known here
+        if by_bias:
+            check_policy(rule)
+            return rule
         named(VERIFIER, verifier.check, rule)
+        if cap is not None:
+            named(CAP, _check_ledger, rule, cap)
+        return rule
+
     return Settings(
-        policy=rule,
+        policy=named(POLICY, checked, spec),
         verifier=verifier,
         divergence=named(DIVERGENCE, divergence, text[DIVERGENCE] or "kl"),
         meter=_meter(text[METER], text[READINGS]),
-        requests=one_of(REQUESTS, text[REQUESTS] or MODES[0], MODES),
-        cap=_cap(text[CAP], rule),
+        policies=named(POLICIES, _offered, text[POLICIES], checked),
+        cap=cap,
         readings=_readings(text[READINGS]),
         trace=_folder(text[TRACE]),
         trace_bytes=number(TRACE_BYTES, text[TRACE_BYTES] or TRACED, 0),
@@ -152,15 +160,25 @@ def _meter(text: str, readings: str) -> int:
     return int(text) if text else MEASURED
 
 
-def _cap(text: str, policy: "Policy") -> float | None:
-    from cactus_theory.base.arguments import number
+def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:
+    """Return the policies of a list, by name: ``gentle=band:price=4; fast=band:price=1``."""
+    policies: dict[str, Policy] = {}
+    for part in filter(str.strip, text.split(";")):
+        line = OFFERED.fullmatch(part)
+        if line is None:
+            raise ValueError(f"must be name=spec, with ; between two; got {part.strip()!r:.60}")
+        name, spec = line.groups()
+        if name in policies or name == SPECULATIVE:
+            raise ValueError(f"{name}: must be named once, and {SPECULATIVE} is there anyway")
+        policies[name] = named(name, checked, spec)
+    return policies
+
+
+def _check_ledger(policy: "Policy", cap: float) -> None:
+    """Raise ValueError for a policy that a ledger cannot follow."""
     from cactus_theory.decoding.ledger import Ledger
 
-    if not text:
-        return None
-    cap = number(CAP, text, 0)
-    named(CAP, Ledger, policy, min(cap, 1.0))  # a policy that a ledger cannot follow stops here
-    return cap
+    Ledger(policy, min(cap, 1.0))
 
 
 def _readings(text: str) -> str:

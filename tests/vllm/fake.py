@@ -1,5 +1,6 @@
 """The parts of vLLM that the package touches, as modules of a few lines."""
 
+import re
 import sys
 import types
 from dataclasses import dataclass, field
@@ -22,6 +23,16 @@ class RejectionSampler:
         return rejection_sample(*given, **more)
 """
 STOCK = -7  # what the fake original answers
+
+
+def named(spec):
+    """Return the name that a spec has in what :func:`offered` returns."""
+    return re.sub("[:=,+]", ".", spec)
+
+
+def offered(*specs):
+    """Return these policies as ``CACTUS_POLICIES`` has them."""
+    return ";".join(f"{named(spec)}={spec}" for spec in specs if spec != "speculative")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from tests.vllm.flat import CHAIN, emitted, random_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 BAND = "band:price=0.5"
+ASKED = "mixture:alpha=1", "band:price=1"
 PLAIN = settings.read({"CACTUS_POLICY": BAND})
 
 
@@ -33,7 +34,7 @@ def logged():
 def served(monkeypatch, logged):
     """A fake vLLM with the hook in place: its module, its runner and the hook."""
     sampler, runner = fake.install(monkeypatch, logged=logged)
-    read = settings.read({"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": "any"})
+    read = settings.read({"CACTUS_POLICY": BAND, "CACTUS_POLICIES": fake.offered(*ASKED)})
     return sampler, runner, install.install(Admission(read))
 
 
@@ -47,7 +48,7 @@ def call(batch, metadata=None):
 
 def requests(*policies):
     """Return requests by their names, with what each asks for."""
-    every = [None if own is None else {"cactus": own} for own in policies]
+    every = [None if own is None else {"cactus": fake.named(own)} for own in policies]
     return {
         f"r{n}": fake.CachedRequestState(fake.SamplingParams(extra))
         for n, extra in enumerate(every)
@@ -70,7 +71,7 @@ def test_a_step_is_decided_by_the_policy(served):
 def test_requests_choose_their_policies(served):
     _, runner, _ = served
     batch = random_batch(0, [3, 2, 3], generators=seeded(1, 3))
-    asked = requests("mixture:alpha=1", None, {"price": 1})
+    asked = requests("mixture:alpha=1", None, "band:price=1")
     found = runner(**asked)._sample(None, call(batch))
     rules = [ct.policy(spec) for spec in ("mixture:alpha=1", BAND, "band:price=1")]
     again = random_batch(0, [3, 2, 3], generators=seeded(1, 3))
@@ -81,7 +82,7 @@ def test_requests_choose_their_policies(served):
 def test_a_bad_request_inside_the_engine_is_lossless_with_a_warning(served, logged):
     _, runner, _ = served
     batch = random_batch(0, [3, 2], generators=seeded(1, 2))
-    found = runner(**requests([{}], None))._sample(None, call(batch))
+    found = runner(**requests("not offered", None))._sample(None, call(batch))
     again = random_batch(0, [3, 2], generators=seeded(1, 2))
     rules = [ct.policy("speculative"), ct.policy(BAND)]
     assert torch.equal(found, verify_flat(CHAIN, rules, again)[0])
@@ -163,9 +164,9 @@ def test_installing_twice_changes_nothing(served):
 
 def test_requests_are_refused_when_they_are_submitted(served):
     params = sys.modules["vllm.sampling_params"].SamplingParams
-    with pytest.raises(sys.modules["vllm.exceptions"].VLLMValidationError, match="prise"):
-        params({"cactus": {"prise": 1}}).verify(None)
-    good = params({"cactus": {"price": 1}})
+    with pytest.raises(sys.modules["vllm.exceptions"].VLLMValidationError, match="must be one of"):
+        params({"cactus": "price=1"}).verify(None)
+    good = params({"cactus": "speculative"})
     good.verify(None)
     assert good.verified
 
@@ -230,8 +231,9 @@ def test_a_configuration_is_checked_before_processes_start(served, logged):
     arguments.config = config()
     for _ in range(2):
         assert arguments.create_engine_config() is arguments.config
-    asked = {"policy": BAND, "verifier": "chain", "cap": "none", "meter": "16", "requests": "any"}
+    asked = {"policy": BAND, "verifier": "chain", "cap": "none", "meter": "16"}
     asked |= {"version": version("cactus-theory"), "divergence": "kl", "margin": "0"}
+    asked |= {"policies": "mixture.alpha.1, band.price.1"}
     assert fake.shown("cactus:info") == [(asked | {"model_name": "served"}, 1)]
     line, warning = logged  # once
     asked |= {"readings": "off", "trace": "off"}
@@ -278,7 +280,7 @@ def test_runner_v2_is_let_through_with_its_logits_processor(served):
     loaded = SimpleNamespace(logits_processors=[processor], served_model_name="served")
     own = {"rejection_sample_method": "block", "num_speculative_tokens": 2}
     arguments = sys.modules["vllm.engine.arg_utils"].EngineArgs()
-    margin = sys.modules["vllm.sampling_params"].SamplingParams({"cactus_margin": 1.0})
+    margin = sys.modules["vllm.sampling_params"].SamplingParams({"cactus_margin": 0})
     with pytest.raises(ValueError, match="logits processor"):
         margin.verify(None)  # no server with it has been made yet
     for sampled in ("greedy", "probabilistic"):

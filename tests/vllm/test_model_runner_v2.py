@@ -21,11 +21,12 @@ from tests.vllm.nothing_read import NothingRead
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 SLOTS, WIDTH, VOCAB = 9, 3, 7
 LENGTHS = (3, 0, 2, 1, 3, 3)
+OFFERED = "near=cactus:delta=2;far=band:price=0.2"
 OF_SLOT = torch.tensor([4, 8, 0, 2, 6, 7], dtype=torch.int32)
 
 
 def asked(policy="band:price=1", verifier="chain"):
-    environ = {settings.POLICY: policy, settings.VERIFIER: verifier, settings.REQUESTS: "any"}
+    environ = {settings.POLICY: policy, settings.VERIFIER: verifier, settings.POLICIES: OFFERED}
     found = settings.read(environ)
     assert found is not None
     return Admission(found)
@@ -230,7 +231,7 @@ def test_requests_with_policies_of_their_own(vllm, monkeypatch):
     )
     module, sampler = vllm
     hook, batch, engine = model_runner_v2.install(asked()), Batch(), sampler.Sampler()
-    wishes = {4: {"cactus": "cactus:delta=2"}, 6: {"cactus": {"price": 0.2}}, 7: {"cactus": "bad"}}
+    wishes = {4: {"cactus": "near"}, 6: {"cactus": "far"}, 7: {"cactus": "bad"}}
     for slot in range(SLOTS):
         engine.add_request(slot, SimpleNamespace(extra_args={"cactus": "speculative"}))
         engine.add_request(slot, SimpleNamespace(extra_args=wishes.get(slot)))

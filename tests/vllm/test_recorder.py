@@ -13,12 +13,13 @@ from cactus_theory.tuning import Costs, tune
 from cactus_theory.tuning.report import notes
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.vllm import install, recorder, settings
-from cactus_theory.vllm.admission import PROCESSOR_KEYS, Admission
+from cactus_theory.vllm.admission import OF_PROCESSOR, Admission
 from tests.vllm import fake
 from tests.vllm.flat import VOCAB, random_batch
 from tests.vllm.test_hook import call, requests, seeded
 
 BAND = "band:price=0.5"
+ASKED = [f"band:price={1 + number}" for number in range(2 * recorder.MOST_SETTINGS)]
 # half an ulp of a log-probability below 16 in float16, twice for the division by the row's sum
 ROUNDING = 2 * 2.0**-8
 
@@ -30,7 +31,9 @@ def server(monkeypatch, tmp_path):
     def start(**environ):
         logged = []
         _, runner = fake.install(monkeypatch, logged=logged)
-        read = settings.read({"CACTUS_POLICY": BAND, "CACTUS_REQUESTS": "any"} | environ)
+        read = settings.read(
+            {"CACTUS_POLICY": BAND, "CACTUS_POLICIES": fake.offered(*ASKED)} | environ
+        )
         return runner, install.install(Admission(read)), logged
 
     return start
@@ -198,13 +201,12 @@ def test_all_that_is_written_stays_within_the_bytes(server, tmp_path, monkeypatc
 def test_a_request_has_no_say_in_it(server, tmp_path):
     """It names no folder, passes no limit, and no odd settings fill the disk with folders."""
     kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"))
-    assert not any("trace" in key for key in PROCESSOR_KEYS)
+    assert not any("trace" in key for key in OF_PROCESSOR)
     for key in ("cactus_trace", "cactus_trace_bytes", "CACTUS_TRACE"):
         with pytest.raises(ValueError, match="must be one of cactus, cactus_cap; got"):
             hook.admission.grant(fake.SamplingParams({key: str(tmp_path / "other")}))
-    policies = [{"price": 1 + number} for number in range(2 * recorder.MOST_SETTINGS)]
-    runner = kind(**requests(*policies))
-    step(runner, random_batch(0, [2] * len(policies)))
+    runner = kind(**requests(*ASKED))
+    step(runner, random_batch(0, [2] * len(ASKED)))
     end(runner, *list(runner.requests))
     traces = traces_in(tmp_path / "t")
     assert len(traces) == recorder.MOST_SETTINGS

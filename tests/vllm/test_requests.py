@@ -293,7 +293,7 @@ def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
 def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more(
     server, monkeypatch
 ):
-    kind, hook = server(CACTUS_REQUESTS="any")
+    kind, hook = server(CACTUS_POLICIES=fake.offered("cactus:delta=0.5"))
     runner = kind(**requests("cactus:delta=0.5", None))
     step(runner, 0, ["r0", "r1"], [3, 2])
     from cactus_theory.policies.cactus import Cactus

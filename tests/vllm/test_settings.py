@@ -63,7 +63,16 @@ def test_what_is_said_is_read():
         ("CACTUS_DIVERGENCE", "kk", "pearson_chi2"),
         ("CACTUS_METER", "-1", "whole number"),
         ("CACTUS_METER", "1.5", "whole number"),
-        ("CACTUS_REQUESTS", "all", "stricter, any, off"),
+        ("CACTUS_POLICIES", "band:price=2", "name=spec"),
+        ("CACTUS_POLICIES", "gentle=bnad", "gentle: policy: must be one of"),
+        (
+            "CACTUS_POLICIES",
+            "gentle=band:price=2;gentle=typical",
+            "gentle: must be named once",
+        ),
+        ("CACTUS_POLICIES", "speculative=band:price=2", "speculative is there anyway"),
+        ("CACTUS_POLICIES", "two words=band:price=2", "name=spec"),
+        ("CACTUS_POLICIES", "soft=band:price=2,hold=eos", "soft: hold"),
         ("CACTUS_CAP", "-1", "[0, inf]"),
         ("CACTUS_CAP", "much", "a number"),
         ("CACTUS_READINGS", "/nowhere/at/all", "No such file"),
@@ -83,6 +92,9 @@ def test_readings_measure_every_row():
         settings.read(BAND | {"CACTUS_READINGS": "log", "CACTUS_METER": "off"})
 
 
-def test_a_policy_that_the_verifier_cannot_follow_is_refused():
-    with pytest.raises(ValueError, match="CACTUS_VERIFIER.*typical"):
-        settings.read({"CACTUS_POLICY": "typical", "CACTUS_VERIFIER": "block"})
+def test_every_policy_of_a_server_suits_its_verifier_and_its_way():
+    for own in ({"CACTUS_POLICY": "typical"}, BAND | {"CACTUS_POLICIES": "odd=typical"}):
+        with pytest.raises(ValueError, match="CACTUS_VERIFIER.*typical"):
+            settings.read(own | {"CACTUS_VERIFIER": "block"})
+        with pytest.raises(ValueError, match="must judge a deterministic draft by the drafted"):
+            settings.read(own, by_bias=True)

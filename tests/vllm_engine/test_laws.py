@@ -17,6 +17,8 @@ FAMILY, TESTS = 1e-4, 100
 DETERMINISTIC = 1e-12
 TIMES = 2000
 LOSSY = ("cactus:delta=1.0", "band:price=0.5", "typical", "mixture:alpha=0.5")
+# what the servers offer: each by its number, and one more
+OFFERED = ";".join(f"{number}={spec}" for number, spec in enumerate(LOSSY)) + ";far=band:price=0.3"
 BLOCKS = ("speculative", "band:price=0.5", "cactus:delta=1.0")
 HOT = {"temperature": 0.7, "top_p": 0.9, "top_k": 200}
 NUMBERS = ("num_calls", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -38,12 +40,12 @@ def assert_other(texts, law, places=(2, 3, 4)):
 def mixed(run):
     """Every policy, greedy requests and colder ones in the same batches of one engine."""
     requests = [request(PROMPT, TIMES, "speculative", max_tokens=5)]
-    requests += [request(PROMPT, TIMES, policy) for policy in LOSSY]
+    requests += [request(PROMPT, TIMES, str(number)) for number in range(len(LOSSY))]
     requests += [request(PROMPT, 50, temperature=0.0)]
     requests += [request(PROMPT, TIMES, "speculative", **HOT), request(PROMPT, TIMES, **HOT)]
-    requests += [request(PROMPT, 50, max_tokens=1), request(PROMPT, TIMES, {"price": 0.3})]
+    requests += [request(PROMPT, 50, max_tokens=1), request(PROMPT, TIMES, "far")]
     job = {"engine": engine(), "requests": requests}
-    ended = run(job, CACTUS_POLICY="band:price=1", CACTUS_METER="1", CACTUS_REQUESTS="any")
+    ended = run(job, CACTUS_POLICY="band:price=1", CACTUS_METER="1", CACTUS_POLICIES=OFFERED)
     return texts_of(ended.answer, job), ended
 
 
@@ -74,7 +76,7 @@ def test_temperature_and_truncation_reach_the_law(mixed):
     assert_other(lossless, target_law())
 
 
-def test_knobs_of_a_request_alone_change_the_servers_policy(mixed):
+def test_a_request_picks_another_price_of_the_servers_policy(mixed):
     assert_lawful(mixed[0][9], chain_law("band:price=0.3"))
 
 
@@ -97,9 +99,13 @@ def test_counters_are_beside_those_of_the_engine(mixed):
 @pytest.fixture(scope="module")
 def blocks(run):
     requests = [request(PROMPT, TIMES, "speculative"), request(PROMPT, TIMES)]
-    requests += [request(PROMPT, TIMES, "cactus:delta=1.0")]
+    requests += [request(PROMPT, TIMES, "near")]
     job = {"engine": engine(), "requests": requests}
-    asked = {"CACTUS_VERIFIER": "block", "CACTUS_METER": "off", "CACTUS_REQUESTS": "any"}
+    asked = {
+        "CACTUS_VERIFIER": "block",
+        "CACTUS_METER": "off",
+        "CACTUS_POLICIES": "near=cactus:delta=1",
+    }
     ended = run(job, CACTUS_POLICY="band:price=0.5", **asked)
     return texts_of(ended.answer, job)
 

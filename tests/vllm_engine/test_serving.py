@@ -34,9 +34,7 @@ STARTS = {
     "fault": (engine(), True),
     "processor": (engine() | {"logits_processors": [PROCESSOR]}, False),
 }
-BAD = ["bnad", {"prise": 1}, {"price": -1}, 3, "x.py:f", [{}], "typical"]
-BAD += ["band:price=1,values =/etc/hostname", "price=1.9", "mixture:alpha=1"]
-BAD += ["price=" + "9" * 10**6, "renyi:a=1.0000000001"]  # vLLM refuses integers beyond 64 bits
+BAD = ["bnad", {"price": 1}, 3, "x.py:f", [{}], "typical", "band:price=4", "g" * 10**6]
 CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 12, 40, 16
 
 
@@ -126,7 +124,7 @@ def capped(run, tmp_path_factory):
     requests += [request(PROMPT, CAPPED, **long, extra_args={"cactus_cap": LOWER})]
     job = {"engine": engine(), "requests": requests}
     job["engine"] |= {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
-    job["bad"] = [{"cactus_cap": 2 * CAP}, {"cactus": "price=0.01"}]
+    job["bad"] = [{"cactus_cap": 2 * CAP}, {"cactus": "band:price=0.01"}]
     asked = {"CACTUS_CAP": str(CAP), "CACTUS_READINGS": str(file)}
     ended = run(job, CACTUS_POLICY="band:price=0.1", **asked)
     return ended, [json.loads(line) for line in file.read_text().splitlines()]
