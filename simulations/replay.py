@@ -124,8 +124,8 @@ def table(rows: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str
     heads |= {"texts_needed": "texts\nneeded"}
     shown = columns(rows, heads, title, f"{spec}_per_token")
     return (
-        f"{shown}\n± one standard error over texts; differences are paired; needed: texts that make\n"
-        "them significant, at 95 % in four of five samples"
+        f"{shown}\n± one standard error over texts; differences are paired; needed: texts that\n"
+        "make them significant, at 95 % in four of five samples"
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cactus_theory.answer_bounds import most_variation
 from cactus_theory.cli import main
 from simulations.common.results import read_csv
 
@@ -55,11 +56,18 @@ def test_what_a_nat_buys_and_costs_is_what_was_measured_and_proven() -> None:
     page = (ROOT / "cactus_theory" / "CHOOSE.md").read_text(encoding="utf-8")
     rows, _ = read_csv(ROOT / "paper_figures" / "data" / "throughput_134m.csv")
     speeds = {(float(row["level"]), row["family"]): float(row["over_plain"]) for row in rows}
+    elsewhere, _ = read_csv(ROOT / "paper_figures" / "data" / "same_nats.csv")
+    colder_at = {float(row["level"]): float(row["knob"]) for row in elsewhere
+                 if row["spent"] == "tempered"}  # fmt: skip
     for nats in (0.02, 0.05, 0.1):
         band, cactus = (speeds[nats, name] for name in ("band:price", "cactus:delta"))
-        right = f"{0.5 + 0.5 * (nats / 2) ** 0.5:.1%}".replace("%", " %")
+        right, of_64 = (
+            f"{0.5 + 0.5 * most_variation(own):.1%}".replace("%", " %") for own in (nats, 64 * nats)
+        )
+        colder = colder_at[nats]
         line = (
-            rf"\| {nats} \| {band:.2f} \| {cactus:.2f} \| 0\.\d+ \| {right} \| {64 * nats:.3g} nats"
+            rf"\| {nats} \| {band:.2f} \| {cactus:.2f} \| {colder:.3f} \| {right} \| {of_64} "
+            rf"\| {64 * nats:.3g} nats"
         )
         assert re.search(line, page), line
 

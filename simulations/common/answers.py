@@ -191,11 +191,16 @@ def _rate_interval(rate: Estimate) -> tuple[float, float]:
     return max(low, 0.0), min(high, 1.0)
 
 
+def _largest_error(row: Row) -> float:
+    """Return the error of a length over prompts, or over answers to these where it is larger."""
+    return max(row["length_ratio_se"] or 0.0, row["length_ratio_se_given_prompts"] or 0.0)
+
+
 def sentences(rows: Sequence[Row]) -> list[str]:
     """Return in words where answers are longer or shorter than lossless ones, at 95 %."""
     said = []
     for row in rows:
-        ratio, error = row["length_ratio"], row["length_ratio_se"]
+        ratio, error = row["length_ratio"], _largest_error(row)
         if ratio is None or not abs(ratio - 1) > WIDE * error:
             continue
         ends = f"{ratio - WIDE * error:.2f} to {ratio + WIDE * error:.2f}"

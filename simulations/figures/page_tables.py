@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..common.answers import WIDE
 from ..common.grid import at
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import read_csv, write_text
@@ -213,12 +212,12 @@ def answers(data: Path) -> str:
          " to ".join(filter(None, (_share(row[f"allowed_{end}"]) for end in ("low", "high")))))
         for row in python
     ]  # fmt: skip
-    head = (*usual, "tokens an answer", "× lossless (95 %)", "to these prompts", "cut off",
+    head = (*usual, "tokens an answer", "× lossless", "to these prompts", "cut off",
             "calls an answer")  # fmt: skip
-    title = "Lengths of whole answers, stories pair"
+    title = "Lengths of whole answers, stories pair; ± one standard error over prompts"
     first = _table(title, notes, head, lengths, medians=False)
-    head = (*usual, "that parse", "less lossless (95 %)", "allowed by the nats")
-    title = "Completions whose whole lines ast.parse takes, shipped pair"
+    head = (*usual, "that parse", "less lossless", "allowed by the nats")
+    title = "Completions whose whole lines ast.parse takes, shipped pair; ± as above"
     return first + _table(title, python_notes, head, scores, medians=False)
 
 
@@ -233,7 +232,7 @@ def _within(row: Row, column: str) -> str:
 
 
 def _error(error: str) -> str:
-    return f"± {WIDE * float(error):.3f}" if error else ""
+    return f"± {float(error):.3f}" if error else ""
 
 
 def _throughput_line(row: Row) -> Sequence[str]:
