@@ -25,21 +25,22 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; $(PYTHON) is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade 'pip>=25.1'
 	@$(PIP) torch
-	@$(PIP) -e '.[solvers,testing,llm,figures]'
+	@PYTHONWARNINGS=ignore $(PIP) -e '.[solvers,testing,llm,figures]'
 	@$(BIN)/python -c 'from cactus_theory.optimum.rows import warm; warm()'
 	@touch $@
 
 # what only tests and checks of style need: Triton interprets the kernels where no GPU is, adapters
 # of peft (with accelerate, 11 MB) are decoded
 $(TESTED): $(STAMP)
-	@$(PIP) 'dask[distributed]' pytest pytest-xdist beartype ruff pyright peft accelerate
+	@$(PIP) --group dev --group sweep
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
 	@touch $@
 
 # what builds the site, which the thorough suite and pyright read, too
 $(PAGES): $(TESTED)
-	@$(PIP) mkdocs-material 'mkdocstrings[python]' latex2mathml nbconvert ipykernel
+	@$(PIP) --group docs
 	@touch $@
 
 setup: $(TESTED)  ## create .venv with the tested versions

@@ -85,12 +85,6 @@ def test_every_extra_is_used_by_code_in_the_wheel() -> None:
         assert required(requirements) & used, extra
 
 
-def test_the_makefile_names_what_the_groups_install() -> None:
-    for group, requirements in PROJECT["dependency-groups"].items():
-        for line in requirements:
-            assert re.split(r"[^\w\[\]-]", line)[0] in MAKEFILE, group
-
-
 def test_what_make_installs_has_a_tested_version() -> None:
     pinned = required((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
     installed = {name for own in re.findall(r"\.\[([\w,]+)\]", MAKEFILE) for name in own.split(",")}
