@@ -61,6 +61,13 @@ GROUPS = {
                        "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32 "
                        "--work-dir build/example/head --out build/example/head/shipped",
                        "train_pair.command"),
+        "train-head": ("train an EAGLE-3 head for a target; resumes",
+                       "--target simulations/pair/target --corpus simulations/common "
+                       "--held-out 0.3 --pieces 2 --piece-texts 8 --answer-tokens 16 "
+                       "--draft-vocab 300 --places 2 "
+                       "--first-steps 2 --steps 2 --overlap-steps 2 --batch-size 4 "
+                       "--work-dir build/example/train-head --out build/example/train-head/head",
+                       "train_head.command"),
         "smollm": ("make the folder of a published chat model (93 MB)",
                    "--out build/smollm2-135m-instruct", "smollm"),
         "gpu-check": ("try a CUDA machine in five minutes: laws, verification, decodes (CSV)",
@@ -73,13 +80,14 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 WRITTEN = ("out", "work", "work_dir")
 
 # commands with threads of their own; the others have one, but for --threads and --inflate
-OWN_THREADS = ("train-pair", "gpu-check")
+OWN_THREADS = ("train-pair", "train-head", "gpu-check")
 
 # commands whose finished work is kept when Ctrl-C stops them
 RESUMED = (
     *(
         "train-pair",
         "compare",
+        "train-head",
         "throughput",
         "trace",
         "tune-check",

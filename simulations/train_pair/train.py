@@ -88,8 +88,8 @@ LONG_FACTOR = 4
 SHARE_AT_STARTS = 0.25
 # seconds between two checkpoints
 EVERY_S = 60.0
-Batches = Callable[[int, Generator], Tensor]
-Loss = Callable[[Any, Tensor], Tensor]
+Batches = Callable[[int, Generator], Any]
+Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
