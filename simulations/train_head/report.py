@@ -1,4 +1,4 @@
-"""What ``report.json`` says of a head: how good it is on texts it never saw, and of what it is."""
+"""The ``report.json`` of a head: how good it is on texts it never saw, and of what it is."""
 
 import argparse
 import platform

@@ -25,7 +25,7 @@ USERS_TEMPERATURE, USERS_TOP = 0.9, 50
 
 @dataclass(frozen=True)
 class Turn:
-    """What the target writes in a row: at most ``most`` tokens, until one of ``ends``.
+    """Tokens that the target writes in a row: at most ``most``, until one of ``ends``.
 
     Then ``after`` follows, whose first token is not repeated where the target wrote it.
     """
@@ -131,7 +131,7 @@ def _next(logits: Tensor, turn: Turn, coins: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Writer:
-    """One row's text, its turns to come, tokens written in the first, those that must follow."""
+    """The text of a row, its turns to come, tokens of the first one, those that must follow."""
 
     def __init__(self, ids: Sequence[int], turns: Sequence[Turn]) -> None:
         self.ids, self.turns, self.written = list(ids), list(turns), 0
