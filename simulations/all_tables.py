@@ -86,10 +86,8 @@ ENTRIES = (
           "{root}/paper_figures/data/price_travels_stories.csv"),
     Entry("policies band_row",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
-    Entry("throughput throughput_equal_kl",
-          "--policies speculative cactus:delta=0.0003 cactus:delta=0.1 band:price=8 band:price=0.5 "
+    Entry("throughput", "--policies speculative cactus:delta=0.1 band:price=0.5 "
           f"{FEW}"),
-    Entry("throughput_blocks=throughput throughput_blocks_equal_kl=throughput_equal_kl", FEW),
     Entry("throughput_134m_long=throughput", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
           "--batch 1 --num-draft-tokens 4 --repeats 1"),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",

@@ -34,7 +34,7 @@ from .common.inputs import (
 )
 from .common.journal import Journal
 from .common.results import columns, publish
-from .throughput.table import read, rising
+from .common.statistics import hermite, monotone_curve
 
 LOSSLESS = "speculative"
 # column → numerator, denominator, and whether of timed decodes alone
@@ -171,7 +171,9 @@ def _numbers(runs: Sequence[Runs], prompts: int, level: float) -> dict[str, Esti
         return [ratio_of_sums(*sums, "prompts") for sums in pairs]
 
     def at(*numbers: float) -> float:
-        value = read(level, rising(np.reshape(numbers, (2, -1)).T))
+        kl, height = np.reshape(numbers, (2, -1))
+        curve = monotone_curve(np.log(kl[kl > 0]), height[kl > 0])
+        value = hermite(float(np.log(level)), *curve)
         return math.nan if value is None else value
 
     timed = [line.clocked for line in runs]

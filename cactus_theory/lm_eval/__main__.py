@@ -9,10 +9,11 @@ Beside the score stand the meter's nats, and McNemar's exact p against lossless 
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import prompts_of
@@ -115,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {', '.join(told)}".replace("_", " "))
     for description in tasks:
         if not isinstance(description, str):  # of which the right answers are known here
-            answers = [sample["resps"][0][0] for sample in samples[description["task"]]]
+            made = sorted(samples[description["task"]], key=lambda sample: sample["doc_id"])
+            answers = [sample["resps"][0][0] for sample in made]
             items = description["custom_dataset"]()["test"][: len(answers)]
             right = TASKS[description["task"]].right
             print(floor(lambda item, text: right(item["columns"], text), items, answers))  # noqa: B023
@@ -139,32 +141,33 @@ def _evaluated(asked: Mapping[str, str], tasks: Sequence[Any], args: argparse.Na
 
 
 def compared(task: str, own: Sequence[Row], lossless: Sequence[Row]) -> list[Row]:
-    """Return a row of every metric of 0 and 1: both scores, McNemar's test, items needed."""
-    rows = []
-    own_texts, texts = ({sample["doc_id"]: sample["resps"] for sample in samples}
-                        for samples in (own, lossless))  # fmt: skip
-    for metric in dict.fromkeys(name for sample in own for name in sample["metrics"]):
-        kinds = {(sample["doc_id"], sample["filter"]): sample[metric] for sample in own}
-        theirs = {(sample["doc_id"], sample["filter"]): sample[metric] for sample in lossless}
-        if not all(value in (0, 1) for value in (*kinds.values(), *theirs.values())):
-            continue
-        for kind in dict.fromkeys(sample["filter"] for sample in own):
-            pairs = [(kinds[key], theirs[key]) for key in kinds if key[1] == kind]
-            row = {"task": task, "metric": f"{metric}, {kind}"} | _tested(pairs)
-            rows.append(row | {"differ": sum(own_texts[key] != texts[key] for key in texts)})
+    """Return a row of every metric that is a number: both means, items needed, answers that differ.
+
+    Of 0 and 1 also McNemar's test.
+    """
+    rows: list[Row] = []
+    theirs = {(sample["doc_id"], sample["filter"]): sample for sample in lossless}
+    pairs = [(sample, theirs[sample["doc_id"], sample["filter"]]) for sample in own]
+    differ = len({a["doc_id"] for a, b in pairs if a["resps"] != b["resps"]})
+    kinds = [(kind, metric) for a, _ in pairs for kind in [a["filter"]] for metric in a["metrics"]]
+    for kind, metric in dict.fromkeys(kinds):
+        values = [(a[metric], b[metric]) for a, b in pairs if a["filter"] == kind]
+        if all(isinstance(value, int | float) for pair in values for value in pair):
+            row = {"task": task, "metric": f"{metric}, {kind}", "items": len(values)}
+            rows.append(row | _tested(np.array(values, dtype=float)) | {"differ": differ})
     return rows
 
 
-def _tested(pairs: Sequence[tuple[float, float]]) -> Row:
-    count = len(pairs)
-    better, worse = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    difference = (better - worse) / count
-    error = math.sqrt(max((better + worse) / count - difference**2, 0.0) / count)
-    return {
-        "items": count, "score": sum(a for a, _ in pairs) / count,
-        "lossless": sum(b for _, b in pairs) / count, "right_alone": better, "wrong_alone": worse,
-        "p": mcnemar(better, worse), "items_needed": items_needed(difference, error, count),
-    }  # fmt: skip
+def _tested(pairs: Any) -> Row:
+    row: Row = dict(zip(("score", "lossless"), pairs.mean(0).tolist(), strict=True))
+    row |= dict.fromkeys(("right_alone", "wrong_alone", "p"))
+    differences = pairs[:, 0] - pairs[:, 1]
+    if np.isin(pairs, (0, 1)).all():
+        better, worse = int((differences > 0).sum()), int((differences < 0).sum())
+        row |= {"right_alone": better, "wrong_alone": worse, "p": mcnemar(better, worse)}
+    count, error = len(pairs), float(differences.std())
+    row["items_needed"] = items_needed(differences.mean().item(), error / count**0.5, count)
+    return row
 
 
 @ends_quietly

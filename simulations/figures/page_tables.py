@@ -160,22 +160,6 @@ def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> st
     return _table(title, notes, head, lines)
 
 
-def equal_kl(data: Path, name: str = "throughput_equal_kl.csv") -> str:
-    """Return the ratio of two families' speeds at equal emitted KL, by batch and K."""
-    rows, notes = _read(data / name)
-    places = sorted({(int(row["batch"]), int(row["num_draft_tokens"])) for row in rows})
-    cells: dict[tuple[float, int, int], str] = {}
-    for row in rows:
-        ratio, low, high = (_number(row[name], 2) for name in ("ratio", "ratio_low", "ratio_high"))
-        place = int(row["batch"]), int(row["num_draft_tokens"])
-        cells[float(row["kl"]), *place] = f"{ratio} ({low}–{high})"
-    levels = sorted({float(row["kl"]) for row in rows})
-    lines = [[f"{kl:g}", *(cells.get((kl, *place), "") for place in places)] for kl in levels]
-    head = ["emitted KL a token", *(f"batch {batch}, K = {width}" for batch, width in places)]
-    title = f"Tokens/s of {rows[0]['first']} over {rows[0]['second']} at equal emitted KL, 90 %"
-    return _table(title, notes, head, lines)
-
-
 def blocks(data: Path) -> str:
     """Return tokens per call over the band token by token, of every family, at equal emitted KL."""
     tables = []
@@ -427,8 +411,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "paper_figures/RESULTS.md": {
         "large": partial(throughput, name=LONG),
         "large_batch": partial(throughput, name=LONG, batch="8"),
-        "blocks_equal_kl": partial(equal_kl, name="throughput_blocks_equal_kl.csv"),
-        "tuned": tuned, "throughput": throughput, "equal_kl": equal_kl, "blocks": blocks,
+        "tuned": tuned, "throughput": throughput, "blocks": blocks,
         "drafters": drafters, "answers": answers, "decode": decode, "theory": theory,
         "verify": verify, "gpu": gpu, "shipped": lambda _: shipped(PAIR),
     },

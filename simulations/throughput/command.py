@@ -7,8 +7,7 @@ repeat decodes all prompts by all methods in a shuffled order, with seeds of its
 90 % over resampled prompts: those of a few are too narrow (of 8 they hold 82 %, of 30 88 %).
 
 --verifier chain block decodes every policy token by token and by whole drafted paths, by those
-that can follow it. A family is a spec without the value of its first knob, and @block after it
-where whole paths were verified: --compare band:price@block band:price.
+that can follow it.
 """
 
 import argparse
@@ -88,8 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=3,
         help="repeats before them, untimed, for cost, quality; 0: no meter",
     )
-    add("--compare", nargs=2, metavar="FAMILY", help="at equal emitted KL; "
-        f"as {' '.join(table.DEFAULT)}, the default if both are run")  # fmt: skip
     add("--out", type=Path, default=Path("throughput"))
 
 
@@ -101,10 +98,9 @@ def run(args: argparse.Namespace) -> int:
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds, args.siblings)
-    families = table.families_of(args.compare, lines) if args.metered or args.compare else None
     at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
-    if not args.metered and (args.score or args.compare):
-        raise ValueError("--score, --compare: must be given with --metered 1 or more; got 0")
+    if not args.metered and args.score:
+        raise ValueError("--score: must be given with --metered 1 or more; got 0")
     prompts = given_prompts(args)[: args.num_prompts]
     score = score_of(args.score)
     grid = Grid(lines, len(prompts), args.repeats, args.metered, args.seed)
@@ -126,10 +122,6 @@ def run(args: argparse.Namespace) -> int:
     timed = args.repeats > 0
     tables = {"throughput": rows}
     tables["answers"] = answer_rows(runs, len(prompts), timed=timed, seed=args.seed)
-    if families is not None and (equal := table.equal_kl_rows(runs, families, args.seed)):
-        tables["throughput_equal_kl"] = equal
-    elif families is not None:
-        print(table.nothing(families))
     for title, lines in tables.items():
         publish(args, lines, args.out / f"{title}.csv")
     files = ", ".join(["journal.jsonl", *(f"{title}.csv" for title in tables)])
@@ -164,7 +156,7 @@ AL: drafted tokens that are accepted per target call"""
 
 
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
-    """Return every method at its fastest K, what wins at equal KL, and how long answers are."""
+    """Return every method at its fastest K, and how long answers are."""
     width, rows = width_of_terminal(WIDEST), tables["throughput"]
     texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
@@ -172,18 +164,12 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
-    answers, equal = tables.get("answers", []), tables.get("throughput_equal_kl", [])
+    answers = tables.get("answers", [])
     if answers:
         named, last = [row | {"name": name(row)} for row in answers], "length_ratio_se"
         known = {column for row in named for column in row if row[column] not in (None, "")}
         heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
         texts.append(columns(named, heads, "\nwhole answers", last))
-    if equal:
-        heads = {"kl": "KL/token", "num_draft_tokens": "K", "batch": "batch"}
-        heads |= {"tokens_per_second_first": equal[0]["first"]}
-        heads |= {"tokens_per_second_second": equal[0]["second"], "ratio": "ratio"}
-        heads |= {"ratio_low": "5 %", "ratio_high": "95 %"}
-        texts.append(columns(equal, heads, "\ntokens per second at equal emitted KL", "ratio"))
     said = sentences(answers) if answers else []
     filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in said]
     return "\n".join([*texts, "", *filled])

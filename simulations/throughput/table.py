@@ -1,16 +1,9 @@
-"""From decodes to one line per config, and to two families of policies at equal emitted KL.
-
-Each family is a curve, tokens per second against the logarithm of the emitted KL per token,
-known at the knob values that were run. Between them it is read off a monotone cubic; outside them
-nothing is said.
-"""
+"""From decodes to one line per config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
 
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.decoding.stream import completion
@@ -26,7 +19,7 @@ from ..common.grid import (
     Record,
     Runs,
 )
-from ..common.statistics import Curve, Draws, hermite, interval, monotone_curve, resamples, spread
+from ..common.statistics import resamples, spread
 
 
 def record(
@@ -130,114 +123,3 @@ def _quality(metered: list[Record]) -> dict[str, Any]:
     ]
     nats, tokens = -sum(v * length for v, length in pairs), sum(length for _, length in pairs)
     return {"target_nats_per_token": nats / tokens if tokens else None}
-
-
-# nats per token at which families are compared
-LEVELS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
-DEFAULT = ("band:price", "cactus:delta")
-
-
-def families_of(names: Sequence[str] | None, lines: Sequence[Config]) -> tuple[str, str] | None:
-    """Return the two families to compare; None if none are named and the default are not there.
-
-    ValueError for a name with fewer than two knob values in the run.
-    """
-    first, second = names or DEFAULT
-    sizes = {name: len({line.method for line in lines if line.family == name})
-             for name in (first, second)}  # fmt: skip
-    short = [name for name, size in sizes.items() if size < 2]
-    if short and names is None:
-        return None
-    if short:
-        families = ", ".join(sorted({line.family for line in lines if line.width}))
-        raise ValueError(
-            f"--compare: {short[0]} needs at least two knob values among the policies; "
-            f"got {sizes[short[0]]}, families are {families}"
-        )
-    return first, second
-
-
-def equal_kl_rows(
-    runs: Mapping[Config, Runs], families: tuple[str, str], seed: int = 0
-) -> list[dict[str, Any]]:
-    """Return one dictionary per level, K and batch that both families reach.
-
-    ``ratio`` is the first family's tokens per second over the second's. Its interval comes
-    from resampling prompts, or batches of them, the same ones for both families.
-    """
-    rows = []
-    for width, batch in sorted({(line.width, line.batch) for line in runs if line.width}):
-        members = [
-            [line_runs for line, line_runs in runs.items()
-             if (line.family, line.width, line.batch) == (name, width, batch)]
-            for name in families
-        ]  # fmt: skip
-        if min(map(len, members)) >= 2:
-            place = {"num_draft_tokens": width, "batch": batch}
-            rows += [place | row for row in _compared(members, families, seed)]
-    return rows
-
-
-def nothing(families: tuple[str, str]) -> str:
-    """Return why there is no table."""
-    levels = ", ".join(f"{level:g}" for level in LEVELS)
-    return (
-        f"nothing to compare at equal KL: {' and '.join(families)} need two knob values each at "
-        f"one K and batch, metered on both sides of one of {levels} nats"
-    )
-
-
-def _compared(
-    members: list[list[Runs]], families: tuple[str, str], seed: int
-) -> list[dict[str, Any]]:
-    draws = resamples(len(members[0][0].timed[0]), seed)
-    both = [curves(family)[0] for family in members]
-    drawn = list(zip(*(curves(family, draws) for family in members), strict=True))
-    rows = []
-    for level in LEVELS:
-        first, second = (read(level, curve) for curve in both)
-        if first is None or second is None:
-            continue
-        low, high = _interval(level, drawn)
-        rows.append(
-            {
-                "kl": level,
-                "first": families[0],
-                "second": families[1],
-                "tokens_per_second_first": first,
-                "tokens_per_second_second": second,
-                "ratio": first / second,
-                "ratio_low": low,
-                "ratio_high": high,
-            }
-        )
-    return rows
-
-
-def _interval(level: float, drawn: Sequence[tuple[Curve, Curve]]) -> list[float | None]:
-    pairs = [(read(level, first), read(level, second)) for first, second in drawn]
-    ratios = [a / b for a, b in pairs if a is not None and b is not None]
-    return [*interval(ratios)] if ratios else [None, None]
-
-
-def curves(members: Sequence[Runs], draws: Draws | None = None) -> list[Curve]:
-    """Return one curve per draw of prompts; without, one of all."""
-    points = []
-    for runs in members:
-        groups = len(runs.timed[0])
-        own = np.arange(groups)[None] if draws is None else draws
-        cost = np.array([[record["kl"], record["tokens"]] for record in runs.metered])
-        kl, tokens = np.moveaxis(cost.reshape(-1, groups, 2).sum(0)[own], -1, 0).sum(-1)
-        points.append(np.stack([kl / tokens, np.median(runs.drawn(own), axis=-1)], -1))
-    return [rising(family) for family in np.stack(points, 1)]
-
-
-def rising(points: Float[np.ndarray, "members 2"]) -> Curve:
-    """Return the curve of tokens per second over ln KL through the points that cost something."""
-    kl, speed = points[points[:, 0] > 0].T
-    return monotone_curve(np.log(kl), speed)
-
-
-def read(level: float, curve: Curve) -> float | None:
-    """Return the curve's height at KL ``level``, None outside its points."""
-    return hermite(float(np.log(level)), *curve)

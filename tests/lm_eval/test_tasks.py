@@ -58,6 +58,9 @@ def test_items_are_paired_by_their_number_and_filter() -> None:
     assert row["differ"] == 10
     assert (row["right_alone"], row["wrong_alone"], row["p"]) == (2, 1, 1.0)
     assert row["items_needed"] == 228  # by hand: 10 ((1.96 + .8416) √(.3 − .01)/√10 / .1)²
+    halves = [own | {"right": own["right"] / 2} for own in items("1110000000")]
+    (row,) = compared("task", halves, items("0010000001"))
+    assert (row["score"], row["p"], row["right_alone"]) == (0.15, None, None)
 
 
 def test_bad_arguments_are_refused_in_a_line(capsys) -> None:

@@ -120,7 +120,7 @@ def test_prompts_may_go_on_a_text_and_another_token_may_end_it(monkeypatch) -> N
 def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "loaded", None)
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(call(resumed[0], "--compare", "cactus:delta", "band:price")) == 0
+    assert main(call(resumed[0])) == 0
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines()[1:])) <= 80
     assert "batch 1, every method at its fastest K" in said
@@ -149,7 +149,6 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
         (["--verifier", "knot"], "--verifier: must be among"),
         (["--metered", "-1"], "--metered: must be at least 0"),
         (["--num-prompts", "0"], "--num-prompts: must be at least 1"),
-        (["--compare", "band:price", "fuzzy:threshold"], "--compare: fuzzy:threshold needs"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, capsys, arguments: list[str], said: str) -> None:
