@@ -10,13 +10,13 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import in_parts, joined
-from cactus_theory.base.reused_memory import passing
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.certificate import geometry_of
 from cactus_theory.optimum.edges import solve_edges
+from cactus_theory.optimum.rows import HEAD
 from cactus_theory.policies import Declaration, PerProposal, Policy
 from cactus_theory.policies._copies import called, enter, lawful
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
@@ -68,10 +68,6 @@ def emitted_law(
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
-# least share of the largest target probability that a token of the head has
-HEAD = 0.2
-
-
 def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tensor:
     r"""Return the mass that rows h give, beyond q, to tokens far below the target's first choice.
 
@@ -80,9 +76,7 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
     with β = ``head``; rows (..., V) to (...).
     """
     h, q = check.float64_rows(emitted, target)
-    beyond = torch.sub(h, q, out=passing(q)).clamp_(min=0.0)
-    off_head = torch.lt(q, head * q.amax(-1, keepdim=True), out=passing(q))
-    return beyond.mul_(off_head).sum(-1)
+    return (h - q).clamp_(min=0.0).mul_(q < head * q.amax(-1, keepdim=True)).sum(-1)
 
 
 class RaisedOffHead(Divergence):

@@ -163,9 +163,9 @@ def float64_rows(*rows: Tensor) -> tuple[Tensor, ...]:
     return tuple(ungraphed(row).double() for row in rows)
 
 
-def normalised(probs: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return float64 rows divided by their float64 sum; ``out`` is memory to write them into."""
-    rows = probs.double() if out is None else out.copy_(probs)
+def normalised(probs: Tensor) -> Tensor:
+    """Return float64 rows divided by their float64 sum."""
+    rows = probs.double()
     total = rows.sum(-1, keepdim=True)
     return rows / total if rows is probs else rows.div_(total)
 

@@ -1,20 +1,16 @@
 """Rows of a batch, a few at a time, whatever the size of the batch.
 
-A temporary above a megabyte is mapped page by page, which takes longer than the arithmetic, and
-those of a whole batch are as large as the batch. Those of a few rows stay near the core, and take
-the memory that those of the rows before have left.
+The temporaries of a whole batch are as large as the batch; those of a few rows stay near the core.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cactus_theory.base.arguments import AT_ONCE, normalised
-from cactus_theory.base.reused_memory import scratch
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
@@ -28,9 +24,7 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
     step = max(1, count if batches[0].is_cuda else AT_ONCE // vocab)
     for start in range(0, max(1, count), step):
         at = slice(start, min(start + step, count))
-        few = [_some(rows, at) for rows in batches]
-        shape, device = tuple(few[0].shape), few[0].device
-        yield at, tuple(normalised(rows, scratch("parts", shape, device=device)) for rows in few)
+        yield at, tuple(normalised(_some(rows, at)) for rows in batches)
 
 
 def parts_of(rows: Tensor) -> Iterator[slice]:
@@ -44,27 +38,19 @@ def parts_of(rows: Tensor) -> Iterator[slice]:
 def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -> Sequence[Any]:
     """Join the results of parts, each a slice and its tensors, into tensors of all ``count`` rows.
 
-    None stays None. Into memory that is taken at once: small results that stay would lie where the
-    large temporaries of the next rows might have been.
+    None stays None.
     """
     whole: list[Any] = []
     for at, values in parts:
         if at.stop - at.start == count:
             return values
-        whole = whole or [None if value is None else _empty(count, value) for value in values]
+        whole = whole or [
+            None if value is None else value.new_empty(count, *value.shape[1:]) for value in values
+        ]
         for column, value in zip(whole, values, strict=True):
             if value is not None:
                 column[at] = value
     return whole
-
-
-def _empty(count: int, like: Tensor) -> Tensor:
-    """Return memory for so many rows: on the CPU numpy's, in huge pages where there are any."""
-    shape = count, *like.shape[1:]
-    if like.device.type != "cpu":
-        return like.new_empty(shape)
-    size = math.prod(shape) * like.dtype.itemsize
-    return torch.from_numpy(np.empty(size, np.uint8)).view(like.dtype).view(shape)
 
 
 def _some(rows: Tensor, at: slice) -> Tensor:

@@ -1,7 +1,7 @@
 """Measure what relaxed acceptance costs, on the rows that a decode has verified, token by token."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,16 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.reused_memory import passing, scratch
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import LogProbs
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.emitted import raised_off_head
 from cactus_theory.policies import Policy
-from cactus_theory.policies._base_classes import FixedTarget, PerProposal
 from cactus_theory.policies._decisions import Path
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Verified
@@ -63,14 +60,13 @@ class TokenLog:
     def charge(
         self,
         slots: Int[Tensor, "rows"],
-        ids: Int[Tensor, "rows"],
-        emitted: Float[Tensor, "rows vocab"],
+        emitted: Float[Tensor, "rows"],
         spent: Float[Tensor, "rows"],
     ) -> None:
-        """Enter the charges of tokens, in the meter's divergence, and ln h."""
+        """Enter the charges of tokens, in the meter's divergence, and ln h of h."""
         self.charges[slots] = spent.cpu()
         if self.emitted is not None:
-            self.emitted[slots] = emitted.gather(-1, ids[:, None])[:, 0].log().cpu()
+            self.emitted[slots] = emitted.log().cpu()
 
     def costs(self, width: int) -> Float[Tensor, "batch width"]:
         """Return the charges of the first ``width`` tokens of each text."""
@@ -83,14 +79,9 @@ class TokenLog:
         return LogProbs(*(logs.reshape(shape)[:, :width] for logs in (self.target, self.emitted)))
 
 
-# Rows are collected up to WAITING_ENTRIES entries, then measured in batches of at most
-# BATCHED_ENTRIES (192 KiB of float64): few calls, on arrays that fit into a core's own cache.
-# Measured under Cactus on 630 rows of 2,048, microseconds a row: 51 for batches of 8 rows, 50 for
-# 12; 16 and 32 are sometimes faster and sometimes slower, depending on the allocator.
+# entries of rows of a device that are collected before they are measured, in few launches
 WAITING_ENTRIES = 2**19
-BATCHED_ENTRIES = 2**14 + 2**13
 Choice = Int[Tensor, "rows"]
-Waiting = tuple[Tensor, ...]
 
 
 class Meter:
@@ -109,10 +100,8 @@ class Meter:
     ) -> None:
         self.policies, self.verifier, self.log = policies, find_verifier(verifier), log
         self.divergence = find_divergence(divergence)
-        self.waiting: list[Waiting] = []
-        self.zero = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self.one = torch.ones(1, dtype=torch.float64, device="cpu")
-        self.rows = self.entries = 0
+        self.waiting: list[tuple[Tensor, ...]] = []
+        self.rows = 0
         # sums stay where the rows are: nothing waits for a device
         zeros = torch.zeros(4, dtype=torch.float64, device="cpu")
         self.total, self.largest, self.expected, self.raised = zeros
@@ -125,24 +114,24 @@ class Meter:
         path: Path | None = None,
         tokens: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Collect verified rows.
+        """Measure verified rows, on a device some time before :meth:`sums` returns.
 
         ``choice`` is the policy of each (None: there is only one), ``path`` how a verifier of
         blocks reached them (None: that does not matter), ``tokens`` where the log has the
         tokens that were emitted there, and their ids (None: there is no log).
         """
-        if choice is None:
-            choice = self.zero.expand(len(target_probs))
-        if path is None:
-            path = Path(self.one.expand(len(choice)))
-        # a path of one piece either looked ahead or did not; NaN stands for the latter
-        raised = path.alive * math.nan if path.raised is None else path.raised
-        slots, ids = tokens or (self.zero.expand(len(choice)),) * 2
-        ways = path.alive, raised
-        self.waiting.append((target_probs, draft_probs, choice, *ways, slots, ids))
-        self.rows += len(target_probs)
-        self.entries += target_probs.numel()
-        if self.entries >= WAITING_ENTRIES:
+        count, like = len(target_probs), target_probs
+        alive = like.new_ones(count, dtype=torch.float64) if path is None else path.alive
+        # NaN: not looked ahead
+        raised = alive * math.nan if path is None or path.raised is None else path.raised
+        numbers = torch.zeros(count, dtype=torch.int64, device="cpu") if choice is None else choice
+        slots, ids = tokens or (numbers, numbers)
+        columns = target_probs, draft_probs, numbers, alive, raised, slots, ids
+        self.rows += count
+        if not like.is_cuda:
+            return self._measure_rows(*columns)
+        self.waiting.append(tuple(column.clone() for column in columns))
+        if sum(waiting[0].numel() for waiting in self.waiting) >= WAITING_ENTRIES:
             self._measure_waiting()
 
     def sums(self) -> tuple[int, float]:
@@ -164,78 +153,34 @@ class Meter:
             raised_off_head=float(self.raised),
         )
 
-    @one_thread()
     def _measure_waiting(self) -> None:
-        if not self.waiting:
-            return
-        size = max(1, BATCHED_ENTRIES // self.waiting[0][0].shape[-1])
-        for group in _groups(self.waiting, size):
-            parts: Any = (
-                zip(*group, strict=True) if len(group) > 1 else ((part,) for part in group[0])
-            )
-            columns = (
-                (torch.cat(part) if len(part) > 1 else part[0]).split(size) for part in parts
-            )
-            for q, p, choice, alive, raised, *tokens in zip(*columns, strict=True):
-                path = Path(alive, raised)
-                memory = scratch("meter.rows", (2, *q.shape), device=q.device).unbind(0)
-                q, p = map(check.normalised, (q, p), memory)
-                self._by_policy(q, p, choice, path, tokens)
-        self.waiting, self.entries = [], 0
+        if self.waiting:
+            self._measure_rows(*map(torch.cat, zip(*self.waiting, strict=True)))
+        self.waiting = []
 
-    def _by_policy(
-        self, q: Tensor, p: Tensor, choice: Choice, path: Path, tokens: Sequence[Tensor]
-    ) -> None:
-        assert path.raised is not None
+    @one_thread()
+    def _measure_rows(
+        self, q: Tensor, p: Tensor, choice: Choice, alive: Tensor, raised: Tensor,
+        slots: Tensor, ids: Tensor,
+    ) -> None:  # fmt: skip
+        """Measure rows by their policies, apart where these looked ahead."""
         # numbers of policies and paths may lie on devices of their own
-        choice, looked_ahead = choice.cpu(), path.raised.isfinite().cpu()
-        for number, policy in enumerate(self.policies):
-            for ahead in (False, True):
-                rows = (choice == number) & (looked_ahead == ahead)
-                if bool(rows.all()):
-                    raised = path.raised if ahead else None
-                    self._measure(policy, q, p, Path(path.alive, raised), tokens)
-                elif bool(rows.any()):
-                    raised = path.raised[rows] if ahead else None
-                    their_path = Path(path.alive[rows], raised)
-                    their_tokens = [part[rows.to(part.device)] for part in tokens]
-                    self._measure(policy, q[rows], p[rows], their_path, their_tokens)
-
-    def _measure(
-        self, policy: Policy, q: Tensor, p: Tensor, path: Path, tokens: Sequence[Tensor]
-    ) -> None:
-        emitted = self.verifier.emitted(policy, q, p, path)
-        # a policy that is lossless for what it emits accepts Σ min(p, out)
-        exact = isinstance(policy, FixedTarget | PerProposal)
-        offered = p if bool((path.alive == 1).all()) else p / path.alive[:, None]
-        if exact:
-            accepted = torch.minimum(offered, emitted, out=passing(p))
-        else:
-            accepted = p * policy.acceptance_row(q, p)
-        self.expected = self.expected + accepted.sum()
-        del accepted
-        if emitted is q:  # seen, not claimed: the policy returned the target's own row
-            return
-        spent = self.divergence.value(emitted, q).clamp(min=0.0)
-        self.total = self.total + spent.sum()
-        self.raised = self.raised + raised_off_head(emitted, q).sum()
-        self.largest = torch.maximum(self.largest.to(spent.device), spent.max())
-        if self.log is not None:
-            slots, ids = tokens
-            self.log.charge(slots, ids, emitted, spent)
-
-
-def _groups(waiting: list[Waiting], size: int) -> Iterator[list[Waiting]]:
-    """Yield the collected rows in groups of up to ``size`` rows; parts are not split."""
-    group: list[Waiting] = []
-    rows = 0
-    for part in waiting:
-        if group and rows + len(part[0]) > size:
-            yield group
-            group, rows = [], 0
-        group.append(part)
-        rows += len(part[0])
-    yield group
+        kinds = list(zip(choice.tolist(), raised.isfinite().tolist(), strict=True))
+        for number, ahead in dict.fromkeys(kinds):
+            columns = q, p, alive, raised, slots, ids
+            if len(set(kinds)) > 1:
+                rows = [place for place, kind in enumerate(kinds) if kind == (number, ahead)]
+                columns = tuple(column[rows] for column in columns)
+            own_q, own_p, own_alive, own_raised, *tokens = columns
+            path = Path(own_alive, own_raised if ahead else None)
+            emitted = self.verifier.emitted(self.policies[number], own_q, own_p, path)
+            spent, accepted, beyond = emitted.charges(self.divergence)
+            self.expected = self.expected + accepted.sum()
+            self.total = self.total + spent.sum()
+            self.raised = self.raised + beyond.sum()
+            self.largest = torch.maximum(self.largest.to(spent.device), spent.max())
+            if self.log is not None:
+                self.log.charge(tokens[0], emitted.at(tokens[1]), spent)
 
 
 def charge(

@@ -120,7 +120,7 @@ def _joined(paths: Sequence[Path]) -> Path | None:
 
 
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
-    """Return copies of the target and draft rows of one text at charged nodes."""
+    """Return the target and draft rows of one text at charged nodes."""
     declared = verified.draft.sampled is not None
     places = verified.judged(row, nodes) if verified.draft.probs is None and not declared else nodes
     q, p = verified.draft.rows(row, nodes, places, verified.target_probs)
@@ -141,8 +141,9 @@ def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) 
     choice, policies = verified.assigned.choice, verified.assigned.policies
     numbers = [0] * len(ids) if choice is None else choice[row, nodes].tolist()
     judged = tuple(policies[number] for number in numbers)
+    q, p = rows_at(row, nodes, verified)
     path = path_to(row, nodes, verified)
-    return VerifiedRows(*rows_at(row, nodes, verified), ids, accepted, judged, verifier, path)
+    return VerifiedRows(q.clone(), p.clone(), ids, accepted, judged, verifier, path)
 
 
 def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:

@@ -20,6 +20,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import accept_probability
+from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
 from cactus_theory.verify.tree import Tree
@@ -174,7 +175,7 @@ class Ledger(Schedule):
         # of each node: the tokens above it, what is spent there, P
         above: list[tuple[int, ...]] = [()] * (len(ids) + 1)
         spent, alive = [state.spent] * len(above), [1.0] * len(above)
-        laws: dict[int, Tensor] = {}
+        laws: dict[int, Emitted] = {}
         state.offered.clear()
         for place, node in enumerate(draft.above[0]):
             if node not in laws:
@@ -199,7 +200,7 @@ class Ledger(Schedule):
 
     def _fitting(
         self, ladder: Sequence[int], allowed: float, charges: "_Charges", node: int, alive: float
-    ) -> tuple[int, float, Float[Tensor, "1 vocab"]]:
+    ) -> tuple[int, float, Emitted]:
         """Return the first policy that fits, from the rung on that credit suggests; charge, law."""
         rung, last = self._first_rung(allowed, len(ladder)), len(ladder) - 1
         while True:
@@ -234,7 +235,7 @@ class _Charges:
         self.q, self.p = self._laws(self._verified(None))
         self.by_policy: dict[int, tuple[Tensor, Path | None]] = {}
 
-    def of(self, number: int, node: int, alive: float) -> tuple[float, Float[Tensor, "1 vocab"]]:
+    def of(self, number: int, node: int, alive: float) -> tuple[float, Emitted]:
         """Return the charge of a node that is reached with P = ``alive``, and its law."""
         policy = self.policies[number]
         if number not in self.by_policy:
@@ -248,9 +249,9 @@ class _Charges:
         q, here = self.q[node : node + 1], path.at(node)
         here = replace(here, alive=torch.full_like(here.alive, alive))
         law = self.judge.emitted(policy, q, p[node : node + 1], here)
-        return 0.0 if law is q else max(float(KL.value(law, q)), 0.0), law
+        return float(law.charges(KL).spent), law
 
-    def alive_after(self, place: int, alive: float, law: Float[Tensor, "1 vocab"]) -> float:
+    def alive_after(self, place: int, alive: float, law: Emitted) -> float:
         """Return P after a drafted token, from P and the law at its node."""
         node, token = self.draft.above[0][place], self.draft.token_ids[0, place]
         drawn_from = self.p[node]
@@ -259,7 +260,7 @@ class _Charges:
                 return 1.0  # the walk begins anew there
             assert self.draft.probs is not None
             drawn_from = check.normalised(self.draft.probs[0, node])
-        return float(accept_probability(alive * law[0, token], drawn_from[token]))
+        return float(accept_probability(alive * law.at(token[None])[0], drawn_from[token]))
 
     def _verified(self, raised: Tensor | None) -> Verified:
         """Return a round in which every node was reached, with P = 1, as the meter sees it."""

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
+from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier
 
 KL = divergence("kl")
@@ -104,18 +104,12 @@ class VerifiedRows:
                 f"policies: charges need one for each of {len(self.target_probs)} rows; got "
                 f"{len(self.policies)}"
             )
-        target, draft = normalised(self.target_probs), normalised(self.draft_probs)
-        charges = target.new_zeros(len(target))
-        path = self.path or Path(torch.ones_like(charges))
+        charges = self.target_probs.new_zeros(len(self.policies), dtype=torch.float64)
+        path, judge = self.path or Path(torch.ones_like(charges)), self.verifier or Chain()
         for row, policy in enumerate(self.policies):
-            q, p = target[row : row + 1], draft[row : row + 1]
-            if self.verifier is None:
-                law = policy.emitted(q, p)
-            else:
-                law = self.verifier.emitted(policy, q, p, path.at(row))
-            if law is not q:
-                charges[row] = KL.value(law, q)[0]
-        return charges.clamp(min=0.0)
+            q, p = (rows[row : row + 1] for rows in (self.target_probs, self.draft_probs))
+            charges[row] = judge.emitted(policy, q, p, path.at(row)).charges(KL).spent[0]
+        return charges
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.reused_memory import passing
 from cactus_theory.divergences.definition import (
     SAFE_RATIO,
     Divergence,
@@ -49,18 +48,17 @@ class KL(FDivergence):
         h, q = check.float64_rows(emitted, target)
         if h.shape != q.shape or not h.numel() or h.shape[-1] < LONG or h.is_cuda:
             return super().value(h, q)
-        logs = torch.div(h, q, out=passing(h)).clamp_(min=SAFE_RATIO)
+        logs = (h / q).clamp_(min=SAFE_RATIO)
         value = (log_in_place(logs)[..., None, :] @ h[..., None])[..., 0, 0] + (
             q.sum(-1) - h.sum(-1)
         )
         sure = (value >= ROUNDED) | (value == 0)  # false for NaN (h = q = 0)
         return value if bool(sure.all()) else super().value(h, q)
 
-    def centred(self, t: Tensor, out: Tensor | None = None) -> Tensor:
-        result = torch.clamp(t, min=torch.finfo(t.dtype).tiny, out=out)
+    def centred(self, t: Tensor) -> Tensor:
+        result = t.clamp(min=torch.finfo(t.dtype).tiny)
         # t ln t and the exact t − 1 are small near 1: no term of size 1 is rounded
-        excess = torch.sub(t, 1, out=passing(t))
-        return log_in_place(result).mul_(t).sub_(excess)
+        return log_in_place(result).mul_(t).sub_(t - 1)
 
     def slope(self, t: Tensor) -> Tensor:
         return t.log() + 1

@@ -150,12 +150,8 @@ class FDivergence(Divergence):
         step = CURVATURE_STEP * t
         return (self.slope(t + step) - self.slope(t - step)) / (2 * step)
 
-    def centred(self, t: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return f(t) − f′(1)(t−1), which is never negative and sums to the same divergence.
-
-        ``out`` is memory of t's shape that a class may write the result to, to save the time
-        that fresh memory takes; what is returned need not be there.
-        """
+    def centred(self, t: Tensor) -> Tensor:
+        """Return f(t) − f′(1)(t−1), which is never negative and sums to the same divergence."""
         if self.slope_at_one == 0:
             return self.f(t)
         return self.f(t).sub_(t - 1, alpha=self.slope_at_one)

@@ -15,7 +15,6 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base.chunks import parts_of
-from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.roots import convex_root
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import TotalVariation
@@ -97,7 +96,7 @@ class Geometry:
     def _measured(self, edges: Edges, rows: Rows) -> tuple[PerRow, PerRow, PerRow, PerRow]:
         """Write the rows and return acceptance, divergence, price and gap."""
         self.write_rows(edges, rows)
-        accepted = torch.minimum(self.p, rows, out=self._scratch("u")).sum(-1)
+        accepted = torch.minimum(self.p, rows).sum(-1)
         generated, spent = self.measure(rows)
         price = self.price(edges.lower, edges.upper, spent)
         if bool(edges.lossless.any()):
@@ -113,9 +112,8 @@ class Geometry:
     def write_rows(self, edges: Edges, rows: Rows) -> None:
         """Write h = clip(p, aq, bq); zero tokens of q get nothing, or their leak when free."""
         q, p = self.q, self.p
-        bound = self._scratch("u")
-        torch.maximum(p, torch.mul(q, edges.lower[:, None], out=bound), out=rows)
-        torch.minimum(rows, torch.mul(q, edges.upper[:, None], out=bound), out=rows)
+        torch.maximum(p, q * edges.lower[:, None], out=rows)
+        torch.minimum(rows, q * edges.upper[:, None], out=rows)
         if self.inside is not None:
             share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
             rows.copy_(torch.where(self.inside, rows, p * share[:, None]))
@@ -126,16 +124,11 @@ class Geometry:
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
         """Return the generator's divergence of rows h from q, and D(h‖q)."""
         if self.inside is None and len(rows):
-            ratio = torch.div(rows, self.q, out=self._scratch("u"))
-            cost = _sum_of(self.q, self.generator.centred(ratio, out=self._scratch("v")))
+            cost = _sum_of(self.q, self.generator.centred(rows / self.q))
             generated = cost.clamp_(min=0.0)  # a rounded sum may be negative
         else:
             generated = self.generator.value(rows, self.q)
         return generated, self.divergence.from_generator(generated)
-
-    def _scratch(self, name: str) -> Rows:
-        """Return reused memory of the rows' shape."""
-        return scratch(f"geometry.{name}", self.q.shape, self.q.dtype, self.q.device)
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
         """Return D(h‖q) of bands from the generator's value ``generated``."""
@@ -215,13 +208,12 @@ class Geometry:
         q, p, f = self.q, self.p, self.generator
         price = 1 / self.slope(edges.lower, edges.upper)
         level = -price * f.centred_slope(edges.lower)
-        u, out = self._scratch("u"), self._scratch("v")
-        torch.div(p, q, out=u)
+        u = p / q
         if self.inside is not None:
             u[~self.inside] = 1.0  # q u and q f(u) are then 0 there, or nearly 0
         torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
-        accepted = torch.minimum(p, torch.mul(q, u, out=out), out=out).sum(-1)
-        costs = price * _sum_of(q, f.centred(u, out=out)) + level * _sum_of(q, u)
+        accepted = torch.minimum(p, q * u).sum(-1)
+        costs = price * _sum_of(q, f.centred(u)) + level * _sum_of(q, u)
         return price * generated + level + accepted - costs
 
 

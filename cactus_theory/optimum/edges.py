@@ -22,7 +22,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.chunks import parts_of
-from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.roots import convex_root
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
@@ -155,11 +154,11 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
 
 
 class _Ratios:
-    """Float64 rows, p/q in reused memory (1 where q = 0), its ends, and P₀ of each row."""
+    """Float64 rows, p/q (1 where q = 0), its ends, and P₀ of each row."""
 
     def __init__(self, geometry: Geometry) -> None:
         self.q, self.p, self.f = geometry.q, geometry.p, geometry.generator
-        self.values = torch.div(self.p, self.q, out=self.memory("ratio", self.q.shape))
+        self.values = self.p / self.q
         self.most, self.outside = self.values.amax(-1), None
         zero = torch.zeros_like(self.most)
         self.lacking = zero if geometry.lacking is None else geometry.lacking
@@ -169,10 +168,6 @@ class _Ratios:
             self.values[self.outside] = 1.0
             self.most = self.values.amax(-1)
         self.least = self.values.amin(-1)
-
-    def memory(self, slot: str, shape: tuple[int, ...]) -> Tensor:
-        """Return reused float64 memory of a shape, by the name of its use."""
-        return scratch(f"edges.{slot}", shape, device=self.q.device)
 
     def bands(
         self, edges: Pairs, lossless: Flags, whole: Flags, done: Flags
@@ -198,7 +193,7 @@ def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
     top = torch.minimum(f.ratio_at(f.slope_at_one + width), ratios.most).clamp(min=1.0)
     upper = torch.minimum(f.ratio_at(f.slope_at_one + width / 2), top.sqrt())
     low, high, before = torch.ones_like(top), top, None
-    rows, slow = ratios.memory("rows", ratios.q.shape), torch.zeros_like(done)
+    rows, slow = torch.empty_like(ratios.q), torch.zeros_like(done)
     halve = slow
     for _ in range(MOST_STEPS):
         # a is 0 where f′ does not fall so low
@@ -231,13 +226,12 @@ def _within(ratios: _Ratios, delta: PerRow) -> tuple[Edges, Flags]:
     """
     f = ratios.f
     (rows, vocab), lacking = ratios.q.shape, ratios.lacking
-    masks = ratios.memory("masks", (rows, 2, vocab))
-    weights = ratios.memory("weights", (rows, 3, vocab))
+    masks = ratios.q.new_empty(rows, 2, vocab)
+    weights = ratios.q.new_empty(rows, 3, vocab)
     weights[:, 0], weights[:, 1] = ratios.q, ratios.p
     if ratios.outside is not None:
         weights[:, :2].masked_fill_(ratios.outside[:, None], 0.0)
-    cost = f.centred(ratios.values, out=masks.view(2, rows, vocab)[0])
-    cost = torch.mul(weights[:, 0], cost, out=weights[:, 2])
+    cost = torch.mul(weights[:, 0], f.centred(ratios.values), out=weights[:, 2])
     total = inside = cost.sum(-1)
     if not bool((total < torch.inf).all()):
         # f(0) = ∞ at tokens that the draft excludes: they are lifted at any a > 0

@@ -5,7 +5,8 @@ the first row is solved. Sums are float64 whatever the rows' dtype, and a pass n
 is linear in the edges between two ratios p/q, so that Newton's method ends after a few passes.
 
 A curve (c, a) is f″(t) = c t^(a−2); with a = NaN that of the Jensen-Shannon divergence,
-½/(t(1 + t)).
+½/(t(1 + t)). Loops whose terms are sums, products, quotients and ``log_of`` take several tokens at
+once; math.log takes one.
 """
 
 import math
@@ -18,6 +19,7 @@ from numba import njit
 from cactus_theory.base.tolerances import LEAST
 
 Row = np.ndarray
+Band = tuple[float, float, float, float, float]
 # largest p/q of a token that may rise, about 1/LEAST
 MOST = 4e307
 # ratio at which a token that is no normal number weighs nothing still
@@ -32,6 +34,8 @@ WIDTH, SHARE = 1.5, 0.7
 # D(p‖q) in nats: beyond it D inside the band is all rounding
 CLOSE, POLISH, MOST_COST = 1e-14, 1e-6, 32.0
 NOBODY = np.empty(0, np.int64)
+# √½ as an int64: a number's bits less these begin with the exponent of the nearest power of 2
+ROOT_BITS, MANTISSA = 0x3FE6A09E667F3BCD, 52
 # tokens of a row that are added up at once, before a draw looks at each of them
 BLOCK = 512
 
@@ -39,9 +43,10 @@ BLOCK = 512
 def compiled(function: Callable[..., Any]) -> Any:
     """Return a function compiled when it is first called, from a cache where one can be kept.
 
-    Sums may be taken in any order, so that several terms are added at once; NaN and ∞ are kept.
+    Sums may be taken in any order, so that several terms are added at once; NaN and ∞ are kept, and
+    x/0 is one of them.
     """
-    options = {"nogil": True, "fastmath": {"reassoc", "contract"}}
+    options = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
     try:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # no folder for it can be written
@@ -94,6 +99,22 @@ def fall_of(a: float, upper: float, lower: float) -> float:
     if a != a:
         return lower * (1 + lower) / (upper * (1 + upper))
     return (upper / lower) ** (a - 2)
+
+
+@compiled
+def log_of(t: float) -> float:
+    """Return ln t of a normal number to 4e-16 of its size, by a series that vectors can take.
+
+    With t = m 2^e, √½ ≤ m < √2 and s = (m − 1)/(m + 1) it is e ln 2 + 2(s + s³/3 + s⁵/5 + …).
+    """
+    bits = np.float64(t).view(np.int64)
+    exponent = (bits - np.int64(ROOT_BITS)) >> np.int64(MANTISSA)
+    m = np.int64(bits - (exponent << np.int64(MANTISSA))).view(np.float64)
+    s = (m - 1) / (m + 1)
+    z = s * s
+    tail = 2 / 13 + z * (2 / 15 + z * (2 / 17 + z * (2 / 19 + z * (2 / 21))))
+    tail = z * (2 / 3 + z * (2 / 5 + z * (2 / 7 + z * (2 / 9 + z * (2 / 11 + z * tail)))))
+    return np.float64(exponent) * math.log(2.0) + (2 * s + s * tail)
 
 
 @compiled
@@ -280,6 +301,87 @@ def write_law(
 
 
 @compiled
+def ratio_of(q_i: float, p_i: float, band: Band) -> float:
+    """Return h/q, clip(p/q, A, U) over the row's unit P; 1 where q = 0."""
+    lower, upper, least, off, unit = band
+    top = upper if q_i >= least else min(upper, off)
+    ratio = p_i / q_i
+    ratio = ratio if ratio < top else top
+    ratio = ratio if ratio > lower else lower
+    return ratio / unit if q_i >= LEAST else 1.0
+
+
+@compiled
+def write_ratios(q: Row, p: Row, band: Band, out: Row) -> None:
+    """Write h/q of a band (A, U, what q it has to be off the head below, U there, P)."""
+    for i in range(q.size):
+        out[i] = ratio_of(np.float64(q[i]), np.float64(p[i]), band)
+
+
+@compiled
+def write_quotients(q: Row, h: Row, mass: float, out: Row) -> float:
+    """Write h/q of a law, q over ``mass``, 1 where it is no number; return h's mass there."""
+    outside = 0.0
+    for i in range(q.size):
+        ratio = h[i] / (np.float64(q[i]) / mass)
+        found = ratio < math.inf
+        out[i] = ratio if found else 1.0
+        outside += 0.0 if found else h[i]
+    return outside
+
+
+@compiled
+def kl_cost(t: float) -> float:
+    """Return t ln t − (t − 1), no term of which is rounded near t = 1."""
+    return (t * log_of(t) if t >= LEAST else 0.0) - (t - 1)
+
+
+@compiled
+def write_kl_costs(ratios: Row, out: Row) -> None:
+    """Write the costs under KL of ratios h/q."""
+    for i in range(ratios.size):
+        out[i] = kl_cost(ratios[i])
+
+
+@compiled
+def added(
+    sums: tuple[float, float, float], q_i: float, p_i: float, ratio: float, cost: float, head: float
+) -> tuple[float, float, float]:
+    """Return q f(h/q), min(p, h) and (h − q)₊ where q < ``head``, each added to its sum."""
+    h_i, beyond = ratio * q_i, (ratio - 1) * q_i
+    raised = beyond if (q_i < head) & (beyond > 0) else 0.0
+    return sums[0] + q_i * cost, sums[1] + (p_i if p_i < h_i else h_i), sums[2] + raised
+
+
+@compiled
+def charges_of(
+    q: Row, p: Row, ratios: Row, costs: Row, mass: float, drafted: float, head: float
+) -> tuple[float, float, float]:
+    """Return D(h‖q), Σ min(p, h), and Σ (h − q)₊ where q < ``head`` of a part, by h/q and costs.
+
+    q is taken over ``mass``, p over ``drafted``.
+    """
+    sums = 0.0, 0.0, 0.0
+    for i in range(q.size):
+        q_i, p_i = np.float64(q[i]) / mass, np.float64(p[i]) / drafted
+        sums = added(sums, q_i, p_i, ratios[i], costs[i], head)
+    return sums
+
+
+@compiled
+def kl_charges(q: Row, p: Row, band: Band, alive: float, head: float) -> tuple[float, float, float]:
+    """Return :func:`charges_of` a band under KL; ``head`` is of q as it is."""
+    mass, drafted = sums_of(q, p)
+    sums = 0.0, 0.0, 0.0
+    for i in range(q.size):
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        ratio = ratio_of(q_i, p_i, band)
+        row = q_i / mass, p_i / (alive * drafted)
+        sums = added(sums, *row, ratio, kl_cost(ratio), head / mass)
+    return sums
+
+
+@compiled
 def outer_sums(
     q: Row, p: Row, cost: Row, lower: float, upper: float
 ) -> tuple[float, float, float, float, float, float]:
@@ -308,20 +410,19 @@ def edges_within(
     delta: float,
     unit: float,
     drafted: float,
+    ends: tuple[float, float],
 ) -> tuple[float, float, bool]:
     """Return U and A with D = ``delta`` and Σ g = Σ p, and whether they were found.
 
     Newton's method in both edges: between two ratios p/q all sums are linear in them but for f.
-    ``cost`` is q f(p/q) of each token, 0 where that is infinite, in which case D is ``endless``.
+    ``cost`` is q f(p/q) of each token, 0 where that is infinite, in which case D is ``endless``;
+    ``ends`` are the smallest and the largest p/q over the row's unit.
     """
     c, a = curve
-    mass, outside, inside, least = drafted / unit, 0.0, 0.0, math.inf
+    mass, outside, inside = drafted / unit, 0.0, 0.0
     for i in range(q.size):
         inside += cost[i]
-        if np.float64(q[i]) < LEAST:
-            outside += np.float64(p[i])
-        else:
-            least = min(least, np.float64(p[i]) / np.float64(q[i]))
+        outside += np.float64(p[i]) if np.float64(q[i]) < LEAST else 0.0
     inside /= mass
     if inside <= delta and outside == 0 and not endless:
         return math.inf, 0.0, True
@@ -335,10 +436,9 @@ def edges_within(
             spent += q_low / mass * value_of(c, a, lower / unit)
         if spent <= delta:
             return math.inf, lower, True
-    _, largest = largest_of(q, p)
     width = WIDTH * math.sqrt(2 * delta / (c if a == a else 0.25))
-    upper = unit * max(1.0, min(math.exp(width), (largest / unit) ** SHARE))
-    lower = unit * min(1.0, max(math.exp(-width / 2), (least / unit) ** SHARE))
+    upper = unit * max(1.0, min(math.exp(width), ends[1] ** SHARE))
+    lower = unit * min(1.0, max(math.exp(-width / 2), ends[0] ** SHARE))
     for place in range(MOST_STEPS):
         q_low, p_low, c_low, q_high, p_high, c_high = outer_sums(q, p, cost, lower, upper)
         high, low = upper / unit, lower / unit
@@ -410,24 +510,41 @@ def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
 
 
 @compiled
+def write_raised(q: Row, twice: float, out: Row) -> None:
+    """Write min(1, q + √(2δ q(1 − q))), with 2δ = ``twice``."""
+    for i in range(q.size):
+        q_i = min(np.float64(q[i]), 1.0)
+        out[i] = min(q_i + math.sqrt((1 - q_i) * q_i * twice), 1.0)
+
+
+@compiled
 def add_refilled(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
     """Add Σ_n (R_n/Z_n)(s_n q − p)₊ to ``law``, with Z_n = Σ (s_n q − p)₊.
 
     ``refused`` are R_n of the tokens that can be refused, ``scale`` their s_n, falling. Each token
     belongs to those with s_n > p/q: sums over them are prefix sums.
     """
-    count = scale.size
-    above = np.empty(q.size, np.int32)  # how many s are above p/q
+    count, most, least = scale.size, scale[0], scale[-1]
     mass, drafted = np.zeros(count + 1), np.zeros(count + 1)
+    beyond = lost = 0.0
+    for i in range(q.size):  # most tokens belong to all of them, or to none
+        beyond += q[i] if least * q[i] > p[i] else 0.0
+        lost += p[i] if least * q[i] > p[i] else 0.0
+    mass[count], drafted[count] = beyond, lost
+    others, number = np.empty(q.size + 1, np.int32), 0
     for i in range(q.size):
-        low, high = 0, count
+        others[number] = i
+        number += (least * q[i] <= p[i]) & (p[i] < most * q[i])
+    above = np.empty(number, np.int32)  # how many s are above p/q
+    for place in range(number):
+        i, low, high = others[place], 0, count
         while low < high:
             middle = (low + high) // 2
             if scale[middle] * q[i] > p[i]:
                 low = middle + 1
             else:
                 high = middle
-        above[i] = low
+        above[place] = low
         mass[low] += q[i]
         drafted[low] += p[i]
     weight, scaled = np.zeros(count + 1), np.zeros(count + 1)
@@ -440,5 +557,9 @@ def add_refilled(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
     for n in range(count):
         scaled[n + 1] = scaled[n] + weight[n + 1] * scale[n]
         weight[n + 1] += weight[n]
+    for place in range(number):
+        i, low = others[place], above[place]
+        law[i] += max(scaled[low] * q[i] - weight[low] * p[i], 0.0)
     for i in range(q.size):
-        law[i] += max(scaled[above[i]] * q[i] - weight[above[i]] * p[i], 0.0)
+        left = max(scaled[count] * q[i] - weight[count] * p[i], 0.0)
+        law[i] += left if least * q[i] > p[i] else 0.0

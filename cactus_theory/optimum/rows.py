@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,9 +38,15 @@ from cactus_theory.optimum.sorted_path import PerRow, Rows
 Row = np.ndarray
 # ln of the largest ratio of two edges; with any alive ratio it stays within float64
 FURTHEST = 500.0
+# largest p/q of a token that may rise, about 1/LEAST
+MOST = 4e307
+# least share of the largest target probability that a token of the head has
+HEAD = 0.2
 # share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
 SURE = 1 - 2e-4
 NOBODY = np.empty(0, np.int64)
+# entries of a row whose h/q are written at once, so that they stay near the core
+PART = 2**14
 # c and a of f″(t) = c t^(a−2); of the Jensen-Shannon divergence ½/(t(1 + t)), by a = NaN
 CURVES = {
     known.KL: (1.0, 1.0),
@@ -107,10 +113,11 @@ class NodeRow:
     p between those. With ``factor`` the row is one of P = 1, and g that often its own.
     """
 
-    cap, factor = math.inf, 1.0
+    cap, factor, least = math.inf, 1.0, 0.0
+    unit: float  # P in the units of p/q, once solved
 
     def __init__(self, alive: float) -> None:
-        self.upper = self.scale = alive
+        self.upper = self.scale = self.unit = alive
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
@@ -145,6 +152,14 @@ class NodeRow:
         raised = self._raised(math.inf)
         return raised if raised < math.inf else self.scale
 
+    def law_at(self, token: int, q: Row, p: Row) -> float:
+        """Return h of a sampled token, once solved, from the row's q and p."""
+        q_n, p_n = float(q[token]), float(p[token])
+        if q_n < LEAST:
+            return 0.0
+        mass, _ = loops().sums_of(q, p)
+        return self._raised(p_n / q_n, q_n) * q_n / (self.unit * mass)
+
     def _raised(self, ratio: float, q_n: float = 1.0) -> float:
         """Return g/q of a token with this p/q, over ``factor``."""
         return max(self.scale, min(self.upper, self.cap, ratio))
@@ -154,6 +169,14 @@ class NodeRow:
         """Return A and U."""
         self.passes(math.inf)
         return self.scale, self.upper
+
+    @property
+    def band(self) -> tuple[float, float, float, float, float]:
+        """Return A, U, the least q of the head, U off it, and P, for compiled loops, once solved.
+
+        Not beside certain tokens.
+        """
+        return self.scale, min(self.upper, MOST), self.least, self.unit, self.unit
 
 
 class PricedRow(NodeRow):
@@ -174,7 +197,7 @@ class PricedRow(NodeRow):
         head: float = 0.0,
     ) -> None:
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
-        self.band, self.alive, self.head = band, alive, head
+        self.priced, self.alive, self.head = band, alive, head
         self.least = head * float(self.q.max()) if head else 0.0
         self.certain = NOBODY
         if certain:
@@ -184,7 +207,7 @@ class PricedRow(NodeRow):
         """Return whether U > ``threshold``; if not, U and A are solved."""
         if threshold <= self.alive * SURE:
             return True
-        band = self.band
+        band = self.priced
         row = self.q, self.p, self.alive, band.curve, band.step, band.high
         solved = loops().edges_at_price(*row, self.head, self.certain, threshold)
         self.upper, self.scale, self.unit, self.cap, passed = solved
@@ -211,7 +234,7 @@ class BudgetRow(NodeRow):
     """The band of one row (V,) within a budget of f, as :class:`PricedRow`."""
 
     def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
-        self.q, self.p = (np.ascontiguousarray(row, np.float64) for row in (q, p))
+        self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.f, self.delta = f, delta
 
     def passes(self, threshold: float) -> bool:
@@ -219,7 +242,7 @@ class BudgetRow(NodeRow):
         if threshold <= SURE:
             return True
         mass, drafted = loops().sums_of(self.q, self.p)
-        self.upper, self.scale = math.inf, 0.0
+        self.upper, self.scale, self.unit = math.inf, 0.0, drafted / mass if mass else math.nan
         if 0 < mass < math.inf and 0 < drafted < math.inf:  # else a draw refuses it
             self._solve(drafted / mass, drafted)
         return self.upper > threshold
@@ -227,21 +250,66 @@ class BudgetRow(NodeRow):
     def _solve(self, unit: float, drafted: float) -> None:
         q, p, curve = self.q, self.p, curve_of(self.f)
         assert curve is not None  # the policy has looked
-        inside, ratio = q >= LEAST, np.ones(q.shape)
-        np.divide(p, q, out=ratio, where=inside)
-        np.divide(ratio, unit, out=ratio, where=inside)
-        cost = self.f.centred(torch.from_numpy(ratio)).numpy()
-        cost *= q
+        cost, least, most = np.empty(q.size), 1.0, 1.0
+        for start in range(0, q.size, PART):
+            at = slice(start, start + PART)
+            band = 0.0, MOST, 0.0, unit, unit
+            loops().write_ratios(q[at], p[at], band, ratio := cost[at])
+            least, most = min(least, float(ratio.min())), max(most, float(ratio.max()))
+            np.multiply(_costs(self.f, ratio), q[at], out=ratio)
         endless = False
-        if self.f.at_zero == math.inf and (empty := (p == 0) & inside).any():
+        if self.f.at_zero == math.inf and (empty := (p == 0) & (q >= LEAST)).any():
             endless, cost[empty] = True, 0.0
-        row = q, p, cost, endless, curve, self.delta, unit, drafted
+        row = q, p, cost, endless, curve, self.delta, unit, drafted, (least, most)
         self.upper, self.scale, found = loops().edges_within(*row)
         if not found:
             target, draft = (torch.from_numpy(row[None]).double() for row in (q, p))
             target, draft = target / target.sum(), draft / draft.sum()
             lower, upper = edges(target, draft, self.f, delta=self.delta)
             self.upper, self.scale = unit * float(upper), unit * float(lower)
+
+
+class Charge(NamedTuple):
+    """D(h‖q) of a row h, its acceptance Σ min(p/P, h), and the mass it raises off the head."""
+
+    spent: float
+    accepted: float
+    raised: float
+
+
+def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
+    """Return the charge of a law at a node: a solved row, or h, float64.
+
+    The head are tokens with q ≥ HEAD · max q. No temporary is longer than PART.
+    """
+    compiled, head = loops(), HEAD * float(q.max())
+    if isinstance(law, NodeRow) and type(f) is known.KL:
+        return Charge(*compiled.kl_charges(q, p, law.band, alive, head))
+    mass, drafted = compiled.sums_of(q, p)
+    ratios = np.empty(min(PART, q.size))
+    total, outside = np.zeros(3), 0.0
+    for start in range(0, q.size, PART):
+        at = slice(start, start + PART)
+        own_q, own_p = q[at], p[at]
+        ratio = ratios[: own_q.size]
+        if isinstance(law, NodeRow):
+            compiled.write_ratios(own_q, own_p, law.band, ratio)
+        else:
+            outside += compiled.write_quotients(own_q, law[at], mass, ratio)
+        cost = _costs(f, ratio)
+        total += compiled.charges_of(own_q, own_p, ratio, cost, mass, drafted * alive, head / mass)
+    spent, accepted, raised = total.tolist()
+    if outside:
+        spent += outside * (f.slope_at_infinity - f.slope_at_one)
+    return Charge(max(spent, 0.0), accepted, raised)
+
+
+def _costs(f: FDivergence, ratios: Row) -> Row:
+    """Return f(t) − f′(1)(t − 1) of ratios t."""
+    if type(f) is not known.KL:
+        return f.centred(torch.from_numpy(ratios)).numpy()
+    loops().write_kl_costs(ratios, costs := np.empty_like(ratios))
+    return costs
 
 
 @torch.no_grad()

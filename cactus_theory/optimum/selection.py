@@ -24,7 +24,6 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import in_parts, joined
-from cactus_theory.base.reused_memory import scratch
 from cactus_theory.base.threads import one_thread
 
 Rows = Float[Tensor, "rows vocab"]
@@ -151,7 +150,7 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
     is none. The mass is concave in c, so that Newton from c = 1 climbs to the root, in as many
     steps as it takes to tell which tokens are cut; what is not cut stays so.
     """
-    most, law, cut = scratch("selection", (3, len(q)), torch.float64).numpy()
+    most, law, cut = np.empty((3, len(q)))
     most[:] = 0.0 if sampled is None else sampled
     most[deterministic] = np.inf
     level, before = 1.0, -1
@@ -168,7 +167,6 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
             law = _among_denormal(q, most, cut, deterministic)
             break
         before = count
-    law = law.copy()
     if not q[deterministic].any():  # q = 0 there: they get the mass that no other token takes
         law[deterministic] = max(1 - float(law.sum()), 0.0) / len(deterministic)
     return law

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.base.reused_memory import law_like, passing
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._decisions import Path, Support
 from cactus_theory.policies._policy import (
@@ -110,9 +109,9 @@ class Raised(Entrywise, FixedTarget):
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
         """Return the emitted law."""
         q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
-        accepted = torch.minimum(p, self.ceiling(q, p), out=passing(p))
-        lost = torch.sub(p, accepted, out=passing(p)).sum(-1, keepdim=True)
-        left = torch.sub(q, p, out=law_like(p)).clamp_(min=0.0)
+        accepted = torch.minimum(p, self.ceiling(q, p))
+        lost = (p - accepted).sum(-1, keepdim=True)
+        left = (q - p).clamp_(min=0.0)
         total = left.sum(-1, keepdim=True)
         if left.is_cuda or not bool((total > 0).all()):
             return normalised_or(left, q).mul_(lost).add_(accepted)

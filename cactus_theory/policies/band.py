@@ -13,7 +13,6 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.reused_memory import law_like, passing, scratch
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
@@ -284,8 +283,7 @@ class Band(FixedTarget):
         unit = p.sum(-1, dtype=torch.float64) / q.sum(-1, dtype=torch.float64)
         # rows without mass, or with ∞, are refused at a draw
         unit = torch.where((unit > 0) & (unit < math.inf), unit, 1.0)
-        memory = scratch("band.rows", (2, *q.shape), device=q.device).unbind(0)
-        q, p = map(check.normalised, (q, p), memory)
+        q, p = map(check.normalised, (q, p))
         if not _all_normal(q):
             q = torch.where(q < LEAST, 0.0, q)  # NaN stays
         knobs: Any = {"delta": self.delta, "price": self.price, **self._boxes(q)}
@@ -331,18 +329,17 @@ def _all_normal(q: Tensor) -> bool:
     return bool(q.numel()) and not q.is_cuda and float(q.amin()) >= LEAST
 
 
-def _ceiling(upper: Tensor, q: Tensor, out: Tensor | None = None) -> Tensor:
+def _ceiling(upper: Tensor, q: Tensor) -> Tensor:
     """Return bq, but q where q is no normal number: such a token may not rise."""
     if _all_normal(q):
-        return torch.mul(upper, q, out=out)
+        return upper * q
     inside = q >= LEAST
     return torch.where(inside, upper * torch.where(inside, q, 1.0), q)
 
 
 def _clipped(p: Tensor, lower: Tensor, upper: Tensor, q: Tensor) -> Tensor:
     """Return clip(p, aq, bq)."""
-    row, least = _ceiling(upper, q, law_like(q)), torch.mul(lower, q, out=passing(q))
-    return torch.maximum(torch.minimum(p, row, out=row), least, out=row)
+    return torch.maximum(torch.minimum(p, _ceiling(upper, q)), lower * q)
 
 
 def _kept(upper: Tensor, q_n: Tensor, p_n: Tensor) -> Tensor:

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.reused_memory import LEAST_OF_LAWS, law_like
 from cactus_theory.base.roots import convex_root
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import PerProposal
 from cactus_theory.policies._decisions import Budget, Declaration
 from cactus_theory.policies._registry import register
 
 # largest 2δ, as ∞·0 is NaN
 MOST = sys.float_info.max
+# entries from which on one compiled pass takes less time than a few of torch's
+MANY = 1 << 10
 
 
 @register("cactus")
@@ -49,20 +51,19 @@ class Cactus(PerProposal):
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
         twice = min(2 * self.delta, MOST)
-        if q_n.is_cuda or q_n.numel() < LEAST_OF_LAWS:
-            return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
-        variance = torch.sub(1, q_n, out=law_like(q_n)).mul_(q_n).mul_(twice)
-        np.sqrt(variance.numpy(), out=variance.numpy())  # numpy takes two thirds of torch's time
-        return variance.add_(q_n).clamp_(max=1.0)
+        return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ, whose formula already is 0 at 0, 1 at 1 and never below q_n."""
         if not 0 < self.delta < math.inf:
             return super().gamma(q_n)
-        if q_n.numel() < LEAST_OF_LAWS:
-            return self.raised(q_n.double().clamp(max=1.0))
         (q_n,) = float64_rows(q_n)
-        return self.raised(torch.clamp(q_n, max=1.0, out=law_like(q_n)))
+        if q_n.is_cuda or q_n.numel() < MANY or (compiled := loops()) is None:
+            return self.raised(q_n.clamp(max=1.0))
+        compiled.write_raised(
+            q_n.flatten().numpy(), min(2 * self.delta, MOST), out := np.empty(q_n.numel())
+        )
+        return torch.from_numpy(out).view(q_n.shape)
 
 
 @register("cactus_exact")

@@ -91,7 +91,7 @@ def mean_alive(
     fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
     """
     start = Place(torch.ones(len(q), dtype=torch.float64, device="cpu"))
-    emitted = verifier.emitted(policy, q, p, start)
+    emitted = verifier.emitted(policy, q, p, start).laws
     if isinstance(verifier, Chain):
         return (p * policy.acceptance_row(q, p)).sum(-1), emitted
     if isinstance(verifier, Block):

@@ -132,7 +132,7 @@ class TreeWalk:
             raised = None
         path = Path(self.q.new_tensor([alive if self.whole else 1.0]), raised)
         q, p = (rows[row] for rows in self.rows)
-        return self.verifier.emitted(self.policy, q, p, path)[0].double()
+        return self.verifier.emitted(self.policy, q, p, path).laws[0].double()
 
 
 def replay_trees(

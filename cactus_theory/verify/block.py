@@ -34,6 +34,7 @@ from cactus_theory.verify._dense import (
     entries_as_assigned,
     raised_entries,
 )
+from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._lazy import Law
 from cactus_theory.verify._runs import Left, Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -136,11 +137,9 @@ class Block(Verifier):
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
         path: Path,
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return h at charged rows, float64."""
-        row = policy.target(target_probs, draft_probs, path)
-        assert row is not None  # check() has seen the policy
-        return row
+    ) -> Emitted:
+        """Return h at charged rows."""
+        return Emitted(policy, target_probs, draft_probs, path, policy.target, of_policy=True)
 
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft

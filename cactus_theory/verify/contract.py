@@ -21,12 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import ClassVar, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
+from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 NO_ROW = (
@@ -141,8 +143,8 @@ class Verifier(ABC):
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
         path: Path,
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return the exact law of the next token at charged rows, float64.
+    ) -> Emitted:
+        """Return the exact law of the next token at charged rows.
 
         ``path`` is how a verifier of blocks reached them; others ignore it.
 
@@ -153,7 +155,12 @@ class Verifier(ABC):
         """
         if self.looks_ahead:
             raise NotImplementedError(NO_ROW.format(self.name))
-        return policy.emitted(target_probs, draft_probs)
+
+        def law(q: Tensor, p: Tensor, path: Path) -> Tensor:
+            return policy.emitted(q, p)
+
+        start = Path(torch.ones_like(path.alive))
+        return Emitted(policy, target_probs, draft_probs, start, law, of_policy=True)
 
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft

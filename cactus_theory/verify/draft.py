@@ -141,18 +141,18 @@ class Draft:
     def rows(
         self, row: int, nodes: Any, places: Any, q: Float[Tensor, "batch K1 vocab"]
     ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
-        """Return copies of the target and draft rows of one text at nodes.
+        """Return the target and draft rows of one text at nodes.
 
         ``places`` are the drafted tokens that follow them, of which a deterministic draft has
         one-hot rows. Where the draft declares the laws of its nodes its row is their selection law.
         """
-        target_rows = q[row, nodes].clone()
+        target_rows = q[row, nodes]
         if self.sampled is not None:
             numbers = range(self.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
             return target_rows, self.offers(row, numbers, target_rows)
         if self.probs is None:
             return target_rows, one_hot(self.token_ids[row, places], target_rows)
-        return target_rows, self.probs[row, nodes].clone()
+        return target_rows, self.probs[row, nodes]
 
     def of_text(self, row: int) -> "Draft":
         """Return the draft of one text as a batch of 1."""

@@ -26,6 +26,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
+from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._runs import index_of
 from cactus_theory.verify._tree_walk import Descent
 from cactus_theory.verify.block import Block, Blocks
@@ -116,8 +117,8 @@ class Tree(Verifier):
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
         path: Path,
-    ) -> Float[Tensor, "rows vocab"]:
-        """Return h at charged rows, float64; ``draft_probs`` are selection laws."""
+    ) -> Emitted:
+        """Return h at charged rows; ``draft_probs`` are selection laws."""
         return RUNS[self.runs].emitted(policy, target_probs, draft_probs, path)
 
     def looked_ahead(

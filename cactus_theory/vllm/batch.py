@@ -27,7 +27,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base.reused_memory import scratch
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify._checks import assignment
@@ -75,8 +74,8 @@ class FlatBatch:
         logits = self.target_logits
         tokens, vocab = logits.shape
         if self.ragged:
-            return self._padded("vllm.target", logits, 1, soften=True)
-        flat = scratch("vllm.target", (tokens + 1, vocab), torch.float32, logits.device)
+            return self._padded(logits, 1, soften=True)
+        flat = torch.empty(tokens + 1, vocab, dtype=torch.float32, device=logits.device)
         torch.softmax(logits, -1, out=flat[:tokens])
         flat[tokens] = 0.0
         width = tokens // len(self.drafted)
@@ -89,7 +88,7 @@ class FlatBatch:
         probs = self.draft_probs
         if probs is None or not self.ragged:
             return None if probs is None else probs.view(len(self.drafted), -1, probs.shape[-1])
-        return self._padded("vllm.draft", probs, 0)
+        return self._padded(probs, 0)
 
     @cached_property
     def padded_ids(self) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
@@ -111,10 +110,10 @@ class FlatBatch:
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 
-    def _padded(self, slot: str, table: Tensor, extra_rows: int, soften: bool = False) -> Tensor:
+    def _padded(self, table: Tensor, extra_rows: int, soften: bool = False) -> Tensor:
         """Return flat rows, or their softmax, request by request, with zeros after them."""
         shape = (len(self.drafted), max(self.counts) + extra_rows, table.shape[-1])
-        rows = scratch(slot, shape, torch.float32, table.device)
+        rows = torch.empty(shape, dtype=torch.float32, device=table.device)
         for place, (row, start) in enumerate(zip(self.drafted, self.starts, strict=True)):
             count = self.counts[row]
             part = table[start : start + count]

@@ -4,6 +4,7 @@
 compared with one softmax of the same row and a plain numpy sort-and-bisect.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
+``turns``: steps, meters, laws and replays, compared with another checkout of the project.
 A file each: ``measure`` returns rows, and ``HEADS`` are the columns that are printed.
 """
 
@@ -16,13 +17,14 @@ from cactus_theory.commands.models import add_inflate
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish
 
-WHAT = ("theory", "verify", "decode")
+WHAT = ("theory", "verify", "decode", "turns")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags; the pair and the prompts are of decodes."""
     parser.add_argument("what", choices=WHAT, help="which benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="the other checkout, of turns")
     add_pair_arguments(parser)
     add_inflate(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
@@ -30,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Time everything, print a table, write the CSV."""
-    needs = (args,) if args.what == "decode" else (args.repeats,)
+    needs = (args,) if args.what in ("decode", "turns") else (args.repeats,)
+    if (args.before is not None) != (args.what == "turns"):
+        raise ValueError(f"--before: must be given with turns, and only there; got {args.before}")
     if args.inflate is not None and args.what != "decode":
         raise ValueError(f"--inflate: must be given with decode; got {args.what}")
     benchmark = importlib.import_module(f"simulations.bench.{args.what}")

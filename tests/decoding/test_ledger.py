@@ -226,7 +226,7 @@ def test_below_a_deterministic_token_it_charges_what_the_walk_emits(spec, runs):
         for place, policy in enumerate(seen.policies):
             rows = (part[place : place + 1] for part in (seen.target_probs, seen.draft_probs))
             law = judge.emitted(policy, *rows, seen.path.at(place))
-            charge = float(KL.value(law, seen.target_probs[place : place + 1]))
+            charge = float(KL.value(law.laws, seen.target_probs[place : place + 1]))
             assert state.offered[(0, 1)[:place]] == pytest.approx(charge, abs=EXACT)
     assert [0, 1, 2] in judged.verdict.charged
 

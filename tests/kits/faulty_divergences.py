@@ -23,7 +23,7 @@ class Concave(KL):
     def f(self, t):
         return -super().f(t)
 
-    def centred(self, t, out=None):
+    def centred(self, t):
         return self.f(t) + (t - 1)
 
 

@@ -133,7 +133,8 @@ def test_a_compiled_search_within_a_budget_ends_by_itself(spec):
     for delta in (1e-4, 0.05, 1.0):
         q, p = torch.randn(2, 300, generator=generator, dtype=torch.float64).mul(0.7).softmax(-1)
         cost = (q * f.centred(p / q)).numpy()
-        row = q.numpy(), p.numpy(), cost, False, curve_of(f), delta, 1.0, 1.0
+        ends = float((p / q).min()), float((p / q).max())
+        row = q.numpy(), p.numpy(), cost, False, curve_of(f), delta, 1.0, 1.0, ends
         assert loops.edges_within(*row)[2]
 
 

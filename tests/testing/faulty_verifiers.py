@@ -12,6 +12,7 @@ import cactus_theory as ct
 from cactus_theory.policies import Declaration, FixedTarget
 from cactus_theory.policies._decisions import Path
 from cactus_theory.verify import Chain, Fly, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draw import pick
 from tests.testing.plain_verifier import Plain
 
@@ -170,7 +171,7 @@ class AliveIsOne(Plain):
 
 class ChargesTheTarget(Plain):
     def emitted(self, policy, target_probs, draft_probs, path):
-        return target_probs
+        return Emitted(policy, target_probs, draft_probs, path, lambda q, p, path: q)
 
 
 class Coarse(Plain):

@@ -7,6 +7,7 @@ import torch
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Verdict, VerdictLaw, Verifier
+from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draw import pick
 
 
@@ -118,4 +119,4 @@ class Plain(Verifier):
         return VerdictLaw(stop, rows / torch.where(total > 0, total, 1.0), alive, emitted)
 
     def emitted(self, policy, target_probs, draft_probs, path):
-        return policy.target(target_probs, draft_probs, path)
+        return Emitted(policy, target_probs, draft_probs, path, policy.target)

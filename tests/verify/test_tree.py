@@ -549,7 +549,7 @@ def test_a_deterministic_tree_is_walked_and_metered_by_that_law():
                 continue
             at = verdict.charged[0].index(path[-1])
             rows, how = rows_at(0, verdict.charged[0], seen), path_to(0, verdict.charged[0], seen)
-            h = Tree().emitted(policy, *rows, how)[at].numpy()
+            h = Tree().emitted(policy, *rows, how).laws[at].numpy()
             edges = np.concatenate([[0.0], np.cumsum(h)])
             follows = {ids[place]: place + 1 for place in children[path[-1]]}
             for token in np.flatnonzero(h):

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.reused_memory import scratch
 from cactus_theory.vllm.batch import toss, verify_flat
 from tests.amounts import amount
 from tests.vllm.flat import (
     BLOCK,
     CHAIN,
-    VOCAB,
     alone,
     emitted,
     random_batch,
@@ -125,12 +123,6 @@ def test_rows_that_are_not_numbers_are_seen():
     assert dataclasses.replace(batch).has_nan
     batch.target_logits[2] = -torch.inf
     assert dataclasses.replace(batch).has_nan
-
-
-def test_memory_that_is_reused_leaves_nothing_behind():
-    for slot in ("vllm.target", "vllm.draft"):
-        scratch(slot, (100, VOCAB), torch.float32).fill_(torch.nan)
-    assert not random_batch(0, [2, 1, 3]).has_nan
 
 
 def test_equal_counts_are_verified_without_copies():

@@ -130,7 +130,7 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
         path = Path(seen.alive[depth].flatten())
-        charged = seen.verifier.emitted(seen.policy, q, p, path)
+        charged = seen.verifier.emitted(seen.policy, q, p, path).laws
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
         along = target[:, seen.trees.node(depth)]
