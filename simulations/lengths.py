@@ -4,7 +4,8 @@ Every token is drawn from the emitted law itself (``simulations/common/walk.py``
 tokens at a limit of K. Knobs are those that ``price-travels`` found on rows at temperature 1; the
 band's is also taken with the ends floored and held. Along the texts: the chance of the end under
 law and target, acceptance, nats, and the expected calls of a chain that drafts K tokens and emits
-such a text. The table is written after every setting. Errors are the jackknife's over prompts.
+such a text. Along the lossless texts, too, every law's chance of the end: does that foretell
+lengths? The table is written after every setting. Errors are the jackknife's over prompts.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import torch
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import divergence
+from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
 
@@ -47,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     named = list(_settings(args))
     pair, ids, kept = opened_walk(args, "together")
     ends, passes = sorted(own_ends(pair.target)), range(0, args.answers, args.together)
+    lossy = [find_policy(spec).at_ends(ends) for _, spec in named[1:]]
     made: list[tuple[Row, Sums]] = []
     with kept as journal, Progress("writing answers", len(named) * len(passes)) as progress:
         for level, spec in named:
@@ -56,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
                     coins = torch.Generator().manual_seed(args.seed + start)
                     texts = ids * args.together
                     steps = walked(pair, texts, policy, args.max_new_tokens, coins)
-                    journal.add(key, _sums(steps, ends, len(texts), args))
+                    journal.add(key, _sums(steps, ends, len(texts), args, () if made else lossy))
                 sums.append(journal.results[key])
                 progress.advance()
             total = {name: np.sum([one[name] for one in sums], 0) for name in sums[0]}
             made.append(({"policy": policy.spec, "level": level}, total))
-            rows = [about | _row(own, made[0][1]) for about, own in made]
+            rows = [about | _row(own, made[0][1], about["policy"]) for about, own in made]
             publish(args, rows, args.out / "lengths.csv")
     print(columns(rows, values_of(rows), f"{args.out / 'lengths.csv'}"))
     return 0
@@ -85,9 +88,18 @@ def _settings(args: argparse.Namespace) -> Iterator[tuple[float, str]]:
             yield from ((level, spec + box) for box in boxes)
 
 
-def _sums(steps: Iterator[Step], ends: Sequence[int], texts: int, args: argparse.Namespace) -> Row:
-    """Return sums over the answers to each prompt: of tokens, ends, chances, nats, calls."""
-    sums, ended = np.zeros((5, texts)), np.zeros(texts)
+def _sums(
+    steps: Iterator[Step],
+    ends: Sequence[int],
+    texts: int,
+    args: argparse.Namespace,
+    others: Sequence[Policy] = (),
+) -> Row:
+    """Return sums over the answers to each prompt: of tokens, ends, chances, nats, calls.
+
+    Under the spec of each of ``others`` what it gives to the ends at the same prefixes.
+    """
+    sums, ended, foretold = np.zeros((5, texts)), np.zeros(texts), np.zeros((len(others), texts))
     kept: list[list[float]] = [[] for _ in range(texts)]
     for at, q, p, h, tokens in steps:
         common, n = torch.minimum(h, p), tokens[:, None]
@@ -98,11 +110,14 @@ def _sums(steps: Iterator[Step], ends: Sequence[int], texts: int, args: argparse
         )
         sums[:, at] += torch.stack([torch.ones_like(cells[0]), *cells]).numpy()
         ended[at] = np.isin(tokens.numpy(), ends)
+        for sums_of_other, other in zip(foretold, others, strict=True):
+            sums_of_other[at] += other.emitted(q, p)[:, ends].sum(-1).numpy()
         for text, chance in zip(at, (common / h).gather(1, n)[:, 0].tolist(), strict=True):
             kept[text].append(chance)
     calls = [expected_calls(chances, args.num_draft_tokens) for chances in kept]
     names = "tokens", "accepted", "kl", "end_target", "end_emitted", "ended", "calls", "answers"
-    every = np.stack([*sums, ended, calls, np.ones(texts)])
+    names = *names, *(other.spec for other in others)
+    every = np.stack([*sums, ended, calls, np.ones(texts), *foretold])
     by_prompt = every.reshape(len(names), args.together, -1).sum(1)
     return dict(zip(names, by_prompt.tolist(), strict=True))
 
@@ -120,8 +135,8 @@ def expected_calls(chances: Sequence[float], width: int) -> float:
     return calls
 
 
-def _row(own: Sums, lossless: Sums) -> Row:
-    """Return a line: means over answers, ratios to lossless ones, both paired by prompt."""
+def _row(own: Sums, lossless: Sums, spec: str) -> Row:
+    """Return a policy's line: means over answers, ratios to lossless ones, paired by prompt."""
 
     def mean(sums: Sums, above: str, below: str = "answers") -> Estimate:
         return ratio_of_sums(sums[above], sums[below], "prompts")
@@ -131,6 +146,8 @@ def _row(own: Sums, lossless: Sums) -> Row:
     row |= valued("length", mean(own, "tokens"))
     row |= valued("length_ratio", mean(own, "tokens") / mean(lossless, "tokens"))
     row |= valued("end_ratio", ends)
+    foretold = mean(lossless, spec if spec in lossless else "end_emitted", "end_target")
+    row |= valued("end_ratio_at_lossless_texts", foretold)
     row |= valued("acceptance", mean(own, "accepted", "tokens"))
     row |= valued("kl_per_token", mean(own, "kl", "tokens"))
     row |= valued("calls_per_answer", mean(own, "calls"))

@@ -119,6 +119,8 @@ def test_tables_are_of_the_journal_and_knobs_of_the_table(tmp_path, capsys):
     assert [row["policy"].partition("=")[0] for row in rows] == ["speculative", *["band:price"] * 3]
     assert [row["policy"].partition(",")[2] for row in rows] == ["", "", "floor=0", "hold=0"]
     assert float(rows[0]["length_ratio"]) == 1 and float(rows[3]["end_ratio"]) == pytest.approx(1)
+    foretold = [float(row["end_ratio_at_lossless_texts"]) for row in rows]
+    assert foretold[::3] == pytest.approx([1, 1]) and foretold[2] >= max(1, foretold[1])
     assert main([*given, "--level", "0.3"]) == 2
     said = "--knobs: price_travels.csv must hold band:price at 0.3 without another law; got no such"
     assert said in capsys.readouterr().err
