@@ -104,8 +104,6 @@ ENTRIES = (
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),
     Entry("answers_stories=answers", f"--policies speculative band:price=1 {FEW}",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
-    Entry("answers_python=answers", f"--policies speculative band:price=1 {FEW}",
-          inputs="{root}/simulations/scores.py:parses"),
     Entry("sequence_kl=sweep", "--length 4 --num-draft-tokens 2"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),

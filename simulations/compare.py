@@ -34,7 +34,6 @@ from cactus_theory.lm_eval.tasks import floor
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 from .common import grid
-from .common.answers import Score, score_of
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job
 from .common.inputs import (
@@ -49,6 +48,7 @@ from .common.inputs import (
 from .common.journal import Journal
 from .common.results import WIDEST, columns, publish
 from .common.statistics import Draws, interval, resamples
+from .scores import Score, score_of
 from .tune_check import config, key, tune_all
 
 POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band,hold=eos", "tempered")

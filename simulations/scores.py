@@ -1,7 +1,16 @@
-"""Scores for ``throughput --score FILE.py:NAME``: (prompt, completion) in, a number out."""
+"""Scores of answers for ``compare --score``: (prompt, completion) in, a number out."""
 
 import ast
+import inspect
 import warnings
+from collections.abc import Callable
+from types import FunctionType
+
+import numpy as np
+
+from cactus_theory.base.prompts import Prompt
+from cactus_theory.base.specs import Registry
+from cactus_theory.lm_eval.tasks import TASKS
 
 
 def parses(prompt: str, completion: str) -> int:
@@ -14,3 +23,41 @@ def parses(prompt: str, completion: str) -> int:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return 0
     return 1
+
+
+SCORES: Registry[FunctionType] = Registry(
+    "score", FunctionType, "a function of prompt and completion that returns a number", "--score"
+)
+
+
+Score = Callable[[Prompt, str], float]
+
+
+def score_of(source: str | None) -> Score | None:
+    """Return a score by its name, or the function that ``FILE.py:NAME`` names, its numbers checked.
+
+    None for None.
+    """
+    if source is None:
+        return None
+    if (task := TASKS.get(source)) is not None:
+        return lambda prompt, text: float(
+            task.right(task.checked(prompt.columns, prompt.place), text)
+        )
+    score, named = SCORES.read(source)
+    try:
+        inspect.signature(score).bind("prompt", "completion")
+    except TypeError:
+        own = f"{score.__name__}{inspect.signature(score)}"
+        raise TypeError(f"--score: must take a prompt and its completion; got {own}") from None
+
+    def checked(prompt: Prompt, completion: str) -> float:
+        try:
+            value = float(score(prompt.text, completion))
+        except Exception as error:  # the file is not ours
+            raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
+        if not np.isfinite(value):
+            raise ValueError(f"--score: {named} must return finite numbers; got {value}")
+        return value
+
+    return checked

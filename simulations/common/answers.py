@@ -1,26 +1,18 @@
-"""Whole answers beside lossless ones: how long they are, how fast one is, what they score.
+"""Whole answers beside lossless ones: how long they are, and how fast one is.
 
 Lossless answers are those of all lossless lines of a batch size, whose law is one. Ratios and
 differences are paired by prompt, ``_se`` is the jackknife's over prompts, which are a sample of
 others; ``length_ratio_se_given_prompts`` is that of the answers to these. An answer that the limit
 cuts off counts as long as the limit, so a length ratio is then nearer to 1 than to the end.
-Answers to one prompt are alike: the interval of a score in [0, 1] is Wilson's (95 %) for as many
-independent answers as have that jackknife error (Korn and Graubard 1998), prompts where it is 0.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cactus_theory.answer_bounds import event_bounds
-from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import WIDE
-from cactus_theory.base.specs import Registry
-from cactus_theory.lm_eval.tasks import TASKS
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
 
@@ -33,53 +25,14 @@ COLUMNS = (
     "length_ratio length_ratio_se length_ratio_se_given_prompts calls_per_answer "
     "seconds_per_answer seconds_per_answer_low seconds_per_answer_high "
     "speed_ratio answer_speed_ratio emitted_kl_per_token "
-    "emitted_kl_per_answer raised_off_head_per_1000 score score_se score_low score_high "
-    "score_difference score_difference_se allowed_low allowed_high"
+    "emitted_kl_per_answer raised_off_head_per_1000"
 ).split()
 HEADS = {
     "name": "method", "mean_length": "tokens\n/answer", "mean_length_se": "±", "cut": "cut off",
     "length_ratio": "x lossless", "length_ratio_se": "±", "seconds_per_answer": "s/answer",
     "emitted_kl_per_token": "KL/token", "raised_off_head_per_1000": "raised off\nhead/1,000",
-    "score": "score", "score_low": "from", "score_high": "to", "score_difference": "– lossless",
-    "score_difference_se": "±",
 }  # fmt: skip
 Row = dict[str, Any]
-SCORES: Registry[FunctionType] = Registry(
-    "score", FunctionType, "a function of prompt and completion that returns a number", "--score"
-)
-
-
-Score = Callable[[Prompt, str], float]
-
-
-def score_of(source: str | None) -> Score | None:
-    """Return a score by its name, or the function that ``FILE.py:NAME`` names, its numbers checked.
-
-    None for None.
-    """
-    if source is None:
-        return None
-    if (task := TASKS.get(source)) is not None:
-        return lambda prompt, text: float(
-            task.right(task.checked(prompt.columns, prompt.place), text)
-        )
-    score, named = SCORES.read(source)
-    try:
-        inspect.signature(score).bind("prompt", "completion")
-    except TypeError:
-        own = f"{score.__name__}{inspect.signature(score)}"
-        raise TypeError(f"--score: must take a prompt and its completion; got {own}") from None
-
-    def checked(prompt: Prompt, completion: str) -> float:
-        try:
-            value = float(score(prompt.text, completion))
-        except Exception as error:  # the file is not ours
-            raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
-        if not np.isfinite(value):
-            raise ValueError(f"--score: {named} must return finite numbers; got {value}")
-        return value
-
-    return checked
 
 
 def answer_rows(
@@ -88,9 +41,7 @@ def answer_rows(
     """Return a line for every config: COLUMNS, None where nothing was measured.
 
     Speeds are those of timed repeats (none if not ``timed``), beside those of the fastest lossless
-    line of this loop and batch size; ``_low`` and ``_high`` as in tables of speeds. ``allowed`` is
-    what the metered KL of an answer lets the mean of a score in [0, 1] become, from the least to
-    the most of the lossless score's interval.
+    line of this loop and batch size; ``_low`` and ``_high`` as in tables of speeds.
     """
     rows = []
     for line, own in runs.items():
@@ -104,7 +55,7 @@ def answer_rows(
             row |= _seconds(own, ours, prompts, seed)
         if row["speed_ratio"] and row["length_ratio"]:
             row["answer_speed_ratio"] = row["speed_ratio"] / row["length_ratio"]
-        rows.append(row | _scores(own, lossless, prompts, row["emitted_kl_per_answer"]))
+        rows.append(row)
     return rows
 
 
@@ -159,36 +110,6 @@ def _seconds(own: Runs, lossless: Sequence[Runs], prompts: int, seed: int) -> Ro
         rival = max(lossless, key=lambda its: float(np.median(its.speeds)))
         row["speed_ratio"] = float(np.median(own.speeds / rival.speeds))
     return row
-
-
-def _scores(own: Runs, lossless: Sequence[Runs] | None, prompts: int, nats: float | None) -> Row:
-    if "scores" not in own.metered[0]:
-        return {}
-    mean = _mean(own.metered, "scores", prompts)
-    row: Row = valued("score", mean)
-    records = [record for its in lossless or () for record in its.metered]
-    scores = [score for record in (*records, *own.metered) for score in record["scores"]]
-    rates = 0 <= min(scores) and max(scores) <= 1
-    if rates:
-        row |= dict(zip(("score_low", "score_high"), _rate_interval(mean), strict=True))
-    if not lossless:
-        return row
-    base = _mean(records, "scores", prompts)
-    row |= valued("score_difference", mean - base)
-    if nats is not None and rates:
-        least, most = (event_bounds(end, cap=max(nats, 0.0)) for end in _rate_interval(base))
-        row |= {"allowed_low": least.low, "allowed_high": most.high}
-    return row
-
-
-def _rate_interval(rate: Estimate) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a mean in [0, 1] with the error of ``rate`` over prompts."""
-    value, square = rate.value, rate.standard_error**2
-    count = value * (1 - value) / square if square > 0 else len(rate.left_out)
-    center, spread = value + WIDE**2 / (2 * count), WIDE**2 / (4 * count**2)
-    half = WIDE * math.sqrt(value * (1 - value) / count + spread)
-    low, high = ((center + side * half) / (1 + WIDE**2 / count) for side in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
 
 
 def _largest_error(row: Row) -> float:

@@ -67,13 +67,8 @@ def at_size(data: Path) -> str:
             _method(row | {"knob": "", "verifier": ""}),
             "–" if row["num_draft_tokens"] == "0"
             else f"{row['verifier']}, {row['num_draft_tokens']}",
-            *(
-                "{} ({}–{})".format(*(_number(row[f"{name}{end}"], digits) for end in ENDS))
-                if row[name] else "–"
-                for name, digits in (
-                    ("tokens_per_second", 1), ("over_plain", 2), ("over_lossless", 2)
-                )
-            ),
+            _span(row, "tokens_per_second", 1),
+            *(_span(row, name, 2) if row[name] else "–" for name in ("over_plain", "over_lossless")),
             _number(row["tokens_per_call"], 2) or "1.00",
             _small(row["emitted_kl_per_token"]) if float(row["level"]) else "0",
         )
@@ -82,6 +77,41 @@ def at_size(data: Path) -> str:
     head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (90 %)", "× plain (90 %)",
             "× lossless (90 %)", "tokens a call", "metered")  # fmt: skip
     return _table(f"One text at a time, {notes['cost']}", notes, head, lines)
+
+
+def compared(data: Path, name: str, title: str) -> str:
+    """Return the table of ``compare``: policies at equal nats on whole answers."""
+    rows, notes = _read(data / f"{name}.csv")
+    numbers = {"tokens_per_second": 1, "over_plain": 2, "over_lossless": 2, "tokens_per_call": 2,
+               "kl_per_token": 4, "tokens_per_answer": 0, "seconds_per_answer": 3, "score": 2,
+               "seconds_per_right": 1}  # fmt: skip
+    spans = ("over_plain", "over_lossless", "seconds_per_answer", "score")
+    known = [column for column in numbers if column in rows[0]]
+    lines = [
+        (
+            row["level"] if float(row["level"]) else "0 (lossless)", _method(row | {"verifier": ""}),
+            f"{row['verifier']}, {row['num_draft_tokens']}" if row["verifier"] else "–",
+            *(
+                _span(row, column, numbers[column]) if column in spans
+                else _number(row[column], numbers[column])
+                for column in known
+            ),
+        )
+        for row in rows
+    ]  # fmt: skip
+    heads = {"tokens_per_second": "tokens/s", "over_plain": "× plain", "over_lossless": "× lossless",
+             "kl_per_token": "metered", "seconds_per_right": "seconds a right answer"}  # fmt: skip
+    head = ["may spend, nats a token", "policy", "verifier, K"]
+    head += [
+        heads.get(column, column.replace("_per_", " a ").replace("_", " ")) for column in known
+    ]
+    title = f"{title}; {rows[0]['prompts']} prompts, 90 % over resampled ones"
+    return _table(title, notes, head, lines, medians=False)
+
+
+def _span(row: Row, column: str, digits: int) -> str:
+    middle, low, high = (_number(row[f"{column}{end}"], digits) for end in ENDS)
+    return f"{middle} ({low}–{high})" if low else middle
 
 
 def tuned(data: Path) -> str:

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.prompts import Prompt
-from cactus_theory.base.specs import file_of
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import add_inflate, loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
 from ..common.answers import HEADS as ANSWERS
-from ..common.answers import answer_rows, score_of, sentences
+from ..common.answers import answer_rows, sentences
 from ..common.decode import Harness
 from ..common.grid import (
     BASELINES,
@@ -80,7 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
-    add("--score", metavar="FILE.py:NAME", help="a function: prompt and completion → number")
     add(
         "--metered",
         type=int,
@@ -99,10 +97,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds, args.siblings)
     at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
-    if not args.metered and args.score:
-        raise ValueError("--score: must be given with --metered 1 or more; got 0")
     prompts = given_prompts(args)[: args.num_prompts]
-    score = score_of(args.score)
     grid = Grid(lines, len(prompts), args.repeats, args.metered, args.seed)
 
     @cache  # a finished run is judged again without a model
@@ -111,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:
-        own = table.record(harness(), prompts, job, job.repeat < args.metered, score)
+        own = table.record(harness(), job, job.repeat < args.metered)
         return own | {"dtype": args.run_in}
 
     with Journal(args.out / "journal.jsonl", _settings(args, lines, prompts)) as journal:
@@ -135,11 +130,10 @@ def _settings(
 ) -> dict[str, Any]:
     """Return the settings that decide a result, so that two runs are never mixed."""
     rules = {file for line in lines for file in files_of(line.method)}
-    rules |= set(filter(None, [file_of(args.score or "")]))
     return {
         "configs": [line.settings for line in lines],
         "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
-    } | settings_of(args, prompts, "repeats", "metered", "device", "score", *ENDS)
+    } | settings_of(args, prompts, "repeats", "metered", "device", *ENDS)
 
 
 # column → its head; the last ones are left out where the terminal is too narrow

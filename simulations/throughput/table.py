@@ -5,10 +5,6 @@ from typing import Any
 
 import torch
 
-from cactus_theory.base.prompts import Prompt
-from cactus_theory.decoding.stream import completion
-
-from ..common.answers import Score
 from ..common.decode import Harness
 from ..common.grid import (
     HF_ASSISTED,
@@ -22,13 +18,7 @@ from ..common.grid import (
 from ..common.statistics import resamples, spread
 
 
-def record(
-    harness: Harness,
-    prompts: Sequence[Prompt],
-    job: Job,
-    metered: bool,
-    score: Score | None = None,
-) -> dict[str, Any]:
+def record(harness: Harness, job: Job, metered: bool) -> dict[str, Any]:
     """Decode one group and return its line of the journal.
 
     ``metered`` adds cost and quality; what such a decode took is no speed to report.
@@ -36,15 +26,12 @@ def record(
     decode = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
     if not metered:
         return decode.record
-    pair, likelihoods, scores = harness.pair, [], []
     rows = harness.group(job.config.batch, job.group)
-    for row, output in zip(rows, decode.outputs, strict=True):
-        likelihoods.append(target_log_likelihood(pair.target, harness.prompts[row], output))
-        if score is not None:
-            text = completion(pair.tokenizer, harness.prompts[row], output)
-            scores.append(score(prompts[row], text))
-    record = decode.record | {"log_likelihood": likelihoods}
-    return record | ({} if score is None else {"scores": scores})
+    likelihoods = [
+        target_log_likelihood(harness.pair.target, harness.prompts[row], output)
+        for row, output in zip(rows, decode.outputs, strict=True)
+    ]
+    return decode.record | {"log_likelihood": likelihoods}
 
 
 @torch.inference_mode()

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.answer_bounds import event_interval
-from cactus_theory.base.prompts import Prompt
-from simulations.common.answers import COLUMNS, WIDE, answer_rows, score_of, sentences
+from simulations.common.answers import COLUMNS, WIDE, answer_rows, sentences
 from simulations.common.grid import Config, Grid
 
 PROMPTS, REPEATS = 6, 3
@@ -27,7 +25,6 @@ def records(job, factor: int = 2, limit: int = 1000):
         "seconds": seconds, "tokens": sum(lengths), "lengths": [min(n, limit) for n in lengths],
         "ended": [n < limit for n in lengths], "kl": 0.1 * sum(lengths) * band,
         "raised": 0.02 * sum(lengths) * band,
-        "scores": [float(prompt % 3 == 0 and not (band and prompt)) for prompt in prompts],
     }  # fmt: skip
 
 
@@ -92,62 +89,3 @@ def test_an_interval_with_one_in_it_says_nothing() -> None:
         "No line's answers differ in length from lossless ones beyond 95 %."
     ]
     assert "1.10" in sentences([band | {"length_ratio_se": 0.099 / WIDE}])[0]
-
-
-def test_scores_are_paired_beside_what_the_metered_nats_allow() -> None:
-    plain, lossless, band = made()
-    assert plain["score"] == pytest.approx(2 / 6) and band["score"] == pytest.approx(1 / 6)
-    assert band["score_difference"] == pytest.approx(-1 / 6)
-    # one prompt of six differs, by 1
-    assert band["score_difference_se"] == pytest.approx(np.std([1, 0, 0, 0, 0, 0], ddof=1) / 6**0.5)
-    # only metered repeats count: 0 here
-    nats = 0.1 * 2 * 35
-    assert band["emitted_kl_per_answer"] == pytest.approx(nats)
-    assert band["emitted_kl_per_token"] == pytest.approx(0.1)
-    # Wilson's interval of two prompts of six, with the jackknife's five degrees of freedom
-    low, high = lossless["score_low"], lossless["score_high"]
-    assert (low, high) == pytest.approx(wilson(2 / 6, 5), abs=1e-12)
-    assert band["allowed_low"] == event_interval(low, nats)[0]
-    assert band["allowed_high"] == event_interval(high, nats)[1]
-    assert band["raised_off_head_per_1000"] == pytest.approx(20)
-
-
-def wilson(rate: float, count: float) -> tuple[float, float]:
-    """Return the rates whose normal test at 95 % just passes, as the roots of its quadratic."""
-    square = WIDE**2 / count
-    low, high = sorted(np.roots([1 + square, -(2 * rate + square), rate**2]).real)
-    return max(low, 0.0), min(high, 1.0)
-
-
-@pytest.mark.parametrize("repeats", [1, 8])
-@pytest.mark.parametrize("score", [0.0, 1.0])
-def test_the_interval_of_a_score_counts_prompts(repeats, score) -> None:
-    """Six prompts that always fail tell of six, however often each of them was answered."""
-    grid = Grid(LINES[1:], PROMPTS, repeats=0, metered=repeats)
-    runs = grid.runs(grid.fill(lambda job: records(job) | {"scores": [score, score]}))
-    lossless, band = answer_rows(runs, PROMPTS, timed=False)
-    ends = lossless["score_low"], lossless["score_high"]
-    assert ends == pytest.approx(wilson(score, PROMPTS), abs=1e-12)
-    assert band["allowed_high"] - band["allowed_low"] > 0.3  # six prompts say no more
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("def score(prompt, text): return float('nan')", "must return finite numbers; got nan"),
-        ("def score(prompt, text): return text + 1", "score raised TypeError"),
-        ("def score(text): return 1", r"must take a prompt and its completion; got score\(text\)"),
-        ("score = 3", "must be a function"),
-        ("def other(text): return 1", "it defines other"),
-    ],
-)
-def test_a_score_that_is_none_is_named(tmp_path, body, said) -> None:
-    (tmp_path / "mine.py").write_text(body)
-    with pytest.raises((ValueError, TypeError), match=said):
-        score_of(f"{tmp_path}/mine.py:score")(Prompt("prompt"), "text")
-
-
-def test_a_score_reads_prompt_and_completion(tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text)")
-    score = score_of(f"{tmp_path}/mine.py:score")
-    assert score is not None and score(Prompt("prompt"), "abc") == 3 and score_of(None) is None

@@ -76,23 +76,14 @@ def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
-    body = "return 2 if text.startswith(prompt) else len(text) / 1000"  # the completion only
-    (tmp_path / "mine.py").write_text(f"def letters(prompt, text):\n    {body}\n")
-    score = ("--score", f"{tmp_path}/mine.py:letters", "--batch", "2", "--repeats", "0")
-    small = [*SMALL, "--policies", "speculative", "band:price=0.1", "--baselines", *score]
-    small += ["--dtype", "bfloat16"]
+    small = [*SMALL, "--policies", "speculative", "band:price=0.1", "--baselines", "--batch", "2"]
+    small += ["--repeats", "0", "--dtype", "bfloat16"]
     assert main([*small, "--out", str(tmp_path)]) == 0
-    lossless, band = read_csv(tmp_path / "answers.csv")[0]
-    assert lossless["score_difference"] == lossless["length_ratio"] == ""
-    assert float(band["allowed_low"]) <= float(lossless["score"]) <= float(band["allowed_high"])
+    (lossless, band), notes = read_csv(tmp_path / "answers.csv")
+    assert lossless["length_ratio"] == "" and notes["dtype"] == "bfloat16"
     assert float(band["raised_off_head_per_1000"]) > 0 == float(lossless["emitted_kl_per_token"])
     assert band["seconds_per_answer"] == "" and band["answers"] == "2"
-    notes = read_csv(tmp_path / "answers.csv")[1]
-    assert "--score mine.py:letters" in notes["command"] and notes["dtype"] == "bfloat16"
     assert "whole answers" in capsys.readouterr().out
-    (tmp_path / "mine.py").write_text("def letters(prompt, text):\n    return 1\n")
-    assert main([*small, "--out", str(tmp_path)]) == 2  # another score is another run
-    assert "another rules" in capsys.readouterr().err
 
 
 def test_prompts_may_go_on_a_text_and_another_token_may_end_it(monkeypatch) -> None:
