@@ -35,13 +35,14 @@ from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 from .common import grid
 from .common.decode import Harness
-from .common.grid import PLAIN, Config, Grid, Job
+from .common.grid import PLAIN, Config, Grid, Job, files_of
 from .common.inputs import (
     ENDS,
     add_decode_arguments,
     add_end_arguments,
     add_pair_arguments,
     at_least,
+    digest,
     prompt_ids,
     settings_of,
 )
@@ -137,7 +138,9 @@ def _answered(
     }
     tuned = argparse.Namespace(**vars(args) | own)
     flags = "nats policies num_draft_tokens temperature top_p cycles timings device".split()
-    with Journal(args.out / "journal.jsonl", settings_of(args, prompts, *flags, *ENDS)) as journal:
+    rules = {str(own): digest(own.read_bytes()) for name in args.policies for own in files_of(name)}
+    settings = settings_of(args, prompts, *flags, *ENDS) | {"rules": rules}
+    with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         tune_all(tuned, journal, pair, [ids[number] for number in tuning])
         lines = chosen(tuned, journal.results)

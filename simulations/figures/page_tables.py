@@ -68,7 +68,7 @@ def at_size(data: Path) -> str:
             "–" if row["num_draft_tokens"] == "0"
             else f"{row['verifier']}, {row['num_draft_tokens']}",
             _span(row, "tokens_per_second", 1),
-            *(_span(row, name, 2) if row[name] else "–" for name in ("over_plain", "over_lossless")),
+            *(_span(row, name, 2) or "–" for name in ("over_plain", "over_lossless")),
             _number(row["tokens_per_call"], 2) or "1.00",
             _small(row["emitted_kl_per_token"]) if float(row["level"]) else "0",
         )
@@ -79,34 +79,37 @@ def at_size(data: Path) -> str:
     return _table(f"One text at a time, {notes['cost']}", notes, head, lines)
 
 
+# column of a table of ``compare`` → head, digits, and whether with its interval
+COMPARED = {
+    "tokens_per_second": ("tokens/s", 1, False), "over_plain": ("× plain", 2, True),
+    "over_lossless": ("× lossless", 2, True), "tokens_per_call": ("tokens a call", 2, False),
+    "kl_per_token": ("metered", 4, False), "tokens_per_answer": ("tokens an answer", 0, False),
+    "seconds_per_answer": ("seconds an answer", 3, True), "score": ("score", 2, True),
+    "seconds_per_right": ("seconds a right answer", 1, False),
+}  # fmt: skip
+
+
 def compared(data: Path, name: str, title: str) -> str:
     """Return the table of ``compare``: policies at equal nats on whole answers."""
     rows, notes = _read(data / f"{name}.csv")
-    numbers = {"tokens_per_second": 1, "over_plain": 2, "over_lossless": 2, "tokens_per_call": 2,
-               "kl_per_token": 4, "tokens_per_answer": 0, "seconds_per_answer": 3, "score": 2,
-               "seconds_per_right": 1}  # fmt: skip
-    spans = ("over_plain", "over_lossless", "seconds_per_answer", "score")
-    known = [column for column in numbers if column in rows[0]]
+    known = {column: own for column, own in COMPARED.items() if column in rows[0]}
     lines = [
         (
-            row["level"] if float(row["level"]) else "0 (lossless)", _method(row | {"verifier": ""}),
+            row["level"] if float(row["level"]) else "0 (lossless)",
+            _method(row | {"verifier": ""}),
             f"{row['verifier']}, {row['num_draft_tokens']}" if row["verifier"] else "–",
-            *(
-                _span(row, column, numbers[column]) if column in spans
-                else _number(row[column], numbers[column])
-                for column in known
-            ),
+            *((_span if wide else _single)(row, column, digits)
+              for column, (_, digits, wide) in known.items()),
         )
         for row in rows
     ]  # fmt: skip
-    heads = {"tokens_per_second": "tokens/s", "over_plain": "× plain", "over_lossless": "× lossless",
-             "kl_per_token": "metered", "seconds_per_right": "seconds a right answer"}  # fmt: skip
-    head = ["may spend, nats a token", "policy", "verifier, K"]
-    head += [
-        heads.get(column, column.replace("_per_", " a ").replace("_", " ")) for column in known
-    ]
+    head = ["may spend, nats a token", "policy", "verifier, K", *(own[0] for own in known.values())]
     title = f"{title}; {rows[0]['prompts']} prompts, 90 % over resampled ones"
     return _table(title, notes, head, lines, medians=False)
+
+
+def _single(row: Row, column: str, digits: int) -> str:
+    return _number(row[column], digits)
 
 
 def _span(row: Row, column: str, digits: int) -> str:
