@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test clean
+.PHONY: help setup demo test test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -164,5 +164,21 @@ $(VLLM_STAMP): tests/vllm_engine/requirements.txt pyproject.toml
 vllm-test: $(VLLM_STAMP)  ## real vLLM engines on a CPU against exact laws (< 10 minutes on 2 cores)
 	@$(VLLM)/bin/python -m pytest -q tests/vllm_engine
 
+# an environment of its own (.3 GB), which borrows torch: speculators asks for an older transformers
+SPECULATORS := .venv-speculators
+$(SPECULATORS)/.cactus-theory: $(TESTED)
+	@echo "Setting up $(SPECULATORS) (once; a minute)"
+	@$(BIN)/python -m venv $(SPECULATORS)
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	  > $$(echo $(SPECULATORS)/lib/python*/site-packages)/borrowed.pth
+	@$(SPECULATORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  --no-deps speculators==0.9.0 transformers==5.19.0
+	@$(SPECULATORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  hs-connectors==0.9.0 openai 'datasets<=5.1.0' pydantic-settings loguru 'transformers==5.19.0'
+	@touch $@
+
+speculators-test: $(SPECULATORS)/.cactus-theory  ## heads against the library whose format they have
+	@$(SPECULATORS)/bin/python -m pytest -q -p no:cacheprovider tests/decoding/test_speculators.py
+
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) $(VLLM) .venv-python* build demo docs gpu_check throughput dist *.egg-info
+	rm -rf $(VENV) $(VLLM) $(SPECULATORS) .venv-python* build demo docs gpu_check throughput dist *.egg-info

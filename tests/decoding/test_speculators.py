@@ -1,0 +1,87 @@
+"""The format's own library reads heads as this package does: ``make speculators-test``.
+
+It asks for an older transformers, so it has an environment apart; without it this is skipped.
+"""
+
+import json
+
+import pytest
+import torch
+
+from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+from simulations.train_head import head as heads
+from simulations.train_head.unroll import Unrolled
+from tests.decoding.conftest import random_llama
+from tests.decoding.test_eagle3 import write
+from tests.threads import one_thread  # noqa: F401
+
+speculators = pytest.importorskip("speculators.models.eagle3")
+create_float_mask = pytest.importorskip("speculators.models.attention").create_float_mask
+VOCAB, LENGTH, STEPS = 40, 24, 5
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    target = random_llama(vocab=VOCAB, layers=6, pad_token_id=None).float().requires_grad_(False)
+    target.save_pretrained(folder := tmp_path_factory.mktemp("target"))
+    return target, folder
+
+
+def theirs(folder, states, ids, shares):
+    """Return the logits (STEPS, units, D) of the library's own model."""
+    model = speculators.Eagle3DraftModel.from_pretrained(folder, torch_dtype=torch.float32)
+    if shares:  # what a file leaves out is whatever memory holds; NaN says that it is to be read
+        model.embed_tokens.weight.data.fill_(torch.nan)
+        model.load_verifier_weights()
+    model.config.transformer_layer_config._attn_implementation = model._attn_impl = "eager"
+    model._create_mask_fn = create_float_mask  # that of flex attention needs a compiler
+    found = []
+    model.lm_head.register_forward_hook(lambda _, inputs, output: found.append(output[0]))
+    with torch.no_grad():
+        model(states, ids, torch.zeros_like(ids), ttt_steps=STEPS)
+    return found
+
+
+def ours(head, embedding, states, ids):
+    """Return the same of an unrolled head: later steps have tokens for fewer units."""
+    student, units, memory = Unrolled(head), torch.arange(ids.shape[1])[None], []
+    stream, found = head.fc(states), []
+    for step in range(STEPS):
+        shifted = torch.nn.functional.pad(ids[:, step:], (0, step))
+        stream = student.step(embedding[shifted], stream, units, memory)
+        found.append(head.core.lm_head(head.core.model.norm(stream))[0])
+    return found
+
+
+@pytest.mark.parametrize("normed", [False, True, None])
+def test_logits_are_those_of_its_own_model_over_unrolled_steps(target, tmp_path, normed):
+    model, folder = target
+    embedding = model.get_input_embeddings().weight
+    if normed is None:  # as train-head writes it
+        ids = torch.arange(1, VOCAB, 3)
+        heads.write(heads.build(model, ids, (1, 2, 3), 0), tmp_path, model, str(folder), STEPS)
+    else:
+        verifier = {"architectures": ["LlamaForCausalLM"], "name_or_path": str(folder)}
+        told = {"algorithm": "eagle3", "verifier": verifier, "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]}  # fmt: skip
+        weights = write(tmp_path, VOCAB, [*range(0, VOCAB, 2)], norm_before_residual=normed,
+                        speculators_config=told)  # fmt: skip
+        embedding = weights["embed_tokens.weight"]
+    text = torch.randint(VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    hidden = model(text, output_hidden_states=True).hidden_states
+    states = torch.cat([hidden[layer][:, :-1] for layer in (1, 2, 3)], -1)
+    found = ours(Eagle3Head.load(tmp_path), embedding, states, text[:, 1:])
+    shares = normed is None
+    for step, logits in enumerate(theirs(tmp_path, states, text[:, 1:], shares)):
+        inside, close = LENGTH - 1 - step, 3e-5 * float(logits.abs().max())
+        torch.testing.assert_close(logits[:inside], found[step][:inside], rtol=0, atol=close)
+
+
+def test_its_configuration_reads_what_is_written(target, tmp_path):
+    model, folder = target
+    heads.write(heads.build(model, torch.arange(9), (1, 2, 3), 0), tmp_path, model, str(folder), 4)
+    config = speculators.Eagle3SpeculatorConfig.from_pretrained(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    assert config.draft_vocab_size == told["draft_vocab_size"] == 9
+    assert config.eagle_aux_hidden_state_layer_ids == [1, 2, 3]
+    assert config.speculators_config.proposal_methods[0].speculative_tokens == 4
