@@ -12,14 +12,14 @@ from cactus_theory.divergences.definition import DIVERGENCES
 from cactus_theory.policies import _registry
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing.properties import PROPERTIES
+from tests.kits.divergences import assert_divergence_properties
 from tests.test_pages import commands, run
 from tests.testing.faulty_verifiers import TokenWise
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-POLICY, DIVERGENCE, CHECKED, PROPERTY, VERIFIER = re.findall(
-    r"```python\n(.*?)```", PAGE, flags=re.S
-)
+POLICY, PROPERTY, VERIFIER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
+DIVERGENCE = (ROOT / "tests/kits/lecam.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -59,16 +59,14 @@ def test_every_command_runs(boosted: str) -> None:
 
 def test_the_divergence_of_one_file_is_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(DIVERGENCES, "known", dict(DIVERGENCES.known))
-    monkeypatch.chdir(tmp_path)
-    Path("simulations").symlink_to(ROOT / "simulations")
-    Path("lecam.py").write_text(DIVERGENCE, encoding="utf-8")
+    monkeypatch.chdir(ROOT)
     _, asked = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
-    assert [run(words) for words, _ in commands(asked)] == [0]
-    assert "le_cam" in ct.divergence("lecam.py:LeCam").name
-    exec(CHECKED, {})
-    Path("wrong.py").write_text(DIVERGENCE.replace('"le_cam"', '"wrong"').replace("(2 /", "(1 /"))
+    assert run(next(words for words, _ in commands(asked))) == 0
+    exec(re.search(r'-c "(.*)"', asked)[1], {})
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(DIVERGENCE.replace('"le_cam"', '"wrong"').replace("(2 /", "(1 /"))
     with pytest.raises(AssertionError, match="breaks the property slope_inverse_undoes_slope"):
-        exec(CHECKED.replace("lecam", "wrong"), {})
+        assert_divergence_properties(f"{wrong}:LeCam")
 
 
 def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
