@@ -41,10 +41,6 @@ GROUPS = {
         "lengths": ("whole answers from policies' own laws, beside lossless ones; resumes",
                     "--knobs paper_figures/data/price_travels.csv --answers 2 --together 2 "
                     "--num-prompts 2 --max-new-tokens 8 --out build/example/lengths", "lengths"),
-        "tune-check": ("the tuner's choice against its whole grid, measured",
-                       "--divergence-per-token 0.05 --batch 1 --num-draft-tokens 2 4 "
-                       "--policies band:price --cycles 60 --max-new-tokens 16 --num-prompts 2 "
-                       "--repeats 1 --out build/example/tune-check", "tune_check"),
     },
     "Reproduce": {
         "all": ("every committed CSV again; --quick takes minutes",
@@ -90,7 +86,6 @@ RESUMED = (
         "train-head",
         "throughput",
         "trace",
-        "tune-check",
         "sweep",
         "price-travels",
         "lengths",

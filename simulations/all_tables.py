@@ -1,6 +1,6 @@
 """Recompute every committed CSV by the command in its head, into --out.
 
-Two and a half hours on two cores (tune 98 minutes, throughput 16). --quick takes small settings:
+An hour on two cores (throughput 16 minutes). --quick takes small settings:
 the same columns from fewer rows, to see that every command works. A command that fails is told,
 and the others go on; what they print is in OUT/made. Commands that resume take up what is there,
 so name another folder to begin anew. Numbers of a GPU are made by gpu-check; a CSV whose head names
@@ -107,8 +107,6 @@ ENTRIES = (
     Entry("sequence_kl=sweep", "--length 4 --num-draft-tokens 2"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),
-    Entry("tune", "--divergence-per-token 0.05 --batch 1 --num-draft-tokens 2 4 "
-          "--policies band:price --cycles 60 --max-new-tokens 16 --num-prompts 2 --repeats 1"),
     Entry("drafters", "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3",
           inputs=f"{PAIR}/draft {PAIR}/recurrent {{made}}/one-layer",
           before="train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 "

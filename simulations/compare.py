@@ -49,8 +49,8 @@ from .common.inputs import (
 from .common.journal import Journal
 from .common.results import WIDEST, columns, publish
 from .common.statistics import Draws, interval, resamples
+from .common.tuned import config, key, tune_all
 from .scores import Score, score_of
-from .tune_check import config, key, tune_all
 
 POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band,hold=eos", "tempered")
 # most new tokens of the texts that are logged and timed, and the most entries of logged rows
@@ -128,22 +128,15 @@ def _answered(
     pair = loaded(args)
     if args.cycles is None:
         args.cycles = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
-    own = {
-        "batch": [1],
-        "divergence_per_token": args.nats,
-        "policies": [
-            family for name in args.policies if name != LOSSLESS for family in families_of(name)
-        ],
-        "max_new_tokens": min(args.max_new_tokens, TUNED_TOKENS),
-    }
-    tuned = argparse.Namespace(**vars(args) | own)
+    families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]
     flags = "nats policies num_draft_tokens temperature top_p cycles timings device".split()
     rules = {str(own): digest(own.read_bytes()) for name in args.policies for own in files_of(name)}
     settings = settings_of(args, prompts, *flags, *ENDS) | {"rules": rules}
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
-        tune_all(tuned, journal, pair, [ids[number] for number in tuning])
-        lines = chosen(tuned, journal.results)
+        limit = min(args.max_new_tokens, TUNED_TOKENS)
+        tune_all(args, journal, pair, [ids[number] for number in tuning], families, limit)
+        lines = chosen(args, journal)
         decodes = Grid([line for _, line in lines], len(unseen), 1, metered=0, seed=args.seed)
         seed = args.seed + len(prompts) + args.cycles  # the trace has used the first ones
         own_ids = [ids[number] for number in unseen]
@@ -164,17 +157,17 @@ def families_of(name: str) -> list[str]:
     return [f"{known[0]}{comma}{others}@{verifier}" for verifier in verifiers] or [name]
 
 
-def chosen(args: argparse.Namespace, results: Mapping[str, Any]) -> list[tuple[float, Config]]:
+def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Config]]:
     """Return plain decoding, lossless drafting at its best K and one less, every family's best."""
     best: dict[tuple[float, str], Row] = {}
-    for level in args.divergence_per_token:
-        for line in results[key(1, level)]["lines"]:
+    for level in args.nats:
+        for line in journal.results[key(level)]["lines"]:
             at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
             if at not in best or line["predicted_speed"] > best[at]["predicted_speed"]:
                 best[at] = line
     lines = []
     for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
-        own = vars(config(args, line, 1)) | {"temperature": args.temperature}
+        own = vars(config(line, journal.path, args.policies)) | {"temperature": args.temperature}
         less = [own["width"] - 1] if family == LOSSLESS and own["width"] > 1 else []
         lines += [(level, Config(**own | {"width": width})) for width in (own["width"], *less)]
     return [(0.0, Config(PLAIN, 0, 1, temperature=args.temperature)), *lines]

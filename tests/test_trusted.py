@@ -7,7 +7,6 @@ import shutil
 import struct
 import tracemalloc
 import zipfile
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -106,14 +105,13 @@ def test_a_folder_that_is_a_link_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
-    from simulations.tune_check import config
+    from simulations.common.tuned import config
 
     line = {"policy": spy, "num_draft_tokens": 2, "verifier": "chain"}
     with pytest.raises(ValueError, match=r"journal\.jsonl"):
-        config(Namespace(out=tmp_path, policies=None), line, 1)
+        config(line, tmp_path / "journal.jsonl", [])
     assert not ran(spy)
-    asked = Namespace(out=tmp_path, policies=[spy])
-    assert config(asked, line, 1).method == spy and ran(spy)
+    assert config(line, tmp_path / "journal.jsonl", [spy]).method == spy and ran(spy)
 
 
 def test_registered_rules_of_data_are_those_of_code() -> None:

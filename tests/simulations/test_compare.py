@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from simulations import compare
 from simulations.__main__ import main
 from simulations.common.grid import Config
 from simulations.common.results import read_csv
-from simulations.tune_check import key
+from simulations.common.tuned import key
 from tests.amounts import thorough
 
 PROMPTS = [Prompt(f"prompt {number}") for number in range(40)]
@@ -84,13 +85,12 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
 
     lossless = [tuned("speculative", "chain", 2, 9.0), tuned("speculative", "block", 3, 9.5)]
     results = {
-        key(1, 0.05): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0)]},
-        key(1, 0.1): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0),
+        key(0.05): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0)]},
+        key(0.1): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0),
                                 tuned("band:price", "block", 6, 11.0)]},
     }  # fmt: skip
-    args = argparse.Namespace(divergence_per_token=[0.05, 0.1], policies=[], temperature=0.7,
-                              out=Path("x"))  # fmt: skip
-    lines = compare.chosen(args, results)
+    args = argparse.Namespace(nats=[0.05, 0.1], policies=[], temperature=0.7)
+    lines = compare.chosen(args, SimpleNamespace(results=results, path=Path("journal.jsonl")))
     assert [(level, own.method, own.width, own.verifier) for level, own in lines] == [
         (0.0, "plain", 0, "chain"), (0.0, "speculative", 3, "block"),
         (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),

@@ -1,0 +1,87 @@
+"""What the tuner finds on some prompts, kept in a journal: settings to be decoded on others."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cactus_theory.base.specs import file_of
+from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.models import loaded
+from cactus_theory.decoding import Pair
+from cactus_theory.policies import policy
+from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
+from cactus_theory.traces.log import log_shown
+from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
+from cactus_theory.tuning.choices import Choice
+from cactus_theory.tuning.measure import TimedSetting
+
+from .grid import Config, config_of
+from .journal import Journal
+
+Row = dict[str, Any]
+
+
+def tune_all(
+    args: argparse.Namespace,
+    journal: Journal,
+    pair: Pair,
+    ids: Sequence[Sequence[int]],
+    families: Sequence[str],
+    limit: int,
+) -> None:
+    """Keep the settings of ``families`` at every level of ``args.nats``, unless they are there.
+
+    Rows are logged and calls timed in texts of at most ``limit`` tokens; costs are measured at the
+    first level's knobs.
+    """
+    levels = [level for level in args.nats if key(level) not in journal.results]
+    if not levels:
+        return
+    sizes, logged = argparse.Namespace(**vars(args) | {"max_new_tokens": limit}), pair
+    if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
+        logged = loaded(argparse.Namespace(**vars(args) | {"inflate": None}))
+    law: dict[str, Any] = {"temperature": args.temperature, "cuts": args.cuts}
+    widths, folder = args.num_draft_tokens, args.out / "trace"
+    options = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS} | law
+    trace = log_shown(sizes, logged, ids, folder, **options)
+    prompts, measured = Prompts(ids, 1, limit, seed=args.seed, **law), list[Costs]()
+
+    def costs(settings: Sequence[TimedSetting]) -> Costs:
+        own = pair.target, pair.draft, prompts, settings
+        with Progress("timing decodes", 1) as progress:
+            while not measured:
+                made = measure_costs(*own, repeats=args.timings, on_decode=progress.of)
+                measured.append(made)
+        return measured[0]
+
+    with Progress("tuning, levels", len(levels)) as progress:
+        for level in levels:
+            tuned = tune(trace, costs, level, widths=widths, policies=families)
+            lines = [_line(choice) for choice in tuned.choices]
+            record = {"plain": tuned.plain, "costs": tuned.costs.as_json(), "lines": lines}
+            journal.add(key(level), record)
+            progress.advance()
+
+
+def _line(choice: Choice) -> Row:
+    """Return the columns of a choice, its policy by its spec."""
+    return {
+        "family": choice.family.name,
+        "policy": choice.policy,
+        "verifier": choice.verifier,
+        "num_draft_tokens": choice.num_draft_tokens,
+        **valued("predicted_speed", choice.speed),
+        **valued("predicted_kl", choice.reported.divergence_per_token()),
+    }
+
+
+def key(level: float) -> str:
+    """Return the name under which a result of tuning is kept."""
+    return f"tuned|level={level:g}"
+
+
+def config(line: Mapping[str, Any], path: Path, policies: Sequence[str]) -> Config:
+    """Return the decode of a line of a journal; of files' policies those among ``policies``."""
+    trusted = [policy(name).spec for name in filter(file_of, policies)]
+    return config_of(line, str(path), 1, trusted)
