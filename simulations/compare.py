@@ -27,7 +27,7 @@ from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import add_inflate, loaded
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.stream import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
@@ -36,6 +36,7 @@ from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 from .common import grid
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, files_of
+from .common.inflate import add_inflate, enlarging
 from .common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -125,7 +126,7 @@ def _answered(
     unseen: Sequence[int],
 ) -> list[Run]:
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
-    pair = loaded(args)
+    pair = loaded(args, enlarging(args))
     if args.cycles is None:
         args.cycles = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]

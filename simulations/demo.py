@@ -22,7 +22,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
-from cactus_theory.commands.models import add_inflate, inflated, opened
+from cactus_theory.commands.models import opened
 from cactus_theory.decoding import GenerationResult, Pair, RecurrentDrafter
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
@@ -30,6 +30,7 @@ from cactus_theory.optimum.acceptance import OptimalAcceptance
 from . import drafters
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
+from .common.inflate import add_inflate, enlarging
 from .common.inputs import PAIR, add_decode_arguments, add_pair_arguments
 from .common.results import columns, publish
 from .common.walk import log_rows
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
-    pair, _, every = opened(args)
+    pair, _, every = opened(args, enlarging(args))
     prompts = every[: args.num_prompts]
 
     print(rule("rows along a real generation"))
@@ -117,7 +118,9 @@ def at_size(pair: Pair, args: argparse.Namespace, prompts: list[list[int]]) -> s
     """Return two decodes of one prompt by the pair at the cost of a larger one, as a table."""
     sizes = argparse.Namespace(inflate=LARGE, dtype="float32", device=args.device)
     try:
-        harness = Harness(inflated(pair, sizes), prompts, LARGE_TOKENS, args.seed)
+        change = enlarging(sizes)
+        assert change is not None
+        harness = Harness(change(pair), prompts, LARGE_TOKENS, args.seed)
     except ValueError as error:  # too little memory, or models of another kind
         return f"\nno decode at a larger cost: {error}"
     rows = measure(harness, [LARGE_POLICY], widths=[LARGE_WIDTH], repeats=1)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import Prompt, column_of
 from cactus_theory.commands.flags import given_prompts, refuse, rendered_ids
-from cactus_theory.decoding._prepare import dtype_of, dtype_of_pair
+from cactus_theory.decoding._prepare import dtype_of_pair
 from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
-from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, inflate_pair
 
 # flags that name the models and their prompts
 OF_MODELS = ("target", "draft", "prompts")
 # bytes of a target's weights from which on a second thread makes its passes faster; the shipped
 # target's are 21 MB, and a second thread makes it slower
 LARGE = 1 << 26
+Change = Callable[[Pair], Pair]
 
 
 def add_models(
@@ -78,38 +79,28 @@ def choose_threads(args: argparse.Namespace, target: Any = None) -> str:
     return f"{count} thread{'s' * (count > 1)} of torch"
 
 
-def add_inflate(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--inflate``, which :func:`inflated` follows."""
-    parser.add_argument(
-        "--inflate",
-        choices=tuple(DRAFTS),
-        metavar="SHAPE",
-        help="give both models the cost of larger ones, which keeps their law: a target of so "
-        f"many parameters and its draft ({', '.join(DRAFTS)})",
-    )
-
-
 def has_models(args: argparse.Namespace) -> bool:
     """Return whether the flags name models and prompts; ValueError for a part of these."""
     models = [name for name in OF_MODELS if getattr(args, name) is not None]
     for missing in (name for name in OF_MODELS if models and name not in models):
         raise ValueError(f"--{missing}: must be given with --{models[0]}; got that alone")
-    unread = () if models else ("revision", "dtype", "device", "inflate")
+    unread = () if models else ("revision", "dtype", "device")
     refuse(args, unread, "must be given with --target", dtype=AUTO, device="cpu")
     return bool(models)
 
 
-def loaded(args: argparse.Namespace) -> Pair:
-    """Return the pair that flags name, in the shapes of ``--inflate``, and say its dtype in a line.
+def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
+    """Return the pair that flags name, and say its dtype in a line.
 
-    The dtype is kept in ``args.run_in``, the threads in ``args.on``.
+    The dtype is kept in ``args.run_in``, the threads in ``args.on``. ``change`` makes another pair
+    of it first, and sees weights in float32 unless their own dtype is asked for.
 
     Raises
     ------
     ValueError
-        As :func:`cactus_theory.decoding.load_pair` and :func:`inflated`; more than two revisions.
+        As :func:`cactus_theory.decoding.load_pair`; more than two revisions.
     """
-    shape, dtype = getattr(args, "inflate", None), args.dtype
+    dtype = args.dtype
     revision, draft_revision, *more = *(args.revision or ()), None, None
     if (count := getattr(args, "threads", None)) is not None:
         check.threads(count)
@@ -119,16 +110,15 @@ def loaded(args: argparse.Namespace) -> Pair:
         args.target,
         getattr(args, "draft", None),
         args.device,
-        # what is copied into larger shapes is rounded there, once
-        dtype if shape is None or dtype == AUTO else "float32",
+        dtype if change is None or dtype == AUTO else "float32",
         revision=revision,
         draft_revision=draft_revision,
         trust_code=args.trust_code,
     )
     if dtype != AUTO:
         warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
-    if shape is not None:
-        pair = inflated(pair, args)
+    if change is not None:
+        pair = change(pair)
     rule = f" (--dtype auto: {dtype_rule(dtype, args.device)})" if dtype == AUTO else ""
     args.run_in = dtype_of_pair(pair.target, pair.draft)
     args.on = choose_threads(args, pair.target)
@@ -137,30 +127,15 @@ def loaded(args: argparse.Namespace) -> Pair:
     return pair
 
 
-def opened(args: argparse.Namespace) -> tuple[Pair, list[Prompt], list[list[int]]]:
+def opened(
+    args: argparse.Namespace, change: Change | None = None
+) -> tuple[Pair, list[Prompt], list[list[int]]]:
     """Return the models and the prompts that flags name, and the token ids of these.
 
     Prompts are read before the models are; their groups of ``--by`` are kept in ``args.groups``.
+    ``change`` as in :func:`loaded`.
     """
     prompts, by = given_prompts(args), getattr(args, "by", None)
     args.groups = None if by is None else {by: column_of(prompts, by)}
-    pair = loaded(args)
+    pair = loaded(args, change)
     return pair, prompts, rendered_ids(args, pair.tokenizer, prompts)
-
-
-def inflated(pair: Any, args: argparse.Namespace) -> Any:
-    """Return the pair in the shapes of ``--inflate``, and note in ``args.cost`` what that means.
-
-    Raises
-    ------
-    ValueError
-        As :func:`cactus_theory.decoding.models.inflate.inflate_pair`.
-    """
-    dtype = pair.target.dtype if args.dtype == AUTO else getattr(torch, args.dtype)
-    pair = inflate_pair(pair, args.inflate, dtype=dtype, device=args.device)
-    sizes = (SHAPES[name].parameters / 1e6 for name in (args.inflate, DRAFTS[args.inflate]))
-    args.cost = (
-        "the law of the pair at the cost of {:,.0f} M and {:,.0f} M parameters, ".format(*sizes)
-        + f"V = {pair.target.config.vocab_size:,}, {dtype_of([pair.target])}, rows without zeros"
-    )
-    return pair

@@ -26,7 +26,6 @@ from cactus_theory.commands.flags import (
     rendering,
 )
 from cactus_theory.commands.models import (
-    add_inflate,
     add_models,
     add_threads,
     choose_threads,
@@ -55,7 +54,7 @@ from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, ta
 from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
 
 # flags that logged rows depend on, beside models, prompts and the largest K
-LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "inflate", "dtype", "by")
+LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "dtype", "by")
 # rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
 # and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
 CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
@@ -72,7 +71,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_models(parser)
     add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
     add_chat(parser)
-    add_inflate(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
     add("--divergence-per-token", type=float, required=True, metavar="NATS",
         help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
@@ -201,8 +199,7 @@ def _tuned(args: Namespace) -> list[Any]:
     took.lap("a cap on answers")
     floor = _noise_floor(args, pair.target, ids)
     took.lap("rounding")
-    cost = {} if args.inflate is None else {"cost": args.cost}
-    about = {"dtype": args.run_in, "seconds": took.parts, "forecast": ahead} | floor | cost
+    about = {"dtype": args.run_in, "seconds": took.parts, "forecast": ahead} | floor
     tuned = replace(tuned, source=tuned.source | about)
     others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
     ranked = [_by_answers(args, pair, usual, one) for one in (tuned, *others)]

@@ -82,8 +82,6 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if tuned.as_uneven <= UNEVEN and (first := fastest(tuned.choices)) is not None:
         lines.append(_uneven(tuned, first))
     lines += _warnings(tuned)
-    if "cost" in tuned.source:  # of models that were inflated
-        lines.append(f"Speeds and costs: {tuned.source['cost']}.")
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
         lines += [answers.sentence, answers.allowed(int(str(tokens)))]

@@ -12,8 +12,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from cactus_theory.commands.models import add_inflate
-
+from ..common.inflate import add_inflate
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish
 

@@ -16,6 +16,7 @@ from cactus_theory.commands.models import opened
 
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
+from ..common.inflate import enlarging
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
@@ -57,7 +58,7 @@ def lines() -> list[Line]:
 
 def harness_of(args: Namespace) -> Harness:
     """Return the pair and a few prompts, whose texts have all their tokens."""
-    pair, _, every = opened(args)
+    pair, _, every = opened(args, enlarging(args))
     texts = every[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)

@@ -25,10 +25,10 @@ from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.device.loop import BUCKET
 from cactus_theory.decoding.device.round import Repeated, StaticForward, never_waits
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models.inflate import DRAFTS, inflate_pair
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
 from ..common.grid import PLAIN, label
+from ..common.inflate import DRAFTS, inflate_pair
 from ..common.inputs import PAIR, PROMPTS, code_digest, load_prompts
 from ..common.results import package_version
 

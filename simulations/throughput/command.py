@@ -20,7 +20,7 @@ from typing import Any
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import add_inflate, loaded
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
 from ..common.answers import HEADS as ANSWERS
@@ -38,6 +38,7 @@ from ..common.grid import (
     method,
     name,
 )
+from ..common.inflate import add_inflate, enlarging
 from ..common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -102,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
-        pair = loaded(args)
+        pair = loaded(args, enlarging(args))
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:

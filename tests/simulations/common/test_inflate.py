@@ -10,8 +10,8 @@ import torch
 from cactus_theory.commands import models as flags
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models import inflate as inflated
-from cactus_theory.decoding.models.inflate import DRAFTS, SHAPES, Shape, inflate, inflate_pair
+from simulations.common import inflate as inflated
+from simulations.common.inflate import DRAFTS, SHAPES, Shape, inflate, inflate_pair
 from simulations.common.inputs import PAIR
 from tests.amounts import some
 
@@ -199,11 +199,12 @@ def test_models_and_dtypes_that_cannot_be_inflated_are_refused():
 def test_flags_name_a_shape_and_every_table_says_what_it_costs():
     parser = argparse.ArgumentParser()
     flags.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
-    flags.add_inflate(parser)
+    inflated.add_inflate(parser)
     plain = parser.parse_args([])
-    assert flags.loaded(plain).target.dtype == torch.float32 and "cost" not in plain
+    assert inflated.enlarging(plain) is None and "cost" not in plain
+    assert flags.loaded(plain).target.dtype == torch.float32
     args = parser.parse_args(["--inflate", "tiny", "--dtype", "bfloat16"])
-    large = flags.loaded(args)
+    large = flags.loaded(args, inflated.enlarging(args))
     assert large.target.dtype == torch.bfloat16
     ids = torch.tensor([[3, 7, 11]])
     generate(large.target, large.draft, ids, policy="speculative", max_new_tokens=2)  # no warning

@@ -25,6 +25,7 @@ those of ``model``, and whose weights, cache and arithmetic are those of the sha
 ``inflate_pair(pair, "134m")`` does so for a pair in shapes that go together.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
 from copy import deepcopy
@@ -36,6 +37,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.commands.models import Change
+from cactus_theory.decoding._prepare import dtype_of
+from cactus_theory.decoding.load import AUTO, Pair
 from cactus_theory.decoding.models.projections import lay_together
 
 
@@ -327,3 +331,34 @@ def _fill_attention(attention: Any, small: Any) -> None:
 
 def _rows_of_head(weight: Tensor, number: int, size: int) -> Tensor:
     return weight[number * size : (number + 1) * size]
+
+
+def add_inflate(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--inflate``, which :func:`enlarging` follows."""
+    parser.add_argument(
+        "--inflate",
+        choices=tuple(DRAFTS),
+        metavar="SHAPE",
+        help="give both models the cost of larger ones, which keeps their law: a target of so "
+        f"many parameters and its draft ({', '.join(DRAFTS)})",
+    )
+
+
+def enlarging(args: argparse.Namespace) -> Change | None:
+    """Return what gives a pair the shapes of ``--inflate``, for ``loaded``; None without the flag.
+
+    It notes in ``args.cost`` what that means. Raises ValueError as :func:`inflate_pair`.
+    """
+
+    def enlarged(pair: Pair) -> Pair:
+        dtype = pair.target.dtype if args.dtype == AUTO else getattr(torch, args.dtype)
+        pair = inflate_pair(pair, args.inflate, dtype=dtype, device=args.device)
+        sizes = (SHAPES[name].parameters / 1e6 for name in (args.inflate, DRAFTS[args.inflate]))
+        args.cost = (
+            "the law of the pair at the cost of {:,.0f} M and {:,.0f} M parameters, ".format(*sizes)
+            + f"V = {pair.target.config.vocab_size:,}, {dtype_of([pair.target])}, "
+            "rows without zeros"
+        )
+        return pair
+
+    return None if args.inflate is None else enlarged
