@@ -151,11 +151,16 @@ def families_of(name: str) -> list[str]:
     """Return the families that a name stands for, by both verifiers unless it says one.
 
     ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; whole specs are themselves.
+    Cactus is token by token: in blocks it reads the row again for every token that may be refused.
     """
-    first, comma, others = name.partition(",")
+    whole, _, judge = name.partition("@")
+    first, comma, others = whole.partition(",")
     known = [own for own in (*USUAL, *OTHERS) if first in (own, own.partition(":")[0])]
-    verifiers = USUAL[LOSSLESS] if known else ()
-    return [f"{known[0]}{comma}{others}@{verifier}" for verifier in verifiers] or [name]
+    if not known:
+        return [name]
+    verifiers = USUAL["cactus:delta" if "cactus" in first else LOSSLESS]
+    judges = [judge] if judge else verifiers
+    return [f"{known[0]}{comma}{others}@{own}" for own in judges]
 
 
 def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Config]]:

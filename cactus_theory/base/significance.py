@@ -11,11 +11,6 @@ def mcnemar(better: int, worse: int) -> float:
     """Return the exact two-sided p of items on which one of two ways alone is right.
 
     If neither way is better, each of these items falls to either with a probability of one half.
-
-    Examples
-    --------
-    >>> mcnemar(9, 1), mcnemar(3, 3)
-    (0.021484375, 1.0)
     """
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
@@ -23,13 +18,7 @@ def mcnemar(better: int, worse: int) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p of several tests so that below 5 % no one of them is a false alarm, at 95 % (Holm).
-
-    Examples
-    --------
-    >>> holm([0.01, 0.5, 0.02])
-    [0.03, 0.5, 0.04]
-    """
+    """Return p of several tests so that below 5 % no one of them is a false alarm, at 95 % (Holm)."""
     adjusted, largest = [0.0] * len(values), 0.0
     for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
@@ -44,11 +33,6 @@ def items_needed(difference: float, error: float, count: int) -> int | None:
     ----------
     difference, error : from what there is without one, and its standard error over ``count`` items;
         the error falls with the root of their number. None where the difference is 0 or unknown.
-
-    Examples
-    --------
-    >>> items_needed(0.1, 0.05, 100)
-    197
     """
     if not math.isfinite(error) or not math.isfinite(difference) or difference == 0:
         return None

@@ -31,13 +31,7 @@ Check = Callable[..., bool]
 
 
 def follows(instruction: str, arguments: Mapping[str, Any], answer: str) -> bool:
-    """Return whether an answer follows one instruction; ValueError for an unknown one.
-
-    Examples
-    --------
-    >>> follows("punctuation:no_comma", {}, "Neither one nor two.")
-    True
-    """
+    """Return whether an answer follows one instruction; ValueError for an unknown one."""
     if instruction not in CHECKS:
         known = ", ".join(CHECKS)
         raise ValueError(f"instruction_id_list: must hold some of {known}; got {instruction!r}")

@@ -1,4 +1,4 @@
-"""What the tuner finds on some prompts, kept in a journal: settings to be decoded on others."""
+"""Settings that the tuner finds on some prompts, kept in a journal, to be decoded on others."""
 
 import argparse
 from collections.abc import Mapping, Sequence

@@ -99,7 +99,8 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
     chain, block = compare.families_of("band,hold=eos")
     assert (chain, block) == ("band:price,hold=eos@chain", "band:price,hold=eos@block")
     assert compare.families_of("lenience")[1] == "lenience:lenience@block"
-    for name in ("cactus:delta@block", "typical"):
+    assert compare.families_of("cactus") == ["cactus:delta@chain"]
+    for name in ("cactus:delta@block", "typical", "typical:epsilon=0.3"):
         assert compare.families_of(name) == [name]
 
 
