@@ -18,7 +18,7 @@ def mcnemar(better: int, worse: int) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p of several tests so that below 5 % no one of them is a false alarm, at 95 % (Holm)."""
+    """Return p of several tests, raised so that all below 5 % are right at 95 % together (Holm)."""
     adjusted, largest = [0.0] * len(values), 0.0
     for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
         largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
