@@ -28,3 +28,8 @@ def pair(*shape: int, seed: int = 0, kinds: tuple[str, str] = ("smooth", "smooth
     return rows(*shape, seed=2 * seed, kind=kinds[0]), rows(
         *shape, seed=2 * seed + 1, kind=kinds[1]
     )
+
+
+def two_tokens(q_n):
+    """Return rows (B, K, 2) of drafted tokens with these entries of q, and the tokens' ids."""
+    return torch.stack([q_n, 1 - q_n], -1), torch.zeros_like(q_n, dtype=torch.int64)

@@ -34,8 +34,8 @@ IMPLEMENTED = {
     21: "cactus_theory/optimum/selection.py",
     22: "cactus_theory/verify/tree.py",
     23: "cactus_theory/answer_bounds.py",
-    24: "cactus_theory/optimum/edges.py",
-    25: "cactus_theory/optimum/edges.py",
+    24: "cactus_theory/optimum/boxes.py",
+    25: "cactus_theory/optimum/boxes.py",
 }
 
 

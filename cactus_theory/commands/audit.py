@@ -24,7 +24,7 @@ from cactus_theory.commands.flags import (
     shown_frontier,
     source,
 )
-from cactus_theory.optimum.rows import HEAD
+from cactus_theory.optimum.charges import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.estimate import valued

@@ -64,7 +64,7 @@ def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     kernel = None if of_policy is None else of_policy(policy)
     if kernel is None or verifier not in ("chain", "block"):
         return None
-    own_band = isinstance(policy, Band) and policy.of_path is None
+    own_band = isinstance(policy, Band) and not policy.of_path
     if verifier == "block" and not (own_band or kernel == KernelPolicy(SCALED, 1.0)):
         return None
     return kernel

@@ -13,43 +13,77 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.tolerances import LEAST
+from cactus_theory.optimum.boxes import NO_BOXES, Boxes
+
 
 @dataclass(frozen=True)
 class LookAhead:
-    """The best law at a price, in tokens per nat: h is proportional to q off drafted tokens."""
+    """The best law at a price, in tokens per nat, of rows with boxes.
+
+    h is proportional to q off drafted tokens and those of the boxes that may not fall.
+    """
 
     price: float
-    # least q_n of a raised token, as a share of the likeliest token's probability
-    head: float = 0.0
+    boxes: Boxes = NO_BOXES
 
     def path(
         self,
-        q_n: Float[Tensor, "batch K"],
+        q: Float[Tensor, "batch K vocab"],
+        ids: Int[Tensor, "batch K"],
         counts: Int[Tensor, "batch"],
-        most: Float[Tensor, "batch K"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        r"""Return :math:`h_n = q_n z/(1 − q_n + q_n z)` of drafted tokens, z what follows each.
+        r"""Return :math:`h_n = m q_n z/(m − q_n + q_n z)` of drafted tokens, z what follows each.
 
-        Backwards, z = e^{1/ν} after the last token and before a token e^{1/ν}(1 − q_n + q_n z).
-        Off the ``head``, where q_n < head · ``most`` (max q), h_n = q_n and before the token
-        z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read.
+        m is the mass that may move, that of all tokens but those of a box other than n. Backwards,
+        z = e^{1/ν} after the last token, and before a token it is e^{1/ν} ((m − q_n + q_n z)/m)^m.
+        Where n may not rise, held or off the head, h_n = q_n and before it z is e^{1/ν} z^{q_n}.
+        Entries beyond ``counts`` are not read.
         """
-        q_n = q_n.clamp(0.0, 1.0)  # a row may round to an ulp above 1; entries below 0 are refused
-        odds = q_n.log() - (-q_n).log1p()
+        # a row may round to an ulp above 1; entries below 0 are refused
+        q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
+        fixed, mass = self._fixed(q, ids, q_n)
+        rest, odds = (mass - q_n).clamp(min=0.0).log(), q_n.log()
         unit, width = 1 / self.price, q_n.shape[1]
         follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
         raised = torch.zeros_like(q_n)
         for place in range(width - 1, -1, -1):
             follows = torch.where(counts == place + 1, unit, follows)
-            raised[:, place] = (odds[:, place] + follows).sigmoid()
-            none, one = (-q_n[:, place]).log1p(), q_n[:, place].log()
-            before = torch.logaddexp(none, one + follows)
-            if most is not None:
-                off = q_n[:, place] < self.head * most[:, place]
-                before = torch.where(off, q_n[:, place] * follows, before)
-                raised[:, place] = torch.where(off, q_n[:, place], raised[:, place])
-            follows = unit + before
+            none, one, m = rest[:, place], odds[:, place], mass[:, place]
+            free = m * (one - none + follows).sigmoid()
+            before = m * (torch.logaddexp(none, one + follows) - m.log())
+            stays = q_n[:, place]
+            raised[:, place] = torch.where(fixed[:, place], stays, free)
+            follows = unit + torch.where(fixed[:, place], stays * follows, before)
         return raised
+
+    def _fixed(self, q: Tensor, ids: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether each drafted token may not rise, and the mass m that may move there."""
+        fixed, mass = torch.zeros_like(q_n, dtype=torch.bool), torch.ones_like(q_n)
+        self.boxes.check(q.shape[-1])
+        for token in self.boxes.ids:
+            mass = torch.where(ids == token, mass, mass - q[..., token].double())
+            fixed = fixed | ((ids == token) & (token in self.boxes.held))
+        if self.boxes.head:
+            fixed = fixed | (q_n < self.boxes.head * q.amax(-1).double())
+        return fixed, mass.clamp(min=LEAST)
+
+    def law(
+        self,
+        q: Float[Tensor, "*batch vocab"],
+        p: Float[Tensor, "*batch vocab"],
+        raised: Float[Tensor, "*batch"],
+    ) -> Float[Tensor, "*batch vocab"]:
+        """Return rows with mass ``raised`` on the tokens of p, shared as in p, the rest as in q."""
+        drafted, mass = p > 0, raised[..., None]
+        stays = torch.zeros_like(drafted)
+        stays[..., list(self.boxes.ids)] = True
+        stays = stays & ~drafted
+        free = 1 - mass - torch.where(stays, q, 0.0).sum(-1, keepdim=True)
+        rest = q.masked_fill(drafted | stays, 0.0)
+        total = rest.sum(-1, keepdim=True)
+        scale = torch.where(total > 0, free / torch.where(total > 0, total, 1.0), 0.0)
+        return torch.where(drafted, p * mass, torch.where(stays, q, rest * scale))
 
     def tree(self, q_n: Sequence[float], children: Sequence[Sequence[int]]) -> list[float]:
         r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a deterministic tree.
@@ -57,9 +91,9 @@ class LookAhead:
         Node 0 is the text, node n + 1 follows token n, and ``children`` are the deterministic
         tokens after each node, none where another one was sampled; tokens that are no node's are
         not read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any.
-        Nothing with a ``head``: then trees are followed node by node.
+        Nothing with boxes: then trees are followed node by node.
         """
-        if self.head:
+        if self.boxes:
             return []
         follows, raised = [0.0] * len(children), [0.0] * len(q_n)
         for node in range(len(children) - 1, -1, -1):
@@ -74,16 +108,3 @@ class LookAhead:
             for place, worth in zip(places, worths, strict=True):
                 raised[place] = math.exp(worth - follows[node])
         return raised
-
-
-def with_raised(
-    q: Float[Tensor, "*batch vocab"],
-    p: Float[Tensor, "*batch vocab"],
-    raised: Float[Tensor, "*batch"],
-) -> Float[Tensor, "*batch vocab"]:
-    """Return rows with mass ``raised`` on the tokens of p, shared as in p, the rest as in q."""
-    drafted, mass = p > 0, raised[..., None]
-    rest = q.masked_fill(drafted, 0.0)
-    total = rest.sum(-1, keepdim=True)
-    scale = torch.where(total > 0, (1 - mass) / torch.where(total > 0, total, 1.0), 0.0)
-    return torch.where(drafted, p * mass, rest * scale)

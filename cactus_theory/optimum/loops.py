@@ -1,8 +1,10 @@
 """Passes over one row, compiled by numba: sums of clipped rows, and searches for the edges.
 
 :mod:`cactus_theory.optimum.rows` says what A, U, P and a row's units are, and loads this file when
-the first row is solved. Sums are float64 whatever the rows' dtype, and a pass needs no memory. Σ g
-is linear in the edges between two ratios p/q, so that Newton's method ends after a few passes.
+the first row is solved. Off the head U is at most P, and h/q of single tokens may be bounded by
+boxes c ≤ h/q ≤ C (THEORY.md, Theorems 24 and 25). Sums are float64 whatever the rows' dtype, and a
+pass needs no memory. Σ g is linear in the edges between two ratios p/q, so that Newton's method
+ends after a few passes.
 
 A curve (c, a) is f″(t) = c t^(a−2); with a = NaN that of the Jensen-Shannon divergence,
 ½/(t(1 + t)). Loops whose terms are sums, products, quotients and ``log_of`` take several tokens at
@@ -19,7 +21,10 @@ from numba import njit
 from cactus_theory.base.tolerances import LEAST
 
 Row = np.ndarray
-Band = tuple[float, float, float, float, float]
+# least q of the head; then ids with boxes of their own, their c and C, and which are certain
+Boxes = tuple[float, Row, Row, Row, Row]
+# A, U, P in the row's units, and boxes
+Band = tuple[float, float, float, Boxes]
 # largest p/q of a token that may rise, about 1/LEAST
 MOST = 4e307
 # ratio at which a token that is no normal number weighs nothing still
@@ -33,7 +38,6 @@ WIDTH, SHARE = 1.5, 0.7
 # error at which a search within a budget ends, largest step that is still taken then, and largest
 # D(p‖q) in nats: beyond it D inside the band is all rounding
 CLOSE, POLISH, MOST_COST = 1e-14, 1e-6, 32.0
-NOBODY = np.empty(0, np.int64)
 # √½ as an int64: a number's bits less these begin with the exponent of the nearest power of 2
 ROOT_BITS, MANTISSA = 0x3FE6A09E667F3BCD, 52
 # tokens of a row that are added up at once, before a draw looks at each of them
@@ -128,27 +132,29 @@ def sums_of(q: Row, p: Row) -> tuple[float, float]:
 
 
 @compiled
-def largest_of(q: Row, p: Row) -> tuple[float, float]:
-    """Return the largest q and p/q."""
-    likeliest = largest = 0.0
+def largest_of(q: Row, p: Row) -> float:
+    """Return the largest p/q."""
+    largest = 0.0
     for i in range(q.size):
-        q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        likeliest = q_i if q_i > likeliest else likeliest
-        ratio = p_i / q_i if q_i >= LEAST else 0.0
+        ratio = np.float64(p[i]) / np.float64(q[i]) if np.float64(q[i]) >= LEAST else 0.0
         largest = ratio if ratio > largest else largest
-    return likeliest, largest
+    return largest
+
+
+@compiled
+def edges_of(lower: float, upper: float, unit: float, boxes: Boxes, j: int) -> tuple[float, float]:
+    """Return the edges A and U of the j-th token with a box."""
+    return max(lower, boxes[2][j] * unit), min(upper, boxes[3][j] * unit)
 
 
 @compiled
 def clipped_sums(
-    q: Row, p: Row, lower: float, upper: float, least: float, off: float, certain: Row
+    q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
 ) -> tuple[float, float, float]:
-    """Return Σ clip(p, Aq, Uq), and q's mass above and below the band: its slopes in U and A.
-
-    Where q < ``least`` U is at most ``off``. Of ``certain`` tokens p is ∞.
-    """
+    """Return Σ clip(p, Aq, Uq), and q's mass above and below the band: its slopes in U and A."""
+    least, ids, floors, ceilings, sure = boxes
     total = above = below = 0.0
-    other = min(upper, off)
+    other = min(upper, unit)
     plain = least == 0 and upper < PLAIN
     for i in range(q.size if plain else 0):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
@@ -166,21 +172,33 @@ def clipped_sums(
         total += value if value > bottom else bottom
         above += q_i if (on and top < p_i) else 0.0
         below += q_i if p_i < bottom else 0.0
-    for i in certain:
-        q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        top, bottom = upper * q_i, lower * q_i
-        total += top - max(bottom, min(p_i, top))
-        above += 0.0 if top < p_i else q_i
-        below -= q_i if p_i < bottom else 0.0
+    for j in range(ids.size):  # what their boxes change
+        q_i, p_i = np.float64(q[ids[j]]), np.float64(p[ids[j]])
+        if q_i < LEAST:
+            continue
+        on = q_i >= least
+        most = upper if on else other
+        low, high = edges_of(lower, most, unit, boxes, j)
+        wanted = math.inf if sure[j] else p_i
+        total += max(low * q_i, min(wanted, high * q_i)) - max(lower * q_i, min(p_i, most * q_i))
+        above += q_i if (on and high == upper and high * q_i < wanted) else 0.0
+        above -= q_i if (on and most * q_i < p_i) else 0.0
+        below += q_i if (low == lower and wanted < low * q_i) else 0.0
+        below -= q_i if p_i < lower * q_i else 0.0
     return total, above, below
 
 
 @compiled
-def level_of(q: Row, p: Row, start: float, whole: float, certain: Row) -> float:
-    """Return c with Σ min(p, cq) = ``whole``: Newton from below, exact once no token joins."""
+def level_of(q: Row, p: Row, start: float, whole: float, boxes: Boxes) -> float:
+    """Return c with Σ min(p, cq) = ``whole``: Newton from below, exact once no token joins.
+
+    Of boxes only the certain tokens matter, whose p is ∞.
+    """
+    ids, free = boxes[1], np.zeros(boxes[1].size)
+    certain = 0.0, ids, free, free + math.inf, boxes[4]
     level, before = start, math.inf
     while True:
-        total, above, _ = clipped_sums(q, p, 0.0, level, 0.0, level, certain)
+        total, above, _ = clipped_sums(q, p, 0.0, level, 1.0, certain)
         if not 0 < above < before:  # true of NaN, too
             return min(level, MOST)
         level, before = level + max(whole - total, 0.0) / above, above
@@ -194,46 +212,47 @@ def edges_at_price(
     curve: tuple[float, float],
     step: float,
     highest: float,
-    head: float,
-    certain: Row,
+    boxes: Boxes,
     threshold: float,
 ) -> tuple[float, float, float, float, bool]:
     """Return U, A, P in the row's units, c, and whether U > ``threshold``: edges only if not.
 
-    At a price of 1/``step``. ``highest`` is U/P where a = 1. Tokens with q < ``head`` max q may not
-    rise. Of ``certain`` tokens p is ∞ up to g/q = c, at which Σ g is Σ p. Where nothing is cut and
-    g still lacks mass, A rises alone.
+    At a price of 1/``step``. ``highest`` is U/P where a = 1. Of certain tokens p is ∞ up to
+    g/q = c, at which Σ g is Σ p without boxes. Where nothing is cut and g still lacks mass, A rises
+    alone.
     """
     c, a = curve
+    certain = boxes[4].any()
     mass, drafted = sums_of(q, p)
     settled = SETTLED if q.itemsize == 8 else COARSE
-    likeliest = largest = math.inf
-    if head or highest == math.inf:
-        likeliest, largest = largest_of(q, p)
+    largest = math.inf
+    if highest == math.inf:
+        largest = largest_of(q, p)
     if not (0 < mass < math.inf):
         mass = 1.0  # such a row is refused where a token is drawn from it
     if drafted == 0:
         drafted = mass
     unit, goal = alive * drafted / mass, alive * drafted
-    least, cap = head * likeliest if head else 0.0, math.inf
-    if certain.size and a != 1:  # under KL U ≤ c
-        cap = level_of(q, p, drafted / mass, drafted, certain)
+    cap = math.inf
+    if certain and (a != 1 or boxes[0] > 0 or boxes[3].min() < math.inf):  # under KL U ≤ c
+        cap = level_of(q, p, drafted / mass, drafted, boxes)
         threshold = threshold if threshold < cap else math.inf
     low, high = unit * (1 - 1e-9), highest * unit * (1 + 1e-9)
     top = min(largest, cap)
-    if certain.size:
+    if certain:
         top = cap
     upper, fixed = threshold, True
     if not low < upper < high:
         upper, fixed = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit))), False
         if high == math.inf:
             upper = math.sqrt(low) * math.sqrt(max(unit, min(top, MOST)))
-    high = min(high, max(unit, top) * (1 + 1e-9))
+    furthest, tried = max(unit, top) * (1 + 1e-9), False
+    high = min(high, furthest)
     upper = min(upper, high)
     slow, before = False, math.inf
     for place in range(MOST_STEPS):
         lower = unit * lower_of(c, a, step, upper / unit)
-        total, above, below = clipped_sums(q, p, lower, min(upper, cap, MOST), least, unit, certain)
+        total, above, below = clipped_sums(q, p, lower, min(upper, cap, MOST), unit, boxes)
         excess = total - goal
         if fixed and place == 0 and excess < 0 and upper == threshold:
             return upper, lower, unit, cap, True
@@ -244,13 +263,15 @@ def edges_at_price(
         else:
             high = upper
         if excess < 0 and upper >= max(unit, top):  # nothing is cut: A rises to P
-            lower = lifted(q, p, lower, unit, goal, least, certain, cap)
+            lower = lifted(q, p, lower, unit, goal, boxes, cap)
             return math.inf, lower, unit, cap, math.inf > threshold
         slope = above + below * fall_of(a, upper / unit, lower / unit)
         following = upper - excess / slope if slope > 0 else -1.0
         lame = abs(excess) > before / 2
         if not low < following < high or (lame and slow):
             following = math.sqrt(low) * math.sqrt(high)
+        if excess < 0 and following > furthest * (1 - 2 * settled) and not tried:
+            following, tried = furthest, True  # where A may have to rise alone
         slow, before = lame and not slow, abs(excess)
         moved = abs(following - upper)
         upper = following
@@ -261,21 +282,11 @@ def edges_at_price(
 
 
 @compiled
-def lifted(
-    q: Row,
-    p: Row,
-    low: float,
-    high: float,
-    goal: float,
-    least: float,
-    certain: Row,
-    cap: float,
-) -> float:
-    """Return A at which Σ max(p, Aq) is ``goal``, off a head at most P = ``high``."""
-    top, lower = min(cap, MOST), high
-    start = high
+def lifted(q: Row, p: Row, low: float, unit: float, goal: float, boxes: Boxes, cap: float) -> float:
+    """Return A ≤ P at which Σ max(p, Aq) is ``goal``, off a head at most P = ``unit``."""
+    top, lower = min(cap, MOST), unit
     for _ in range(MOST_STEPS):
-        total, _, below = clipped_sums(q, p, lower, top, least, start, certain)
+        total, _, below = clipped_sums(q, p, lower, top, unit, boxes)
         if not (total > goal and below > 0):
             break
         following = max(lower - (total - goal) / below, low)
@@ -286,71 +297,70 @@ def lifted(
 
 
 @compiled
-def write_law(
-    q: Row, p: Row, lower: float, upper: float, least: float, off: float, out: Row
-) -> None:
-    """Write clip(p, Aq, Uq), 0 where q = 0."""
-    upper = min(upper, MOST)
-    other = min(upper, off)
+def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
+    """Write h/q, clip(p/q, A, U) over P, 1 where q = 0.
+
+    Of the part of a row that begins with token ``start``, whose band is A, U, P and boxes.
+    """
+    lower, upper, unit, boxes = band
+    least, ids, _, _, sure = boxes
+    other = min(upper, unit)
     for i in range(q.size):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        top = (upper if q_i >= least else other) * q_i
-        if q_i < LEAST:
-            top = min(q_i * off, top)
-        out[i] = max(lower * q_i, min(p_i, top))
+        top, ratio = upper if q_i >= least else other, p_i / q_i
+        ratio = ratio if ratio < top else top
+        ratio = ratio if ratio > lower else lower
+        out[i] = ratio / unit if q_i >= LEAST else 1.0
+    for j in range(ids.size):
+        i = ids[j] - start
+        if 0 <= i < q.size and q[i] >= LEAST:
+            low, high = edges_of(lower, upper if q[i] >= least else other, unit, boxes, j)
+            wanted = math.inf if sure[j] else np.float64(p[i]) / np.float64(q[i])
+            out[i] = max(low, min(wanted, high)) / unit
 
 
 @compiled
-def ratio_of(q_i: float, p_i: float, band: Band) -> float:
-    """Return h/q, clip(p/q, A, U) over the row's unit P; 1 where q = 0."""
-    lower, upper, least, off, unit = band
-    top = upper if q_i >= least else min(upper, off)
-    ratio = p_i / q_i
-    ratio = ratio if ratio < top else top
-    ratio = ratio if ratio > lower else lower
-    return ratio / unit if q_i >= LEAST else 1.0
+def write_quotients(
+    q: Row, p: Row, h: Row, mass: float, drafted: float, out: Row
+) -> tuple[float, float]:
+    """Write h/q of a law, 1 where it is no number; return Σ h and Σ min(p, h) there.
 
-
-@compiled
-def write_ratios(q: Row, p: Row, band: Band, out: Row) -> None:
-    """Write h/q of a band (A, U, what q it has to be off the head below, U there, P)."""
-    for i in range(q.size):
-        out[i] = ratio_of(np.float64(q[i]), np.float64(p[i]), band)
-
-
-@compiled
-def write_quotients(q: Row, h: Row, mass: float, out: Row) -> float:
-    """Write h/q of a law, q over ``mass``, 1 where it is no number; return h's mass there."""
-    outside = 0.0
+    q is taken over ``mass``, p over ``drafted``.
+    """
+    outside = overlap = 0.0
     for i in range(q.size):
         ratio = h[i] / (np.float64(q[i]) / mass)
         found = ratio < math.inf
         out[i] = ratio if found else 1.0
         outside += 0.0 if found else h[i]
-    return outside
-
-
-@compiled
-def kl_cost(t: float) -> float:
-    """Return t ln t − (t − 1), no term of which is rounded near t = 1."""
-    return (t * log_of(t) if t >= LEAST else 0.0) - (t - 1)
+        overlap += 0.0 if found else min(np.float64(p[i]) / drafted, h[i])
+    return outside, overlap
 
 
 @compiled
 def write_kl_costs(ratios: Row, out: Row) -> None:
-    """Write the costs under KL of ratios h/q."""
+    """Write t ln t − (t − 1) of ratios h/q, no term of which is rounded near t = 1."""
     for i in range(ratios.size):
-        out[i] = kl_cost(ratios[i])
+        t = ratios[i]
+        out[i] = (t * log_of(t) if t >= LEAST else 0.0) - (t - 1)
 
 
 @compiled
-def added(
-    sums: tuple[float, float, float], q_i: float, p_i: float, ratio: float, cost: float, head: float
-) -> tuple[float, float, float]:
-    """Return q f(h/q), min(p, h) and (h − q)₊ where q < ``head``, each added to its sum."""
-    h_i, beyond = ratio * q_i, (ratio - 1) * q_i
-    raised = beyond if (q_i < head) & (beyond > 0) else 0.0
-    return sums[0] + q_i * cost, sums[1] + (p_i if p_i < h_i else h_i), sums[2] + raised
+def write_js_costs(ratios: Row, out: Row) -> None:
+    """Write the costs under the Jensen-Shannon divergence of ratios h/q."""
+    for i in range(ratios.size):
+        t = ratios[i]
+        out[i] = (t * log_of((1 + 1 / t) / 2) + log_of((1 + t) / 2)) / -2
+
+
+@compiled
+def entropy_of(q: Row) -> float:
+    """Return −Σ q ln q, 0·ln 0 being 0."""
+    total = 0.0
+    for i in range(q.size):
+        q_i = np.float64(q[i])
+        total -= q_i * log_of(max(q_i, LEAST))
+    return total
 
 
 @compiled
@@ -361,24 +371,14 @@ def charges_of(
 
     q is taken over ``mass``, p over ``drafted``.
     """
-    sums = 0.0, 0.0, 0.0
+    spent = accepted = raised = 0.0
     for i in range(q.size):
         q_i, p_i = np.float64(q[i]) / mass, np.float64(p[i]) / drafted
-        sums = added(sums, q_i, p_i, ratios[i], costs[i], head)
-    return sums
-
-
-@compiled
-def kl_charges(q: Row, p: Row, band: Band, alive: float, head: float) -> tuple[float, float, float]:
-    """Return :func:`charges_of` a band under KL; ``head`` is of q as it is."""
-    mass, drafted = sums_of(q, p)
-    sums = 0.0, 0.0, 0.0
-    for i in range(q.size):
-        q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        ratio = ratio_of(q_i, p_i, band)
-        row = q_i / mass, p_i / (alive * drafted)
-        sums = added(sums, *row, ratio, kl_cost(ratio), head / mass)
-    return sums
+        h_i, beyond = ratios[i] * q_i, (ratios[i] - 1) * q_i
+        spent += q_i * costs[i]
+        accepted += p_i if p_i < h_i else h_i
+        raised += beyond if (q_i < head) & (beyond > 0) else 0.0
+    return spent, accepted, raised
 
 
 @compiled
@@ -411,12 +411,13 @@ def edges_within(
     unit: float,
     drafted: float,
     ends: tuple[float, float],
+    free: Boxes,
 ) -> tuple[float, float, bool]:
     """Return U and A with D = ``delta`` and Σ g = Σ p, and whether they were found.
 
     Newton's method in both edges: between two ratios p/q all sums are linear in them but for f.
     ``cost`` is q f(p/q) of each token, 0 where that is infinite, in which case D is ``endless``;
-    ``ends`` are the smallest and the largest p/q over the row's unit.
+    ``ends`` are the smallest and the largest p/q over the row's unit, ``free`` are no boxes.
     """
     c, a = curve
     mass, outside, inside = drafted / unit, 0.0, 0.0
@@ -429,7 +430,7 @@ def edges_within(
     if not inside <= MOST_COST:
         return math.inf, 0.0, False
     if outside > 0:  # the path may end where only these tokens are cut
-        lower = lifted(q, p, 0.0, unit, drafted, 0.0, NOBODY, math.inf)
+        lower = lifted(q, p, 0.0, unit, drafted, free, math.inf)
         q_low, _, c_low, _, _, _ = outer_sums(q, p, cost, lower, MOST)
         spent = inside - c_low / mass
         if lower > 0:

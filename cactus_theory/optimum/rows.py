@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,22 +31,20 @@ import torch
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import classical as known
-from cactus_theory.optimum.certificate import geometry_of
-from cactus_theory.optimum.edges import edges, solve_edges
-from cactus_theory.optimum.sorted_path import PerRow, Rows
+from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
+from cactus_theory.optimum.edges import edges
 
 Row = np.ndarray
 # ln of the largest ratio of two edges; with any alive ratio it stays within float64
 FURTHEST = 500.0
 # largest p/q of a token that may rise, about 1/LEAST
 MOST = 4e307
-# least share of the largest target probability that a token of the head has
-HEAD = 0.2
+# entries of a row that are worked on at once, so that they stay near the core
+PART = 2**14
+# compiled loops of costs f(t) − f′(1)(t − 1)
+COSTS = {known.KL: "write_kl_costs", known.JensenShannon: "write_js_costs"}
 # share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
 SURE = 1 - 2e-4
-NOBODY = np.empty(0, np.int64)
-# entries of a row whose h/q are written at once, so that they stay near the core
-PART = 2**14
 # c and a of f″(t) = c t^(a−2); of the Jensen-Shannon divergence ½/(t(1 + t)), by a = NaN
 CURVES = {
     known.KL: (1.0, 1.0),
@@ -84,13 +82,21 @@ def warm() -> None:
         return
     for dtype in (np.float32, np.float64):
         q, p = np.array([[0.5, 0.5], [0.9, 0.1]], dtype)
-        PricedRow(q, p, PricedBand(known.KL(), 1.0)).write(np.empty(2))
+        PricedRow(q, p, PricedBand(known.KL(), 1.0)).write(q, p, np.empty(2))
         compiled.draw_left(q, p, 1.0, 0.5)
 
 
 def curve_of(f: Any) -> tuple[float, float] | None:
     """Return c and a of an f-divergence whose f′ is compiled, None of others."""
     return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))
+
+
+def costs_of(f: FDivergence, ratios: Row) -> Row:
+    """Return f(t) − f′(1)(t − 1) of ratios t, as loops compute them where there are any."""
+    if (compiled := COSTS.get(type(f))) is None:
+        return f.centred(torch.from_numpy(ratios)).numpy()
+    getattr(loops(), compiled)(ratios, costs := np.empty_like(ratios))
+    return costs
 
 
 class PricedBand:
@@ -110,10 +116,11 @@ class NodeRow:
     """A row h at a node, asked only as far as a coin needs; of itself h = q, reached with P.
 
     g = P h is between A q and U q, ``scale`` and ``upper`` once :meth:`passes` has solved them, and
-    p between those. With ``factor`` the row is one of P = 1, and g that often its own.
+    p between those, but for tokens with ``boxes``. With ``factor`` the row is one of P = 1, and g
+    that often its own.
     """
 
-    cap, factor, least = math.inf, 1.0, 0.0
+    cap, factor, boxes = math.inf, 1.0, FREE
     unit: float  # P in the units of p/q, once solved
 
     def __init__(self, alive: float) -> None:
@@ -123,34 +130,27 @@ class NodeRow:
         """Return whether U > ``threshold``; if not, U and A are solved."""
         return self.upper > threshold
 
-    def exceeds(self, ratio: float, q_n: float) -> bool:
-        """Return whether g_n/q_n > ``ratio`` of a token that p has more of; if not, solve."""
+    def exceeds(self, token: int, ratio: float) -> bool:
+        """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
         return self.passes(ratio if self.factor == 1 else math.inf)
 
-    def ratio_of(self, q_n: float, p_n: float, certain: bool = False) -> float:
-        """Return g_n/p_n of a sampled token, once solved."""
+    def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
+        """Return g/p of a sampled token, once solved."""
         if p_n == 0:
             return math.inf if q_n >= LEAST else 0.0
         if q_n < LEAST:
             return 0.0
-        ratio = p_n / q_n
-        return self.factor * (self.raised if certain else self._raised(ratio, q_n)) / ratio
+        return self.factor * self._raised(token, q_n, p_n / q_n) / (p_n / q_n)
 
     @property
     def left(self) -> float:
-        """Return the scale s of (s q − p)₊, what g leaves, once solved."""
+        """Return the scale s of (s q − p)₊, what g leaves, once solved; not of ``levels``."""
         return self.factor * self.scale
 
     @property
-    def level(self) -> float:
-        """Return g/q of certain tokens, once solved."""
-        return self.factor * self.raised
-
-    @property
-    def raised(self) -> float:
-        """Return ``level`` over ``factor``; arbitrary where no certain token has q > 0."""
-        raised = self._raised(math.inf)
-        return raised if raised < math.inf else self.scale
+    def levels(self) -> dict[int, float]:
+        """Return by id g/q of certain tokens, and its least of those that do not fall."""
+        return {}
 
     def law_at(self, token: int, q: Row, p: Row) -> float:
         """Return h of a sampled token, once solved, from the row's q and p."""
@@ -158,11 +158,18 @@ class NodeRow:
         if q_n < LEAST:
             return 0.0
         mass, _ = loops().sums_of(q, p)
-        return self._raised(p_n / q_n, q_n) * q_n / (self.unit * mass)
+        return self._raised(token, q_n, p_n / q_n) * q_n / (self.unit * mass)
 
-    def _raised(self, ratio: float, q_n: float = 1.0) -> float:
+    def _raised(self, token: int, q_n: float, ratio: float) -> float:
         """Return g/q of a token with this p/q, over ``factor``."""
-        return max(self.scale, min(self.upper, self.cap, ratio))
+        lower, upper = self.scale, min(self.upper, self.cap)
+        if q_n < self.boxes[0]:
+            upper = min(upper, self.unit)
+        for place in (self.boxes[1] == token).nonzero()[0].tolist() if self.boxes[1].size else ():
+            lower = max(lower, float(self.boxes[2][place]) * self.unit)
+            upper = min(upper, float(self.boxes[3][place]) * self.unit)
+            ratio = math.inf if self.boxes[4][place] else ratio
+        return max(lower, min(upper, ratio))
 
     @property
     def edges(self) -> tuple[float, float]:
@@ -170,21 +177,32 @@ class NodeRow:
         self.passes(math.inf)
         return self.scale, self.upper
 
-    @property
-    def band(self) -> tuple[float, float, float, float, float]:
-        """Return A, U, the least q of the head, U off it, and P, for compiled loops, once solved.
+    def write(self, q: Row, p: Row, out: Row) -> None:
+        """Solve the row, and write h times the sum of q."""
+        self.passes(math.inf)
+        loops().write_ratios(q, p, self.band, 0, out)
+        out *= q
 
-        Not beside certain tokens.
-        """
-        return self.scale, min(self.upper, MOST), self.least, self.unit, self.unit
+    @property
+    def band(self) -> tuple[float, float, float, Any]:
+        """Return A, U, P and the boxes for compiled loops, once solved."""
+        return self.scale, min(self.upper, self.cap, MOST), self.unit, self.boxes
+
+
+class DraftRow(NodeRow):
+    """The row h = p, where q > 0 wherever p is."""
+
+    def __init__(self, q: Row, p: Row, alive: float) -> None:
+        mass, drafted = loops().sums_of(q, p)
+        self.upper, self.scale, self.factor = math.inf, 0.0, alive
+        self.unit = drafted / mass if mass else math.nan
 
 
 class PricedRow(NodeRow):
     """The band of one row (V,) at a price, solved as far as :meth:`passes` needs.
 
     ``alive`` is P. Of ``certain`` tokens p is ∞ up to the g/q at which Σ g is Σ p: the band of the
-    selection law of these and one sampled from p, 0 for none. Off the ``head``, tokens with
-    q ≥ head · max q, nothing rises.
+    selection law of these and one sampled from p, 0 for none.
     """
 
     def __init__(
@@ -194,14 +212,12 @@ class PricedRow(NodeRow):
         band: PricedBand,
         alive: float = 1.0,
         certain: Sequence[int] = (),
-        head: float = 0.0,
+        boxes: Boxes = NO_BOXES,
     ) -> None:
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
-        self.priced, self.alive, self.head = band, alive, head
-        self.least = head * float(self.q.max()) if head else 0.0
-        self.certain = NOBODY
-        if certain:
-            self.certain = np.array([token for token in certain if q[token] > 0], np.int64)
+        self.priced, self.alive = band, alive
+        certain = [token for token in certain if q[token] > 0]
+        self.boxes = boxes.of_row(self.q, certain)
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
@@ -209,25 +225,31 @@ class PricedRow(NodeRow):
             return True
         band = self.priced
         row = self.q, self.p, self.alive, band.curve, band.step, band.high
-        solved = loops().edges_at_price(*row, self.head, self.certain, threshold)
+        solved = loops().edges_at_price(*row, self.boxes, threshold)
         self.upper, self.scale, self.unit, self.cap, passed = solved
         return passed
 
-    def write(self, row: Row) -> None:
-        """Solve the band, and write g in the units of p: 0 where q = 0."""
+    @property
+    def levels(self) -> dict[int, float]:
+        """Return by id g/q of certain tokens, and its least of those that do not fall."""
+        _, ids, floors, _, sure = self.boxes
+        levels = {}
+        for token, floor, certain in zip(ids.tolist(), floors.tolist(), sure.tolist(), strict=True):
+            level = self._raised(token, float(self.q[token]), 0.0)
+            if level < math.inf and (certain or floor):
+                levels[token] = self.factor * level
+        return levels
+
+    def exceeds(self, token: int, ratio: float) -> bool:
+        """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
+        least, ids, *_ = self.boxes
+        if self.q[token] >= least and token not in ids:
+            return super().exceeds(token, ratio)
+        if ratio <= self.alive * SURE:  # no box is below q
+            return True
         self.passes(math.inf)
-        top = min(self.upper, self.cap)
-        loops().write_law(self.q, self.p, self.scale, top, self.least, self.unit, row)
-        row[self.certain] = top * self.q[self.certain]
-
-    def exceeds(self, ratio: float, q_n: float) -> bool:
-        """Return whether g_n/q_n > ``ratio``; off the head that is at most P."""
-        rises = q_n >= self.least or ratio < self.alive
-        return super().exceeds(ratio if rises else math.inf, q_n)
-
-    def _raised(self, ratio: float, q_n: float = 1.0) -> float:
-        upper = min(self.upper, self.cap) if q_n >= self.least else min(self.upper, self.unit)
-        return max(self.scale, min(upper, ratio))
+        q_n = float(self.q[token])
+        return self.factor == 1 and q_n >= LEAST and self._raised(token, q_n, math.inf) > ratio
 
 
 class BudgetRow(NodeRow):
@@ -253,81 +275,16 @@ class BudgetRow(NodeRow):
         cost, least, most = np.empty(q.size), 1.0, 1.0
         for start in range(0, q.size, PART):
             at = slice(start, start + PART)
-            band = 0.0, MOST, 0.0, unit, unit
-            loops().write_ratios(q[at], p[at], band, ratio := cost[at])
+            loops().write_ratios(q[at], p[at], (0.0, MOST, unit, FREE), start, ratio := cost[at])
             least, most = min(least, float(ratio.min())), max(most, float(ratio.max()))
-            np.multiply(_costs(self.f, ratio), q[at], out=ratio)
+            np.multiply(costs_of(self.f, ratio), q[at], out=ratio)
         endless = False
-        if self.f.at_zero == math.inf and (empty := (p == 0) & (q >= LEAST)).any():
+        if self.f.at_zero == math.inf and (empty := (p == 0) & (q > LEAST)).any():
             endless, cost[empty] = True, 0.0
-        row = q, p, cost, endless, curve, self.delta, unit, drafted, (least, most)
+        row = q, p, cost, endless, curve, self.delta, unit, drafted, (least, most), FREE
         self.upper, self.scale, found = loops().edges_within(*row)
         if not found:
             target, draft = (torch.from_numpy(row[None]).double() for row in (q, p))
             target, draft = target / target.sum(), draft / draft.sum()
             lower, upper = edges(target, draft, self.f, delta=self.delta)
             self.upper, self.scale = unit * float(upper), unit * float(lower)
-
-
-class Charge(NamedTuple):
-    """D(h‖q) of a row h, its acceptance Σ min(p/P, h), and the mass it raises off the head."""
-
-    spent: float
-    accepted: float
-    raised: float
-
-
-def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
-    """Return the charge of a law at a node: a solved row, or h, float64.
-
-    The head are tokens with q ≥ HEAD · max q. No temporary is longer than PART.
-    """
-    compiled, head = loops(), HEAD * float(q.max())
-    if isinstance(law, NodeRow) and type(f) is known.KL:
-        return Charge(*compiled.kl_charges(q, p, law.band, alive, head))
-    mass, drafted = compiled.sums_of(q, p)
-    ratios = np.empty(min(PART, q.size))
-    total, outside = np.zeros(3), 0.0
-    for start in range(0, q.size, PART):
-        at = slice(start, start + PART)
-        own_q, own_p = q[at], p[at]
-        ratio = ratios[: own_q.size]
-        if isinstance(law, NodeRow):
-            compiled.write_ratios(own_q, own_p, law.band, ratio)
-        else:
-            outside += compiled.write_quotients(own_q, law[at], mass, ratio)
-        cost = _costs(f, ratio)
-        total += compiled.charges_of(own_q, own_p, ratio, cost, mass, drafted * alive, head / mass)
-    spent, accepted, raised = total.tolist()
-    if outside:
-        spent += outside * (f.slope_at_infinity - f.slope_at_one)
-    return Charge(max(spent, 0.0), accepted, raised)
-
-
-def _costs(f: FDivergence, ratios: Row) -> Row:
-    """Return f(t) − f′(1)(t − 1) of ratios t."""
-    if type(f) is not known.KL:
-        return f.centred(torch.from_numpy(ratios)).numpy()
-    loops().write_kl_costs(ratios, costs := np.empty_like(ratios))
-    return costs
-
-
-@torch.no_grad()
-def path_rows(q: Rows, p: Rows, alive: PerRow, band: PricedBand, head: float = 0.0) -> Rows:
-    """Return the rows h at nodes with these P, float64, which sum to 1; nothing where q = 0.
-
-    A row that is reached with P = 0 never occurs; it is taken for P = 1.
-    """
-    q, p, alive = q.double(), p.double(), torch.where(alive > 0, alive.double(), 1.0)
-    rows = torch.empty(q.shape, dtype=torch.float64, device=q.device)
-    if q.device.type == "cpu" and is_compiled(band.f):
-        arrays = rows.numpy(), q.numpy(), p.numpy(), alive.tolist()
-        for row, own_q, own_p, ratio in zip(*arrays, strict=True):
-            PricedRow(own_q, own_p, band, ratio, head=head).write(row)
-    else:
-        q, p = q / q.sum(-1, keepdim=True), p / (alive[:, None] * p.sum(-1, keepdim=True))
-        q = torch.where(q < LEAST, 0.0, q)  # NaN stays
-        geometry = geometry_of(q, p, band.f, lacking=1 - 1 / alive)
-        bands = solve_edges(geometry, "price", torch.full_like(alive, band.price))
-        geometry.write_rows(bands, rows)
-    return rows.div_(rows.sum(-1, keepdim=True))

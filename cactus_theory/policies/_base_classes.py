@@ -1,6 +1,7 @@
 """Shapes that many policies have: a row h, a ceiling of drafted entries, a row of every token."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.optimum.rows import loops
+from cactus_theory.base.tolerances import LEAST
+from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
 from cactus_theory.policies._decisions import Path, Support
 from cactus_theory.policies._policy import (
     Entries,
@@ -130,6 +132,16 @@ class Either(FixedTarget):
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return min(1, q_n/p_n): h is p or q."""
         return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
+
+    def row(
+        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
+    ) -> NodeRow | None:
+        """Return q or p, where no token that the target excludes changes it."""
+        if certain or loops() is None:
+            return None
+        if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
+            return NodeRow(alive)
+        return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
 
     @abstractmethod
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:

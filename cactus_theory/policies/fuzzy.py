@@ -6,7 +6,9 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import ungraphed
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.optimum.charges import divergences_of
 from cactus_theory.policies._base_classes import Either
 from cactus_theory.policies._decisions import SUPPORTS, Budget, Declaration, Support
 from cactus_theory.policies._policy import Rows
@@ -51,5 +53,5 @@ class Fuzzy(Either):
 
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
         """Return whether the rows are close."""
-        apart = find_divergence(self.divergence).value(p.double(), q.double())
-        return apart < self.threshold
+        p, q = (ungraphed(rows) for rows in (p, q))
+        return divergences_of(find_divergence(self.divergence), p, q) < self.threshold

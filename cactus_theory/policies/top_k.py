@@ -33,8 +33,9 @@ class AcceptedSet(SharedResidual):
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return the one-hot row of the likeliest token, or q."""
-        (q,) = float64_rows(q)
-        return one_hot(q.argmax(-1), q) if self.recover == "argmax" else q
+        if self.recover == "argmax":
+            return one_hot(q.argmax(-1), q).double()
+        return float64_rows(q)[0]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.divergences.classical import log_in_place
+from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._policy import (
     TIE,
@@ -69,7 +71,7 @@ class Typical(AcceptedSet):
     def threshold(self, q: Rows) -> Float[Tensor, "*batch 1"]:
         """Return min(ε, α e^{−H(q)}) of each row."""
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-        entropy = _entropy(q.double())
+        entropy = _entropy(q)
         return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
@@ -79,7 +81,7 @@ class Typical(AcceptedSet):
     def allowance(self, q: Rows) -> Float[Tensor, "*batch 1"]:
         """Return the allowed surprise c of each row, in nats (``form=exact``)."""
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-        entropy = _entropy(q.double())
+        entropy = _entropy(q)
         return (entropy - _log(alpha)).clamp(min=-_log(self.epsilon))
 
     def raised(self, q: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
@@ -104,7 +106,12 @@ class Typical(AcceptedSet):
 
 
 def _entropy(q: Rows) -> Float[Tensor, "*batch 1"]:
-    """Return H(q) of rows in nats."""
+    """Return H(q) of rows in nats, float64."""
+    if not q.is_cuda and q.numel() and q.dtype in DECIDED and (compiled := loops()) is not None:
+        rows = ungraphed(q).reshape(-1, q.shape[-1]).numpy()
+        found = [compiled.entropy_of(row) for row in rows]
+        return torch.tensor(found, dtype=torch.float64, device="cpu").view(*q.shape[:-1], 1)
+    q = q.double()
     logs = log_in_place(q.clamp(min=torch.finfo(q.dtype).tiny))  # 0·ln 0 is 0
     return -logs.mul_(q).sum(-1, keepdim=True)
 

@@ -188,29 +188,43 @@ def batch_law(
     if not ids.shape[1]:
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
     draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
-    alive, emitted = _alive_and_emitted(policy, verifier, q, draft, bool(kinds))
-    spent = {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
+    alive, spent = _followed(policy, verifier, q, draft, kinds)
     return alive, going, spent
 
 
-def _alive_and_emitted(
-    policy: Policy, verifier: Verifier, q: Tensor, draft: Draft, metered: bool
-) -> tuple[Tensor, Tensor]:
-    """Return ``alive`` and ``emitted`` of the verdict's law; a chain needs no residual for them."""
-    if not isinstance(verifier, Chain):
+def _followed(
+    policy: Policy, verifier: Verifier, q: Tensor, draft: Draft, kinds: dict[str, Divergence]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``alive`` (B, K + 1) of the verdict's law, and D(h_i‖q_i) (B, K) by divergence.
+
+    A chain and a block need neither residuals nor rows for them: they are asked node by node.
+    """
+    if not isinstance(verifier, Chain | Block):
         law = verifier.law(Assignment((policy,)), q, draft)
-        if law.emitted is None and metered:
+        if (emitted := law.emitted) is not None:
+            return law.alive, {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
+        if kinds:
             raise NotImplementedError(NO_ROW.format(verifier.name))
-        return law.alive, q[:, :-1] if law.emitted is None else law.emitted
-    ids, rows = draft.token_ids[..., None], q[:, :-1]
-    p = one_hot(draft.token_ids, q) if draft.probs is None else draft.probs
-    emitted = policy.emitted(rows, p)
-    if isinstance(policy, FixedTarget):  # solved once
-        acceptance = accept_probability(emitted.gather(-1, ids), p.gather(-1, ids))
-    else:
-        acceptance = policy.acceptance(rows, p, ids)
-    start = torch.ones_like(acceptance[:, :1, 0])
-    return torch.cat([start, acceptance[..., 0].cumprod(-1)], -1), emitted
+        return law.alive, {}
+    ids, raised = draft.token_ids, verifier.looked_ahead(policy, q, draft)
+    p = one_hot(ids, q) if draft.probs is None else draft.probs
+    alive = q.new_ones(len(ids), ids.shape[1] + 1, dtype=torch.float64)
+    spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
+    for place, drafted in enumerate(ids.unbind(1)):
+        reached, rows = alive[:, place], (q[:, place], p[:, place])
+        path = Reached(reached, None if raised is None else raised[:, place])
+        emitted = verifier.emitted(policy, *rows, path)
+        for spec, kind in kinds.items():
+            spent[spec][:, place] = emitted.charges(kind).spent
+        if isinstance(verifier, Chain) and not isinstance(policy, FixedTarget):
+            alive[:, place + 1] = reached * policy.acceptance(*rows, drafted[:, None])[:, 0]
+            continue
+        p_n, h_n = rows[1].gather(-1, drafted[:, None])[:, 0].double(), emitted.at(drafted)
+        if isinstance(verifier, Chain):
+            alive[:, place + 1] = reached * accept_probability(h_n, p_n)
+        else:
+            alive[:, place + 1] = accept_probability(reached * h_n, p_n)
+    return alive, spent
 
 
 def _replay_rows(

@@ -106,16 +106,10 @@ def raised_entries(
     """Return h_n (B, K) of a deterministic draft by policy; None for one that looks not ahead."""
     if p is not None:
         return [None] * len(assigned.policies)
-    ids = draft.token_ids
-    q_n = q[:, : ids.shape[1]].gather(-1, ids[..., None])[..., 0].double()
+    ids, rows = draft.token_ids, q[:, : draft.token_ids.shape[1]]
     counts = torch.as_tensor(draft.counts, device=ids.device)
     ahead = [policy.look_ahead for policy in assigned.policies]
-    most = None
-    if any(own is not None and own.head for own in ahead):
-        most = q[:, : ids.shape[1]].amax(-1).double()
-    return [
-        None if own is None else own.path(q_n, counts, most if own.head else None) for own in ahead
-    ]
+    return [None if own is None else own.path(rows, ids, counts) for own in ahead]
 
 
 def entries_as_assigned(raised: list[Tensor | None], assigned: Assignment) -> Tensor | None:

@@ -19,7 +19,8 @@ from cactus_theory.base.arguments import normalised
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.divergences import Divergence
 from cactus_theory.emitted import raised_off_head
-from cactus_theory.optimum.rows import NodeRow, charge_of, loops
+from cactus_theory.optimum.charges import charge_of
+from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.policies import FixedTarget, PerProposal, Policy
 from cactus_theory.policies._decisions import Path
 

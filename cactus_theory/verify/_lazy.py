@@ -107,21 +107,20 @@ class Law:
         exceeded, together = [False] * len(places), {}
         for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):
             number, fixed = self.number(run, place), run.deterministic.get(place, ())
-            if self.raised[number] is not None:  # q is scaled at all tokens but the one raised
-                rest, mass = 1 - run.q_n[place], run.alive[place] * (1 - run.low[place])
-                scale = mass / rest if rest > 0 else 0.0
-                run.left[place] = Left(*self.rows(run, place), scale)
-                continue
             (q, p), q_n, p_n = self.rows(run, place), run.q_n[place], run.p_n[place]
+            if self.raised[number] is not None:
+                run.left[place] = self._left_ahead(run, place, q, p)
+                continue
             row = self.assigned.policies[number].row(q, p, run.alive[place], fixed)
+            token = run.ids[place]
             if row is None:
                 together.setdefault(number, []).append(entry)
-            elif row.exceeds(share * p_n / q_n if q_n >= LEAST else math.inf, q_n):
+            elif row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
                 exceeded[entry], run.ratio = True, 1.0
             else:
                 if share == 1:
-                    run.ratio = row.ratio_of(q_n, p_n, run.ids[place] in fixed)
-                run.left[place] = Left(q, p, row.left, fixed, row.level if fixed else 0.0)
+                    run.ratio = row.ratio_of(token, q_n, p_n)
+                run.left[place] = Left(q, p, row.left, row.levels)
         for number, entries in together.items():
             for some in self._parts(places, entries):
                 own = [places[entry] for entry in some]
@@ -133,6 +132,16 @@ class Law:
                         run, place = own[at]
                         run.left[place] = Left(row)
         return exceeded
+
+    def _left_ahead(self, run: Run, place: int, q: np.ndarray, p: np.ndarray) -> Left:
+        """Return what is left where the policy looked ahead: q is scaled but at the boxes."""
+        look_ahead, token = self.policy(run, place).look_ahead, run.ids[place]
+        assert look_ahead is not None
+        fixed = {other: float(q[other]) for other in look_ahead.boxes.ids if other != token}
+        whole, alive = 1 - math.fsum(fixed.values()), run.alive[place]
+        rest = whole - run.q_n[place]
+        scale = alive * (whole - run.low[place]) / rest if rest > 0 else 0.0
+        return Left(q, p, scale, dict.fromkeys(fixed, alive))
 
     def _parts(self, places: Sequence[Place], entries: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield entries of places that are asked together: none beside deterministic tokens."""
@@ -216,8 +225,8 @@ class Law:
             h = policy.target(check.normalised(rows), law, self.path([(run, place)]))
             assert h is not None  # check() has seen the policy
             return Left(h[0].double().numpy())
-        row.exceeds(math.inf, 0.0)
-        return Left(q, None, row.left, fixed, row.level)
+        row.passes(math.inf)
+        return Left(q, None, row.left, row.levels)
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return the accepted count of each run and the token after it, both (B,)."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ Index = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Left:
-    """The rest of h at a node, (s q − p)₊, with ``level`` q instead of s q at the ids ``fixed``.
+    """The rest of h at a node, (s q − p)₊, with levels of their own instead of s at some ids.
 
     ``p`` is empty where nothing was drafted from it.
     """
@@ -28,35 +27,31 @@ class Left:
         q: np.ndarray,
         p: np.ndarray | None = None,
         scale: float = 1.0,
-        fixed: Sequence[int] = (),
-        level: float = 0.0,
+        levels: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        self.q, self.p = q, q[:0] if p is None else p
-        self.scale, self.fixed, self.level = scale, fixed, level
-
-    @property
-    def _compiled(self) -> Any:
-        return None if self.fixed else loops()
+        if levels:
+            ids, own = [*levels], q[[*levels]] * np.array([*levels.values()])
+            q = q.astype(np.float64) * scale
+            q[ids], scale = own, 1.0
+        self.q, self.p, self.scale = q, q[:0] if p is None else p, scale
 
     @property
     def row(self) -> Float[np.ndarray, "vocab"]:
         """Return it as a float64 row."""
-        q = self.q.astype(np.float64)
         with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
-            row = q * self.scale
-            row[[*self.fixed]] = q[[*self.fixed]] * self.level
+            row = self.q.astype(np.float64) * self.scale
             return np.maximum(row - self.p if len(self.p) else row, 0.0)
 
     @property
     def mass(self) -> float:
         """Return its sum."""
-        if (compiled := self._compiled) is None:
+        if (compiled := loops()) is None:
             return float(self.row.sum())
         return compiled.left_mass(self.q, self.p, self.scale)
 
     def draw(self, draw: float) -> int:
         """Return the token that a coin draws, NO_TOKEN where nothing is left."""
-        if (compiled := self._compiled) is None:
+        if (compiled := loops()) is None:
             return pick_one(torch.from_numpy(self.row), draw)
         return compiled.draw_left(self.q, self.p, self.scale, draw)
 

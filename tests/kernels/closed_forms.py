@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.base.arguments import normalised
 from cactus_theory.kernels import LogitsVerdict, random_numbers
+from cactus_theory.optimum.edges import edges
 from cactus_theory.policies import Entrywise
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
@@ -212,7 +214,9 @@ def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 def _band_scales(rule: Band, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Return a, and how far the band's edges may be off: E is off by SUMMED, x E′ is its slope."""
-    lower, upper = rule.edges(q, p)
+    flat = (rows.double().flatten(0, -2) for rows in (q, p))
+    ends = edges(*map(normalised, flat), rule.divergence, price=rule.price)
+    lower, upper = (end.reshape(*q.shape[:-1], 1) for end in ends)
     upper = torch.where(upper < torch.inf, upper, 0.0)  # h = p: nothing is refused
     slope = torch.where(lower * q > p, lower * q, 0.0).sum(-1)
     slope = slope + torch.where(p > upper * q, upper * q, 0.0).sum(-1)

@@ -7,7 +7,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels.policies import has_kernel
+from cactus_theory.optimum import bands
+from cactus_theory.optimum.bands import Bands
+from cactus_theory.optimum.boxes import Boxes
 from cactus_theory.optimum.edges import edges
+from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from cactus_theory.vllm.bias import check_policy
@@ -22,6 +26,15 @@ DIVERGENCES = (
     "kl", "reverse_kl", "pearson_chi2", "neyman_chi2", "squared_hellinger", "jensen_shannon",
     "alpha:a=0.5", "alpha:a=3", "renyi:a=0.5", "renyi:a=2",
 )  # fmt: skip
+# compiled ones, at a price
+ONE_BY_ONE = (
+    "kl",
+    "reverse_kl",
+    "pearson_chi2",
+    "squared_hellinger",
+    "jensen_shannon",
+    "alpha:a=3",
+)
 # whose best rows are not unique: acceptance and divergence are compared
 FLAT = ("total_variation", "max_divergence")
 
@@ -160,6 +173,40 @@ def test_a_deterministic_draft_in_a_block_keeps_what_is_held():
     draft = Draft(torch.zeros(30, 2, dtype=torch.int64), [2] * 30, None)
     law = find_verifier("block").law(Assignment((rule,)), torch.stack([q] * 3, 1), draft)
     assert torch.allclose(law.emitted[:, :2, 0], q[:, :1].expand(-1, 2), atol=SEARCHED)
+
+
+def test_a_look_ahead_gains_the_most_that_held_tokens_leave():
+    """F = ν m ln((m − q + q e^{(1+F)/ν})/m) = 0.6467: q = 0.3, q_E = 0.25, ν = 0.4, 1 + F = 1.2."""
+    nu, q_n, mass, worth = 0.4, 0.3, 0.75, 1.2
+    gain = nu * mass * math.log((mass - q_n + q_n * math.exp(worth / nu)) / mass)
+    assert gain == pytest.approx(0.6467, abs=5e-5)
+    h = torch.linspace(1e-6, mass - 1e-6, 200_001, dtype=torch.float64)
+    spent = h * (h / q_n).log() + (mass - h) * ((mass - h) / (mass - q_n)).log()
+    assert float((h * worth - nu * spent).amax()) == pytest.approx(gain, abs=1e-9)
+    # before the last token, whose 1 + F is 1: two drafted tokens, then the held one
+    q = torch.tensor([[[0.3, 0.45, 0.25]] * 2], dtype=torch.float64)
+    found = LookAhead(nu, Boxes(held=(2,))).path(q, torch.tensor([[0, 0]]), torch.tensor([2]))
+    last = nu * mass * math.log((mass - q_n + q_n * math.exp(1 / nu)) / mass)
+    grown = q_n * math.exp((1 + last) / nu)
+    assert float(found[0, 0]) == pytest.approx(mass * grown / (mass - q_n + grown))
+    held = LookAhead(nu, Boxes(held=(0,))).path(q, torch.tensor([[1, 0]]), torch.tensor([2]))
+    grown = 0.45 * math.exp((1 + q_n) / nu)  # a held token is worth its own chance
+    assert held[0].tolist() == pytest.approx([0.7 * grown / (0.7 - 0.45 + grown), 0.3])
+
+
+@pytest.mark.parametrize("spec", some(ONE_BY_ONE, 3))
+@pytest.mark.parametrize(
+    "own", [Boxes(0.4), Boxes(floored=(0, 2)), Boxes(held=(1,)), Boxes(0.3, (0,), (3, 4))]
+)
+def test_rows_one_by_one_are_those_of_the_search_together(spec, own, monkeypatch):
+    q, p = pair(amount(30, 300), 6, seed=3, kinds=("zeros", "smooth"))
+    alive = torch.linspace(0.05, 1.0, len(q), dtype=torch.float64)
+    for price in (0.1, 1.0, 10.0):
+        laws = []
+        for compiled in (True, False):
+            monkeypatch.setattr(bands, "is_compiled", lambda f, compiled=compiled: compiled)
+            laws.append(Bands(ct.divergence(spec), price=price, boxes=own).laws(q, p, alive))
+        torch.testing.assert_close(*laws, rtol=0, atol=SEARCHED)
 
 
 def test_what_cannot_keep_boxes_refuses_them_and_ids_are_checked():

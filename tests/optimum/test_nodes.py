@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
-from cactus_theory.optimum.rows import PricedBand, path_rows
+from cactus_theory.optimum.bands import Bands
 from cactus_theory.policies import policy
 from tests.amounts import amount, some
 from tests.formulas import by_hand
@@ -69,7 +69,7 @@ def best_exchange(h, q, p, alive, spec, price) -> float:
 
 def solved(q, p, alive, spec, price):
     ratios = torch.as_tensor(alive, dtype=torch.float64).expand(len(q))
-    return path_rows(q, p, ratios, PricedBand(kind_of(spec), price))
+    return Bands(kind_of(spec), price=price).laws(q, p, ratios)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -162,10 +162,10 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
 def test_rows_together_are_those_of_each_alone(spec: str) -> None:
     q, p = pair(35, 7, seed=11, kinds=("zeros", "smooth"))
     alive = torch.linspace(0.2, 1.0, len(q), dtype=torch.float64)
-    band = PricedBand(kind_of(spec), 0.8)
+    bands = Bands(kind_of(spec), price=0.8)
     parts = [slice(row, row + 1) for row in range(len(q))]
-    alone = torch.cat([path_rows(q[at], p[at], alive[at], band) for at in parts])
-    together = path_rows(3 * q, 0.2 * p, alive, band)  # of rows over their sums
+    alone = torch.cat([bands.laws(q[at], p[at], alive[at]) for at in parts])
+    together = bands.laws(3 * q, 0.2 * p, alive)  # of rows over their sums
     torch.testing.assert_close(together, alone, rtol=0, atol=ROUNDING)
 
 

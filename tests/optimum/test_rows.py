@@ -11,13 +11,14 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import list_divergences
+from cactus_theory.optimum.bands import Bands
+from cactus_theory.optimum.boxes import FREE
 from cactus_theory.optimum.rows import (
     CURVES,
     BudgetRow,
     PricedBand,
     PricedRow,
     curve_of,
-    path_rows,
 )
 from tests.rows import pair
 
@@ -134,7 +135,7 @@ def test_a_compiled_search_within_a_budget_ends_by_itself(spec):
         q, p = torch.randn(2, 300, generator=generator, dtype=torch.float64).mul(0.7).softmax(-1)
         cost = (q * f.centred(p / q)).numpy()
         ends = float((p / q).min()), float((p / q).max())
-        row = q.numpy(), p.numpy(), cost, False, curve_of(f), delta, 1.0, 1.0, ends
+        row = q.numpy(), p.numpy(), cost, False, curve_of(f), delta, 1.0, 1.0, ends, FREE
         assert loops.edges_within(*row)[2]
 
 
@@ -153,6 +154,5 @@ def test_a_token_below_normal_numbers_is_written_no_higher(price):
     """Where nothing else is cut, too, and the upper edge is infinite."""
     q = torch.tensor([[0.5, 0.3, 0.2, 1e-310]], dtype=torch.float64)
     p = torch.tensor([[0.1, 0.4, 0.3, 0.2]], dtype=torch.float64)
-    band = PricedBand(ct.divergence("kl"), price)
-    law = path_rows(q, p, torch.ones(1, dtype=torch.float64), band)
+    law = Bands(ct.divergence("kl"), price=price).laws(q, p)
     assert float(law[0, 3]) <= 1e-310 and float(law.sum()) == pytest.approx(1)

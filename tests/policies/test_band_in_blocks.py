@@ -15,7 +15,7 @@ from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from tests.amounts import amount, some
-from tests.rows import pair, rows
+from tests.rows import pair, rows, two_tokens
 
 # a dozen float64 operations
 ROUNDING = 1e-12
@@ -86,7 +86,7 @@ def by_decimals(q_n: list[float], price: float) -> list[float]:
 def test_deterministic_drafts_at_the_ends_of_numbers(price: float) -> None:
     cases = [[1e-300, 0.3, 1.0], [1.0, 1e-300, 1e-300], [0.0, 0.5, 1.0], [1e-12, 0.0, 1 - 1e-12]]
     q_n = torch.tensor(cases, dtype=torch.float64)
-    found = LookAhead(price).path(q_n, torch.tensor([3] * 4))
+    found = LookAhead(price).path(*two_tokens(q_n), torch.tensor([3] * 4))
     for own, case in zip(found.tolist(), cases, strict=True):
         # 1/ν of 1000 is subtracted from logarithms of that size
         assert own == pytest.approx(by_decimals(case, price), rel=1e-9, abs=1e-300)
@@ -95,10 +95,10 @@ def test_deterministic_drafts_at_the_ends_of_numbers(price: float) -> None:
 def test_tokens_beyond_a_short_draft_are_not_read() -> None:
     q_n = rows(2, 4, seed=1)
     ahead, counts = LookAhead(0.7), torch.tensor([2, 0])
-    found = ahead.path(q_n, counts)
+    found = ahead.path(*two_tokens(q_n), counts)
     changed = q_n.clone()
     changed[0, 2:], changed[1] = 0.99, 0.01
-    again = ahead.path(changed, counts)
+    again = ahead.path(*two_tokens(changed), counts)
     assert found[0, :2].equal(again[0, :2])
     assert found[0, :2].tolist() == pytest.approx(by_decimals(q_n[0, :2].tolist(), 0.7))
 
@@ -106,12 +106,12 @@ def test_tokens_beyond_a_short_draft_are_not_read() -> None:
 def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
     q, ids, q_n = deterministic(1, 4)
     ahead = LookAhead(0.7)
-    raised = ahead.path(q_n, torch.tensor([1]))
+    raised = ahead.path(*two_tokens(q_n), torch.tensor([1]))
     h = band("price=0.7").target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))
     assert float(raised[0, 0]) == pytest.approx(float(h[0, ids[0, 0]]), abs=ROUNDING)
     _, _, q_n = deterministic(3, 4)
-    three = ahead.path(q_n, torch.tensor([3]))
-    alone = [ahead.path(q_n[:, own : own + 1], torch.tensor([1])) for own in range(3)]
+    three = ahead.path(*two_tokens(q_n), torch.tensor([3]))
+    alone = [ahead.path(*two_tokens(q_n[:, own : own + 1]), torch.tensor([1])) for own in range(3)]
     excess = [float(three[0, own] - alone[own][0, 0]) for own in range(3)]
     assert excess[0] > 1e-3 and excess[1] > 1e-3 and excess[2] == pytest.approx(0, abs=ROUNDING)
 
@@ -196,5 +196,7 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
 def test_a_deterministic_token_an_ulp_above_one_stays_deterministic() -> None:
     above = torch.tensor([[0.6, 1 + 2.0**-52, 0.3]], dtype=torch.float64)
     counts = torch.tensor([3])
-    raised, exact = (LookAhead(0.5).path(q, counts) for q in (above, above.clamp(max=1)))
+    raised, exact = (
+        LookAhead(0.5).path(*two_tokens(q), counts) for q in (above, above.clamp(max=1))
+    )
     assert raised.equal(exact) and raised[0, 1] == 1

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.optimum.boxes import Boxes
 from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies._decisions import Path
@@ -17,7 +18,7 @@ from cactus_theory.traces import Trace
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from simulations.common.inputs import ROOT
 from tests.amounts import amount
-from tests.rows import pair
+from tests.rows import pair, two_tokens
 from tests.verify.blocks import decided
 
 # of the interior-point solver, in the acceptance less its cost
@@ -232,13 +233,12 @@ def test_a_node_of_a_block_keeps_to_the_head_at_every_alive_ratio():
 def test_a_deterministic_path_looks_ahead_on_the_head():
     """The recursion by hand: q = 0.1 off the head, then 0.4 on it, ν = 0.4: F_1 = 0.168."""
     nu, q_n = 0.4, torch.tensor([[0.1, 0.4]], dtype=torch.float64)
-    most = torch.tensor([[0.9, 0.4]], dtype=torch.float64)
-    raised = LookAhead(nu, 0.2).path(q_n, torch.tensor([2]), most)
+    raised = LookAhead(nu, Boxes(0.2)).path(*two_tokens(q_n), torch.tensor([2]))
     grown = 0.4 * math.exp(1 / nu)
     assert raised[0].tolist() == pytest.approx([0.1, grown / (0.6 + grown)])
     gain = nu * math.log(0.6 + grown)
     assert 0.1 * (1 + gain) == pytest.approx(0.168, abs=5e-4)
-    plain = LookAhead(nu).path(q_n, torch.tensor([2]))
+    plain = LookAhead(nu).path(*two_tokens(q_n), torch.tensor([2]))
     first = 0.9 + 0.1 * math.exp((1 + gain) / nu)
     assert nu * math.log(first) == pytest.approx(0.810, abs=5e-4) and plain[0, 0] > 0.1
     # the verifier reads the largest entries of the rows itself
@@ -265,8 +265,7 @@ def test_what_serves_entries_alone_refuses_it_by_name():
 def test_a_token_off_the_head_is_worth_its_own_chance_to_the_one_before():
     """F of q = 0.1 off the head is 0.1, so that e^{1.1/ν} raises q = 0.4 before it."""
     q_n = torch.tensor([[0.4, 0.1]], dtype=torch.float64)
-    most = torch.tensor([[0.4, 0.9]], dtype=torch.float64)
-    raised = LookAhead(0.4, 0.2).path(q_n, torch.tensor([2]), most)
+    raised = LookAhead(0.4, Boxes(0.2)).path(*two_tokens(q_n), torch.tensor([2]))
     grown = 0.4 * math.exp(1.1 / 0.4)
     assert raised[0].tolist() == pytest.approx([grown / (0.6 + grown), 0.1])
 

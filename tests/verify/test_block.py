@@ -37,6 +37,8 @@ SPECS = (
     "band:price=0.3,divergence=renyi:a=0.5",
     "band:price=0",
     "band:price=inf",
+    "band:price=0.5,head=0.3,hold=1",
+    "band:price=0.4,divergence=squared_hellinger,floor=0+2",
 )
 # fewer of the wide ones in the plain suite
 WIDE = [(vocab, spec) for vocab in (40, 9000) for spec in SPECS]
@@ -204,7 +206,15 @@ def test_tokens_the_draft_excludes(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["band:price=1", "band:price=0.4", "speculative", "cactus:delta=0.2"]
+    "spec",
+    [
+        "band:price=1",
+        "band:price=0.4",
+        "speculative",
+        "cactus:delta=0.2",
+        "band:price=0.4,hold=1",
+        "band:price=0.4,floor=0+3,head=0.4",
+    ],
 )
 def test_deterministic_drafts_are_judged_as_by_the_dense_walk(spec):
     """By the same coins: masses of inner nodes have P in them, where a path looked ahead, too."""

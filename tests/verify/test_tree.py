@@ -573,6 +573,8 @@ BY_ROWS = (
     "band:price=3,divergence=squared_hellinger",
     "band:price=1,per_row=True",
     "band:price=3,divergence=reverse_kl,per_row=True",
+    "band:price=0.5,head=0.4,hold=1",
+    "band:price=1,divergence=pearson_chi2,floor=0+2",
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from tests.rows import two_tokens
 from tests.vllm import fake, published
 from tests.vllm.nothing_read import NothingRead
 
@@ -125,7 +126,7 @@ def test_blocks_follow_each_request(processor_class, monkeypatch):
         places, at = torch.arange(start, start + len(ids)), torch.tensor(ids)[:, None]
         path = (step.logits[places].double() / heat).softmax(-1).gather(1, at).T
         law = (moved[places].double() / heat).softmax(-1).gather(1, at).T
-        exact = rule.look_ahead.path(path, torch.tensor([len(ids)]))
+        exact = rule.look_ahead.path(*two_tokens(path), torch.tensor([len(ids)]))
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
 
 

@@ -1,0 +1,75 @@
+"""Bounds on h/q of single tokens: a head that alone may rise, floors, held tokens.
+
+The best row with c q ≤ h ≤ C q is the band cut to these boxes (THEORY.md, Theorems 24 and 25).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.optimum.sorted_path import Rows
+
+# boxes of a row for compiled loops: the least q of the head; then ids with boxes of their own,
+# their c and C, and which are certain
+FREE = 0.0, np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.bool_)
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Bounds c ≤ h/q ≤ C of single tokens.
+
+    Off the ``head``, tokens with q ≥ head · max q, nothing rises (C = 1). Tokens of ``floored`` do
+    not fall (c = 1), those of ``held`` keep their q.
+    """
+
+    head: float = 0.0
+    floored: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """Return the tokens that do not fall."""
+        return (*self.held, *(token for token in self.floored if token not in self.held))
+
+    def __bool__(self) -> bool:
+        """Return whether any token is bounded."""
+        return bool(self.head or self.ids)
+
+    def check(self, vocab: int) -> None:
+        """Raise ValueError for ids beyond the rows."""
+        if self.ids and max(self.ids) >= vocab:
+            tokens = f"must be below the rows' {vocab} tokens; got {max(self.ids)}"
+            raise ValueError(f"floor, hold: {tokens}")
+
+    def of_row(self, q: np.ndarray, certain: Sequence[int] = ()) -> Any:
+        """Return the boxes of a row for compiled loops; of ``certain`` tokens p is ∞."""
+        if not (self or certain):
+            return FREE
+        self.check(q.size)
+        least = self.head * float(q.max()) if self.head else 0.0
+        ids = [*self.ids, *(token for token in certain if token not in self.ids)]
+        floors = [float(token in self.ids) for token in ids]
+        ceilings = [1.0 if token in self.held else math.inf for token in ids]
+        sure = np.array([token in certain for token in ids], np.bool_)
+        return least, np.array(ids, np.int64), np.array(floors), np.array(ceilings), sure
+
+    def of_rows(self, q: Rows) -> tuple[Rows | None, Rows | None]:
+        """Return c and C of the tokens of rows (R, V), each None where there are none."""
+        self.check(q.shape[-1])
+        floor = ceiling = None
+        if self.ids:
+            floor = torch.zeros_like(q)
+            floor[:, list(self.ids)] = 1.0
+        if self.head or self.held:
+            on = q >= self.head * q.amax(-1, keepdim=True)
+            ceiling = torch.where(on, math.inf, 1.0).to(q.dtype)
+            ceiling[:, list(self.held)] = 1.0
+        return floor, ceiling
+
+
+NO_BOXES = Boxes()

@@ -1,0 +1,37 @@
+"""What a row is charged is the same by compiled loops and by its law, written out."""
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.policies._decisions import Path
+from cactus_theory.verify import find_verifier
+from tests.amounts import some
+from tests.rows import pair
+
+# of sums of a few numbers, and of float32 rows as they are and over their sums
+ROUNDING, SINGLE = 1e-12, 1e-6
+SPECS = (
+    "speculative", "band:price=0.5", "band:price=0.5,per_row=True", "band:delta=0.1",
+    "band:price=0.4,head=0.5,hold=1", "band:price=0.4,divergence=reverse_kl,floor=0+3",
+    "cactus:delta=0.2", "lenience:lenience=0.6", "mixture:alpha=0.3,support=free",
+    "fuzzy:threshold=0.1", "fuzzy:threshold=0.9",
+)  # fmt: skip
+KINDS = ("kl", "jensen_shannon", "reverse_kl", "pearson_chi2", "renyi:a=0.5", "max_divergence")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("spec", SPECS)
+def test_charges_are_those_of_the_law(spec, dtype):
+    q, p = (rows.to(dtype) for rows in pair(12, 7, seed=5, kinds=("zeros", "smooth")))
+    alive, ids = torch.linspace(0.1, 1.0, 12, dtype=torch.float64), p.argmax(-1)
+    verifiers = ("chain", "block") if "free" not in spec else ("chain",)
+    for verifier in verifiers:
+        emitted = find_verifier(verifier).emitted(ct.policy(spec), q, p, Path(alive))
+        for kind in map(ct.divergence, some(KINDS, 3)):
+            own, written = emitted.charges(kind), emitted._charges_of_laws(kind)
+            for found, expected in zip(own, written, strict=True):
+                near = ROUNDING if dtype == torch.float64 else SINGLE
+                torch.testing.assert_close(found, expected, rtol=near, atol=near)
+        h_n = emitted.laws.gather(-1, ids[:, None])[:, 0]
+        torch.testing.assert_close(emitted.at(ids), h_n, rtol=0, atol=SINGLE)
