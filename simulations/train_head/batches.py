@@ -41,6 +41,12 @@ class Texts:
                     found.append((number, end - length, length))
         return found
 
+    @cached_property
+    def rows(self) -> int:
+        """Return the mean number of rows that count in a text."""
+        count = sum(int((~piece.norms.isnan()).sum()) for piece in self.pieces)
+        return max(round(count / max(len(self.places), 1)), 1)
+
     def batch(
         self, numbers: Sequence[int], most: int | None = None, source: Generator | None = None
     ) -> Batch:

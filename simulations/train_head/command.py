@@ -39,16 +39,16 @@ FOLDERS = ("work_dir", "out")
 # flag → default, help
 FLAGS: dict[str, tuple[Any, str]] = {
     "draft_vocab": (8192, "tokens that the head scores: those that the texts hold most often"),
-    "pieces": (64, "files of texts that the target writes"),
+    "pieces": (25, "files of texts that the target writes"),
     "piece_texts": (160, "texts of a piece, written together"),
     "prompt_tokens": (64, "most tokens of a user's turn that the target writes"),
     "answer_tokens": (192, "most tokens that follow"),
     "places": (5, "tokens after one another that the head learns to draft"),
     "anchors": (48, "units of a text from which a training step drafts the later places"),
-    "first_steps": (1500, "training steps on the first place alone, by KL"),
-    "steps": (1500, "steps on all places, by KL"),
-    "overlap_steps": (500, "steps on all places, by total variation"),
-    "batch_size": (8, "texts of a training step"),
+    "first_steps": (600, "training steps on the first place alone, by KL"),
+    "steps": (1200, "steps on all places, by KL"),
+    "overlap_steps": (200, "steps on all places, by total variation"),
+    "batch_size": (12, "texts of a training step"),
     "rate": (1e-3, "peak learning rate"),
     "held_out": (0.05, "share of prompts or documents whose texts are only scored, by the seed"),
     "seed": (0, ""),
@@ -187,7 +187,9 @@ def taught(args: argparse.Namespace, own: Eagle3Head, target: Any, texts: Texts)
     outcomes = {}
     for seed, (name, steps) in enumerate(zip(STAGES, numbers, strict=True)):
         share, decay, by_kl = STAGES[name]
-        plan = Plan(steps, args.batch_size, 1, share * args.rate, 50, decay, 0.01, args.seed + seed)
+        plan = Plan(
+            steps, args.batch_size, texts.rows, share * args.rate, 50, decay, 0.01, args.seed + seed
+        )
         places, checkpoint = 1 if name == "first" else args.places, args.work_dir / f"{name}.pt"
 
         def loss(model: Unrolled, batch: Batch, places=places, by_kl=by_kl) -> torch.Tensor:
@@ -195,8 +197,7 @@ def taught(args: argparse.Namespace, own: Eagle3Head, target: Any, texts: Texts)
             return total / counts[0]
 
         batches = texts.shuffled(args.batch_size, args.anchors, plan.seed)
-        taken = fit(student, plan, batches, loss, checkpoint, label=name)
-        outcomes[name] = {"texts": taken.pop("tokens")} | taken
+        outcomes[name] = fit(student, plan, batches, loss, checkpoint, label=name)
     own.eval()
     return outcomes
 

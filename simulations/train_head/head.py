@@ -93,10 +93,11 @@ def write(head: Eagle3Head, folder: Path, target: Any, name: str, places: int) -
 
 
 def _described(head: Eagle3Head, target: Any, name: str, places: int) -> dict[str, Any]:
-    layer = head.core.config.to_diff_dict() | {"vocab_size": head.vocab, "head_dim":
-        head.core.model.layers[0].self_attn.head_dim}  # fmt: skip
-    for of_model in ("architectures", "dtype", "_name_or_path", "transformers_version"):
-        layer.pop(of_model, None)
+    config = head.core.config
+    known = type(config)().to_dict().keys() - {"architectures", "dtype", "transformers_version"}
+    layer = {name: value for name, value in config.to_diff_dict().items() if name in known}
+    layer |= {"model_type": config.model_type, "vocab_size": head.vocab}
+    layer["head_dim"] = head.core.model.layers[0].self_attn.head_dim
     proposal = {"proposal_type": "greedy", "speculative_tokens": places}
     return {
         "architectures": ["Eagle3Speculator"],

@@ -63,7 +63,8 @@ def test_logits_are_those_of_its_own_model_over_unrolled_steps(target, tmp_path,
     else:
         verifier = {"architectures": ["LlamaForCausalLM"], "name_or_path": str(folder)}
         told = {"algorithm": "eagle3", "verifier": verifier, "default_proposal_method": "greedy",
-                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]}  # fmt: skip
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+                }  # fmt: skip
         weights = write(tmp_path, VOCAB, [*range(0, VOCAB, 2)], norm_before_residual=normed,
                         speculators_config=told)  # fmt: skip
         embedding = weights["embed_tokens.weight"]

@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from cactus_theory.decoding import generate, load_pair
 from simulations.__main__ import main
+from simulations.common.inputs import ROOT
 from tests.simulations.test_smollm import SPLIT
 
 
@@ -49,3 +51,15 @@ def test_it_answers_a_question(pair: Any) -> None:
         )
     answer = pair.tokenizer.decode(out[0, ids.shape[1] :])
     assert answer == "The capital of France is Paris.<|im_end|>"
+
+
+def test_its_head_drafts_and_changes_no_greedy_text(smollm: Path) -> None:
+    pair = load_pair(smollm, ROOT / "simulations" / "smollm_head", dtype="float32")
+    asked = [{"role": "user", "content": "Name three colours of the rainbow."}]
+    ids = pair.tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt",
+                                             return_dict=True)["input_ids"]  # fmt: skip
+    options = {"max_new_tokens": 24, "temperature": 0.0}
+    plain = generate(pair.target, None, ids, policy="speculative", **options)
+    drafted = generate(pair.target, pair.draft, ids, policy="speculative", **options)
+    assert torch.equal(plain.output_token_ids, drafted.output_token_ids)
+    assert drafted.target_calls < plain.target_calls

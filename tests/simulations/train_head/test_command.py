@@ -66,7 +66,7 @@ def test_a_head_is_the_same_however_often_it_is_stopped(folder, tmp_path, monkey
     report = json.loads(text)
     assert str(tmp_path) not in text and report["draft_vocab_size"] == 90
     assert len(report["held_out"]["overlap_by_place"]) == 2 and report["held_out"]["texts"] > 0
-    assert report["training"]["overlap"]["texts"] == 2 * 4
+    assert report["training"]["overlap"]["tokens"] > 2 * 4
     assert report["texts"]["source"] == "the target's own"
     pair = load_pair(folder, whole / "out", dtype="float32")
     result = ct.generate(pair.target, pair.draft, torch.tensor([[1, 70]]), policy="speculative",

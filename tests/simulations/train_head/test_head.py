@@ -135,6 +135,7 @@ def test_every_text_is_in_an_epoch_once(target, tmp_path):
 def test_the_folder_is_one_that_every_reader_takes(target, tmp_path):
     ids = heads.draft_vocabulary([torch.tensor([7, 7, 9, 1, 1])], 4, VOCAB)
     assert ids.tolist() == [0, 1, 7, 9]
+    target.config._model_name_or_path = "something"  # as older files have it
     head = heads.build(target, ids, heads.reads_of(target), seed=0)
     heads.write(head, tmp_path, target, "some/target", 3)
     again = Eagle3Head.load(tmp_path)
