@@ -345,7 +345,7 @@ def add_inflate(parser: argparse.ArgumentParser) -> None:
 
 
 def enlarging(args: argparse.Namespace) -> Change | None:
-    """Return what gives a pair the shapes of ``--inflate``, for ``loaded``; None without the flag.
+    """Return a change of the pair to the shapes of ``--inflate``, for ``loaded``, or None.
 
     It notes in ``args.cost`` what that means. Raises ValueError as :func:`inflate_pair`.
     """
