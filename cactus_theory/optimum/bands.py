@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.arguments import AT_ONCE, normalised
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
@@ -27,8 +27,6 @@ Batch = Float[Tensor, "*batch vocab"]
 
 # least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
 LEAST_BUDGET = 1e-6
-# most float64 entries of the rows that are solved together
-TOGETHER = 2**18
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Bands:
                 assert row is not None
                 row.write(own_q, own_p, out)
         else:
-            size = max(1, TOGETHER // q.shape[-1])
+            size = max(1, AT_ONCE // q.shape[-1])
             parts = (rows.split(size) for rows in (flat_q, flat_p, ratios, h))
             for own_q, own_p, ratio, out in zip(*parts, strict=True):
                 self._write_together(own_q, own_p, ratio, out)
