@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,13 +45,18 @@ def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -
     for at, values in parts:
         if at.stop - at.start == count:
             return values
-        whole = whole or [
-            None if value is None else value.new_empty(count, *value.shape[1:]) for value in values
-        ]
+        whole = whole or [None if value is None else _empty(count, value) for value in values]
         for column, value in zip(whole, values, strict=True):
             if value is not None:
                 column[at] = value
     return whole
+
+
+def _empty(count: int, like: Tensor) -> Tensor:
+    """Return memory for so many rows: on a CPU numpy's, in huge pages where there are any."""
+    if like.device.type != "cpu" or like.dtype != torch.float64:
+        return like.new_empty(count, *like.shape[1:])
+    return torch.from_numpy(np.empty((count, *like.shape[1:])))
 
 
 def _some(rows: Tensor, at: slice) -> Tensor:

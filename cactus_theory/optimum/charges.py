@@ -27,6 +27,7 @@ def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) 
 
     The head are tokens with q ≥ HEAD · max q. No temporary is longer than PART.
     """
+    q, p = np.ascontiguousarray(q), np.ascontiguousarray(p)
     compiled, head = loops(), HEAD * float(q.max())
     mass, drafted = compiled.sums_of(q, p)
     ratios = np.empty(min(PART, q.size))

@@ -87,7 +87,7 @@ class Emitted:
             return None
         dtype = torch.promote_types(self.q.dtype, self.p.dtype)
         dtype = dtype if dtype in DECIDED else torch.float32
-        q, p = (rows.to(dtype).contiguous().numpy() for rows in (self.q, self.p))
+        q, p = (rows.to(dtype).numpy() for rows in (self.q, self.p))  # each row lies as it is
         return q, p
 
     @cached_property
