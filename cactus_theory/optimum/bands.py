@@ -23,6 +23,8 @@ from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow, is_compiled
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
+# error of a sum of a law that is left as it is
+ROUNDING = 1e-12
 Batch = Float[Tensor, "*batch vocab"]
 
 # least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
@@ -97,7 +99,8 @@ class Bands:
             parts = (rows.split(size) for rows in (flat_q, flat_p, ratios, h))
             for own_q, own_p, ratio, out in zip(*parts, strict=True):
                 self._write_together(own_q, own_p, ratio, out)
-        return h.div_(h.sum(-1, keepdim=True)).reshape(q.shape)
+        total = h.sum(-1, keepdim=True)  # what is p inside a band stays p
+        return h.div_(torch.where((total - 1).abs() <= ROUNDING, 1.0, total)).reshape(q.shape)
 
     def _write_together(self, q: Rows, p: Rows, alive: PerRow, out: Rows) -> None:
         """Write the rows clip(p/P, max(a, c) q, min(b, C) q)."""

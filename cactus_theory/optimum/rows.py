@@ -178,8 +178,11 @@ class NodeRow:
         return self.scale, self.upper
 
     def write(self, q: Row, p: Row, out: Row) -> None:
-        """Solve the row, and write h times the sum of q."""
+        """Solve the row, and write h up to a factor, 1 for laws; p inside the band."""
         self.passes(math.inf)
+        if self.boxes is FREE and (q > LEAST).all():
+            np.clip(p, self.scale * q, min(self.upper, self.cap, MOST) * q, out=out)
+            return
         loops().write_ratios(q, p, self.band, 0, out)
         out *= q
 
