@@ -1,4 +1,4 @@
-"""What a law costs at a row and what it accepts, measured by compiled loops, part by part."""
+"""The cost of a law at a row, and how much it accepts, measured by compiled loops part by part."""
 
 from typing import NamedTuple
 

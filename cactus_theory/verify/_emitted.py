@@ -1,4 +1,4 @@
-"""What is emitted at rows that a verifier has reached, and what it is charged.
+"""The laws emitted at rows that a verifier has reached, and their charges."""
 
 The lazy law of a path answers coins (:mod:`cactus_theory.verify._lazy`); this is the same law for
 whoever measures: meters, ledgers, replays and schedules. On a CPU a policy's row is solved and
@@ -104,7 +104,7 @@ class Emitted:
         return rows
 
     def charges(self, divergence: Divergence) -> Charges:
-        """Return what each row is charged; where h is written, few rows at a time."""
+        """Return the charge of each row; where h is written, few rows at a time."""
         f, size = divergence.generator, max(1, ENTRIES // self.q.shape[-1])
         if self._arrays is not None and self._rows is None and len(self.q) > size:
             slices = (slice(at, at + size) for at in range(0, len(self.q), size))

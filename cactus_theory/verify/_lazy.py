@@ -134,7 +134,7 @@ class Law:
         return exceeded
 
     def _left_ahead(self, run: Run, place: int, q: np.ndarray, p: np.ndarray) -> Left:
-        """Return what is left where the policy looked ahead: q is scaled but at the boxes."""
+        """Return the rest where the policy looked ahead: q is scaled but at the boxes."""
         look_ahead, token = self.policy(run, place).look_ahead, run.ids[place]
         assert look_ahead is not None
         fixed = {other: float(q[other]) for other in look_ahead.boxes.ids if other != token}
