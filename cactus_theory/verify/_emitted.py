@@ -1,4 +1,4 @@
-"""The laws emitted at rows that a verifier has reached, and their charges."""
+"""The laws emitted at rows that a verifier has reached, and their charges.
 
 The lazy law of a path answers coins (:mod:`cactus_theory.verify._lazy`); this is the same law for
 whoever measures: meters, ledgers, replays and schedules. On a CPU a policy's row is solved and
