@@ -23,6 +23,7 @@ from cactus_theory.optimum.charges import charge_of
 from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.policies import FixedTarget, PerProposal, Policy
 from cactus_theory.policies._decisions import Path
+from cactus_theory.policies.speculative import Speculative
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -92,8 +93,10 @@ class Emitted:
 
     @cached_property
     def _rows(self) -> list[NodeRow] | None:
-        """Return the solved rows of a policy that answers row by row."""
+        """Return the solved rows of a policy that answers row by row; lossless h is q as it is."""
         if self._arrays is None or not self.of_policy or self.path.raised is not None:
+            return None
+        if isinstance(self.policy, Speculative):
             return None
         rows = []
         for q, p, alive in zip(*self._arrays, self.alive, strict=True):

@@ -133,7 +133,7 @@ def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None
     from cactus_theory.commands import expect as command
     from cactus_theory.commands import models
 
-    def loaded(args):
+    def loaded(args, change=None):
         pair = load_pair(args.target, args.draft)
         pair.target.generation_config.top_k = own
         return pair
