@@ -85,7 +85,7 @@ class RaisedOffHead(Divergence):
     It is 0 where h = q, as a divergence is, but elsewhere, too.
     """
 
-    name = "raised_off_head"
+    name, generator = "raised_off_head", None
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return a thousand times the mass of rows (..., V), (...)."""

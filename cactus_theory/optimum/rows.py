@@ -248,7 +248,7 @@ class PricedRow(NodeRow):
         least, ids, *_ = self.boxes
         if self.q[token] >= least and token not in ids:
             return super().exceeds(token, ratio)
-        if ratio <= self.alive * SURE:  # no box is below q
+        if ratio <= self.factor * self.alive * SURE:  # no box is below q
             return True
         self.passes(math.inf)
         q_n = float(self.q[token])

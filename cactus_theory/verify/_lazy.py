@@ -156,12 +156,12 @@ class Law:
         """Ask a policy for its rows h at nodes: for P h_n/p_n, and for (P h − p)₊ of some."""
         run, place = places[0]
         q, p, ids = self._together(places)
+        q, p = check.normalised(q), check.normalised(p)  # as h sums to 1
         offered = p
         if place in run.deterministic:
-            q, p = check.normalised(q), check.normalised(p)
             offered = self.draft.offers(run.row, [run.nodes[place]], q)
         path = self.path(places)
-        h = policy.target(q.double(), offered.double(), path)
+        h = policy.target(q, offered.double(), path)
         assert h is not None  # check() has seen the policy
         mass = h.detach() if path is None else path.alive[:, None] * h.detach()
         ratios = mass.gather(-1, ids).double() / p.gather(-1, ids)
