@@ -85,7 +85,8 @@ class RaisedOffHead(Divergence):
     It is 0 where h = q, as a divergence is, but elsewhere, too.
     """
 
-    name, generator = "raised_off_head", None
+    name = "raised_off_head"
+    generator = None  # pyright: ignore[reportAssignmentType]
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return a thousand times the mass of rows (..., V), (...)."""
