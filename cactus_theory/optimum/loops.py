@@ -267,6 +267,9 @@ def edges_at_price(
             return math.inf, lower, unit, cap, math.inf > threshold
         slope = above + below * fall_of(a, upper / unit, lower / unit)
         following = upper - excess / slope if slope > 0 else -1.0
+        if abs(following - upper) <= settled * upper and following < furthest * (1 - 2 * settled):
+            upper = min(max(following, low), high)  # found, which no bracket may undo
+            break
         lame = abs(excess) > before / 2
         if not low < following < high or (lame and slow):
             following = math.sqrt(low) * math.sqrt(high)

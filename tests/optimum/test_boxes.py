@@ -20,8 +20,6 @@ from tests.rows import pair
 
 # of two searches that end at the last bits, in a row's entries
 SEARCHED = 1e-12
-# the same of rows that are reached with P ≥ 0.05: sums of g = P h settle at 1e-13
-ON_PATHS = 1e-11
 # of an interior-point solver, in the acceptance
 PROGRAM = 1e-7
 DIVERGENCES = (
@@ -208,7 +206,7 @@ def test_rows_one_by_one_are_those_of_the_search_together(spec, own, monkeypatch
         for compiled in (True, False):
             monkeypatch.setattr(bands, "is_compiled", lambda f, compiled=compiled: compiled)
             laws.append(Bands(ct.divergence(spec), price=price, boxes=own).laws(q, p, alive))
-        torch.testing.assert_close(*laws, rtol=0, atol=ON_PATHS)
+        torch.testing.assert_close(*laws, rtol=0, atol=SEARCHED)
 
 
 def test_what_cannot_keep_boxes_refuses_them_and_ids_are_checked():
