@@ -38,7 +38,7 @@ from cactus_theory.traces.trace import Batch, Trace
 from cactus_theory.traces.trees import replay_trees
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
+from cactus_theory.verify.contract import NO_ROW, VerdictLaw, Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
 # seed, plus the text's number, of the tokens that a replay draws for a schedule
@@ -188,29 +188,32 @@ def batch_law(
     if not ids.shape[1]:
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
     draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
-    alive, spent = _followed(policy, verifier, q, draft, kinds)
-    return alive, going, spent
+    if isinstance(verifier, Chain | Block):
+        raised = verifier.looked_ahead(policy, q, draft)
+        alive, spent = _followed([policy] * ids.shape[1], verifier, q, draft, kinds, raised)
+        return alive, going, spent
+    law = verifier.law(Assignment((policy,)), q, draft)
+    return law.alive, going, _charged(law, verifier, q, kinds)
 
 
 def _followed(
-    policy: Policy, verifier: Verifier, q: Tensor, draft: Draft, kinds: dict[str, Divergence]
+    policies: Sequence[Policy],
+    verifier: Chain | Block,
+    q: Tensor,
+    draft: Draft,
+    kinds: dict[str, Divergence],
+    raised: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return ``alive`` (B, K + 1) of the verdict's law, and D(h_i‖q_i) (B, K) by divergence.
+    """Return ``alive`` (B, K + 1) and D(h_i‖q_i) (B, K), of a policy for each place.
 
     A chain and a block need neither residuals nor rows for them: they are asked node by node.
+    ``raised`` is what drafted tokens are raised to where a policy looked ahead.
     """
-    if not isinstance(verifier, Chain | Block):
-        law = verifier.law(Assignment((policy,)), q, draft)
-        if (emitted := law.emitted) is not None:
-            return law.alive, {spec: kind.value(emitted, q[:, :-1]) for spec, kind in kinds.items()}
-        if kinds:
-            raise NotImplementedError(NO_ROW.format(verifier.name))
-        return law.alive, {}
-    ids, raised = draft.token_ids, verifier.looked_ahead(policy, q, draft)
+    ids = draft.token_ids
     p = one_hot(ids, q) if draft.probs is None else draft.probs
     alive = q.new_ones(len(ids), ids.shape[1] + 1, dtype=torch.float64)
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
-    for place, drafted in enumerate(ids.unbind(1)):
+    for place, (policy, drafted) in enumerate(zip(policies, ids.unbind(1), strict=True)):
         reached, rows = alive[:, place], (q[:, place], p[:, place])
         path = Reached(reached, None if raised is None else raised[:, place])
         emitted = verifier.emitted(policy, *rows, path)
@@ -225,6 +228,19 @@ def _followed(
         else:
             alive[:, place + 1] = accept_probability(reached * h_n, p_n)
     return alive, spent
+
+
+def _charged(
+    law: VerdictLaw, verifier: Verifier, q: Tensor, kinds: dict[str, Divergence]
+) -> dict[str, Tensor]:
+    """Return D(h_i‖q_i) (B, K) of a law that was written out."""
+    if (emitted := law.emitted) is None:
+        if kinds:
+            raise NotImplementedError(NO_ROW.format(verifier.name))
+        return {}
+    size = q.shape[1] - 1
+    rows = emitted[:, :size], q[:, :size]
+    return {spec: kind.value(*rows) for spec, kind in kinds.items()}
 
 
 def _replay_rows(
@@ -277,9 +293,12 @@ def _replay_schedule(
             raise NotImplementedError(NO_ROW.format(verifier.name))
         ended = torch.isin(ids, ends).cumsum(-1) > 0
         going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]
-        emitted = law.emitted[:, : len(ids)]
-        spent = {spec: kind.value(emitted, q[None, :-1]) for spec, kind in kinds.items()}
-        sums.add(torch.tensor([text], device="cpu"), law.alive, going, spent)
+        if isinstance(verifier, Chain | Block):
+            chosen = [schedule.policies[number] for number in choice[: len(ids)].tolist()]
+            alive, spent = _followed(chosen, verifier, q[None], draft, kinds, law.raised)
+        else:
+            alive, spent = law.alive, _charged(law, verifier, q[None], kinds)
+        sums.add(torch.tensor([text], device="cpu"), alive, going, spent)
         if on_cycles is not None:
             on_cycles(int(sums.cycles.sum()))
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
