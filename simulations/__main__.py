@@ -38,9 +38,6 @@ GROUPS = {
                           "--num-prompts 8 --batch 8 --max-new-tokens 8 --level 0.05 "
                           "--laws speculative --policies band:price --elsewhere tempered "
                           "--out build/example/price-travels", "price_travels"),
-        "lengths": ("whole answers from policies' own laws, beside lossless ones; resumes",
-                    "--knobs paper_figures/data/price_travels.csv --answers 2 --together 2 "
-                    "--num-prompts 2 --max-new-tokens 8 --out build/example/lengths", "lengths"),
     },
     "Reproduce": {
         "all": ("every committed CSV again; --quick takes minutes",
@@ -88,9 +85,8 @@ RESUMED = (
         "trace",
         "sweep",
         "price-travels",
-        "lengths",
     ),
-    *("table drafters", "table ledger"),
+    *("table drafters", "table ledger", "table lengths"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {

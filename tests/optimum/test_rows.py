@@ -156,3 +156,29 @@ def test_a_token_below_normal_numbers_is_written_no_higher(price):
     p = torch.tensor([[0.1, 0.4, 0.3, 0.2]], dtype=torch.float64)
     law = Bands(ct.divergence("kl"), price=price).laws(q, p)
     assert float(law[0, 3]) <= 1e-310 and float(law.sum()) == pytest.approx(1)
+
+
+def test_a_search_keeps_the_edges_that_it_has_found():
+    """At this row the bracket is a last bit wide when Newton's step is 0: Σ h is 1 to rounding."""
+    q = np.array([0.1930218242585036, 0.0, 0.10346648408623904, 0.23383919112736257])
+    q = np.append(q, [0.4696725005278948, 0.0])
+    p = np.array([0.010072677655387842, 0.0435213987519015, 0.23625767894705327])
+    p = np.append(p, [0.3262547961281069, 0.11920754671308603, 0.2646859018044643])
+    row = PricedRow(q, p, PricedBand(ct.divergence("alpha:a=3"), 0.1), 0.8157190635451506)
+    row.write(q, p, law := np.empty(6))
+    assert law.sum() == pytest.approx(1, abs=1e-14)
+
+
+@pytest.mark.parametrize("certain", [(), (1,)])
+def test_a_row_by_itself_on_a_path_passes_what_its_own_ratio_allows(certain):
+    """Of P = 1 in its band, g is P times that: g/q of a certain or raised token is below P b."""
+    q, p, alive = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.5, 0.3]), 0.25
+    rule = ct.policy("band:price=1,per_row=True")
+    row = rule.row(q, p, alive, certain)
+    row.passes(math.inf)
+    level = row.ratio_of(1, 0.3, 0.5) * 0.5 / 0.3  # g/q
+    assert level < 1
+    for share, passes in ((0.9, True), (1.1, False)):
+        fresh = rule.row(q, p, alive, certain)
+        sure = fresh.exceeds(1, share * level)
+        assert not sure or passes  # unread or not, nothing above g/q is passed
