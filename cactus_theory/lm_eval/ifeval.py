@@ -122,7 +122,9 @@ CHECKS: Mapping[str, Check] = {
         len(re.findall(r"\[[^\[\]]+\]", text)) >= num_placeholders
     ),
     "detectable_content:postscript": lambda text, postscript_marker: bool(
-        re.search(postscript_marker.strip(".").replace(".", r"\.\s*"), text, re.IGNORECASE)
+        re.search(
+            re.escape(postscript_marker.strip(".")).replace(r"\.", r"\.\s*"), text, re.IGNORECASE
+        )
     ),
     "detectable_format:constrained_response": lambda text: any(own in text for own in ANSWERS),
     "detectable_format:json_format": _json,

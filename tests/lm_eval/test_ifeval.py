@@ -80,3 +80,15 @@ def test_every_instruction_has_a_case_and_all_of_a_prompt_must_be_followed() -> 
     assert follows_all(columns, '"both"') and not follows_all(columns, '"one, not both"')
     with pytest.raises(ValueError, match="must hold some of .*; got 'poems:rhyme'"):
         follows("poems:rhyme", {}, "text")
+
+
+def test_arguments_of_a_file_are_words_and_no_patterns():
+    """A pattern of a file could take for ever, or be none."""
+    for name, marked in (
+        ("detectable_content:postscript", "postscript_marker"),
+        ("detectable_format:multiple_sections", "section_spliter"),
+    ):
+        for text in ("(a+)+$", "[", "*"):
+            assert not follows(name, {marked: text, "num_sections": 1} if "sections" in name
+                               else {marked: text}, "a" * 40 + "!")  # fmt: skip
+    assert follows("detectable_content:postscript", {"postscript_marker": "[x]"}, "so. [x] too")
