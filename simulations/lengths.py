@@ -108,10 +108,10 @@ def _sums(
             divergence("kl").value(h, q),
             *(own[:, ends].sum(-1) for own in (q, h)),
         )
-        sums[:, at] += torch.stack([torch.ones_like(cells[0]), *cells]).numpy()
-        ended[at] = np.isin(tokens.numpy(), ends)
+        sums[:, at] += torch.stack([torch.ones_like(cells[0]), *cells]).cpu().numpy()
+        ended[at] = np.isin(tokens.cpu().numpy(), ends)
         for sums_of_other, other in zip(foretold, others, strict=True):
-            sums_of_other[at] += other.emitted(q, p)[:, ends].sum(-1).numpy()
+            sums_of_other[at] += other.emitted(q, p)[:, ends].sum(-1).cpu().numpy()
         for text, chance in zip(at, (common / h).gather(1, n)[:, 0].tolist(), strict=True):
             kept[text].append(chance)
     calls = [expected_calls(chances, args.num_draft_tokens) for chances in kept]

@@ -132,6 +132,11 @@ class Shard:
         """Return whether each cycle has no draft rows."""
         return (self.draft_offsets.diff() == 0).tolist()
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its rows in memory."""
+        return self.target_log_probs.nbytes + self.draft_log_probs.nbytes
+
 
 def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int, trees: bool = False) -> Shard:
     """Return the cycles of one text as a shard; chains among trees as trees of one path.

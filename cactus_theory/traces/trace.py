@@ -21,6 +21,8 @@ from cactus_theory.traces._shard import Cycle, Shard, family, from_bytes
 
 # cycles from which equal drafts shorter than the manifest's K are an error, not chance
 ENOUGH_CYCLES = 8
+# rows that a trace holds in memory once they are read
+KEPT_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Trace:
         self.folder, self.manifest = folder, manifest
         # numbers of the texts among all that were logged
         self.numbers = list(range(len(manifest.shards)) if numbers is None else numbers)
-        self._unchanged: set[str] = set()  # files whose sha256 has been checked
+        self._kept: dict[str, Shard] = {}  # read and checked, up to KEPT_BYTES
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
@@ -221,18 +223,20 @@ class Trace:
     def shard(self, text: int) -> Shard:
         """Return the cycles of one text as they are stored.
 
+        The first ones stay in memory, up to KEPT_BYTES in all: a tuner reads a trace many times.
+
         Raises
         ------
         OSError, ValueError
             A file that cannot be read, has changed, or does not hold what it should.
         """
         entry = self.manifest.shards[text]
+        if entry.file in self._kept:
+            return self._kept[entry.file]
         path = self.folder / entry.file
         content = path.read_bytes()
-        if entry.file not in self._unchanged:
-            if digest(content) != entry.sha256:
-                raise ValueError(f"{path}: must be the file that was logged; its sha256 differs")
-            self._unchanged.add(entry.file)
+        if digest(content) != entry.sha256:
+            raise ValueError(f"{path}: must be the file that was logged; its sha256 differs")
         shard = from_bytes(str(path), content, *self.header.limits)
         counts = len(shard), len(shard.target_log_probs), len(shard.draft_log_probs)
         if counts != (entry.cycles, entry.target_rows, entry.draft_rows):
@@ -240,6 +244,8 @@ class Trace:
                 f"{path}: cycles, target rows and draft rows must be as the manifest says; "
                 f"got {counts}"
             )
+        if sum(own.nbytes for own in (shard, *self._kept.values())) <= KEPT_BYTES:
+            self._kept[entry.file] = shard
         return shard
 
     def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:

@@ -19,6 +19,7 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
+from cactus_theory.verify.draw import pick
 
 from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
 from .journal import Journal
@@ -46,17 +47,19 @@ def walked(
 ) -> Iterator[Step]:
     """Yield the steps in which the policy's law writes on after each prompt, to its end or limit.
 
-    Rows are float64 and of temperature 1; coins depend on which prompts are together.
+    Rows are float64, of temperature 1 and on the target's device; coins are drawn on a CPU, one a
+    text, and depend on which prompts are together.
     """
     own = isinstance(pair.draft, OwnWeights)
-    texts = Texts(prompts, limit, own_ends(pair.target), torch.device("cpu"))
+    texts = Texts(prompts, limit, own_ends(pair.target), pair.target.device)
     draft = pair.draft.of(pair.target) if own else pair.draft
     models = [CachedModel(model, texts.capacity, len(prompts)) for model in (pair.target, draft)]
     size = pair.target.config.vocab_size
     while texts.batch:
         q, p = (_next_rows(model, texts, size) for model in models)
         h = policy.emitted(q, p)
-        tokens = torch.multinomial(h, 1, generator=generator)[:, 0]
+        coins = torch.rand(len(h), dtype=torch.float64, generator=generator)
+        tokens = pick(h, coins.to(h.device))
         yield Step(list(texts.numbers), q, p, h, tokens)
         texts.settle(tokens[:, None].tolist(), tokens)
         still = [row for row in range(texts.batch) if texts.room(row)]

@@ -31,7 +31,8 @@ def test_rows_are_those_of_texts_that_the_target_samples():
     for number, prompt in enumerate(prompts):
         text = list(prompt)
         for row in rows[0][5 * number : 5 * number + 5]:
-            text.append(int(row.multinomial(1, generator=coins)))
+            coin = torch.rand(1, dtype=torch.float64, generator=coins)
+            text.append(int((row.cumsum(0) > coin * row.sum()).long().argmax()))
         for model, own in zip((pair.target, pair.draft), rows, strict=True):
             with torch.inference_mode():
                 whole = model(torch.tensor([text])).logits[0, len(prompt) - 1 : -1].double()
