@@ -172,6 +172,11 @@ class Progress:
         self.total = total
         self.update(done)
 
+    def step(self, label: str, done: int, total: int) -> None:
+        """Record the same of what ``label`` names."""
+        self.label = label
+        self.of(done, total)
+
     def texts(self, done: int, texts: int) -> None:
         """Record how much was logged in how many texts; the last text may add more than needed."""
         self.update(min(done, self.total), f"{texts} texts")

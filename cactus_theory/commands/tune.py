@@ -279,11 +279,6 @@ def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str
 
 def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
     with Progress("solving knobs", 1) as progress:
-
-        def on_step(what: str, done: int, total: int) -> None:
-            progress.label = what
-            progress.of(done, total)
-
         return tune(
             source,
             costs,
@@ -294,7 +289,7 @@ def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
             capped=True,
             seed=args.seed,
             by=args.by,
-            on_step=on_step,
+            on_step=progress.step,
         )
 
 

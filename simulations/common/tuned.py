@@ -55,13 +55,13 @@ def tune_all(
                 measured.append(made)
         return measured[0]
 
-    with Progress("tuning, levels", len(levels)) as progress:
-        for level in levels:
-            tuned = tune(trace, costs, level, widths=widths, policies=families)
-            lines = [_line(choice) for choice in tuned.choices]
-            record = {"plain": tuned.plain, "costs": tuned.costs.as_json(), "lines": lines}
-            journal.add(key(level), record)
-            progress.advance()
+    for level in levels:
+        with Progress("solving knobs", 1) as progress:
+            on_step = progress.step
+            tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
+        lines = [_line(choice) for choice in tuned.choices]
+        record = {"plain": tuned.plain, "costs": tuned.costs.as_json(), "lines": lines}
+        journal.add(key(level), record)
 
 
 def _line(choice: Choice) -> Row:
