@@ -26,7 +26,7 @@ from cactus_theory.decoding.drafters.recurrent_head import check_fit
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.llama_forward import JOINED_ENTRIES, FastForward
-from cactus_theory.decoding.models.projections import Linear, prepared
+from cactus_theory.decoding.models.projections import Linear, packs, prepared
 from cactus_theory.decoding.models.recognised import ROTARY
 
 CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
@@ -228,7 +228,8 @@ class Eagle3Drafter(RecurrentDrafter):
 
 
 def _packed(head: Eagle3Head) -> Any:
-    return Linear(head.fc.weight) if head.fc.weight.numel() <= JOINED_ENTRIES else head.fc
+    weight = head.fc.weight
+    return Linear(weight) if weight.numel() <= JOINED_ENTRIES or packs(weight) else head.fc
 
 
 class Eagle3Drafting(RecurrentDrafting):

@@ -1,6 +1,6 @@
 """A forward pass of Llama-like models without the library's overhead per module.
 
-Reads the weights of the Hugging Face modules, joined and packed where the model is small, and calls
+Reads the weights of the Hugging Face modules, or joined and packed copies of them, and calls
 PyTorch directly: the same function of the same weights up to rounding, for a batch whose rows
 have different lengths. The library's own forward pass is its test; models that this pass does not
 support (other families, quantised or adapted layers, hooks) run in that one.
@@ -21,55 +21,61 @@ from cactus_theory.decoding.models.projections import (
     adjacent,
     exact_in_half,
     joined,
+    packs,
     prepared,
 )
 
 # most weights of layers whose projections are joined: calls, not arithmetic, take their time
 JOINED_ENTRIES = 2**24
+# the same in half precision on a CPU, where they are packed: 2 GiB beside the model's own
+PACKED_ENTRIES = 2**30
 
 
 class Weights:
-    """The weights that the fast pass reads: a large model's in place, a small one's copied."""
+    """The weights that the fast pass reads: in place, or copies that it reads faster."""
 
     def __init__(self, model: Any) -> None:
-        inner, head, small = model.model, model.lm_head, _small(model)
+        inner, head, copied = model.model, model.lm_head, _copied(model)
         self.embedding = inner.embed_tokens.weight
-        self.norm = _quick_norm(inner.norm) if small and _quick(inner.norm) else _norm(inner.norm)
+        self.norm = _quick_norm(inner.norm) if copied and _quick(inner.norm) else _norm(inner.norm)
         kinds = [
             PairLayer if hasattr(layer, "hidden_norm") else DecoderLayer for layer in inner.layers
         ]
-        self.layers = [kind(layer, small) for kind, layer in zip(kinds, inner.layers, strict=True)]
-        self.head = Linear(head.weight, head.bias) if small else head
+        self.layers = [kind(layer, copied) for kind, layer in zip(kinds, inner.layers, strict=True)]
+        self.head = Linear(head.weight, head.bias) if copied else head
 
 
-def _small(model: Any) -> bool:
-    return sum(weight.numel() for weight in model.model.layers.parameters()) <= JOINED_ENTRIES
+def _copied(model: Any) -> bool:
+    """Return whether copies pay: of a small model, or of one whose weights are packed."""
+    entries = sum(weight.numel() for weight in model.model.layers.parameters())
+    most = PACKED_ENTRIES if packs(model.lm_head.weight) else JOINED_ENTRIES
+    return entries <= most
 
 
 class DecoderLayer:
     """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
 
-    def __init__(self, layer: Any, small: bool) -> None:
+    def __init__(self, layer: Any, copied: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.width, self.scale = attention.head_dim, attention.scaling
         self.heads = attention.q_proj.out_features // self.width
         self.kv_heads = attention.k_proj.out_features // self.width
         self.shared = self.heads // self.kv_heads
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv = self.reader(layer, projections, small)
+        self.qkv = self.reader(layer, projections, copied)
         gates = [mlp.gate_proj, mlp.up_proj]
-        self.gates = _normed(layer.post_attention_layernorm, gates, small)
+        self.gates = _normed(layer.post_attention_layernorm, gates, copied)
         self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         self.out, self.down = attention.o_proj, mlp.down_proj
-        if small:
+        if copied:
             self.out, self.down = (Linear(part.weight, part.bias) for part in (self.out, self.down))
         self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
         self.inner = mlp.down_proj.in_features
 
-    def reader(self, layer: Any, projections: list[Any], small: bool) -> Any:
+    def reader(self, layer: Any, projections: list[Any], copied: bool) -> Any:
         """Return x ↦ the residual stream and the queries, keys and values of each token."""
-        linear = _normed(layer.input_layernorm, projections, small)
+        linear = _normed(layer.input_layernorm, projections, copied)
         return lambda x: (x, linear(x))
 
     def __call__(
@@ -136,11 +142,11 @@ class PairLayer(DecoderLayer):
     ``norm_before_residual``, else as it is.
     """
 
-    def reader(self, layer: Any, projections: list[Any], small: bool) -> Any:
+    def reader(self, layer: Any, projections: list[Any], copied: bool) -> Any:
         """Return the same of x (N, 2 hidden)."""
         norms = layer.input_layernorm, layer.hidden_norm
-        first, second = (_quick_norm(n) if small and _quick(n) else _norm(n) for n in norms)
-        linear = Linear(*joined(projections)) if small else _together(projections)
+        first, second = (_quick_norm(n) if copied and _quick(n) else _norm(n) for n in norms)
+        linear = Linear(*joined(projections)) if copied else _together(projections)
         normed_first = layer.norm_before_residual
 
         def read(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,19 +164,20 @@ def _norm(module: Any) -> Any:
     return lambda x: F.rms_norm(x, shape, weight, epsilon)
 
 
-def _normed(norm: Any, parts: list[Any], small: bool) -> Any:
+def _normed(norm: Any, parts: list[Any], copied: bool) -> Any:
     """Return one call for a norm and the projections of its output, side by side.
 
-    Projections whose weights lie together in memory (``lay_together``) are one. In small models
-    all that is left of the norm is x / √(mean x² + ε): its weight is folded into theirs, unless
-    these are exact in half precision and stay so.
+    Projections whose weights lie together in memory (``lay_together``) are one. In copies in single
+    precision all that is left of the norm is x / √(mean x² + ε): its weight is folded into theirs,
+    unless these are exact in half precision and stay so.
     """
-    if not small or not _quick(norm):
+    if not copied:
         before, together = _norm(norm), _together(parts)
         return lambda x: together(before(x))
     weight, bias = joined(parts)
-    if exact_in_half(weight):
-        before, linear = _quick_norm(norm), Linear(weight, bias)
+    if not _quick(norm) or exact_in_half(weight):
+        before = _quick_norm(norm) if _quick(norm) else _norm(norm)
+        linear = Linear(weight, bias)
         return lambda x: linear(before(x))
     gain, length = _gain(norm), _length(norm)
     folded = Linear(weight * gain, bias)
@@ -210,7 +217,7 @@ class FastForward:
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.cache = cache
-        weights = prepared(model, Weights) if _small(model) else Weights(model)
+        weights = prepared(model, Weights) if _copied(model) else Weights(model)
         self.embedding, self.norm, self.head = weights.embedding, weights.norm, weights.head
         self.layers = weights.layers
         self.width = model.model.layers[0].self_attn.head_dim
