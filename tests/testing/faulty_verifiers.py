@@ -17,75 +17,23 @@ from cactus_theory.verify.draw import pick
 from tests.testing.plain_verifier import Plain
 
 
+def plain(**steps) -> Verifier:
+    """Return the naive verifier with other steps."""
+    return type("Planted", (Plain,), steps)()
+
+
+def first_passing(self, passed):
+    first = torch.where(passed, torch.arange(1, passed.shape[-1] + 1), 99).amin(-1)
+    return torch.where(first < 99, first, 0)
+
+
+def sure_first(self, alive, missing):
+    return torch.where(missing > 0, missing / (missing + 1 - alive), (alive == 1).double())
+
+
 class TokenWise(Plain):
     def accepted(self, passed):
         return passed.long().cumprod(-1).sum(-1)
-
-
-class FirstPassing(Plain):
-    def accepted(self, passed):
-        places = torch.arange(1, passed.shape[-1] + 1)
-        first = torch.where(passed, places, 99).amin(-1)
-        return torch.where(first < 99, first, 0)
-
-
-class UnscaledResidual(Plain):
-    def left(self, alive, h, p, before):
-        return (h - p).clamp(min=0)
-
-
-class PreviousRow(Plain):
-    def left(self, alive, h, p, before):
-        return (alive[:, None] * h - before).clamp(min=0)
-
-
-class KeepValueAtTheEnd(Plain):
-    def last_value(self, alive, missing):
-        return self.value(alive, missing)
-
-
-class RatioEverywhere(Plain):
-    def value(self, alive, missing):
-        return alive
-
-
-class Uncapped(Plain):
-    def ratio(self, mass, p):
-        return torch.where(p > 0, mass / p.clamp(min=1e-300), 0.0)
-
-
-class DividesByZero(Plain):
-    def value(self, alive, missing):
-        return missing / (missing + 1 - alive)
-
-
-class AddsOneFirst(Plain):
-    def value(self, alive, missing):
-        sure = (alive == 1).double()
-        return torch.where(missing > 0, missing / (missing + 1 - alive), sure)
-
-
-class BonusFromTheRow(Plain):
-    def bonus(self, q, p, policy):
-        alive = torch.ones(len(q), dtype=torch.float64)
-        return policy.target(q, p, Path(alive))
-
-
-class BlindToThePath(Plain):
-    def path(self, alive):
-        return Path(torch.ones_like(alive))
-
-
-class FirstPolicy(Plain):
-    def policy(self, assigned, place):
-        return torch.zeros(1, dtype=torch.int64)
-
-
-class PolicyOfTheRow(Plain):
-    """One policy for a whole draft."""
-
-    def policy(self, assigned, place):
-        return super().policy(assigned, 0)
 
 
 class NeverReset(Plain):
@@ -104,81 +52,31 @@ class NeverReset(Plain):
         return super().walk(assigned, q, draft)
 
 
-class ReadsBeyond(Plain):
-    def lengths(self, draft):
-        return torch.full((len(draft.token_ids),), draft.token_ids.shape[1])
+def coins_against_alive(self, assigned, target_probs, draft, accept, draw):
+    alive, _, rows, _ = self.walk(assigned, target_probs, draft)
+    accepted = self.accepted(accept < alive[:, 1:])
+    last = pick(rows[torch.arange(len(rows)), accepted], draw)
+    return Verdict(draft.token_ids, accepted, last)
 
 
-class UniformForDeterministic(Plain):
-    def deterministic(self, ids, q):
-        return torch.full_like(q[:, :-1], 1 / q.shape[-1])
+def alive_of_the_next_row(self, assigned, target_probs, draft, accept, draw):
+    found = Plain.verify(self, assigned, target_probs, draft, accept, draw)
+    alive = self.walk(assigned, target_probs, draft)[0]
+    return Verdict(found.draft_token_ids, found.num_accepted, found.last, alive=alive[:, 1:])
 
 
-class AtMost(Plain):
-    """In verify alone."""
-
-    def passes(self, coin, value):
-        return coin <= value
+def shared_coin(self, assigned, target_probs, draft, accept, draw):
+    draw = accept[:, 0] if accept.shape[1] else draw
+    return Plain.verify(self, assigned, target_probs, draft, accept, draw)
 
 
-class AtMostPositive(Plain):
-    """In verify alone, and only where the value is not 0."""
-
-    def passes(self, coin, value):
-        return (coin <= value) & (value > 0)
+def alive_is_one(self, assigned, target_probs, draft):
+    found = Plain.law(self, assigned, target_probs, draft)
+    return VerdictLaw(found.stop, found.last, torch.ones_like(found.alive), found.emitted)
 
 
-class OtherCoins(Plain):
-    """In verify alone: coins are compared with P."""
-
-    def verify(self, assigned, target_probs, draft, accept, draw):
-        alive, _, rows, _ = self.walk(assigned, target_probs, draft)
-        accepted = self.accepted(accept < alive[:, 1:])
-        last = pick(rows[torch.arange(len(rows)), accepted], draw)
-        return Verdict(draft.token_ids, accepted, last)
-
-
-class SlightlyOff(Plain):
-    """In verify alone: values are off by a millionth."""
-
-    def passes(self, coin, value):
-        return coin < value * (1 - 1e-6)
-
-
-class OtherAlive(Plain):
-    """In verify alone: the ratio that is reported is that of the next row."""
-
-    def verify(self, assigned, target_probs, draft, accept, draw):
-        found = super().verify(assigned, target_probs, draft, accept, draw)
-        alive = self.walk(assigned, target_probs, draft)[0]
-        return Verdict(found.draft_token_ids, found.num_accepted, found.last, alive=alive[:, 1:])
-
-
-class SharedCoin(Plain):
-    """In verify alone: the next token is drawn with the first acceptance coin."""
-
-    def verify(self, assigned, target_probs, draft, accept, draw):
-        draw = accept[:, 0] if accept.shape[1] else draw
-        return super().verify(assigned, target_probs, draft, accept, draw)
-
-
-class AliveIsOne(Plain):
-    def law(self, assigned, target_probs, draft):
-        found = super().law(assigned, target_probs, draft)
-        alive = torch.ones_like(found.alive)
-        return VerdictLaw(found.stop, found.last, alive, found.emitted)
-
-
-class ChargesTheTarget(Plain):
-    def emitted(self, policy, target_probs, draft_probs, path):
-        return Emitted(policy, target_probs, draft_probs, path, lambda q, p, path: q)
-
-
-class Coarse(Plain):
-    def walk(self, assigned, q, draft):
-        if q.dtype == torch.float32:
-            q = q.bfloat16()
-        return super().walk(assigned, q, draft)
+def coarse(self, assigned, q, draft):
+    return Plain.walk(self, assigned, q.bfloat16() if q.dtype == torch.float32 else q, draft)
 
 
 class Boast(Chain):
@@ -210,33 +108,6 @@ class CountsTheChain(Fly):
         return replace(found, alive=chain.alive)
 
 
-class KnownByMemory(Plain):
-    """The law of draft rows is known by where they lie."""
-
-    def __init__(self):
-        self.known = {}
-
-    def law(self, assigned, target_probs, draft):
-        place = draft.probs.data_ptr()
-        if place not in self.known:
-            self.known[place] = super().law(assigned, target_probs, draft)
-        return self.known[place]
-
-
-class VerdictsByMemory(Plain):
-    """The same of verdicts, of as many coins."""
-
-    def __init__(self):
-        self.known = {}
-
-    def verify(self, assigned, target_probs, draft, accept, draw):
-        place = draft.probs.data_ptr(), accept.shape
-        if place not in self.known:
-            found = super().verify(assigned, target_probs, draft, accept, draw)
-            self.known[place] = found
-        return self.known[place]
-
-
 class RefusesMore(Fly):
     """What was accepted is refused where the token after it is not accepted."""
 
@@ -247,14 +118,25 @@ class RefusesMore(Fly):
         return replace(found, stop=moved, alive=moved.flip(-1).cumsum(-1).flip(-1))
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One planted fault, the property that must see it, and the policy to see it with."""
+class ByMemory(Plain):
+    """What is known of draft rows is kept by where they lie: of their law, or of verdicts."""
 
-    title: str
-    verifier: Verifier
-    prop: str
-    policy: str | ct.Policy = "speculative"
+    def __init__(self, of):
+        self.of, self.known = of, {}
+
+    def law(self, assigned, target_probs, draft):
+        known = self.known if self.of == "laws" else {}
+        place = draft.probs.data_ptr()
+        return known.get(place) or known.setdefault(
+            place, super().law(assigned, target_probs, draft)
+        )
+
+    def verify(self, assigned, target_probs, draft, accept, draw):
+        known = self.known if self.of == "verdicts" else {}
+        place = draft.probs.data_ptr(), accept.shape
+        return known.get(place) or known.setdefault(
+            place, super().verify(assigned, target_probs, draft, accept, draw)
+        )
 
 
 @dataclass(frozen=True)
@@ -271,51 +153,84 @@ class Fading(FixedTarget):
         return share * p.double() + (1 - share) * q.double()
 
 
-MIXED = "mixture:alpha=0.3"
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault, the property that must see it, and the policy to see it with."""
+
+    title: str
+    verifier: Verifier
+    prop: str
+    policy: str | ct.Policy = "speculative"
+
+
+MIXED, OF_COINS = "mixture:alpha=0.3", "laws_are_exact_while_p_changes_between_rounds"
+# fmt: off
 FAULTS = (
     Fault("a token-wise stop inside the block", TokenWise(), "next_token_has_the_law"),
-    Fault("the first passing place, not the last", FirstPassing(), "next_token_has_the_law"),
-    Fault("the residual of h, not of P h", UnscaledResidual(), "next_token_has_the_law"),
-    Fault("the residual of the row before", PreviousRow(), "next_token_has_the_law"),
-    Fault("the keep value at the last place too", KeepValueAtTheEnd(), "next_token_has_the_law"),
-    Fault("P in place of the keep value", RatioEverywhere(), "next_token_has_the_law"),
-    Fault("P not capped at 1", Uncapped(), "counts_have_a_law"),
-    Fault("R + 1 − P in the denominator", DividesByZero(), "counts_have_a_law"),
-    Fault("1 added before P is taken off", AddsOneFirst(), "what_is_sure_is_accepted"),
-    Fault("a bonus from h", BonusFromTheRow(), "next_token_has_the_law", MIXED),
-    Fault("a path that is always alive", BlindToThePath(), "next_token_has_the_law", Fading()),
-    Fault("the first policy everywhere", FirstPolicy(), "each_token_has_its_own_policy"),
-    Fault("the first token's policy", PolicyOfTheRow(), "each_token_has_its_own_policy"),
+    Fault("the first passing place, not the last", plain(accepted=first_passing),
+          "next_token_has_the_law"),
+    Fault("the residual of h, not of P h",
+          plain(left=lambda self, alive, h, p, before: (h - p).clamp(min=0)),
+          "next_token_has_the_law"),
+    Fault("the residual of the row before",
+          plain(left=lambda self, alive, h, p, before: (alive[:, None] * h - before).clamp(min=0)),
+          "next_token_has_the_law"),
+    Fault("the keep value at the last place too", plain(last_value=Plain.value),
+          "next_token_has_the_law"),
+    Fault("P in place of the keep value", plain(value=Plain.last_value), "next_token_has_the_law"),
+    Fault("P not capped at 1",
+          plain(ratio=lambda self, mass, p: torch.where(p > 0, mass / p.clamp(min=1e-300), 0.0)),
+          "counts_have_a_law"),
+    Fault("R + 1 − P in the denominator",
+          plain(value=lambda self, alive, missing: missing / (missing + 1 - alive)),
+          "counts_have_a_law"),
+    Fault("1 added before P is taken off", plain(value=sure_first), "what_is_sure_is_accepted"),
+    Fault("a bonus from h",
+          plain(bonus=lambda self, q, p, policy: policy.target(q, p, Path(q[:, 0].double() ** 0))),
+          "next_token_has_the_law", MIXED),
+    Fault("a path that is always alive",
+          plain(path=lambda self, alive: Path(torch.ones_like(alive))),
+          "next_token_has_the_law", Fading()),
+    Fault("the first policy everywhere",
+          plain(policy=lambda self, assigned, place: torch.zeros(1, dtype=torch.int64)),
+          "each_token_has_its_own_policy"),
+    Fault("the first token's policy",
+          plain(policy=lambda self, assigned, place: Plain.policy(self, assigned, 0)),
+          "each_token_has_its_own_policy"),
     Fault("P goes on from row to row", NeverReset(), "a_row_alone_equals_the_batch"),
-    Fault("rows after a draft's end are read", ReadsBeyond(), "a_row_alone_equals_the_batch"),
-    Fault(
-        "rows known by their memory",
-        KnownByMemory(),
-        "laws_are_exact_while_p_changes_between_rounds",
-    ),
-    Fault(
-        "verdicts known by the memory of rows",
-        VerdictsByMemory(),
-        "laws_are_exact_while_p_changes_between_rounds",
-    ),
-    Fault(
-        "deterministic drafts as uniform rows",
-        UniformForDeterministic(),
-        "deterministic_drafts_are_one_hot_rows",
-    ),
-    Fault("coin <= value", AtMost(), "impossible_tokens_are_never_emitted"),
-    Fault("coin <= value above 0", AtMostPositive(), "a_coin_at_its_value_does_not_pass"),
-    Fault("coins compared with P", OtherCoins(), "coins_decide_as_stated"),
-    Fault("values off by a millionth", SlightlyOff(), "coins_decide_as_stated"),
-    Fault("the alive ratio of the next row", OtherAlive(), "coins_decide_as_stated"),
-    Fault("one coin to accept and to draw", SharedCoin(), "draws_follow_the_stated_law"),
-    Fault("the same, seen by frequencies", SharedCoin(), "frequencies_follow_the_stated_law"),
-    Fault("alive ratios of 1", AliveIsOne(), "alive_is_the_chance_of_passing"),
-    Fault("the meter is given q", ChargesTheTarget(), "charged_rows_are_emitted", MIXED),
-    Fault("float32 rows as bfloat16", Coarse(), "single_precision_agrees"),
+    Fault("rows after a draft's end are read",
+          plain(lengths=lambda self, draft: torch.full(
+              (len(draft.token_ids),), draft.token_ids.shape[1])),
+          "a_row_alone_equals_the_batch"),
+    Fault("rows known by their memory", ByMemory("laws"), OF_COINS),
+    Fault("verdicts known by the memory of rows", ByMemory("verdicts"), OF_COINS),
+    Fault("deterministic drafts as uniform rows",
+          plain(deterministic=lambda self, ids, q: torch.full_like(q[:, :-1], 1 / q.shape[-1])),
+          "deterministic_drafts_are_one_hot_rows"),
+    Fault("coin <= value", plain(passes=lambda self, coin, value: coin <= value),
+          "impossible_tokens_are_never_emitted"),
+    Fault("coin <= value above 0",
+          plain(passes=lambda self, coin, value: (coin <= value) & (value > 0)),
+          "a_coin_at_its_value_does_not_pass"),
+    Fault("coins compared with P", plain(verify=coins_against_alive), "coins_decide_as_stated"),
+    Fault("values off by a millionth",
+          plain(passes=lambda self, coin, value: coin < value * (1 - 1e-6)),
+          "coins_decide_as_stated"),
+    Fault("the alive ratio of the next row", plain(verify=alive_of_the_next_row),
+          "coins_decide_as_stated"),
+    Fault("one coin to accept and to draw", plain(verify=shared_coin),
+          "draws_follow_the_stated_law"),
+    Fault("the same, seen by frequencies", plain(verify=shared_coin),
+          "frequencies_follow_the_stated_law"),
+    Fault("alive ratios of 1", plain(law=alive_is_one), "alive_is_the_chance_of_passing"),
+    Fault("the meter is given q",
+          plain(emitted=lambda self, policy, q, p, path: Emitted(
+              policy, q, p, path, lambda q, p, path: q)), "charged_rows_are_emitted", MIXED),
+    Fault("float32 rows as bfloat16", plain(walk=coarse), "single_precision_agrees"),
     Fault("a window shorter than stated", ShorterWindow(window=2), "coins_decide_as_stated"),
     Fault("q = 0 overridden", ForgivesTheImpossible(), "impossible_tokens_are_never_emitted"),
     Fault("alive without overrides", CountsTheChain(), "looking_ahead_only_overrides_refusals"),
     Fault("refuses what is accepted", RefusesMore(), "looking_ahead_only_overrides_refusals"),
     Fault("a chain that says it reaches all", Boast(), "reaches_every_node_as_often_as_possible"),
 )
+# fmt: on

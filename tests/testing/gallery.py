@@ -55,13 +55,86 @@ def above_zero(row):
     return np.maximum(row, 0)
 
 
-# budgets ------------------------------------------------------------------------------------
+def entry(row, n):
+    return row.gather(-1, n[..., None])[..., 0]
+
+
+# functions of one row -----------------------------------------------------------------------
+
+
+def plain(q, p, n):
+    return min(1, q[n] / p[n])
+
+
+def lenient(q, p, n, *, leniency=1.0):
+    return min(1, q[n] / (leniency * p[n]))
 
 
 @ct.rule(budget="kl <= delta per proposal", direction=1, strict=0.0, at_least_speculative=True)
 def taylor(q, p, n, *, delta=0.25):
     raised = min(1, q[n] + np.sqrt(2 * delta * q[n] * (1 - q[n])))
     return min(1, raised / p[n])
+
+
+@ct.rule(continuous=False)
+def zero_times_log_zero(q, p, n):
+    with np.errstate(all="ignore"):
+        entropy = -(q * np.log(q)).sum()
+    return float(q[n] > 0.1) if entropy < 1 else float(q[n] > 0) if entropy >= 1 else entropy
+
+
+@ct.rule
+def cancellation(q, p, n, *, delta=2.0):
+    variance = (q**2).sum() + q[n] - ((q**2).sum() + q[n] ** 2)  # q_n(1 − q_n), badly
+    raised = q[n] + np.sqrt(max(2 * delta * variance, 0))
+    return min(1, raised / p[n])
+
+
+@ct.rule(vectorised=True, at_least_speculative=True)
+def at_once(q, p, n):
+    return (entry(q, n) / entry(p, n)).clamp(max=1)
+
+
+@ct.rule(vectorised=True, at_least_speculative=True)
+def scaled_by_the_batch(q, p, n):
+    q_n = entry(q, n)
+    return (q_n / entry(p, n) * (1 + q_n.mean())).clamp(max=1)
+
+
+STRICT: dict[str, Any] = {"budget": "kl <= 0 emitted"}
+KNOB: dict[str, Any] = {"strict": 1.0, "knob_range": (0.1, 1.0)}
+lossless = ct.rule(plain, **STRICT)
+lenience = ct.rule(lenient, direction=-1, **KNOB)
+reversed_knob = ct.rule(lenient, direction=1, **KNOB)
+unjustified = ct.rule(
+    lambda q, p, n: min(1, 1.2 * q[n] / p[n]),
+    proposal=lambda q, p, n: q,
+    budget="kl <= 0.5 per proposal",
+)
+unnormalised = ct.rule(plain, residual=lambda q, p, n: above_zero(q - p), **STRICT)
+normalised = ct.rule(plain, residual=lambda q, p, n: spread(above_zero(q - p)), **STRICT)
+no_ceiling = ct.rule(lambda q, p, n: q[n] / p[n])
+mixture = ct.rule(lambda q, p: (q + p) / 2, between=True, support="free")
+
+
+def recovering(residual, function=plain, **declared):
+    """Return a rule that recovers tokens from a row of its own."""
+    return ct.rule(function, residual=residual, **declared)
+
+
+# classes ------------------------------------------------------------------------------------
+
+
+class Named:
+    """A rule without knobs, named after its class."""
+
+    @property
+    def name(self):
+        return type(self).__name__
+
+    @property
+    def spec(self):
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -79,91 +152,6 @@ class FalselyHeld(ct.policy("band", price=1.0).__class__):
         return replace(super().declares, floored=(0,), held=(0,))
 
 
-@ct.rule(budget="kl <= 0 emitted")
-def argmax_residual(q, p, n):
-    return min(1, q[n] / p[n])
-
-
-argmax_residual = ct.rule(
-    argmax_residual.source.function,
-    residual=lambda q, p, n: np.eye(len(q))[q.argmax()],
-    budget="kl <= 0 emitted",
-)
-
-
-@ct.rule(budget="kl <= 0 emitted")
-def lossless(q, p, n):
-    return min(1, q[n] / p[n])
-
-
-recovers_from_q = ct.rule(
-    lossless.source.function, residual=lambda q, p, n: q, budget="kl <= 0 emitted"
-)
-
-
-@ct.rule(budget="kl <= 0 emitted")
-def swapped_rows(q, p, n):
-    return min(1, p[n] / q[n]) if q[n] > 0 else 0.0
-
-
-unjustified = ct.rule(
-    lambda q, p, n: min(1, 1.2 * q[n] / p[n]),
-    proposal=lambda q, p, n: q,
-    budget="kl <= 0.5 per proposal",
-)
-
-
-# knobs --------------------------------------------------------------------------------------
-
-
-def lenient(q, p, n, *, leniency=1.0):
-    return min(1, q[n] / (leniency * p[n]))
-
-
-KNOB: dict[str, Any] = {"strict": 1.0, "knob_range": (0.1, 1.0)}
-lenience = ct.rule(lenient, direction=-1, **KNOB)
-reversed_knob = ct.rule(lenient, direction=1, **KNOB)
-
-
-@ct.rule(direction=1, strict=0.0, knob_range=(0.0, 10.0))
-def ignored_knob(q, p, n, *, delta=0.5):
-    return min(1, 1.3 * q[n] / p[n])
-
-
-# residual -----------------------------------------------------------------------------------
-
-
-unnormalised = ct.rule(
-    lossless.source.function, residual=lambda q, p, n: above_zero(q - p), budget="kl <= 0 emitted"
-)
-normalised = ct.rule(
-    lossless.source.function,
-    residual=lambda q, p, n: spread(above_zero(q - p)),
-    budget="kl <= 0 emitted",
-)
-draws_from_q = ct.rule(lenient, residual=lambda q, p, n: q, direction=-1, **KNOB)
-draws_from_the_other_residual = ct.rule(
-    lenient, residual=lambda q, p, n: spread(above_zero(p - q)), direction=-1, **KNOB
-)
-blind = ct.rule(lenient, residual=lambda q, p, n: spread(above_zero(1 - p)))
-one_token_short = ct.rule(
-    lossless.source.function,
-    residual=lambda q, p, n: np.append(spread(above_zero(q - p)[:-1]), 0.0) if len(q) > 1 else q,
-)
-
-
-class Named:
-    """A rule without knobs, named after its class."""
-
-    @property
-    def name(self):
-        return type(self).__name__
-
-    @property
-    def spec(self):
-        return self.name
-
-
 class ClippedTarget(Named, FixedTarget):
     """Emits clip(p, q/2, 2q), normalised."""
 
@@ -171,53 +159,14 @@ class ClippedTarget(Named, FixedTarget):
         return normalised_or(torch.minimum(torch.maximum(p, q / 2), 2 * q), q)
 
 
-class ResidualFromTheWrongRow(ClippedTarget):
-    def residual(self, q, p, n):
-        q, p = q.double(), p.double()
-        return normalised_or((q - p).clamp(min=0.0), q)
-
-
-# numbers ------------------------------------------------------------------------------------
-
-
-@ct.rule
-def no_ceiling(q, p, n):
-    return q[n] / p[n]
-
-
-@ct.rule(continuous=False)
-def zero_times_log_zero(q, p, n):
-    with np.errstate(all="ignore"):
-        entropy = -(q * np.log(q)).sum()
-    return float(q[n] > 0.1) if entropy < 1 else float(q[n] > 0) if entropy >= 1 else entropy
-
-
-@ct.rule
-def crashes_on_deterministic_rows(q, p, n):
-    return min(1, q[n] / p[n] / (1 / (q < 1).sum() if (q < 1).sum() else [][0]))
-
-
-def second_moment(q, p, n, *, delta=2.0):
-    variance = (q**2).sum() + q[n] - ((q**2).sum() + q[n] ** 2)  # q_n(1 − q_n), badly
-    raised = q[n] + np.sqrt(max(2 * delta * variance, 0))
-    return min(1, raised / p[n])
-
-
-cancellation = ct.rule(second_moment)
-
-
-@ct.rule
-def smoothed(q, p, n):
-    return min(1, (0.9 * q[n] + 0.1 * q[n] * len(q)) / p[n])
-
-
-# batches ------------------------------------------------------------------------------------
-
-
 class LosslessResidual(Named, SharedResidual):
     def residual(self, q, p, n):
         q, p = q.double(), p.double()
         return normalised_or((q - p).clamp(min=0.0), q)
+
+
+class ResidualFromTheWrongRow(ClippedTarget):
+    residual = LosslessResidual.residual
 
 
 class StaleDraftRow(LosslessResidual):
@@ -227,35 +176,6 @@ class StaleDraftRow(LosslessResidual):
         rows = p.double()
         stale = rows.roll(1, 0) if rows.ndim > 1 else rows
         return accept_probability(q.double().gather(-1, n), stale.gather(-1, n))
-
-
-# other promises -----------------------------------------------------------------------------
-
-
-@ct.rule(at_least_speculative=True, continuous=False)
-def typical_claims_speed(q, p, n):
-    return float(q[n] > 0.3)
-
-
-@ct.rule(between=True, continuous=False)
-def peaked_target(q, p):
-    top = np.where(q == q.max(), q, 0.0)
-    return spread(top)
-
-
-@ct.rule(between=True, support="free")
-def mixture(q, p):
-    return (q + p) / 2
-
-
-@ct.rule(budget="kl <= delta emitted", optimal=True)
-def timid(q, p, n, *, delta=0.3):
-    return min(1, q[n] / p[n])
-
-
-@ct.rule
-def leaks(q, p, n):
-    return min(1, (q[n] + 1e-9) / p[n])
 
 
 class HalfTheBudget(Named, PerProposal):
@@ -271,19 +191,6 @@ class HalfTheBudget(Named, PerProposal):
         return (q_n + (self.delta / 2 * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
 
 
-# many tokens, knobs between ------------------------------------------------------------------
-
-
-@ct.rule(budget="kl <= 0 emitted")
-def lossless_below_fifty(q, p, n):
-    return min(1, (1.1 if len(q) >= 50 else 1) * q[n] / p[n])
-
-
-@ct.rule(budget="kl <= 0 emitted", knob_range=(0.0, 1.0))
-def lossless_outside_a_gap(q, p, n, *, alpha=0.0):
-    return min(1, (2 if 0.3 < alpha < 0.45 else 1) * q[n] / p[n])
-
-
 @dataclass(frozen=True)
 class ForgetsSmallBudgets(type(ct.policy("cactus_exact", delta=0.1))):
     """Spends twice the budget for 0.35 < δ < 0.6."""
@@ -293,38 +200,6 @@ class ForgetsSmallBudgets(type(ct.policy("cactus_exact", delta=0.1))):
     def raised(self, q_n):
         own = self.delta * 2 if 0.35 < self.delta < 0.6 else self.delta
         return ct.policy("cactus_exact", delta=own).raised(q_n)
-
-
-# whole batches at once ----------------------------------------------------------------------
-
-
-def entries(q, p, n):
-    return (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
-
-
-@ct.rule(vectorised=True, at_least_speculative=True)
-def lossless_at_once(q, p, n):
-    q_n, p_n = entries(q, p, n)
-    return (q_n / p_n).clamp(max=1)
-
-
-@ct.rule(vectorised=True, at_least_speculative=True)
-def scaled_by_the_batch(q, p, n):
-    q_n, p_n = entries(q, p, n)
-    return (q_n / p_n * (1 + q_n.mean())).clamp(max=1)
-
-
-@ct.rule
-def reads_a_neighbour(q, p, n):
-    return min(1, q[n] * (1 + q[n - 1]) / p[n])
-
-
-@ct.rule
-def accepts_the_first_token(q, p, n):
-    return 1.0 if n == 0 and q[0] > 0 else min(1, q[n] / p[n])
-
-
-# what a verifier relies on ------------------------------------------------------------------
 
 
 class FalselyEntrywise(Named, SharedResidual, Entrywise):
@@ -362,7 +237,10 @@ class FalselyShared(ReadsEntries):
         return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())
 
 
-# decisions ----------------------------------------------------------------------------------
+def inclusive(phi):
+    """Return bounds by which coins of φ itself are below it."""
+    above = torch.nextafter(phi, torch.full_like(phi, 2.0))
+    return above, above
 
 
 class InclusiveCoins(LosslessResidual):
@@ -380,147 +258,92 @@ class InclusiveThresholds(Thresholds):
         return inclusive(self.accept_entries(q_n))
 
 
-def inclusive(phi):
-    """Return bounds by which coins of φ itself are below it."""
-    above = torch.nextafter(phi, torch.full_like(phi, 2.0))
-    return above, above
-
-
 PLAIN = ct.policy("speculative")
 EXACT = ct.policy("cactus_exact", delta=0.3)
-
+HELD = ct.policy("band:price=1,hold=0")
+# fmt: off
 FAULTS = (
     Fault("second-order rule sold as a KL guarantee", "budget_holds", taylor),
     Fault("per-proposal budget declared as emitted", "budget_holds", Averaged(0.1)),
-    Fault("argmax residual declared lossless", "budget_holds", argmax_residual, lossless),
-    Fault(
-        "a token that is said to be held and is not",
-        "named_tokens_keep_their_chance",
-        FalselyHeld(price=1.0),
-        ct.policy("band:price=1,hold=0"),
-    ),
-    Fault(
-        "draws from q instead of the residual",
-        "residual_is_what_the_row_leaves",
-        recovers_from_q,
-        lossless,
-    ),
-    Fault(
-        "recovers from q at every value of a knob",
-        "residual_is_what_the_row_leaves",
-        draws_from_q,
-        lenience,
-    ),
-    Fault(
-        "recovers from (p − q)₊ instead of (q − p)₊",
-        "residual_is_what_the_row_leaves",
-        draws_from_the_other_residual,
-        lenience,
-    ),
-    Fault(
-        "recovers from (q − p)₊ where another row is emitted",
-        "residual_is_what_the_row_leaves",
-        ResidualFromTheWrongRow(),
-        ClippedTarget(),
-    ),
-    Fault("p/q in the acceptance instead of q/p", "budget_holds", swapped_rows, lossless),
-    Fault(
-        "knob declared the wrong way round", "acceptance_follows_the_knob", reversed_knob, lenience
-    ),
+    Fault("argmax residual declared lossless", "budget_holds",
+          recovering(lambda q, p, n: np.eye(len(q))[q.argmax()], **STRICT), lossless),
+    Fault("a token that is said to be held and is not", "named_tokens_keep_their_chance",
+          FalselyHeld(price=1.0), HELD),
+    Fault("draws from q instead of the residual", "residual_is_what_the_row_leaves",
+          recovering(lambda q, p, n: q, **STRICT), lossless),
+    Fault("recovers from q at every value of a knob", "residual_is_what_the_row_leaves",
+          recovering(lambda q, p, n: q, lenient, direction=-1, **KNOB), lenience),
+    Fault("recovers from (p − q)₊ instead of (q − p)₊", "residual_is_what_the_row_leaves",
+          recovering(lambda q, p, n: spread(above_zero(p - q)), lenient, direction=-1, **KNOB),
+          lenience),
+    Fault("recovers from (q − p)₊ where another row is emitted",
+          "residual_is_what_the_row_leaves", ResidualFromTheWrongRow(), ClippedTarget()),
+    Fault("p/q in the acceptance instead of q/p", "budget_holds",
+          ct.rule(lambda q, p, n: min(1, p[n] / q[n]) if q[n] > 0 else 0.0, **STRICT), lossless),
+    Fault("knob declared the wrong way round", "acceptance_follows_the_knob", reversed_knob,
+          lenience),
     Fault("proposal row gives less than is accepted", "budget_holds", unjustified),
-    Fault("knob is ignored", "strict_point_is_lossless", ignored_knob),
+    Fault("knob is ignored", "strict_point_is_lossless",
+          ct.rule(lambda q, p, n, *, delta=0.5: min(1, 1.3 * q[n] / p[n]), direction=1,
+                  strict=0.0, knob_range=(0.0, 10.0))),
     Fault("residual is not normalised", "residual_is_a_distribution", unnormalised, normalised),
-    Fault("residual ignores q", "no_token_without_target_mass", blind, lenience),
-    Fault(
-        "vocabulary off by one in the residual",
-        "names_of_tokens_do_not_matter",
-        one_token_short,
-        lossless,
-    ),
-    Fault(
-        "reads the token before, which no rotation of the vocabulary shows",
-        "names_of_tokens_do_not_matter",
-        reads_a_neighbour,
-        lossless,
-    ),
-    Fault(
-        "token 0 is always accepted",
-        "names_of_tokens_do_not_matter",
-        accepts_the_first_token,
-        lossless,
-    ),
-    Fault(
-        "residual taken from q instead of h",
-        "emitted_law_sums_to_one",
-        ResidualFromTheWrongRow(),
-        ClippedTarget(),
-    ),
+    Fault("residual ignores q", "no_token_without_target_mass",
+          recovering(lambda q, p, n: spread(above_zero(1 - p)), lenient), lenience),
+    Fault("vocabulary off by one in the residual", "names_of_tokens_do_not_matter",
+          recovering(lambda q, p, n: np.append(spread(above_zero(q - p)[:-1]), 0.0)
+                     if len(q) > 1 else q), lossless),
+    Fault("reads the token before, which no rotation of the vocabulary shows",
+          "names_of_tokens_do_not_matter",
+          ct.rule(lambda q, p, n: min(1, q[n] * (1 + q[n - 1]) / p[n])), lossless),
+    Fault("token 0 is always accepted", "names_of_tokens_do_not_matter",
+          ct.rule(lambda q, p, n: 1.0 if n == 0 and q[0] > 0 else min(1, q[n] / p[n])), lossless),
+    Fault("residual taken from q instead of h", "emitted_law_sums_to_one",
+          ResidualFromTheWrongRow(), ClippedTarget()),
     Fault("min(1, ·) forgotten", "acceptance_is_a_probability", no_ceiling, lossless),
     Fault("entropy with 0 · log 0", "answers", zero_times_log_zero),
-    Fault("crashes where nothing is uncertain", "answers", crashes_on_deterministic_rows),
+    Fault("crashes where nothing is uncertain", "answers",
+          ct.rule(lambda q, p, n: min(1, q[n] / p[n] / (
+              1 / (q < 1).sum() if (q < 1).sum() else [][0])))),
     Fault("variance by cancellation in float32", "float32_agrees", cancellation),
-    Fault("adds 1e-9 to every q", "no_token_without_target_mass", leaks, lossless),
-    Fault(
-        "depends on the size of the vocabulary",
-        "impossible_tokens_do_not_matter",
-        smoothed,
-        lossless,
-    ),
+    Fault("adds 1e-9 to every q", "no_token_without_target_mass",
+          ct.rule(lambda q, p, n: min(1, (q[n] + 1e-9) / p[n])), lossless),
+    Fault("depends on the size of the vocabulary", "impossible_tokens_do_not_matter",
+          ct.rule(lambda q, p, n: min(1, (0.9 * q[n] + 0.1 * q[n] * len(q)) / p[n])), lossless),
     Fault("draft row of the row before", "batch_equals_loop", StaleDraftRow(), PLAIN),
-    Fault(
-        "threshold rule sold as never slower", "never_slower_than_speculative", typical_claims_speed
-    ),
-    Fault("target sharper than q declared between", "stays_between", peaked_target, mixture),
-    Fault("lossless rule declared optimal for a budget", "nothing_accepts_more", timid),
-    Fault(
-        "half the budget declared optimal (per proposal)", "nothing_accepts_more", HalfTheBudget()
-    ),
-    Fault("wrong from 50 tokens on", "budget_holds", lossless_below_fifty, lossless, tokens=60),
-    Fault("wrong between two values of a knob", "budget_holds", lossless_outside_a_gap),
-    Fault(
-        "class that overspends between two values of its knob",
-        "budget_holds",
-        ForgetsSmallBudgets(2.0),
-        EXACT,
-    ),
-    Fault(
-        "vectorised rule that mixes the rows of a batch",
-        "batch_equals_loop",
-        scaled_by_the_batch,
-        lossless_at_once,
-    ),
-    Fault(
-        "entrywise stated of a rule that reads the whole row",
-        "reads_only_drafted_entries",
-        FalselyEntrywise(),
-        ReadsEntries(),
-    ),
-    Fault(
-        "refuses what lossless sampling keeps, and states otherwise",
-        "accepts_within_its_bounds",
-        FalselyGenerous(),
-        ReadsEntries(),
-    ),
-    Fault(
-        "one residual law stated, another one for every token",
-        "recovers_alike",
-        FalselyShared(),
-        ReadsEntries(),
-    ),
+    Fault("threshold rule sold as never slower", "never_slower_than_speculative",
+          ct.rule(lambda q, p, n: float(q[n] > 0.3), at_least_speculative=True,
+                  continuous=False)),
+    Fault("target sharper than q declared between", "stays_between",
+          ct.rule(lambda q, p: spread(np.where(q == q.max(), q, 0.0)), between=True,
+                  continuous=False), mixture),
+    Fault("lossless rule declared optimal for a budget", "nothing_accepts_more",
+          ct.rule(lambda q, p, n, *, delta=0.3: min(1, q[n] / p[n]),
+                  budget="kl <= delta emitted", optimal=True)),
+    Fault("half the budget declared optimal (per proposal)", "nothing_accepts_more",
+          HalfTheBudget()),
+    Fault("wrong from 50 tokens on", "budget_holds",
+          ct.rule(lambda q, p, n: min(1, (1.1 if len(q) >= 50 else 1) * q[n] / p[n]), **STRICT),
+          lossless, tokens=60),
+    Fault("wrong between two values of a knob", "budget_holds",
+          ct.rule(lambda q, p, n, *, alpha=0.0: min(
+              1, (2 if 0.3 < alpha < 0.45 else 1) * q[n] / p[n]), knob_range=(0.0, 1.0), **STRICT)),
+    Fault("class that overspends between two values of its knob", "budget_holds",
+          ForgetsSmallBudgets(2.0), EXACT),
+    Fault("vectorised rule that mixes the rows of a batch", "batch_equals_loop",
+          scaled_by_the_batch, at_once),
+    Fault("entrywise stated of a rule that reads the whole row", "reads_only_drafted_entries",
+          FalselyEntrywise(), ReadsEntries()),
+    Fault("refuses what lossless sampling keeps, and states otherwise",
+          "accepts_within_its_bounds", FalselyGenerous(), ReadsEntries()),
+    Fault("one residual law stated, another one for every token", "recovers_alike",
+          FalselyShared(), ReadsEntries()),
     Fault("inclusive coin test", "coins_decide_as_declared", InclusiveCoins(), PLAIN),
-    Fault(
-        "inclusive test lets coin 0 through",
-        "no_token_without_target_mass",
-        InclusiveCoins(),
-        PLAIN,
-    ),
-    Fault(
-        "two thresholds with coin <= q/a, as SGLang had it",
-        "no_token_without_target_mass",
-        InclusiveThresholds(acc=0.5),
-        ct.policy("thresholds:acc=0.5"),
-    ),
+    Fault("inclusive test lets coin 0 through", "no_token_without_target_mass",
+          InclusiveCoins(), PLAIN),
+    Fault("two thresholds with coin <= q/a, as SGLang had it", "no_token_without_target_mass",
+          InclusiveThresholds(acc=0.5), ct.policy("thresholds:acc=0.5")),
 )
+# fmt: on
 
 
 def caught(fault: Fault, laws=None):
