@@ -72,18 +72,6 @@ def test_equal_numbers_give_equal_bytes(name, tmp_path):
     assert pictures[0] == pictures[1]
 
 
-def test_unknown_names_are_one_line(tmp_path, capsys):
-    assert main(["acceptence", "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "must be one of acceptance_kl" in error
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_numbers_are_one_line(tmp_path, capsys):
-    assert main(["overspend", "--data", str(tmp_path), "--out", str(tmp_path)]) == 2
-    assert "overspend.csv" in capsys.readouterr().err
-
-
 def texts(figure):
     """Return the places of all texts that are seen, with what they say."""
     beyond = {id(label) for axes in figure.axes for label in labels_beyond(axes)}

@@ -1,4 +1,3 @@
-import importlib
 import json
 import os
 import re
@@ -197,42 +196,3 @@ def test_saved_rows_come_back(tmp_path):
         save_rows(str(tmp_path / "rows.csv"), ROWS)
     with pytest.raises(OSError, match="must be a writable file; No such file"):
         save_rows(str(tmp_path / "absent" / "rows.npy"), ROWS)
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "said"),
-    [
-        ("cactus_theory.cli", "solve no.npy p.npy --delta 1 --csv no/x.csv", "--csv: must be a w"),
-        ("cactus_theory.cli", "solve no.npy p.npy --delta 1 --plot no/x.png", "--plot: must be a"),
-        ("cactus_theory.cli", "solve no.npy p.npy --delta 1 --out taken.npy", "Is a directory"),
-        (
-            "cactus_theory.cli",
-            "audit no.npy p.npy --policy cactus:delta=1 --latex no/x.tex",
-            "--latex: must",
-        ),
-        ("cactus_theory.cli", "check no.py:f --plot no/x.svg", "--plot: must be a writable file"),
-        (
-            "cactus_theory.cli",
-            "tune --trace no --cost-ratio 1 --divergence-per-token 1 --out no/t.json",
-            "--out: must be a writable file; No such file or directory: no/t.json",
-        ),
-        ("solvers.__main__", "optimal no.npy p.npy --delta 1 --out no/x.json", "--out: must be a"),
-        ("simulations.__main__", "trace --prompts no --out file/t", "--out: must be a writable"),
-        ("simulations.__main__", "throughput --prompts no --out file/t", "--out: must be a writ"),
-        (
-            "simulations.__main__",
-            "replay no --policy band --out taken.csv",
-            "Is a directory: taken",
-        ),
-    ],
-)
-def test_files_are_tried_before_the_work(command, words, said, tmp_path, monkeypatch, capsys):
-    """What is asked of them would fail, too, or take minutes: their fault comes first."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    for name in ("taken.csv", "taken.npy"):
-        (tmp_path / name).mkdir()
-    assert importlib.import_module(command).main(words.split()) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-    assert len([*tmp_path.iterdir()]) == 3

@@ -11,13 +11,11 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.traces import Cycle, Trace, save_trace
-from simulations.common.inputs import ROOT
 
 Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
 ROWS = torch.tensor(np.stack([[Q] * 3])), torch.tensor(np.stack([[P] * 2]))
 IDS, PARENTS = torch.tensor([[2, 2]]), torch.tensor([[-1, 0]])
 BAND = ct.policy("band:price=1")
-PAIR = str(ROOT / "simulations" / "data" / "rows.npz")
 VERIFY = [
     lambda policy, ids, **options: ct.verify_chain(policy, *ROWS, ids, **options),
     lambda policy, ids, **options: ct.verify_block(policy, *ROWS, ids, **options),
@@ -86,25 +84,6 @@ def test_nested_tensors_are_refused():
 def test_words_and_numbers_of_specs(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["solve", "nofile.npz", "--delta", "1"], "target: no such file; got 'nofile.npz'"),
-        (["audit", "nofile.npz", "--policy", "band:price=1"], "target: no such file"),
-        (["solve", PAIR, "--delta", "1", "--row", "99"], "--row: must lie in [0, 3]; got 99"),
-        (["audit", PAIR, "--policy", "band:price=1", "--row", "-1"], "--row: must lie in [0, 3]"),
-        (
-            ["audit", f"{PAIR}::target", "--policy", "band:price=1",
-             "--draft-tokens", "99999999999999999999"],
-            "--draft-tokens: must be a whole number",
-        ),
-    ],
-)  # fmt: skip
-def test_commands_say_which_argument(arguments, message, capsys):
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_the_package_runs_as_a_module():

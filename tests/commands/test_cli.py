@@ -17,8 +17,6 @@ from tests.amounts import some
 
 Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
 PAIR = Path(__file__).parents[2] / "simulations" / "pair"
-GENERATE = ("generate", "--target", "no", "--draft", "no", "--prompt", "x", "--policy")
-WRONG = ("bad", "rounded", "logits", "top", "toplogs")
 PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
 
 
@@ -129,11 +127,6 @@ def test_a_policy_of_a_file_is_audited(files, tmp_path: Path, capsys) -> None:
     assert found["acceptance"] == pytest.approx(0.3, abs=PRINTED)
 
 
-def test_two_policies_of_a_decode_are_refused(capsys) -> None:
-    assert main([*GENERATE[:-1], "--policy", "cactus:delta=1", "--policy", "speculative"]) == 2
-    assert "must be given once; got cactus:delta=1 and spec" in capsys.readouterr().err
-
-
 def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
     paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
     for path, row in zip(paths, (Q, P), strict=True):
@@ -203,52 +196,6 @@ def test_plot_writes_a_picture_that_scales(
     assert out[0].read_bytes() == out[1].read_bytes() and out[0].read_bytes()[:4] == start
     assert main(["solve", *paths, "--delta", "0.1", "--plot", str(tmp_path / "c.gif")]) == 2
     assert "--plot: must end in .png, .pdf, .svg; got" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("solve", "{q}", "{p}", "--delta", "-1"), "delta: must lie in [0, inf]; got -1.0"),
-        (("solve", "{q}", "missing.npy", "--delta", "1"), "missing.npy"),
-        (("audit", "{q}", "--policy", "typical", "--draft-tokens", "{q}"), "whole numbers"),
-        (("audit", "{q}", "{p}", "--policy", "no.py:x"), "no such file; got 'no.py'"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--csv", "x.txt"), "--csv: must end in .csv"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "no/x.png"), "no/x.png"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--plot", "x.png", "--row", "1"), "--row"),
-        (
-            ("solve", "{bad}", "{p}", "--delta", "1"),
-            "sum to 1 within 1e-09 (torch.float64); the row",
-        ),
-        (("solve", "{rounded}", "{rounded}", "--delta", "1"), "row 1 of 2 (from 0) sums to 0.9999"),
-        (
-            ("solve", "{rounded}", "{rounded}", "--delta", "1"),
-            "sums (normalise=True; on the command line --no",
-        ),
-        (("solve", "{logits}", "{logits}", "--delta", "1"), "negative; got -1.0 at token 1 of"),
-        (("solve", "{logits}", "{logits}", "--delta", "1"), "did you mean logits?"),
-        (("solve", "{logits}", "{logits}", "--delta", "1", "--normalise"), "from -1 to 3"),
-        (("solve", "{q}", "{p}", "--delta", "1", "--logits", "--normalise"), "at most one"),
-        (("solve", "{top}", "{top}", "--delta", "1"), "top-k log-probabilities of an API"),
-        (("solve", "{toplogs}", "{toplogs}", "--delta", "1"), "top-k log-probabilities of an API"),
-        (("solve", "{q}", "--delta", "1"), "a .npz with target_probs and draft_probs (or target"),
-        (("solve", "{lone}", "--delta", "1"), "lone.npz alone"),
-        ((*GENERATE, "typical"), "no"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    files, tmp_path: Path, capsys, arguments: tuple[str, ...], said: str
-) -> None:
-    np.save(tmp_path / "bad.npy", np.array([0.5, 0.5, 0.5]))
-    np.save(tmp_path / "rounded.npy", np.array([[0.5, 0.5], [0.3333333, 0.6666]]))
-    np.save(tmp_path / "logits.npy", np.array([3.0, -1.0]))
-    np.save(tmp_path / "top.npy", np.array([0.6, 0.25, 0.05]))
-    np.save(tmp_path / "toplogs.npy", np.log([0.6, 0.25, 0.05]))
-    np.savez(tmp_path / "lone.npz", target=np.array(Q), other=np.array(P))
-    names = {"q": files[0], "p": files[1], "lone": str(tmp_path / "lone.npz")}
-    names |= {name: str(tmp_path / f"{name}.npy") for name in WRONG}
-    assert main([argument.format(**names) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
 
 
 def test_generate_decodes_by_the_verifier_it_is_told(capsys) -> None:

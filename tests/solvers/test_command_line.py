@@ -126,57 +126,6 @@ def test_logits_and_infinite_prices(tmp_path, capsys):
     assert row["price"] == "inf"
 
 
-@pytest.mark.parametrize(
-    "program, names, options, message",
-    [
-        ("optimal", ["target", "absent"], ["--delta", 0.1], "absent.npy: must be a readable file"),
-        ("optimal", ["target", "short"], ["--delta", 0.1], "short.npy: vocabulary must equal"),
-        ("optimal", ["batch", "three"], ["--delta", 1], "three.npy: shape must broadcast"),
-        ("optimal", ["target"], ["--delta", 0.1, "--token", 7], "token: must lie in [0, 2]"),
-        ("optimal", ["target", "draft"], ["--delta", 1, "--token", 0], "draft: must not be given"),
-        ("design", ["target", "draft"], ["--protect", "1,x"], "--protect: must be numbers"),
-        ("design", ["target", "draft"], ["--floor", "x=1"], "--floor: must read NAME=NUMBER"),
-        ("design", ["target", "draft"], ["--budget", "1"], "--budget: must name something"),
-        ("design", ["target", "draft"], ["--floor", "1=.9", "--cap", "1"], "no row meets all of"),
-        (
-            *("optimal", ["target", "draft"]),
-            *(["--sequence", "--delta", 1, "--divergence", "renyi:a=2"], "summed"),
-        ),
-        ("block", ["absent"], ["--price", 1], "absent.npy::target: only .npz"),
-    ],
-)
-def test_errors_are_one_line_and_exit_code_2(
-    files, tmp_path, capsys, program, names, options, message
-):
-    np.save(tmp_path / "short.npy", np.array([0.5, 0.5]))
-    np.save(tmp_path / "three.npy", np.stack([P, P, P]))
-    paths = [tmp_path / f"{name}.npy" for name in names]
-    code, out, error = run(capsys, program, *paths, *options)
-    assert (code, out) == (2, "")
-    assert error.count("\n") == 1 and error.endswith("\n")
-    assert error.startswith(f"python -m solvers {program}: ")
-    assert message in error
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ([], "PROGRAM"),
-        (["guess"], "invalid choice: 'guess'"),
-        (["optimal", "q.npy", "p.npy"], "--delta"),
-        (["optimal", "q.npy", "p.npy", "--delta", "x"], "invalid float value"),
-        (["optimal", "q.npy", "--delta", "1", "--token", "1", "--sequence"], "not allowed with"),
-        (["optimal", "q.npy", "--delta", "1", "--sequence", "--support", "free"], "not allowed"),
-    ],
-)
-def test_usage_errors_are_one_line_too(capsys, arguments, message):
-    with pytest.raises(SystemExit) as caught:
-        command_line.main(arguments)
-    error = capsys.readouterr().err
-    assert caught.value.code == 2
-    assert error.count("\n") == 1 and message in error
-
-
 def failing_second(monkeypatch, error):
     """Make the optimal program fail on the reversed row only."""
     right = optimal.solve

@@ -407,43 +407,6 @@ MODELS, MODE = "--target x --draft x --prompts x".split(), ["--draft-mode", "gre
 OBSERVED = ["--observed", "0.5,0.4,0.3,0.2"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "--trace, or --target, --draft and --prompts: must be given"),
-        (["--target", "x"], "--draft: must be given with --target"),
-        (["--trace", EXAMPLE, "--target", "x"], "--target: must not be given with --trace"),
-        (["--trace", EXAMPLE, "--rounds", "5"], "--rounds: must come with"),
-        (["--trace", EXAMPLE, "--drafted", "5"], "--drafted: must come with"),
-        (["--trace", EXAMPLE, *OBSERVED], "--rounds: must say"),
-        (["--trace", EXAMPLE, *OBSERVED, "--rounds", "inf"], "--rounds: must lie in"),
-        (["--trace", EXAMPLE, "--observed", "0.5", "--rounds", "99"], "the 4 positions"),
-        ([*MODELS, *OBSERVED, "--rounds", "99"], "--draft-mode: must say how the engine drafts"),
-        ([*MODELS, "--observed", "7"], "tokens per call must be from 1 to 5"),
-        ([*MODELS, "--cycles", "0"], "--cycles: must be an integer of at least 1"),
-        (["--trace", EXAMPLE, "--max-new-tokens", "9"], "a trace has its own"),
-        (["--trace", EXAMPLE, *OBSERVED, "--rounds", "200", "--drafted", "801"], "got 801"),
-        (["--trace", EXAMPLE, *OBSERVED, "--rounds", "200", "--drafted", "1e308"], "must lie in"),
-        (["--trace", EXAMPLE, *OBSERVED, "--rounds", "200", "--drafted", "nan"], "must lie in"),
-        (["--trace", EXAMPLE, *OBSERVED, "--rounds", "200", "--answers", "0"], "answers: must lie"),
-        (["--trace", EXAMPLE, "--threads", "99999999"], "threads: must be at most 1024"),
-        (["--trace", EXAMPLE, "--temperature", "1"], "a trace has its own"),
-        (["--trace", EXAMPLE, "--by", "task"], "must keep the column 'task'"),
-        (["--trace", EXAMPLE, "--csv", "t.txt"], "must end in .csv"),
-        (["--trace", EXAMPLE, "--csv", "no/such/t.csv"], "--csv: must be a writable file; No such"),
-        (["--trace", "no-such-folder"], "no such folder"),
-        (
-            "--target no --draft ngram --prompts no --draft-mode sampled".split(),
-            "--draft-mode: ngram looks its tokens up, greedy; got sampled",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(arguments: list[str], said: str, capsys) -> None:
-    assert main(["expect", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
-
-
 def few(folder: Path, texts: int, drafted: int = 1) -> str:
     rows = torch.tensor([[0.5, 0.5], [0.2, 0.8]]).double()
     cycle = Cycle(0, 0, torch.ones(drafted, dtype=torch.int64), rows[: drafted + 1], rows[:drafted])

@@ -21,7 +21,7 @@ from cactus_theory.traces import Estimate
 from cactus_theory.tuning import Costs, Prompts, tune
 from cactus_theory.tuning.measure import TimedSetting
 from cactus_theory.tuning.report import save_tuned, sentence
-from tests.amounts import THOROUGH, some, thorough
+from tests.amounts import some, thorough
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
@@ -238,49 +238,6 @@ CHEAP = (
     "mixture:alpha",
     "--num-draft-tokens",
 )
-ALONE = ("--trace", "no", "--cost-ratio")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--divergence-per-token", "0", *ALONE, "1"), "divergence-per-token: must lie in (0"),
-        (
-            ("--divergence-per-token", "1", *ALONE, "1", "--batch", "0"),
-            "--batch: must be at least 1",
-        ),
-        (
-            ("--divergence-per-token", "1", *ALONE, "1", "--batch", "8", "8"),
-            "each size once; got 8 8",
-        ),
-        (
-            ("--divergence-per-token", "1", *ALONE, "1", "--batch", "1", "8"),
-            "--batch: must be one with",
-        ),
-        (
-            ("--divergence-per-token", "1", *ALONE, "1", "--out", "x.txt"),
-            "--out: must end in .json",
-        ),
-        (
-            ("--divergence-per-token", "1", "--cost-ratio", "1"),
-            "--trace: must be given without models",
-        ),
-        (("--divergence-per-token", "1", "--trace", "no", "--cost-ratio", "1"), "no such folder"),
-        (
-            ("--divergence-per-token", "1", "--trace", "no"),
-            "--target, --cost-ratio, --costs: exactly one must be given; got none",
-        ),
-        (("--divergence-per-token", "1", *MODELS), "--prompts: must be given with --target"),
-        (
-            ("--divergence-per-token", "1", *MODELS, "--prompts", "no"),
-            "--prompts: must be a readable",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(capsys, arguments: tuple[str, ...], said: str) -> None:
-    assert main(["tune", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.strip().splitlines()) == 1 and said in err
 
 
 @pytest.mark.parametrize(
@@ -326,7 +283,7 @@ def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, caps
     assert "\nBatch 1: Decode" in said and "\nNot tried: policies" in said
 
 
-@pytest.mark.skipif(not THOROUGH, reason="loads and logs a pair; run by make test-thorough")
+@thorough
 def test_models_are_timed_at_each_batch_size(tmp_path, capsys, prompts, monkeypatch) -> None:
     monkeypatch.setattr("cactus_theory.commands.tune.measure_costs", timed)
     small = ("--cycles", "4", "--max-new-tokens", "4", "--threads", "1", "--batch", "1", "2")

@@ -25,11 +25,6 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_piece_is_one_line(capsys, tmp_path):
-    assert main([*REHEARSAL, "devise", "--out", str(tmp_path / "out")]) == 2
-    assert "PIECE: must be among compile, laws, verify," in capsys.readouterr().err
-
-
 def test_a_piece_that_fails_or_hangs_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
     pieces = {
         "bad": command.Piece(20, ("-c", "print('FAILED a::b'); raise SystemExit(3)")),

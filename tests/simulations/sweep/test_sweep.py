@@ -15,10 +15,9 @@ from simulations.sweep import command, executors
 from simulations.sweep.command import TRACE
 from simulations.sweep.kinds import perform, release
 from simulations.sweep.tasks import Task, file_digests, task_of
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 
 pytest.importorskip("safetensors")
-slow = pytest.mark.skipif(not THOROUGH, reason="starts processes; run by make test-thorough")
 MARKOV = "sweep --kind markov --policies speculative band:price --knobs 0.5 2".split()
 MARKOV += "--length 3 --num-draft-tokens 2 --distance 0.5 --seeds".split()
 # a policy that fails or kills its process, once, if the flag is there
@@ -171,7 +170,7 @@ def test_a_lost_scheduler_stops_the_command(monkeypatch) -> None:
                 list(outcomes)
 
 
-@slow
+@thorough
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     words, flag = bad(tmp_path, KILLS)
@@ -181,7 +180,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     assert table(tmp_path / "out") == table(tmp_path / "whole") and not flag.exists()
 
 
-@slow
+@thorough
 def test_a_task_that_always_kills_its_worker_fails_alone(tmp_path: Path, capsys) -> None:
     pytest.importorskip("distributed")
     words, flag = bad(tmp_path, ALWAYS_KILLS)
@@ -212,29 +211,6 @@ def test_no_scheduler_no_worker_and_no_library_are_one_line(tmp_path, capsys, mo
     assert main([*MARKOV, "0", "--out", str(tmp_path), "--workers", "2"]) == 2
     err = capsys.readouterr().err
     assert "import of distributed halted" in err and len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--policies", "bandd"], "bandd"),
-        (["--policies", "band:price"], "--knobs: must hold values for band:price"),
-        (["--policies", "typical", "--verifiers", "block"], "one must be able to follow typical"),
-        (["--verifiers", "knot"], "must be among"),
-        (["--num-draft-tokens", "2", "5"], "at most the 4 that trace logged; got 5"),
-        (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1; got 0"),
-        (["--trace", "nowhere"], "no such folder"),
-        (["--seeds", "0", "1"], "--seeds: is a flag of --kind markov; got replay"),
-        (["--kind", "markov", "--trace", "x"], "--trace: is a flag of --kind replay; got markov"),
-        (["--kind", "markov", "--seeds", "-1"], "--seeds: must be at least 0; got -1"),
-        (["--workers", "0"], "--workers: must be at least 1; got 0"),
-    ],
-)
-def test_bad_flags_are_one_line(tmp_path: Path, capsys, flags: list[str], said: str) -> None:
-    assert main(["sweep", *flags, "--out", str(tmp_path / "out")]) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_worker_with_other_code_or_other_files_says_so(tmp_path: Path) -> None:

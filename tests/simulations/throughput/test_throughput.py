@@ -127,22 +127,3 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
         lines = [Config(f"{rule}:blend:alpha=0.5", 2, 1), Config("band:price=2", 2, 1)]
         found.append(command._settings(parser.parse_args([]), lines, [Prompt("text")]))
     assert found[0] == found[1] != found[2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--baselines", "vllm"], "--baselines: must be among"),
-        (["--policies", "cactuss"], "cactuss"),
-        (["--batch", "0"], "--batch: must be at least 1"),
-        (["--num-draft-tokens", "0"], "--num-draft-tokens: must be at least 1"),
-        (["--policies", "typical", "--verifier", "block"], "--verifier: one must be able to"),
-        (["--verifier", "knot"], "--verifier: must be among"),
-        (["--metered", "-1"], "--metered: must be at least 0"),
-        (["--num-prompts", "0"], "--num-prompts: must be at least 1"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, capsys, arguments: list[str], said: str) -> None:
-    assert main(["throughput", "--out", str(tmp_path), *arguments]) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err.strip().splitlines()) == 1

@@ -169,39 +169,6 @@ def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -
         assert len(said[0]["acceptance"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["audit", str(EXAMPLE), "x.npy", "--policy", "typical"], "draft: must not be given with"),
-        (["solve", str(EXAMPLE), "--price", "1", "--logits"], "logits: must not be given with"),
-        (["solve", "q.npy", "--price", "1"], "target: no such file; got 'q.npy'"),
-        (["solve", ".", "--price", "1"], "must be the folder of a trace; it has no manifest.json"),
-    ],
-)
-def test_bad_rows_are_one_line(tmp_path: Path, capsys, monkeypatch, arguments, said) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cactus(arguments) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nowhere", "--policy", "speculative"], "must be the folder of a trace; no such folder"),
-        ([str(EXAMPLE), "--policy", "bandd"], "bandd"),
-        ([str(EXAMPLE), "--policy", "typical", "--verifier", "block"], "a row of its own"),
-        ([str(EXAMPLE), "--policy", "typical", "--verifier", "forest"], "verifier: must be one of"),
-        ([str(EXAMPLE), "--policy", "typical", "--num-draft-tokens", "5"], "at most the 4 logged"),
-        ([str(EXAMPLE), "--policy", "typical", "--divergence", "kll"], "kll"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, arguments: list[str], said: str) -> None:
-    assert main(["replay", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert said in err and len(err.strip().splitlines()) == 1
-
-
 def test_a_schedule_of_a_file_is_replayed(tmp_path: Path, capsys) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

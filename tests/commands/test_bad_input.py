@@ -1,0 +1,219 @@
+"""Bad input of every command: exit code 2, one line that names what is wrong, and no file."""
+
+import importlib
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cactus_theory.base import terminal
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = {
+    "cactus": "cactus_theory.cli",
+    "solvers": "solvers.__main__",
+    "sim": "simulations.__main__",
+    "figures": "paper_figures.__main__",
+}
+Q, P = [0.2, 0.2, 0.6], [0.45, 0.45, 0.1]
+ROWS = {
+    "q": Q,
+    "p": P,
+    "bad": [0.5, 0.5, 0.5],
+    "rounded": [[0.5, 0.5], [0.3333333, 0.6666]],
+    "logits": [3.0, -1.0],
+    "top": [0.6, 0.25, 0.05],
+    "toplogs": np.log([0.6, 0.25, 0.05]),
+    "short": [0.5, 0.5],
+    "batch": [P, Q],
+    "three": [P, P, P],
+}
+PAIR = f"--target {ROOT}/simulations/pair/target --draft {ROOT}/simulations/pair/draft"
+NAMES = {
+    "TRACE": f"{ROOT}/simulations/data/trace",
+    "SHIPPED": f"{ROOT}/simulations/data/rows.npz",
+    "PAIR": PAIR,
+    "HEAD": f"{ROOT}/simulations/pair/recurrent",
+    "MODELS": "--target x --draft x",
+    "DECODE": f"generate {PAIR} --prompt x --policy speculative",
+    "GENERATE": "generate --target no --draft no --prompt x --policy",
+    "TABLE": "--policy speculative --policy cactus:delta=0.1",
+    "TUNE": "tune --divergence-per-token 1",
+    "COUNTED": "--observed 0.5,0.4,0.3,0.2",
+    "SWEEP": "sweep --out out",
+    "THROUGHPUT": "throughput --out out",
+}
+# names in capitals stand for the words above
+CASES = """
+cactus solve q.npy p.npy --delta -1 | delta: must lie in [0, inf]; got -1.0
+cactus solve q.npy missing.npy --delta 1 | missing.npy
+cactus solve nofile.npz --delta 1 | target: no such file; got 'nofile.npz'
+cactus solve q.npy p.npy --delta 1 --csv x.txt | --csv: must end in .csv
+cactus solve q.npy p.npy --delta 1 --plot no/x.png | no/x.png
+cactus solve q.npy p.npy --delta 1 --plot x.png --row 1 | --row
+cactus solve SHIPPED --delta 1 --row 99 | --row: must lie in [0, 3]; got 99
+cactus solve bad.npy p.npy --delta 1 | sum to 1 within 1e-09 (torch.float64); the row
+cactus solve rounded.npy rounded.npy --delta 1 | row 1 of 2 (from 0) sums to 0.9999
+cactus solve rounded.npy rounded.npy --delta 1 | sums (normalise=True; on the command line --no
+cactus solve logits.npy logits.npy --delta 1 | negative; got -1.0 at token 1 of
+cactus solve logits.npy logits.npy --delta 1 | did you mean logits?
+cactus solve logits.npy logits.npy --delta 1 --normalise | from -1 to 3
+cactus solve q.npy p.npy --delta 1 --logits --normalise | at most one
+cactus solve top.npy top.npy --delta 1 | top-k log-probabilities of an API
+cactus solve toplogs.npy toplogs.npy --delta 1 | top-k log-probabilities of an API
+cactus solve q.npy --delta 1 | a .npz with target_probs and draft_probs (or target
+cactus solve lone.npz --delta 1 | lone.npz alone
+cactus solve q.npy p.npy --frontier 1 | points: must be a whole number of at least 2; got 1
+cactus solve q.npy p.npy --frontier --out x.npy | --out: must not be given with --frontier
+cactus solve q.npy p.npy --frontier --divergence renyi:a=2 | one-to-one price to be pooled
+cactus solve q.npy p.npy --pooled --delta 1 --support free | --support: must be one of target
+cactus solve no.npy p.npy --delta 1 --csv no/x.csv | --csv: must be a writable file
+cactus solve no.npy p.npy --delta 1 --plot no/x.png | --plot: must be a writable file
+cactus solve no.npy p.npy --delta 1 --out taken.npy | Is a directory
+cactus solve TRACE --price 1 --logits | logits: must not be given with
+cactus solve no.npy --price 1 | target: no such file; got 'no.npy'
+cactus solve . --price 1 | must be the folder of a trace; it has no manifest.json
+cactus audit nofile.npz --policy band:price=1 | target: no such file
+cactus audit q.npy --policy typical --draft-tokens q.npy | whole numbers
+cactus audit SHIPPED --policy band:price=1 --row -1 | --row: must lie in [0, 3]
+cactus audit SHIPPED::target --policy typical --draft-tokens 9999999999999999999 | --draft-tokens: m
+cactus audit q.npy p.npy --policy no.py:x | no such file; got 'no.py'
+cactus audit q.npy p.npy TABLE --policy cactuss | 'cactuss'
+cactus audit q.npy p.npy TABLE --latex x.txt | --latex: must end in .tex
+cactus audit q.npy p.npy TABLE --draft-tokens 1 | at most one may be given; got both
+cactus audit no.npy p.npy --policy cactus:delta=1 --latex no/x.tex | --latex: must be a writable
+cactus audit TRACE x.npy --policy typical | draft: must not be given with
+cactus check no.py:f --plot no/x.svg | --plot: must be a writable file
+cactus GENERATE typical | no
+cactus GENERATE cactus:delta=1 --policy speculative | must be given once; got cactus:delta=1 and spe
+cactus GENERATE speculative --threads 99999999 | threads: must be at most 1024
+cactus GENERATE speculative --threads 0 | threads: must be
+cactus DECODE --device cuda:99 | device: must be a device of this machine; got cuda:99
+cactus DECODE --device meta | device: must be a device of this machine; got meta
+cactus DECODE --device nix | device: must be a device of this machine; got nix
+cactus tune --divergence-per-token 0 --trace no --cost-ratio 1 | divergence-per-token: must lie in (
+cactus TUNE --trace no --cost-ratio 1 | no such folder
+cactus TUNE --trace no --cost-ratio 1 --batch 0 | --batch: must be at least 1
+cactus TUNE --trace no --cost-ratio 1 --batch 8 8 | each size once; got 8 8
+cactus TUNE --trace no --cost-ratio 1 --batch 1 8 | --batch: must be one with
+cactus TUNE --trace no --cost-ratio 1 --out x.txt | --out: must end in .json
+cactus TUNE --trace no --cost-ratio 1 --out no/t.json | --out: must be a writable file; No such file
+cactus TUNE --trace no --cost-ratio 1 --threads 1025 | threads: must be at most 1024
+cactus TUNE --cost-ratio 1 | --trace: must be given without models
+cactus TUNE --trace no | --target, --cost-ratio, --costs: exactly one must be given; got none
+cactus TUNE PAIR | --prompts: must be given with --target
+cactus TUNE PAIR --prompts no | --prompts: must be a readable
+cactus expect | --trace, or --target, --draft and --prompts: must be given
+cactus expect --target x | --draft: must be given with --target
+cactus expect --trace TRACE --target x | --target: must not be given with --trace
+cactus expect --trace TRACE --rounds 5 | --rounds: must come with
+cactus expect --trace TRACE --drafted 5 | --drafted: must come with
+cactus expect --trace TRACE COUNTED | --rounds: must say
+cactus expect --trace TRACE COUNTED --rounds inf | --rounds: must lie in
+cactus expect --trace TRACE --observed 0.5 --rounds 99 | the 4 positions
+cactus expect MODELS --prompts x COUNTED --rounds 99 | --draft-mode: must say how the engine drafts
+cactus expect MODELS --prompts x --observed 7 | tokens per call must be from 1 to 5
+cactus expect MODELS --prompts x --cycles 0 | --cycles: must be an integer of at least 1
+cactus expect --trace TRACE --max-new-tokens 9 | a trace has its own
+cactus expect --trace TRACE --temperature 1 | a trace has its own
+cactus expect --trace TRACE COUNTED --rounds 200 --drafted 801 | got 801
+cactus expect --trace TRACE COUNTED --rounds 200 --drafted 1e308 | must lie in
+cactus expect --trace TRACE COUNTED --rounds 200 --drafted nan | must lie in
+cactus expect --trace TRACE COUNTED --rounds 200 --answers 0 | answers: must lie
+cactus expect --trace TRACE --threads 99999999 | threads: must be at most 1024
+cactus expect --trace TRACE --by task | must keep the column 'task'
+cactus expect --trace TRACE --csv t.txt | must end in .csv
+cactus expect --trace TRACE --csv no/such/t.csv | --csv: must be a writable file; No such
+cactus expect --trace TRACE --dtype float16 | --dtype: must be given with --target
+cactus expect --trace TRACE --revision main | --revision: must be given with --target
+cactus expect --trace TRACE --device cuda | --device: must be given with --target
+cactus expect --trace no-such-folder | no such folder
+cactus expect --target no --draft ngram --prompts no --draft-mode sampled | --draft-mode: ngram look
+solvers optimal q.npy absent.npy --delta 0.1 | absent.npy: must be a readable file
+solvers optimal q.npy short.npy --delta 0.1 | short.npy: vocabulary must equal
+solvers optimal batch.npy three.npy --delta 1 | three.npy: shape must broadcast
+solvers optimal q.npy --delta 0.1 --token 7 | token: must lie in [0, 2]
+solvers optimal q.npy p.npy --delta 1 --token 0 | draft: must not be given
+solvers optimal q.npy p.npy --sequence --delta 1 --divergence renyi:a=2 | summed
+solvers optimal no.npy p.npy --delta 1 --out no/x.json | --out: must be a
+solvers design q.npy p.npy --protect 1,x | --protect: must be numbers
+solvers design q.npy p.npy --floor x=1 | --floor: must read NAME=NUMBER
+solvers design q.npy p.npy --budget 1 | --budget: must name something
+solvers design q.npy p.npy --floor 1=.9 --cap 1 | no row meets all of
+solvers block absent.npy --price 1 | absent.npy::target: only .npz
+solvers | PROGRAM
+solvers guess | invalid choice: 'guess'
+solvers optimal q.npy p.npy | --delta
+solvers optimal q.npy p.npy --delta x | invalid float value
+solvers optimal q.npy --delta 1 --token 1 --sequence | not allowed with
+solvers optimal q.npy --delta 1 --sequence --support free | not allowed
+sim trace --prompts no --out file/t | --out: must be a writable
+sim throughput --prompts no --out file/t | --out: must be a writable
+sim replay no --policy band --out taken.csv | Is a directory: taken
+sim replay nowhere --policy speculative | must be the folder of a trace; no such folder
+sim replay TRACE --policy bandd | bandd
+sim replay TRACE --policy typical --verifier block | a row of its own
+sim replay TRACE --policy typical --verifier forest | verifier: must be one of
+sim replay TRACE --policy typical --num-draft-tokens 5 | at most the 4 logged
+sim replay TRACE --policy typical --divergence kll | kll
+sim table blocks nowhere | must be the folder of a trace; no such folder
+sim table blocks TRACE --num-draft-tokens 5 | num_draft_tokens: must be at most the 4 logged; got 5
+sim table blocks TRACE --num-draft-tokens 0 | num_draft_tokens: must be an integer of at least 1; go
+sim SWEEP --policies bandd | bandd
+sim SWEEP --policies band:price | --knobs: must hold values for band:price
+sim SWEEP --policies typical --verifiers block | one must be able to follow typical
+sim SWEEP --verifiers knot | must be among
+sim SWEEP --num-draft-tokens 2 5 | at most the 4 that trace logged; got 5
+sim SWEEP --num-draft-tokens 0 | --num-draft-tokens: must be at least 1; got 0
+sim SWEEP --trace nowhere | no such folder
+sim SWEEP --seeds 0 1 | --seeds: is a flag of --kind markov; got replay
+sim SWEEP --kind markov --trace x | --trace: is a flag of --kind replay; got markov
+sim SWEEP --kind markov --seeds -1 | --seeds: must be at least 0; got -1
+sim SWEEP --workers 0 | --workers: must be at least 1; got 0
+sim THROUGHPUT --baselines vllm | --baselines: must be among
+sim THROUGHPUT --policies cactuss | cactuss
+sim THROUGHPUT --batch 0 | --batch: must be at least 1
+sim THROUGHPUT --num-draft-tokens 0 | --num-draft-tokens: must be at least 1
+sim THROUGHPUT --policies typical --verifier block | --verifier: one must be able to
+sim THROUGHPUT --verifier knot | --verifier: must be among
+sim THROUGHPUT --metered -1 | --metered: must be at least 0
+sim THROUGHPUT --num-prompts 0 | --num-prompts: must be at least 1
+sim THROUGHPUT --draft HEAD --baselines hf_assisted | --baselines: hf_assisted takes a draft model
+sim all --only nothing --out out | --only: must be among acceptance_kl, answers_stories
+sim demo --num-prompts 1 --policies bandd --out out | 'bandd'
+sim gpu-check --device cpu devise --out out | PIECE: must be among compile, laws, verify,
+sim smollm --out . | --out: must be a new folder or one of a model
+figures acceptence --out out | must be one of acceptance_kl
+figures overspend --data . --out out | overspend.csv
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with rows of all kinds, an empty file, and folders named as files."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name, rows in ROWS.items():
+        np.save(folder / f"{name}.npy", np.array(rows))
+    np.savez(folder / "lone.npz", target=np.array(Q), other=np.array(P))
+    (folder / "file").touch()
+    for name in ("taken.csv", "taken.npy"):
+        (folder / name).mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES.strip().splitlines())
+def test_bad_input_is_one_line(desk: Path, case: str, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(desk)
+    monkeypatch.setattr(terminal, "FIRST_LINE_S", 999.0)  # a slow machine shows progress
+    before = {path: path.stat().st_mtime_ns for path in desk.rglob("*")}
+    words, said = case.split(" | ")
+    program, *asked = re.sub(r"[A-Z]{4,}", lambda found: NAMES[found[0]], words).split()
+    try:
+        status = importlib.import_module(PROGRAMS[program]).main(asked)
+    except SystemExit as left:  # of argparse
+        status = left.code
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "") and err.count(os.linesep) == 1 and said in err, err
+    assert {path: path.stat().st_mtime_ns for path in desk.rglob("*")} == before
