@@ -110,14 +110,6 @@ def test_callbacks_are_told_what_was_drafted(tiny):
     assert sum(done.steps for done in seen if done.drafted) == result.draft_calls
 
 
-@pytest.mark.parametrize("drafter", [lambda stop: ModelDrafter(None, stop=stop),
-                                     lambda stop: EarlyExit(1, stop=stop)])  # fmt: skip
-@pytest.mark.parametrize("stop, said", [(1.2, "got 1.2"), ("high", "must be a number")])
-def test_a_threshold_is_a_number_from_zero_to_one(drafter, stop, said):
-    with pytest.raises((ValueError, TypeError), match=f"stop: .*{said}"):
-        drafter(stop)
-
-
 @pytest.mark.parametrize("width", [3, 8])
 def test_deterministic_drafts_are_not_stopped(tiny, width):
     target, model = tiny

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate, read_drafter
+from cactus_theory.decoding import EarlyExit, NGram, generate, read_drafter
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters.ngram import NGramDrafting
 
@@ -74,12 +74,6 @@ def test_an_early_exit_shares_the_weights_and_leaves_the_target_alone(make_model
         assert torch.allclose(short(input_ids=PROMPT).logits, expected)
 
 
-@pytest.mark.parametrize("layers", [0, 2, True, 1.0])
-def test_an_early_exit_must_leave_layers_out(tiny, layers):
-    with pytest.raises(ValueError, match=r"layers: must be an integer in \[1, 2\); got"):
-        generate(tiny[0], EarlyExit(layers), PROMPT, policy="speculative", max_new_tokens=4)
-
-
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("name", ["skip:2", "4bit"])
 def test_a_copy_of_the_targets_weights_drafts_by_its_own_law(make_model, name, fast):
@@ -108,21 +102,6 @@ def test_a_copy_of_the_targets_weights_drafts_by_its_own_law(make_model, name, f
     assert all(torch.equal(before[key], own) for key, own in target.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "skip:1",
-            r"layers: must be an integer in \[1, 1\); got 1",
-        ),  # of two layers none is inside
-        ("skip:x", "draft: must say how many layers, as skip:3; got 'skip:x'"),
-    ],
-)
-def test_layers_are_left_out_between_the_first_and_the_last(tiny, name, said):
-    with pytest.raises(ValueError, match=said):
-        generate(tiny[0], name, PROMPT, policy="speculative", max_new_tokens=4)
-
-
 def test_weights_of_another_kind_are_not_rounded(tiny):
     packed = copy.deepcopy(tiny[0])
     for layer in packed.model.layers:
@@ -131,15 +110,3 @@ def test_weights_of_another_kind_are_not_rounded(tiny):
                 setattr(part, name, torch.nn.Identity())
     with pytest.raises(ValueError, match="must have linear layers of torch .*; got Llama"):
         read_drafter("4bit").check(packed)
-
-
-def test_refuses_what_cannot_draft(tiny, make_model):
-    given = {"policy": "speculative", "max_new_tokens": 4}
-    with pytest.raises(TypeError, match="draft_model: must be a causal LM, a Drafter or"):
-        generate(tiny[0], 3, PROMPT, **given)
-    with pytest.raises(ValueError, match="draft_model: must be one of .*; got 'nowhere'"):
-        generate(tiny[0], "nowhere", PROMPT, **given)
-    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*got 12"):
-        generate(tiny[0], ModelDrafter(make_model(vocab=12)), PROMPT, **given)
-    with pytest.raises(ValueError, match="longest: must be an integer of at least 2; got 1"):
-        NGram(longest=1, shortest=2)

@@ -1,15 +1,181 @@
 """Every bad argument is refused before the first forward pass, by name, rule and value."""
 
 import json
+import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from cactus_theory.cli import main
-from cactus_theory.decoding import generate, load_pair
+from cactus_theory.decoding import (
+    Between,
+    ByPosition,
+    EarlyExit,
+    Ledger,
+    ModelDrafter,
+    NGram,
+    RecurrentDrafter,
+    Siblings,
+    generate,
+    load_pair,
+    speculative_generate,
+)
+from cactus_theory.decoding.drafters.recurrent_head import HeadShape, RecurrentHead
+from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.truncation import Cuts
+from tests.decoding.models.families import build, families
+from tests.decoding.test_ragged import padded, prompts
 
 PROMPT = torch.tensor([[1, 5, 9]])
+ROWS, MASK = padded(prompts())
+TREE = {"verifier": "tree", "num_draft_tokens": 4}
+BAND = "band:price=1"
+HEAD = {"vocab": 24, "hidden": 32, "reads": (1,)}
+
+
+class Pair(SimpleNamespace):
+    """The tiny pair, and the calls whose arguments are wrong."""
+
+    def decode(self, draft=None, ids=PROMPT, target=None, **options):
+        given = {"policy": "speculative", "max_new_tokens": 4} | options
+        return generate(target or self.target, draft or self.draft, ids, **given)
+
+    def rows(self, **options):
+        return self.decode(ids=ROWS, **{"attention_mask": MASK} | options)
+
+    def plain(self, ids):
+        return generate(self.target, None, ids, max_new_tokens=4)
+
+    def library(self, **options):
+        given = {"custom_generate": speculative_generate, "pad_token_id": 6, "max_new_tokens": 4}
+        return self.target.generate(PROMPT, **given | options)
+
+    def hooked(self, **options):
+        return self.library(**{"draft_model": self.draft} | options)
+
+    def head(self, **change):
+        return self.decode(RecurrentDrafter(RecurrentHead(HeadShape(**HEAD | change))))
+
+
+@pytest.fixture
+def pair(tiny, make_model):
+    return Pair(target=tiny[0], draft=tiny[1], make=make_model)
+
+
+# fmt: off
+TYPES = [
+    (lambda on: on.decode(ids=[[1, 2]]), "input_ids: must be an int64 tensor; got list"),
+    (lambda on: on.plain([[1, 2]]), "input_ids: must be an int64 tensor; got list"),
+    (lambda on: on.decode(ids=torch.ones(1, 3)), "got torch.float32"),
+    (lambda on: on.plain(torch.ones(1, 3)), "got torch.float32"),
+    *[(lambda on, own=own: on.decode(generator=own),
+       "generator: must be a torch.Generator or several; got") for own in (5, [5], "x")],
+    (lambda on: on.decode(3), "draft_model: must be a causal LM, a Drafter or"),
+    (lambda on: Siblings(on.draft), r"must be a Drafter, as ModelDrafter\(model\); got Llama"),
+]
+VALUES = [
+    (lambda on: on.decode(ids=PROMPT[0]), r"shape must be \(B, T\) .* got \(3,\)"),
+    (lambda on: on.plain(PROMPT[0]), r"shape must be \(B, T\) .* got \(3,\)"),
+    (lambda on: on.decode(ids=PROMPT[:, :0]), r"at least one token; got \(1, 0\)"),
+    (lambda on: on.plain(PROMPT[:, :0]), r"at least one token; got \(1, 0\)"),
+    (lambda on: on.decode(ids=torch.tensor([[3, 24]])), r"ids must lie in \[0, 24\); got 24"),
+    (lambda on: on.plain(torch.tensor([[-1, 3]])), r"ids must lie in \[0, 24\); got -1"),
+    (lambda on: on.decode(target=on.make(positions=16), max_new_tokens=14),
+     r"the 16 positions of target_model; got 3 \+ 14 = 17"),
+    (lambda on: on.decode(on.make(vocab=12)),
+     r"draft_model: vocabulary .*\(24 tokens\), .*; got 12"),
+    (lambda on: on.decode(ModelDrafter(on.make(vocab=12))), "draft_model: vocabulary .*got 12"),
+    (lambda on: on.decode(on.make(vocab=48)), r"\(24 tokens\), up to padding"),
+    (lambda on: on.decode(on.make().train()), "draft_model: must be in evaluation mode"),
+    (lambda on: on.decode("nowhere"), "draft_model: must be one of .*; got 'nowhere'"),
+    # of rows
+    (lambda on: on.rows(seed=[1, 2]), r"seed: must be one per row of input_ids \(7\); got 2"),
+    (lambda on: on.rows(seed=1.5), "seed: must be an integer of at least 0; got 1.5"),
+    (lambda on: on.rows(generator=torch.Generator()),
+     r"generator: must be one per row .*\(7\); got 1"),
+    (lambda on: on.rows(policy=["speculative"] * 3),
+     r"policy: must be one or one per row .*\(7\); got 3"),
+    (lambda on: on.rows(attention_mask=torch.ones(7, 2)),
+     r"attention_mask: shape must .*\(7, 9\); got"),
+    (lambda on: on.rows(attention_mask=torch.zeros(7, 9)),
+     "attention_mask: must be 1 on the last token .* row 0"),
+    # of drafters
+    (lambda on: NGram(longest=1, shortest=2), "longest: must be an integer of at least 2; got 1"),
+    *[(lambda on, own=own: on.decode(EarlyExit(own)),
+     r"layers: must be an integer in \[1, 2\); got")
+      for own in (0, 2, True, 1.0)],
+    (lambda on: on.decode("skip:1"), r"layers: must be an integer in \[1, 1\); got 1"),
+    (lambda on: on.decode("skip:x"), "draft: must say how many layers, as skip:3; got 'skip:x'"),
+    (lambda on: ModelDrafter(None, stop=1.2), "stop: .*got 1.2"),
+    (lambda on: EarlyExit(1, stop=1.2), "stop: .*got 1.2"),
+    (lambda on: ModelDrafter(None, stop="high"), "stop: .*must be a number"),
+    (lambda on: EarlyExit(1, stop="high"), "stop: .*must be a number"),
+    (lambda on: HeadShape(**HEAD | {"rank": 0}), "rank: must be an integer of at least 1; got 0"),
+    (lambda on: HeadShape(**HEAD | {"places": True}),
+     "places: must be an integer of at least 1; got True"),
+    (lambda on: HeadShape(**HEAD | {"head_size": 5}), "head_size: must divide width 128; got 5"),
+    (lambda on: HeadShape(**HEAD | {"reads": ()}),
+     r"reads: must be layers of the target; got \(\)"),
+    (lambda on: on.head(vocab=16), "target_model: vocabulary must be that of the head, 16; got 24"),
+    (lambda on: on.head(hidden=16),
+     "target_model: hidden size must be that of the head, 16; got 32"),
+    (lambda on: on.head(reads=(3,)), r"reads: must be layers in \[0, 2\]; got 3"),
+    *[(lambda on, own=own: CachedModel(on.target, 4, reads=[own]),
+       r"reads: must be layers in \[0, 2\]; got") for own in (-1, 3, True, "last")],
+    # of siblings
+    (lambda on: on.decode(Siblings(ModelDrafter(on.draft))),
+     "Siblings drafts trees, and chain verifies one drafted"),
+    (lambda on: on.decode(Siblings(ModelDrafter(on.draft)), **TREE, device_loop=True),
+     "where a drafter is more than a model"),
+    (lambda on: Siblings(Siblings(ModelDrafter(on.draft))), "must draft one path; got Siblings"),
+    (lambda on: Siblings(ModelDrafter(on.draft), -1),
+     "m: must be an integer of at least 0; got -1"),
+    (lambda on: on.decode(Siblings(ModelDrafter(bloom())), target=bloom(), **TREE),
+     "parents: must be None for BloomForCausalLM"),
+    # of schedules
+    (lambda on: Ledger(BAND, -0.1), "cap: must lie in .* got -0.1"),
+    (lambda on: Ledger(BAND, math.inf), "cap: must be finite; got inf"),
+    (lambda on: Ledger(BAND, 0.1, burst=-1), "burst: must lie in .* got -1"),
+    (lambda on: Between("typical", opening=3, closing=3), "closing: must differ .* token 3"),
+    (lambda on: Between("typical", opening=(), closing=3), "opening: must name at least one"),
+    (lambda on: Between("typical", opening=-1, closing=3), "opening: must be an integer .* -1"),
+    (lambda on: ByPosition([(1, "typical")]), r"steps: positions must start at 0 .* \(1,\)"),
+    (lambda on: ByPosition([(0, "typical"), (0, "typical")]), r"steps: .*\(0, 0\)"),
+    *[(lambda on, own=own: on.decode(policy=own, verifier="block:bonus=policy"),
+       "needs bonus tokens from the target's row")
+      for own in (Ledger(BAND, 0.1), Between(BAND, opening=3, closing=4))],
+    # of rows that are cut
+    (lambda on: Cuts(top_k=-1), "^top_k: must be an integer of at least 0"),
+    (lambda on: Cuts(draft_top_k=1.5), "^draft_top_k: must be an integer"),
+    (lambda on: Cuts(top_p=0.0), r"^top_p: must lie in \(0, 1\]"),
+    (lambda on: Cuts(draft_top_p=2), r"^draft_top_p: must lie in \(0, 1\]"),
+    # of generate of the library
+    (lambda on: on.hooked(draft_model=None),
+     "draft_model: must be a causal LM or a drafter .*; got None"),
+    (lambda on: on.hooked(num_beams=2), "num_beams: must be 1 for speculative decoding .*; got 2"),
+    (lambda on: on.hooked(guidance_scale=1.5), "guidance_scale: must be 1 .*; got 1.5"),
+    (lambda on: on.hooked(output_scores=True, return_dict_in_generate=True),
+     r"output_scores: must be False for .* \(generate takes it without .*\); got True"),
+    (lambda on: on.library(prompt_lookup_num_tokens=2),
+     r"prompt_lookup_num_tokens: must be .*here it is draft_model=NGram\(\)"),
+    (lambda on: on.library(assistant_early_exit=2),
+     r"assistant_early_exit: must be .*here it is draft_model=EarlyExit\(layers\)"),
+]
+# fmt: on
+
+
+def bloom():
+    return build(*families()["BloomForCausalLM"])
+
+
+CASES = [(*own, TypeError) for own in TYPES] + [(*own, ValueError) for own in VALUES]
+
+
+@pytest.mark.parametrize(("call", "said", "kind"), CASES, ids=[own[1] for own in CASES])
+def test_what_is_wrong_is_refused_by_name(pair, call, said, kind):
+    with pytest.raises(kind, match=said):
+        call(pair)
 
 
 class Words:
@@ -20,55 +186,10 @@ class Words:
         return self.map
 
 
-@pytest.mark.parametrize("generator", [5, [5], "x"])
-def test_a_generator_is_one_of_torchs(tiny, generator):
-    with pytest.raises(TypeError, match="generator: must be a torch.Generator or several; got"):
-        generate(*tiny, PROMPT, policy="speculative", max_new_tokens=4, generator=generator)
-
-
-@pytest.mark.parametrize("command", ["generate", "tune", "expect"])
-@pytest.mark.parametrize("count", ["99999999", "0", "1025"])
-def test_threads_are_bounded(capsys, monkeypatch, command, count):
-    """Millions of them would end the process without a word."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: pytest.fail(f"{count} threads"))
-    known = {"tune": "--trace t --cost-ratio 1 --divergence-per-token 1", "expect": "--trace t"}
-    pair = "--target t --draft d --prompt x --policy speculative"
-    assert main([command, *known.get(command, pair).split(), "--threads", count]) == 2
-    assert "threads: must be " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("ids", "kind", "message"),
-    [
-        ([[1, 2]], TypeError, "input_ids: must be an int64 tensor; got list"),
-        (torch.ones(1, 3), TypeError, "got torch.float32"),
-        (torch.ones(3, dtype=torch.int64), ValueError, r"shape must be \(B, T\) .* got \(3,\)"),
-        (torch.ones(1, 0, dtype=torch.int64), ValueError, r"at least one token; got \(1, 0\)"),
-        (torch.tensor([[3, 24]]), ValueError, r"ids must lie in \[0, 24\); got 24"),
-        (torch.tensor([[-1, 3]]), ValueError, r"ids must lie in \[0, 24\); got -1"),
-    ],
-)
-def test_refuses_bad_prompts(tiny, ids, kind, message):
-    with pytest.raises(kind, match=message):
-        generate(*tiny, ids, policy="speculative", max_new_tokens=4)
-    with pytest.raises(kind, match=message):
-        generate(tiny[0], None, ids, max_new_tokens=4)
-
-
-def test_respects_the_positions_of_the_target(tiny, make_model):
+def test_a_draft_may_have_no_position_beyond_the_text(tiny, make_model):
     short = make_model(positions=16)
     whole = generate(tiny[0], short, PROMPT, policy="speculative", max_new_tokens=13)
     assert whole.num_tokens == 13
-    with pytest.raises(ValueError, match=r"the 16 positions of target_model; got 3 \+ 14 = 17"):
-        generate(short, tiny[0], PROMPT, policy="speculative", max_new_tokens=14)
-
-
-def test_refuses_models_that_do_not_belong_together(tiny, make_model):
-    with pytest.raises(ValueError, match=r"draft_model: vocabulary .*\(24 tokens\), .*; got 12"):
-        generate(tiny[0], make_model(vocab=12), PROMPT, policy="speculative", max_new_tokens=4)
-    training = make_model().train()
-    with pytest.raises(ValueError, match="draft_model: must be in evaluation mode"):
-        generate(tiny[0], training, PROMPT, policy="speculative", max_new_tokens=4)
 
 
 def save(model, folder, words):

@@ -94,9 +94,3 @@ def test_states_move_with_the_keys(tiny, fast):
             model.hidden(0, [1], [3])
         with pytest.raises(ValueError, match=r"layer: must be one of those to read \[0, 1, 2\]"):
             model.hidden(3, [0], [1])
-
-
-@pytest.mark.parametrize("layer", [-1, 3, True, "last"])
-def test_layers_that_are_not_there_are_refused(tiny, layer):
-    with pytest.raises(ValueError, match=r"reads: must be layers in \[0, 2\]; got"):
-        CachedModel(tiny[0], 4, reads=[layer])

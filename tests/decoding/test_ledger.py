@@ -298,28 +298,3 @@ def test_the_meter_reads_what_is_in_the_books(tiny, verifier, draft):
         read = float(result.token_charges.sum())
         assert ledger.spent[-1] == pytest.approx(read, rel=BOOKED)
         assert read > 0.5
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Ledger("band:price=1", -0.1), "cap: must lie in .* got -0.1"),
-        (lambda: Ledger("band:price=1", math.inf), "cap: must be finite; got inf"),
-        (lambda: Ledger("band:price=1", 0.1, burst=-1), "burst: must lie in .* got -1"),
-    ],
-)
-def test_refuses_ledgers_that_keep_no_books(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [Ledger("band:price=1", 0.1), Between("band:price=1", opening=3, closing=4)],
-)
-def test_refuses_bonus_tokens_that_it_has_not_seen(tiny, schedule):
-    with pytest.raises(ValueError, match="needs bonus tokens from the target's row"):
-        generate(
-            *tiny, torch.tensor([[1, 5]]), policy=schedule, max_new_tokens=4,
-            verifier="block:bonus=policy",
-        )  # fmt: skip

@@ -149,31 +149,3 @@ def test_a_head_is_loaded_as_it_was_saved(make_model, tmp_path):
             RecurrentDrafter.load(tmp_path)
     with pytest.raises(ValueError, match="draft_model: must be one of ngram.* or a head's folder"):
         generate(target, tmp_path / "none", PROMPTS, **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rank": 0}, "rank: must be an integer of at least 1; got 0"),
-        ({"places": True}, "places: must be an integer of at least 1; got True"),
-        ({"head_size": 5}, "head_size: must divide width 128; got 5"),
-        ({"reads": ()}, r"reads: must be layers of the target; got \(\)"),
-    ],
-)
-def test_bad_sizes_are_one_error(change, message):
-    with pytest.raises(ValueError, match=message):
-        HeadShape(**{"vocab": 24, "hidden": 32, "reads": (1,)} | change)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocab": 16}, "target_model: vocabulary must be that of the head, 16; got 24"),
-        ({"hidden": 16}, "target_model: hidden size must be that of the head, 16; got 32"),
-        ({"reads": (3,)}, r"reads: must be layers in \[0, 2\]; got 3"),
-    ],
-)
-def test_a_head_for_another_target_is_refused(tiny, change, message):
-    head = RecurrentHead(HeadShape(**{"vocab": 24, "hidden": 32, "reads": (1,)} | change))
-    with pytest.raises(ValueError, match=message):
-        generate(tiny[0], RecurrentDrafter(head), PROMPTS, policy="speculative", max_new_tokens=4)

@@ -5,8 +5,6 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import (
-    Between,
-    ByPosition,
     ModelDrafter,
     Schedule,
     Siblings,
@@ -84,18 +82,3 @@ def test_charges_are_those_of_rows_that_sum_to_one():
     exact = VerifiedRows(q, p, *of).charges
     assert float(exact) > 0.01
     assert torch.allclose(VerifiedRows(q * 1.002, p * 0.997, *of).charges, exact, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Between("typical", opening=3, closing=3), "closing: must differ .* token 3"),
-        (lambda: Between("typical", opening=(), closing=3), "opening: must name at least one"),
-        (lambda: Between("typical", opening=-1, closing=3), "opening: must be an integer .* -1"),
-        (lambda: ByPosition([(1, "typical")]), r"steps: positions must start at 0 .* \(1,\)"),
-        (lambda: ByPosition([(0, "typical"), (0, "typical")]), r"steps: .*\(0, 0\)"),
-    ],
-)
-def test_refuses_schedules_that_make_no_sense(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()

@@ -107,25 +107,6 @@ def test_ngrams_offer_what_else_followed():
     assert draft.probs is None and not bool(draft.sampled.any())
 
 
-def test_what_cannot_follow_says_so(tiny):
-    target, model = tiny
-    drafter = Siblings(ModelDrafter(model))
-    options = {"policy": "speculative", "max_new_tokens": 4}
-    with pytest.raises(ValueError, match="Siblings drafts trees, and chain verifies one drafted"):
-        generate(target, drafter, TEXTS, **options)
-    with pytest.raises(ValueError, match="where a drafter is more than a model"):
-        generate(target, drafter, TEXTS, **options | TREE, device_loop=True)
-    with pytest.raises(ValueError, match="must draft one path; got Siblings"):
-        Siblings(drafter)
-    with pytest.raises(TypeError, match=r"must be a Drafter, as ModelDrafter\(model\); got Llama"):
-        Siblings(model)
-    with pytest.raises(ValueError, match="m: must be an integer of at least 0; got -1"):
-        Siblings(ModelDrafter(model), -1)
-    bloom = build(*families()["BloomForCausalLM"])
-    with pytest.raises(ValueError, match="parents: must be None for BloomForCausalLM"):
-        generate(bloom, Siblings(ModelDrafter(bloom)), TEXTS, **options | TREE)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_cap_holds_beside_siblings(tiny, deterministic):
     """After every token of every text; most of it is spent."""

@@ -67,21 +67,6 @@ def test_nothing_is_cut_at_temperature_0(tiny) -> None:
     assert told.output_token_ids.tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"top_k": -1}, "top_k: must be an integer of at least 0"),
-        ({"draft_top_k": 1.5}, "draft_top_k: must be an integer"),
-        ({"top_p": 0.0}, "top_p: must lie in (0, 1]"),
-        ({"draft_top_p": 2}, "draft_top_p: must lie in (0, 1]"),
-    ],
-)
-def test_cuts_that_are_none_are_refused(values, said: str) -> None:
-    with pytest.raises(ValueError, match="top_") as caught:
-        Cuts(**values)
-    assert str(caught.value).startswith(said)
-
-
 def test_what_a_file_says_is_read_or_refused() -> None:
     assert Cuts.of({}) is None and Cuts.of({"top_k": 0, "top_p": 1}) == WHOLE
     assert str(Cuts.of({"top_k": 3, "top_p": "0.5"})) == "top-k 3, top-p 0.5"

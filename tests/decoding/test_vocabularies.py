@@ -6,31 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from cactus_theory.decoding import ModelDrafter, generate, speculative_generate
 from cactus_theory.traces import Trace, log_trace, replay
+from tests.decoding.conftest import random_llama
 
 PROMPT = torch.tensor([[3, 1, 4], [1, 5, 9]])
 
 
-def llama(seed: int, vocabulary: int = 24, positions: int = 64) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=positions, eos_token_id=None,
-        bos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    model = LlamaForCausalLM(config).double().eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.copy_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
-    return model
+def llama(seed: int, vocabulary: int = 24, positions: int = 64):
+    return random_llama(vocabulary, 1, positions, seed, pad_token_id=0, bos_token_id=None)
 
 
 @pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
+def target():
     return llama(0)
 
 
@@ -64,11 +53,6 @@ def test_a_trace_of_a_padded_draft_replays(target, tmp_path: Path) -> None:
     trace = Trace.open(tmp_path)
     assert trace.header.vocab_size == 24
     assert replay(trace, "speculative").divergence_per_token().value < 1e-6
-
-
-def test_other_vocabularies_are_refused(target) -> None:
-    with pytest.raises(ValueError, match=r"that of target_model \(24 tokens\), up to padding"):
-        generate(target, llama(1, 48), PROMPT, max_new_tokens=4)
 
 
 @pytest.mark.parametrize("fast", [True, False])

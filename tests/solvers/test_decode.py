@@ -162,24 +162,6 @@ def round_by_round(pair, width, price):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"per_token": -1.0}, "per_token: "),
-        ({"num_draft_tokens": 0}, "num_draft_tokens: must be a whole number"),
-        ({"divergence": "renyi:a=2"}, "divergence: "),
-        ({"following": np.array([[0, 3], [0, 1]])}, "following: must be states from 0 to 1"),
-        ({"following": np.zeros((2, 2))}, "following: must be integers"),
-        ({"target_probs": np.full((3, 2), 0.5)}, "target_probs|following|shape"),
-    ],
-)
-def test_bad_input_is_named(change, message):
-    rows = np.full((2, 2), 0.5)
-    arguments = {"target_probs": rows, "draft_probs": rows, "num_draft_tokens": 1, "per_token": 0.1}
-    with pytest.raises(ValueError, match=message):
-        decode.solve(**{**arguments, **change})
-
-
-@pytest.mark.parametrize(
     ("states", "vocabulary", "width", "message"),
     [
         (10_000, 2, 1, r"at most 8,388,608 states x prefixes of .* have 200,000,000"),

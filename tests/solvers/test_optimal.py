@@ -140,22 +140,6 @@ def test_every_divergence_is_compared():
     assert {spec.partition(":")[0] for spec in DIVERGENCES} == set(list_divergences())
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"draft_probs": np.full(3, 1 / 3)}, "draft_probs: vocabulary"),
-        ({"target_probs": np.full((2, 2), 0.5)}, r"target_probs: must be one row .*\(2, 2\)"),
-        ({"delta": -0.1}, r"delta: must lie in \[0, inf\]; got -0.1"),
-        ({"delta": "much"}, "delta: must be a number"),
-        ({"support": "draft"}, "support: must be one of target, free"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    row = np.array([0.5, 0.5])
-    with pytest.raises(ValueError, match=message):
-        optimal.solve(**{"target_probs": row, "draft_probs": row, "delta": 0.1, **change})
-
-
 def test_a_missing_cvxpy_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cvxpy", None)
     q, p = np.array([0.5, 0.5]), np.array([0.2, 0.8])

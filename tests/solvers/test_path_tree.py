@@ -149,25 +149,3 @@ def test_a_tree_is_read(tmp_path):
     np.savez(tmp_path / "logits.npz", target=np.log(tree.target) + 3, draft=np.log(tree.draft))
     again = PathTree.load(tmp_path / "logits.npz", logits=True)
     np.testing.assert_allclose(again.target, tree.target, rtol=1e-12)
-
-
-ROWS = np.full((3, 2), 0.5)
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: PathTree(ROWS[0], ROWS[0]), r"must be \(nodes, V\), a row a prefix"),
-        (lambda: PathTree(ROWS[:2], ROWS[:2]), "2 tokens has 1 rows or 3; got 2"),
-        (lambda: PathTree(2 * ROWS, ROWS), "must sum to 1"),
-        (lambda: PathTree(ROWS, np.full((3, 3), 1 / 3)), "vocabulary must equal"),
-        (lambda: PathTree(np.ones((6000, 1)), np.ones((6000, 1))), "at most 5000 rows; got 6000"),
-        (lambda: random_tree(0, 2, seed=1), "vocabulary: must be a whole number of at least 1"),
-        (lambda: random_tree(2, 1.5, seed=1), "depth: must be a whole number"),
-        (lambda: random_tree(2, 20, seed=1), "depth: must leave at most 5000 prefixes"),
-        (lambda: random_tree(2, 2, seed=1, zeros=2), r"zeros: must lie in \[0, 1\]; got 2"),
-    ],
-)
-def test_wrong_trees_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

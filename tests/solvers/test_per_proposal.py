@@ -133,20 +133,3 @@ def test_the_ceiling_is_just_above_the_root(spec):
     ceiling = per_proposal.raised_ceiling(q, divergence(spec), 0.2)
     roots = [raised_root(x, spec, 0.2) for x in q]
     np.testing.assert_allclose(ceiling, roots, rtol=1e-8)
-
-
-@pytest.mark.parametrize(
-    "change, kind, message",
-    [
-        ({"target_probs": np.array([0.5, 0.6])}, ValueError, "target_probs: every row"),
-        ({"target_probs": np.array([1, 0])}, TypeError, "target_probs: must hold floats"),
-        ({"token": 2}, ValueError, r"token: must lie in \[0, 1\]; got 2"),
-        ({"token": -1}, ValueError, r"token: must lie in \[0, 1\]; got -1"),
-        ({"token": True}, TypeError, "token: must be an integer; got True"),
-        ({"delta": -1}, ValueError, "delta: must lie in"),
-    ],
-)
-def test_wrong_arguments_are_named(change, kind, message):
-    arguments = {"target_probs": np.array([0.5, 0.5]), "token": 1, "delta": 0.1, **change}
-    with pytest.raises(kind, match=message):
-        per_proposal.solve(**arguments)

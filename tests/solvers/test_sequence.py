@@ -95,17 +95,3 @@ def test_the_ends():
         whole = sequence.solve(Q, P, delta=delta)
         assert whole.total_acceptance == pytest.approx(2, abs=VALUE)
         assert whole.price == pytest.approx(0, abs=VALUE)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"target_probs": Q[0], "draft_probs": P[0]}, r"must be rows \(T, V\)"),
-        ({"divergence": "renyi:a=0.5"}, "must be an f-divergence to be summed"),
-        ({"delta": -1}, "delta: must lie in"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    arguments = {"target_probs": Q, "draft_probs": P, "divergence": "kl", "delta": 0.1, **change}
-    with pytest.raises(ValueError, match=message):
-        sequence.solve(**arguments)

@@ -4,23 +4,11 @@ import pytest
 import torch
 
 from simulations.common.walk import log_rows
+from tests.decoding.conftest import random_llama
 
-transformers = pytest.importorskip("transformers")
 
-
-def tiny(seed, vocab=23):
-    config = transformers.LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        eos_token_id=None,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return transformers.LlamaForCausalLM(config).eval()
+def tiny(seed):
+    return random_llama(vocab=23, layers=1, positions=32, seed=seed, dtype=torch.float32)
 
 
 def test_rows_are_those_of_texts_that_the_target_samples():
