@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-import cactus_theory as ct
 from cactus_theory.decoding import Eagle3Drafter, Siblings, generate, read_drafter
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
@@ -20,9 +19,6 @@ from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.traces import Trace, log_trace, replay
 from cactus_theory.traces.log import identity
-from simulations.__main__ import main as simulations
-from simulations.markov.pair import Setting, TinyPair
-from simulations.markov.rounds import drafted_rounds
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import compare, prompts
 from tests.kits.drafters import assert_drafter_properties
@@ -31,7 +27,6 @@ HIDDEN, HEADS, SHARED, WIDTH, INNER = 32, 4, 2, 8, 40
 EPSILON, THETA, LAYERS, READS = 1e-6, 5000.0, 4, (1, 2, 3)
 # the library takes norms and rotary tables in float32
 CLOSE = 1e-5
-PROMPT = [1, 0]
 
 
 def write(folder, vocab, kept, seed=0, layer=None, **options):
@@ -190,115 +185,7 @@ def test_logits_of_unrolled_steps_are_those_of_the_format(targets, tmp_path, voc
         assert set(draft.token_ids[0].tolist()) <= set(kept)
 
 
-VOCAB, LENGTH, KEPT, PLACES = 5, 4, [0, 2, 3], 2
-
-
-@pytest.fixture(scope="module")
-def small(targets, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("small")
-    weights = write(folder, VOCAB, KEPT, 3)
-    weights["lm_head.weight"] = weights["lm_head.weight"] / 4
-    save_file(weights, folder / "model.safetensors")
-    return targets[VOCAB], folder, weights
-
-
-def texts_of(length):
-    """Return all texts (V^length, length), the first token slowest."""
-    places = VOCAB ** torch.arange(length - 1, -1, -1)
-    return torch.arange(VOCAB**length)[:, None] // places % VOCAB
-
-
-def exact_law(target, weights, spec, verifier):
-    """Return the law (V^T,) of texts, all rounds enumerated, and how far rows are as stated."""
-    setting = Setting(spec, PLACES, LENGTH, verifier)
-    rule, gap = ct.policy(spec), 0.0
-    laws, mass = {0: torch.ones(1, dtype=torch.float64)}, None
-    for written in range(LENGTH):
-        mass, width = laws[written], min(PLACES, LENGTH - written - 1) if written else 0
-        for number, settled in enumerate(texts_of(written).tolist()):
-            pair = tree(target, weights, PROMPT + settled, width)
-            if width:
-                judge = setting.policies, setting.judge
-                rounds = drafted_rounds(pair, torch.tensor([0]), width, *judge)
-                ends = rounds.ends
-                if verifier == "chain":
-                    q, p = pair.target[0], pair.draft[0]
-                    stated = ct.emitted_law(rule, q, p)
-                    gap = max(gap, float((stated - rounds.following[0][0, 0]).abs().max()))
-            else:
-                ends = [pair.target[:1]]
-            for more, law in enumerate(ends, 1):
-                longer = written + more
-                known = laws.setdefault(longer, torch.zeros(VOCAB**longer).double())
-                start = number * VOCAB**more
-                known[start : start + VOCAB**more] += mass[number] * law[0]
-    return laws[LENGTH], gap
-
-
-def tree(target, weights, text, width):
-    """Return the rows of both models after a settled text and up to ``width`` drafted tokens."""
-    target_rows, draft_rows = [], []
-    embedding = weights["embed_tokens.weight"].double()
-    for depth in range(width + 1):
-        paths = texts_of(depth)
-        ids = torch.cat([torch.tensor(text).expand(len(paths), -1), paths], 1).long()
-        with torch.inference_mode():
-            target_rows.append(target(ids, use_cache=False).logits[:, -1].double().softmax(-1))
-        states = [layer.expand(len(ids), -1, -1)
-                  for layer in states_of(target, torch.tensor([text[:-1]]))]  # fmt: skip
-        p = torch.zeros(len(ids), VOCAB).double()
-        p[:, KEPT] = plain_logits(weights, embedding, states, ids, True).softmax(-1)
-        draft_rows.append(p)
-    count = sum(map(len, target_rows))
-    children = 1 + torch.arange(count * VOCAB).reshape(count, VOCAB)
-    following = torch.where(children < count, children, 0)
-    return TinyPair(torch.cat(target_rows), torch.cat(draft_rows), following)
-
-
-def test_trees_with_siblings_of_three_tokens_of_five_are_lossless(small):
-    target, folder, _ = small
-    decodes = amount(2000, 20000)
-    options = {"max_new_tokens": 3, "num_draft_tokens": 2, "eos_token_ids": (), "seed": decodes}
-    options |= {"policy": "speculative", "verifier": "tree"}
-    result = generate(target, Siblings(drafter_in(folder), 2),
-                      torch.tensor([PROMPT]).expand(decodes, -1), **options)  # fmt: skip
-    assert result.reading.emitted_divergence_per_token < 1e-12 and result.num_accepted > decodes / 4
-    texts = texts_of(3)
-    ids = torch.cat([torch.tensor(PROMPT).expand(len(texts), -1), texts], 1)
-    with torch.inference_mode():
-        rows = target(ids, use_cache=False).logits.double().softmax(-1)[:, 1:-1]
-    check(result.output_token_ids, rows.gather(-1, texts[..., None])[..., 0].prod(-1))
-
-
-def check(texts, law):
-    """Assert that texts (N, T) were drawn from a law (V^T,), by a chi-square."""
-    numbers = (texts * VOCAB ** torch.arange(texts.shape[1] - 1, -1, -1)).sum(-1)
-    counts, expected = torch.bincount(numbers, minlength=len(law)).double(), len(texts) * law
-    often = expected >= 5
-    seen, due = (torch.cat([part[often], part[~often].sum()[None]]) for part in (counts, expected))
-    statistic, freedom = ((seen - due) ** 2 / due.clamp(min=1e-9)).sum(), len(seen) - 1.0
-    assert torch.special.gammaincc(torch.tensor(freedom / 2).double(), statistic / 2) > 1e-6
-
-
-@pytest.mark.parametrize("verifier", ["chain", "block"])
-@pytest.mark.parametrize("spec", ["speculative", "band:price=0.7"])
-def test_texts_of_three_tokens_of_five_have_the_enumerated_law(small, spec, verifier):
-    target, folder, weights = small
-    law, gap = exact_law(target, weights, spec, verifier)
-    assert law.sum() == pytest.approx(1, abs=1e-9) and gap < 1e-9
-    texts = texts_of(LENGTH)
-    ids = torch.cat([torch.tensor(PROMPT).expand(len(texts), -1), texts], 1)
-    with torch.inference_mode():
-        rows = target(ids, use_cache=False).logits.double().softmax(-1)[:, 1:-1]
-    own = rows.gather(-1, texts[..., None])[..., 0].prod(-1)
-    assert ((law - own).abs().max() < 1e-9) == (spec == "speculative")
-    decodes = amount(2000, 20000)
-    result = generate(
-        target, drafter_in(folder), torch.tensor([PROMPT]).expand(decodes, -1), policy=spec,
-        verifier=verifier, num_draft_tokens=PLACES, max_new_tokens=LENGTH, eos_token_ids=(),
-        seed=decodes,
-    )  # fmt: skip
-    check(result.output_token_ids, law)
+KEPT = [0, 2, 3]
 
 
 NAMES = ("sampled", "greedy")
@@ -477,12 +364,6 @@ def test_an_id_is_taken_from_the_cache_in_the_dtype_asked_for(tmp_path, monkeypa
         assert read_drafter("org/head").head.fc.weight.dtype == due
     with pytest.raises(ValueError, match="'org/head' is neither a folder here nor"):
         read_drafter("org/head", revision="other")
-
-
-def test_the_library_is_not_asked_to_draft_with_a_head(head, capsys):
-    asked = ["throughput", "--draft", str(head), "--baselines", "hf_assisted"]
-    assert simulations(asked) == 2
-    assert "--baselines: hf_assisted takes a draft model" in capsys.readouterr().err
 
 
 def test_half_precision_drafts_for_any_target(make_model, head):

@@ -121,23 +121,6 @@ def test_sampled_rows_are_those_that_generate_draws_from(tiny):
         )
 
 
-def test_a_real_grammar_is_kept(tiny):
-    xgrammar = pytest.importorskip("xgrammar")
-    pieces = ["<pad>", "<s>", "</s>", "[", "]", ",", *"0123456789", *"abcdefgh"]
-    info = xgrammar.TokenizerInfo(pieces, vocab_size=24, stop_token_ids=[2])
-    grammar = 'root ::= "[" num ("," num)* "]"\nnum ::= [0-9]'
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
-    from xgrammar.contrib.hf import LogitsProcessor
-
-    for drafter in (None, lambda _: NGram(), TREE):
-        for more in ({}, {"sequence_bias": [[[4], 9.0]], "eos_token_id": 2}):
-            make = lambda: [LogitsProcessor(compiled)]  # noqa: E731
-            plain, ours = both(tiny, logits_processor=make, drafter=drafter, **more)
-            assert ours[0] == plain[0] and plain[0][0][4] == 3
-    with pytest.raises(ValueError, match=f"LogitsProcessor {STATE}"):
-        both(tiny, ONE.repeat(2, 1), logits_processor=make)
-
-
 class Shared(Counts):
     calls = [0]
 
@@ -230,6 +213,16 @@ ONCE = {"do_sample": True, "top_k": 1}
         {"exponential_decay_length_penalty": (3, 1.4), "eos_token_id": 2, "min_new_tokens": 5},
         {"logits_processor": lambda: [transformers.WatermarkLogitsProcessor(24, "cpu")]},
         {"logits_processor": lambda: [transformers.RepetitionPenaltyLogitsProcessor(1.7)]},
+        {"eos_token_id": 2},
+        {"eos_token_id": 2, "repetition_penalty": 1.5},
+        {"eos_token_id": 2, "bad_words_ids": [[3], [4, 9], [15, 2]]},
+        {"min_new_tokens": 6, "eos_token_id": [7, 13, 15]},
+        {"eos_token_id": [7, 13, 15]},
+        {"eos_token_id": 15, "repetition_penalty": 1.2, "suppress_tokens": [2, 11]},
+        {"eos_token_id": 2, "max_new_tokens": 1},
+        {"eos_token_id": 2, "max_length": 12, "max_new_tokens": None},
+        {"eos_token_id": 2, "forced_eos_token_id": 5},
+        {"eos_token_id": 2, "no_repeat_ngram_size": 2},  # padding counts as text
     ],
     ids=lambda options: "-".join(options),
 )  # fmt: skip

@@ -4,12 +4,10 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("cvxpy")
 
 import cactus_theory as ct  # noqa: E402
-from cactus_theory.divergences import divergence  # noqa: E402
 from cactus_theory.verify.contract import verifiers  # noqa: E402
 from simulations import block_gap  # noqa: E402
 from simulations.__main__ import main  # noqa: E402
@@ -23,38 +21,10 @@ from tests.rules import RULES, of_each  # noqa: E402
 
 # what the program proves of itself, in tokens; gaps are in per cent of them
 PROOF = 1e-6
-ROUNDING = 1e-12
 # policies that may emit what the target excludes
 LEAKING = ("mixture", "fuzzy", "cascade")
 TREE = random_tree(3, 2, seed=1)
 ZEROS = random_tree(3, amount(2, 3), seed=2, zeros=0.3)
-
-
-def chain_by_hand(tree, rule):
-    """Return tokens and metered KL of token-wise verification, node by node."""
-    kl = divergence("kl")
-
-    def below(node, left):
-        q, p = (torch.from_numpy(rows[node]) for rows in (tree.target, tree.draft))
-        tokens, spent = 1.0, float(kl.value(rule.emitted(q[None], p[None])[0], q))
-        for token in range(tree.vocabulary):
-            kept = float(rule.acceptance_row(q[None], p[None])[0, token]) * float(p[token])
-            more = (1.0, 0.0)
-            if left > 1:
-                more = below(node * tree.vocabulary + token + 1, left - 1)
-            tokens, spent = tokens + kept * more[0], spent + kept * more[1]
-        return tokens, spent
-
-    return below(0, tree.depth)
-
-
-@pytest.mark.parametrize("spec", ["speculative", "cactus:delta=0.3", "band:price=1", "top_k:k=2"])
-def test_token_by_token_by_hand(spec):
-    value = value_of(spec, "chain", TREE)
-    tokens, spent = chain_by_hand(TREE, ct.policy(spec))
-    assert value.tokens == pytest.approx(tokens, abs=ROUNDING)
-    assert value.divergence == pytest.approx(spent, abs=ROUNDING)
-    assert value.per_token == pytest.approx(spent / tokens)
 
 
 def test_the_optimum_is_reached_by_the_block_verifier():

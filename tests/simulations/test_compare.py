@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers")
 from cactus_theory.base.prompts import Prompt
+from simulations.scores import score_of
+
+pytest.importorskip("transformers")
 from simulations import compare
 from simulations.__main__ import main
 from simulations.common.grid import Config
@@ -134,3 +136,30 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
     assert (tmp_path / "journal.jsonl").read_text() == kept
     assert "score" in read_csv(tmp_path / "compare.csv")[0][0]
     assert "prompts make that significant" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def score(prompt, text): return float('nan')", "must return finite numbers; got nan"),
+        ("def score(prompt, text): return text + 1", "score raised TypeError"),
+        ("def score(text): return 1", r"must take a prompt and its completion; got score\(text\)"),
+        ("score = 3", "must be a function"),
+        ("def other(text): return 1", "it defines other"),
+    ],
+)
+def test_a_score_that_is_none_is_named(tmp_path, body, said) -> None:
+    (tmp_path / "mine.py").write_text(body)
+    with pytest.raises((ValueError, TypeError), match=said):
+        score_of(f"{tmp_path}/mine.py:score")(Prompt("prompt"), "text")
+
+
+def test_a_score_reads_prompt_and_completion(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text)")
+    score = score_of(f"{tmp_path}/mine.py:score")
+    assert score is not None and score(Prompt("prompt"), "abc") == 3 and score_of(None) is None
+
+
+def test_a_score_by_name_reads_the_columns_of_its_prompt() -> None:
+    score = score_of("gsm8k")
+    assert score is not None and score(Prompt("2 + 3?", columns={"answer": "#### 5"}), "It is 5.")

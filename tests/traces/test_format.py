@@ -15,7 +15,6 @@ from cactus_theory.emitted import raised_off_head
 from cactus_theory.traces import Cycle, Trace, save_trace
 from cactus_theory.traces._folder import MANIFEST, UNFINISHED
 from cactus_theory.traces._shard import from_bytes, pack, to_bytes
-from cactus_theory.traces.trace import _probs
 from tests.amounts import amount
 from tests.traces.conftest import VOCAB, rows_of
 
@@ -63,25 +62,6 @@ def test_float16_keeps_tokens_that_float16_probabilities_lose(tmp_path: Path) ->
     made = {"vocab_size": 2, "num_draft_tokens": 1, "dtype": "float16"}
     trace = save_trace(tmp_path / "trace", [[cycle]], **made)
     assert float(next(iter(trace)).target_probs[0, 1]) == pytest.approx(1e-9, rel=2.0**-6)
-
-
-def test_float16_moves_a_large_row_by_little() -> None:
-    """As SERVING.md says: each probability above e⁻¹⁶ by 0.4 % at most, most of them either way."""
-    source = torch.Generator().manual_seed(0)
-    noise = torch.randn(2, 8, 151_936, generator=source, dtype=torch.float64)
-    logits = 3 * noise[0] - 1.2 * torch.arange(1, 151_937, dtype=torch.float64).log()
-    q, p = logits.softmax(-1), (logits + noise[1]).softmax(-1)
-    stored = [_probs(rows.log().half()) for rows in (q, p)]
-    moved = (rows.log().half().double() - rows.log() for rows in (q, p))
-    for own, rows in zip(moved, (q, p), strict=True):
-        assert float(own[rows > math.exp(-16)].abs().amax()) < 0.004
-    for spec, most in (("speculative", 5e-4), ("band:price=1", 5e-4)):
-        laws = [ct.emitted_law(ct.policy(spec), *rows) for rows in ((q, p), stored)]
-        kept = [torch.minimum(*rows).sum(-1) for rows in zip((p, stored[1]), laws, strict=True)]
-        assert 0 < float((kept[0] - kept[1]).abs().amax()) < most
-        spent = [float(ct.divergence("kl").value(*rows).mean())
-                 for rows in zip(laws, (q, stored[0]), strict=True)]  # fmt: skip
-        assert spent[0] == pytest.approx(spent[1], rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("most", [3, 2, 1])
@@ -242,6 +222,9 @@ def test_half_precision_moves_numbers_by_less_than_the_page_says(spec: str) -> N
     )
     rows = [logits.softmax(-1) for logits in (target, target + apart)]
     stored = [row.log().half().double().softmax(-1) for row in rows]
+    for row in rows:  # as SERVING.md says, of a probability above e^-16
+        moved = row.log().half().double() - row.log()
+        assert float(moved[row > math.exp(-16)].abs().amax()) < 0.004
     rule, numbers = ct.policy(spec), []
     for q, p in (rows, stored):
         law = ct.emitted_law(rule, q, p)

@@ -8,12 +8,10 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.kernels import random_numbers, verify_logits
-from cactus_theory.verify.draw import pick
 from cactus_theory.vllm import model_runner_v2, settings
 from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.replace import UnknownVersion
 from tests.amounts import amount
-from tests.kernels import checks as laws
 from tests.kernels.conftest import device  # noqa: F401
 from tests.vllm import published
 from tests.vllm.nothing_read import NothingRead
@@ -139,46 +137,14 @@ def test_the_kernel_gets_the_same_requests(device):  # noqa: F811
     assert found == wanted
 
 
-def law_p_value(spec, verifier, count):
-    """Return the p-value of every outcome of two tokens, drafted by coins of the raw seed."""
-    rule = ct.policy(spec)
-    target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
-    seeds = laws._seeds(count, 5, "cpu")
-    pos = torch.full((count,), 40)
-    drawn = []
-    for place, row in enumerate(draft):
-        by_stream = [
-            random_numbers.coins(seeds, pos + 1, torch.full_like(pos, place)[:, None], stream)
-            for stream in random_numbers.STREAMS
-        ]
-        turn = (torch.arange(count) + place) % len(by_stream)
-        coins = torch.cat(by_stream, 1).gather(1, turn[:, None])[:, 0]
-        drawn.append(pick(row.double().softmax(-1).expand(count, -1), coins))
-    ids = torch.stack(drawn, 1)
-    fed = torch.cat([torch.zeros(count, 1, dtype=torch.int64), ids], 1).flatten().int()
-    slots = torch.randperm(count, generator=torch.Generator().manual_seed(1))
-    of_slot = torch.empty_like(seeds).index_copy_(0, slots, seeds)
-    sampled, counts = model_runner_v2.Hook(asked(spec, verifier)).rejection_sample(
-        target.repeat(count, 1), draft.expand(count, -1, -1), fed, torch.arange(count + 1) * 3,
-        (pos[:, None] + torch.arange(3)).flatten(), slots, None, None, torch.ones(count),
-        of_slot, 2, None,
-    )  # fmt: skip
-    place = torch.arange(3)
-    output = torch.where(place < counts[:, None], sampled, -1)
-    seen = torch.bincount(((output + 1) * 5**place).sum(-1), minlength=125).double()
-    expected = count * laws._law(rule, verifier, *map(laws._exact, (target, draft)))
-    statistic, dof = laws.chi_square(seen, expected)
-    half = [torch.tensor(part / 2, dtype=torch.float64) for part in (dof, statistic)]
-    return float(torch.special.gammaincc(*half))
-
-
-@pytest.mark.parametrize(
-    ("spec", "verifier"),
-    [("band:price=1", "chain"), ("band:price=1,per_row=True", "block"), ("speculative", "chain")],
-)
-def test_the_law_where_drafts_were_drawn_with_the_same_seed(spec, verifier):
-    """A coin from the counters of that noise, or recovery by the noise that drafted, shows."""
-    assert law_p_value(spec, verifier, amount(4_000, 60_000)) > laws.FALSE_ALARM
+def test_the_coins_of_a_seed_are_none_that_may_have_drafted_with_it():
+    seed, at, places = torch.tensor([7]), torch.tensor([41]), torch.arange(50)[None]
+    found = [
+        random_numbers.coins(own, at, places, stream)
+        for own in (seed, seed ^ model_runner_v2.SALT)
+        for stream in random_numbers.STREAMS
+    ]
+    assert len(torch.cat(found, 1).unique()) == 50 * len(found)
 
 
 def test_rows_without_numbers_give_ids_that_exist():

@@ -245,19 +245,6 @@ def test_an_adapter_for_each_row_is_refused(make_model, tiny):
         model.generate(IDS, **GREEDY, **hook, adapter_names=["default", "__base__"])
 
 
-def test_hooks_of_accelerate_run(hooks, make_model, tiny):
-    class Tripled(hooks.ModelHook):
-        def post_forward(self, module, output):
-            return 3 * output
-
-    model = make_model()
-    hooks.add_hook_to_module(model.model.embed_tokens, Tripled())
-    plain, ours, alone = texts(model, tiny[1])
-    assert plain == ours == alone
-    hooks.remove_hook_from_module(model, recurse=True)
-    assert obstacle(model, 64) is None
-
-
 def test_a_wrapped_target_does_not_draft_with_its_first_layers(hooks, make_model):
     """The view of the first layers would call the wrapper, and so all of them."""
     model = make_model()

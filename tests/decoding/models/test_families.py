@@ -8,7 +8,7 @@ import torch
 from cactus_theory.decoding import generate
 from cactus_theory.decoding.models.cache_check import runs_together
 from cactus_theory.decoding.models.model_with_cache import check_positions
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 from tests.decoding.models.families import build, families, own_greedy, small_config
 
 NEW = 12
@@ -98,9 +98,9 @@ def test_families_whose_cache_differs_are_refused_in_words(name):
         generate(model, None, IDS, attention_mask=MASK, max_new_tokens=NEW, temperature=0.0)
 
 
-@pytest.mark.thorough
+@thorough
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", OTHERS if THOROUGH else [])  # a minute
+@pytest.mark.parametrize("name", OTHERS)  # a minute
 def test_no_family_differs_in_silence(name):
     check_decides(name)
 

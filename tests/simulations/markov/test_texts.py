@@ -6,11 +6,9 @@ import math
 import pytest
 import torch
 
-import cactus_theory as ct
 from simulations.markov import Setting, enumerate_texts, every_round, markov_pair
 from simulations.markov.pair import TinyPair
 from tests.amounts import amount, some
-from tests.simulations.markov.by_hand import walk
 from tests.simulations.markov.places import follow_places
 
 # of probabilities and nats that are the same number added up in another order
@@ -30,8 +28,6 @@ EVERY = [(spec, verifier) for verifier in VERIFIERS for spec in LOSSY] + [
     ("band:price=1,per_row=True", "block"),
     ("typical", "chain"),
 ]
-# in blocks a price knows how a row was reached
-FIXED = [pair for pair in EVERY if pair != ("band:price=1", "block")]
 SOME = some(EVERY, 5)
 SEEDS = amount(2, 8)
 LENGTH = 5
@@ -60,21 +56,6 @@ def test_lossless_texts_have_the_target_law(verifier, end, zeros):
         exact = texts_of(pair, "speculative", width, verifier, end=end)
         assert widest(exact.law, exact.target) < EXACT
         assert max(exact.kl, exact.meter.mean, exact.total_variation) < EXACT
-
-
-@pytest.mark.parametrize("spec", ["cactus:delta=0.3", "typical", "mixture:alpha=0.5"])
-@pytest.mark.parametrize("end", [None, 0])
-def test_the_loop_spelled_out_gives_the_same(spec, end):
-    pair = markov_pair(2, order=2, seed=3, distance=1.5)
-    for width in (1, 2, 3):
-        exact = texts_of(pair, spec, width, length=4, end=end)
-        law, calls, meter = walk(pair, spec, width, 4, end)
-        assert exact.calls.mean == pytest.approx(calls, abs=EXACT)
-        assert exact.meter.mean == pytest.approx(meter, abs=EXACT)
-        assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-        for text, mass in law.items():
-            place = sum(token * 2**i for i, token in enumerate(reversed(text)))
-            assert float(exact.law[len(text)][place]) == pytest.approx(mass, abs=EXACT)
 
 
 @pytest.mark.parametrize(("spec", "verifier"), SOME)
@@ -160,19 +141,6 @@ def test_the_bound_is_met_where_no_bonus_is_drawn(spec, verifier):
         assert rounds.width == 2 and float(rounds.alive[2].max()) == 0
     exact = enumerate_texts(pair, setting)
     assert abs(exact.slack) < EXACT and exact.kl > CLEAR and exact.calls.deviation > CLEAR
-
-
-@pytest.mark.parametrize(("spec", "verifier"), some(FIXED, 5))
-def test_one_round_emits_the_emitted_law_token_by_token(spec, verifier):
-    """At K ≥ T − 1 the text has the policy's rows, and the target's for its last token."""
-    for pair in pairs():
-        rows = ct.emitted_law(ct.policy(spec), pair.target, pair.draft)
-        mass = torch.ones(1, dtype=torch.float64)
-        for written, states in enumerate(pair.prefixes(LENGTH - 1)):
-            after = rows if written < LENGTH - 1 else pair.target
-            mass = (mass[:, None] * after[states]).flatten()
-        law = texts_of(pair, spec, LENGTH, verifier).law[-1]
-        assert float((law - mass).abs().max()) < EXACT
 
 
 def test_block_may_take_a_few_more_calls_for_lossy_texts():

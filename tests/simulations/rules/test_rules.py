@@ -16,7 +16,7 @@ from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.markov import Setting, every_round, markov_pair
 from simulations.rules import AT_ZERO, SAMPLED
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 
 EXACT = 1e-12
 # float16 log-probabilities of the trace, and a float32 pass of the models
@@ -98,7 +98,7 @@ def test_greedy_rules_keep_exact_matches_and_count_changes():
     assert ended["tokens_per_call"].value == ended["tv_per_token"].value == 1
 
 
-@pytest.mark.skipif(not THOROUGH, reason="takes seconds; run by make test-thorough")
+@thorough
 def test_the_command_prices_every_rule(tmp_path, capsys):
     out = tmp_path / "rules.csv"
     small = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"

@@ -7,13 +7,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
 from cactus_theory.decoding.drafters.recurrent_head import is_head
 from cactus_theory.decoding.load import load_model
-from simulations.common.inputs import PAIR
+from simulations.common.inputs import PAIR, ROOT
 from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
 from simulations.train_pair.ship import overlap
 from simulations.train_pair.train import num_parameters
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
 
@@ -49,7 +50,7 @@ def test_reported_quality(report):
     )
 
 
-@pytest.mark.skipif(not THOROUGH, reason="seconds; run by make test-thorough")
+@thorough
 def test_overlap_on_our_prompts_is_near_the_reported_one(report, prompts, encode):
     """Other prefixes than the report's, so within 0.06 only."""
     ids = [encode(prompt["prompt"])[:20] for prompt in prompts]
@@ -70,3 +71,20 @@ def test_prompts_are_short_and_distinct(prompts, encode):
     assert len(prompts) == len({p["id"] for p in prompts}) == 32
     assert all(p.keys() == {"id", "prompt"} for p in prompts)
     assert all(8 <= len(encode(p["prompt"])) <= 40 for p in prompts)
+
+
+HEAD = ROOT / "simulations" / "smollm_head"
+
+
+def test_it_is_small_and_reported():
+    report, head = json.loads((HEAD / "report.json").read_text()), Eagle3Head.load(HEAD)
+    assert (HEAD / "model.safetensors").stat().st_size <= 20e6
+    assert {path.name for path in HEAD.iterdir()} == {
+        "config.json", "model.safetensors", "report.json",
+    }  # fmt: skip
+    own = sum(p.numel() for name, p in head.named_parameters() if "embed_tokens" not in name)
+    assert report["parameters"] == own and report["draft_vocab_size"] == len(head.ids) == 8192
+    assert (head.vocab, head.hidden, head.reads) == (49_152, 576, [2, 15, 27])
+    assert all(torch.isfinite(weight).all() for weight in head.parameters())
+    for overlaps in report["held_out"]["overlap_by_place"].values():
+        assert overlaps[0] > 0.4 and overlaps == sorted(overlaps, reverse=True)
