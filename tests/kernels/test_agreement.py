@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, has_kernel, random_numbers, verify_logits
 from cactus_theory.verify.draw import pick
-from tests.amounts import THOROUGH, amount
+from tests.amounts import THOROUGH, amount, thorough
 from tests.kernels import checks
 from tests.kernels.checks import DRAFTED, TARGET
 from tests.kernels.closed_forms import closed_form, compare, last_coins, rows_of
@@ -161,7 +161,7 @@ def test_a_row_of_several_parts_is_drawn_from(accepted, deterministic, device):
     assert not counted["mismatches"] and not counted["excluded"]
 
 
-@pytest.mark.skipif(not THOROUGH, reason="thorough; run by make test-thorough")
+@thorough
 @pytest.mark.parametrize("vocab", [7, 4096])
 def test_every_kernel_agrees(vocab, device):
     for row in checks.kernel_agreement(device, 2 * KINDS, (vocab,), 6):

@@ -10,7 +10,7 @@ import pytest
 
 from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
-from tests.amounts import THOROUGH
+from tests.amounts import thorough
 from tests.kernels import hopper
 from tests.kernels.hopper import FEW, STREAMING
 
@@ -85,7 +85,7 @@ def older(tmp_path_factory):
     return folder
 
 
-@pytest.mark.skipif(not THOROUGH, reason="thorough: minutes; run by make test-thorough")
+@thorough
 def test_every_kernel_compiles_under_the_older_triton(older, tmp_path):
     committed, _ = read_csv(DATA / TABLE)
     rows, provenance = compile_to(tmp_path, path=older)
