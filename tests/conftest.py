@@ -12,6 +12,7 @@ import torch
 
 from tests import amounts, shapes
 
+ROOT = Path(__file__).resolve().parents[1]
 torch.set_num_threads(1)
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the first model is loaded
 
@@ -74,6 +75,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # extension modules count at exit what is still there
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    """Return the shipped pair of models, which no test changes."""
+    from cactus_theory.decoding import load_pair
+
+    return load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
 
 
 @pytest.fixture(scope="session")

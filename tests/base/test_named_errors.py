@@ -1,8 +1,6 @@
 """Numbers, rows, ids, files and rules that are not what they must be are refused by name."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -84,14 +82,6 @@ def test_nested_tensors_are_refused():
 def test_words_and_numbers_of_specs(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_package_runs_as_a_module():
-    ran = subprocess.run(
-        [sys.executable, "-m", "cactus_theory", "solve", "nofile.npz", "--delta", "1"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 2 and ran.stderr.endswith("target: no such file; got 'nofile.npz'\n")
 
 
 def test_a_selection_law_is_exact_for_any_number_of_drafts():

@@ -5,7 +5,6 @@ a coin.
 """
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from cactus_theory.decoding import (
     ModelDrafter,
     NGram,
     generate,
-    load_pair,
 )
 from tests.amounts import THOROUGH, thorough
 
@@ -140,22 +138,22 @@ def test_plain_rows_equal_each_alone(tiny):
         assert text.tolist() == single.output_token_ids[0].tolist()
 
 
-PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 STARTS = ("def f(", "import os\n", "class A:\n", "for i in range(", "return x", "    self.")
 
 
 @thorough
-def test_seeded_float32_texts_of_a_batch_are_those_they_are_alone():
+def test_seeded_float32_texts_of_a_batch_are_those_they_are_alone(shipped):
     """60 texts of the shipped pair; in bfloat16 45 of such texts differed, in float32 none."""
-    pair = load_pair(PAIR / "target", PAIR / "draft")
-    own = [pair.tokenizer(start)["input_ids"] for start in STARTS]
+    own = [shipped.tokenizer(start)["input_ids"] for start in STARTS]
     ids, shown = padded(own)
     options = {"policy": "band:price=1", "max_new_tokens": 24, "meter": False}
     for first in range(0, 1000, 100):
         seeds = list(range(first, first + len(own)))
-        both = generate(pair.target, pair.draft, ids, attention_mask=shown, seed=seeds, **options)
+        both = generate(
+            shipped.target, shipped.draft, ids, attention_mask=shown, seed=seeds, **options
+        )
         for row, seed in enumerate(seeds):
             alone = generate(
-                pair.target, pair.draft, torch.tensor([own[row]]), seed=seed, **options
+                shipped.target, shipped.draft, torch.tensor([own[row]]), seed=seed, **options
             )
             assert torch.equal(alone.output_token_ids[0], both.output_token_ids[row])

@@ -66,21 +66,6 @@ def test_the_biased_row_is_the_emitted_law(spec, heat):
     assert excluded.any() and (law[excluded].gather(1, drafted[excluded][:, None]) == 0).all()
 
 
-def test_mixed_policies_temperatures_and_rows_without_a_draft():
-    """Each row follows its own policy, whatever its neighbours look at."""
-    specs = ("speculative", "band:price=1,per_row=True", "cactus:delta=0.5", "band:price=1")
-    rules = [ct.policy(spec) for spec in specs]
-    logits, drafted = rows(48, 5)
-    drafted[3::4] = -1
-    choice, heat = (torch.arange(48) // 4) % 4, torch.tensor([1.0, 0.6]).repeat(24).double()
-    bias = drafted_bias(lifts_of(rules, whole=True), logits, drafted, heat, choice=choice, width=3)
-    assert (bias[drafted < 0] == 0).all() and (bias[choice == 0] == 0).all()
-    for number, rule in enumerate(rules):
-        alone = drafted_bias(lifts_of([rule], whole=True), logits, drafted, heat, width=3)
-        torch.testing.assert_close(alone[choice == number], bias[choice == number])
-    assert not torch.allclose(bias[choice == 3], bias[choice == 1])
-
-
 def test_greedy_rows_take_the_margin_and_nothing_else():
     """The drafted token wins iff it is less than the margin below the largest."""
     logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(4, 1)

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import generate, load_pair
+from cactus_theory.decoding import generate
 from cactus_theory.decoding.device import loop as device_loop
-from simulations.common.inputs import PAIR
 from tests.amounts import some
 
 # the meter's rows come from attention over a padded cache: float32 sums in another order
@@ -25,11 +24,6 @@ POLICIES = [
 ]
 LENGTHS = (9, 5, 1)
 ENDS = [3, 7]
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    return load_pair(PAIR / "target", PAIR / "draft")
 
 
 def prompts(vocab=24, lengths=LENGTHS, seed=0):

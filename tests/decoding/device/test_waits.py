@@ -4,13 +4,12 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import generate, load_pair
+from cactus_theory.decoding import generate
 from cactus_theory.decoding.device.round import Inputs, Round, StaticForward
 from cactus_theory.decoding.device.verify import Logits, torch_step
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment
-from simulations.common.inputs import PAIR
 from tests.decoding.device.pretended import Waited, no_uploads, pretended
 
 BATCH, WIDTH, VOCAB = 2, 3, 9000  # beyond the vocabulary from which rows are searched by blocks
@@ -93,9 +92,9 @@ def test_the_pretence_is_seen_through():
         tensor[tensor > 0]
 
 
-def test_one_upload_and_one_read_a_round(monkeypatch):
+def test_one_upload_and_one_read_a_round(monkeypatch, shipped):
     """The host reads one tensor a round; all else that it knows is what it uploaded."""
-    pair, reads = load_pair(PAIR / "target", PAIR / "draft"), []
+    reads = []
     reader = torch.Tensor.tolist
 
     def counted(tensor):
@@ -105,6 +104,8 @@ def test_one_upload_and_one_read_a_round(monkeypatch):
     ids = torch.randint(1, 2048, (2, 7), generator=torch.Generator().manual_seed(0))
     options = {"policy": "cactus:delta=0.1", "max_new_tokens": 12, "meter": False}
     monkeypatch.setattr(torch.Tensor, "tolist", counted)
-    result = generate(pair.target, pair.draft, ids, num_draft_tokens=3, **options, device_loop=True)
+    result = generate(
+        shipped.target, shipped.draft, ids, num_draft_tokens=3, **options, device_loop=True
+    )
     reports = reads[reads.index((2, 5)) :]  # before them, the prompt and what tells the models
     assert reports == [(2, 5)] * result.target_calls

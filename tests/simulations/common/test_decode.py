@@ -5,18 +5,17 @@ import torch
 
 pytest.importorskip("transformers")
 
-from cactus_theory.decoding import generate, load_pair  # noqa: E402
+from cactus_theory.decoding import generate  # noqa: E402
 from simulations.common.decode import Harness  # noqa: E402
 from simulations.common.grid import Config  # noqa: E402
-from simulations.common.inputs import PAIR  # noqa: E402
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 RULE = Config("band:price=1", 2, 1)
 
 
 @pytest.fixture(scope="module")
-def harness() -> Harness:
-    return Harness(load_pair(PAIR / "target", PAIR / "draft"), PROMPTS, max_new_tokens=6, seed=3)
+def harness(shipped) -> Harness:
+    return Harness(shipped, PROMPTS, max_new_tokens=6, seed=3)
 
 
 def test_a_decode_is_that_of_generate_with_the_prompts_own_seed(harness: Harness) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cactus_theory.commands import models as flags
-from cactus_theory.decoding import generate, load_pair
+from cactus_theory.decoding import generate
 from cactus_theory.decoding.models import CachedModel
 from simulations.common import inflate as inflated
 from simulations.common.inflate import DRAFTS, SHAPES, Shape, inflate, inflate_pair
@@ -54,16 +54,11 @@ def random_llama(seed=0, **options):
 
 
 @pytest.fixture(scope="module")
-def pair():
-    return load_pair(PAIR / "target", PAIR / "draft")
-
-
-@pytest.fixture(scope="module")
-def large(pair):
+def large(shipped):
     """The shipped pair in tiny shapes that are larger than it, float32."""
     return (
-        inflate(pair.target, SHAPES["tiny"], dtype=torch.float32),
-        inflate(pair.draft, SHAPES["tiny-draft"], dtype=torch.float32),
+        inflate(shipped.target, SHAPES["tiny"], dtype=torch.float32),
+        inflate(shipped.draft, SHAPES["tiny-draft"], dtype=torch.float32),
     )
 
 
@@ -94,9 +89,9 @@ def test_logits_are_those_of_the_small_model(name, fast):
     assert found.softmax(-1)[..., 40:].sum(-1).max() < COPIES
 
 
-def test_bfloat16_costs_what_it_costs_the_small_model(pair):
+def test_bfloat16_costs_what_it_costs_the_small_model(shipped):
     ids = torch.randint(1, 2048, (2, 24), generator=torch.Generator().manual_seed(3))
-    for small, name in ((pair.target, "tiny"), (pair.draft, "tiny-draft")):
+    for small, name in ((shipped.target, "tiny"), (shipped.draft, "tiny-draft")):
         big, half = inflate(small, SHAPES[name]), copy.deepcopy(small).bfloat16()
         with torch.inference_mode():
             exact = small(ids).logits.softmax(-1)
@@ -115,15 +110,15 @@ def new_ids(target, draft, prompts, **options):
 @pytest.mark.parametrize(
     ("policy", "temperature"), [("speculative", 0), *((own, 1) for own in some(POLICIES, 2))]
 )
-def test_decodes_are_those_of_the_small_pair(pair, large, policy, temperature):
+def test_decodes_are_those_of_the_small_pair(shipped, large, policy, temperature):
     prompts = torch.randint(1, 2048, (2, 9), generator=torch.Generator().manual_seed(4))
     options = {"policy": policy, "temperature": temperature, "seed": 5, "meter": False}
     found = new_ids(*large, prompts, **options)
-    assert found == new_ids(pair.target, pair.draft, prompts, **options)
+    assert found == new_ids(shipped.target, shipped.draft, prompts, **options)
     assert sum(map(len, found[0])) > 9
 
 
-def test_rows_hold_no_zero_and_copies_hold_no_mass(pair, large):
+def test_rows_hold_no_zero_and_copies_hold_no_mass(shipped, large):
     """So verification and meter cost what they cost on dense rows, and the law is the pair's."""
     ids = torch.randint(1, 2048, (2, 24), generator=torch.Generator().manual_seed(3))
     for model in large:
@@ -133,11 +128,11 @@ def test_rows_hold_no_zero_and_copies_hold_no_mass(pair, large):
         assert rows[..., 2048:].sum(-1).max() < COPIES
 
 
-def test_named_shapes_go_together_and_hold_the_shipped_pair(pair, large):
+def test_named_shapes_go_together_and_hold_the_shipped_pair(shipped, large):
     for target, draft in DRAFTS.items():
         assert SHAPES[target].vocab == SHAPES[draft].vocab
         assert SHAPES[draft].parameters < SHAPES[target].parameters / 9
-        for model, name in ((pair.target, target), (pair.draft, draft)):
+        for model, name in ((shipped.target, target), (shipped.draft, draft)):
             inflated._check(model, SHAPES[name], torch.float32)
     sizes = {"134m": 134e6, "5m": 5e6, "1b": 1.1e9, "40m": 40e6}
     for name, size in sizes.items():
@@ -146,15 +141,15 @@ def test_named_shapes_go_together_and_hold_the_shipped_pair(pair, large):
         assert sum(own.numel() for own in model.parameters()) == SHAPES[name].parameters
 
 
-def test_memory_is_asked_first(pair, monkeypatch):
+def test_memory_is_asked_first(shipped, monkeypatch):
     monkeypatch.setattr(inflated, "free_memory", lambda device: 48.4e6)
-    large = inflate_pair(pair, "tiny", dtype=torch.bfloat16)  # 24.5 MB; 48.9 in float32
+    large = inflate_pair(shipped, "tiny", dtype=torch.bfloat16)  # 24.5 MB; 48.9 in float32
     assert (large.target.dtype, large.draft.dtype) == (torch.bfloat16, torch.bfloat16)
-    assert large.tokenizer is pair.tokenizer
+    assert large.tokenizer is shipped.tokenizer
     with pytest.raises(ValueError, match=r"tiny .* take 49 MB in float32; 48 MB are free"):
-        inflate_pair(pair, "tiny")
+        inflate_pair(shipped, "tiny")
     with pytest.raises(ValueError, match="must be one of 134m, 1b, .*; got '7b'"):
-        inflate_pair(pair, "7b")
+        inflate_pair(shipped, "7b")
     monkeypatch.undo()
     assert 1e6 < inflated.free_memory(torch.device("cpu"))
 

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import load_pair
 from cactus_theory.traces import Trace, log_trace
 from cactus_theory.verify import Fly
 from simulations import fly_nats, rules
 from simulations.__main__ import main
-from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
 from simulations.markov import Setting, every_round, markov_pair
 from simulations.rules import AT_ZERO, SAMPLED
@@ -55,11 +53,6 @@ def test_a_rows_law_is_that_of_all_drafts(width, window, zeros):
             np.testing.assert_allclose(law, due, atol=EXACT / max(reached * chance, 1e-3))
             chance *= float(p[place, path[place]])
             node = 3 * node + path[place]
-
-
-@pytest.fixture(scope="module")
-def shipped():
-    return load_pair(PAIR / "target", PAIR / "draft")
 
 
 def test_a_logged_text_is_written_again_and_drafted_on(shipped, tmp_path):
