@@ -1,7 +1,6 @@
 """The whole command on a tiny chat model, however often it is stopped, and its refusals."""
 
 import argparse
-import itertools
 import json
 
 import pytest
@@ -13,6 +12,7 @@ from simulations.train_head import samples
 from simulations.train_head.command import add_arguments, run
 from simulations.train_pair import train
 from tests.chat_model import chat_model, chat_tokenizer
+from tests.simulations.train_pair.test_command import killed_after
 from tests.threads import one_thread  # noqa: F401
 
 TINY = (
@@ -35,18 +35,6 @@ def parse(folder, work, extra="") -> argparse.Namespace:
     named = argparse.Namespace(command="train-head", declare=add_arguments)
     line = f"--target {folder} --work-dir {work} --out {work / 'out'} {TINY} {extra}"
     return parser.parse_args(line.split(), named)
-
-
-def killed_after(count: int, real):
-    """Return a function that a kill meets after so many calls."""
-    done = itertools.count()
-
-    def step(*arguments):
-        if next(done) == count:
-            raise KeyboardInterrupt
-        return real(*arguments)
-
-    return step
 
 
 def test_a_head_is_the_same_however_often_it_is_stopped(folder, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""A run is a function of its plan, however often it was killed."""
+"""Batches, rates, losses and files of a training run."""
 
 import pytest
 import torch
@@ -9,65 +9,19 @@ from simulations.train_pair.train import (
     Plan,
     Shape,
     build,
-    fit,
     mixed_batches,
     rejected,
     save,
     target_loss,
     text_batches,
-    text_loss,
 )
 
 PLAN = Plan(steps=12, batch_size=4, length=16, seed=3)
 SHAPE = Shape(1, 32)
 
 
-def train(stream, checkpoint, plan=PLAN, *, batches=None):
-    model = build(SHAPE, 300, seed=0)
-    fit(
-        model,
-        plan,
-        batches or text_batches(stream, plan),
-        text_loss,
-        checkpoint,
-        label="test",
-    )
-    return model.state_dict()
-
-
 def same(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(stream, tmp_path_factory):
-    torch.set_num_threads(1)
-    return train(stream, tmp_path_factory.mktemp("whole") / "model.pt")
-
-
-def killed(stream, checkpoint, step):
-    """Train until a kill that meets this step."""
-    batches = text_batches(stream, PLAN)
-
-    def dies(number, generator):
-        if number == step:
-            raise KeyboardInterrupt
-        return batches(number, generator)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(stream, checkpoint, batches=dies)
-
-
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, (1, 5, 11)), (60.0, (4,))])
-def test_a_killed_run_equals_one_that_was_not(
-    stream, tmp_path, uninterrupted, monkeypatch, seconds, steps
-):
-    """Work after the last checkpoint, here of each step or of none, is done again alike."""
-    monkeypatch.setattr("simulations.train_pair.train.EVERY_S", seconds)
-    for step in steps:
-        killed(stream, tmp_path / "model.pt", step)
-        assert (tmp_path / "model.pt").exists() == (seconds == 0)
-    assert same(train(stream, tmp_path / "model.pt"), uninterrupted)
 
 
 def test_windows_are_pieces_of_the_stream(stream):
