@@ -20,12 +20,16 @@ PAIR = Path(__file__).parents[2] / "simulations" / "pair"
 PRINTED = 1e-12  # JSON carries shortest round-trip floats: nothing is lost
 
 
+def saved(folder: Path, q, p) -> list[str]:
+    """Write rows of both models; return their files."""
+    for name, rows in (("q", q), ("p", p)):
+        np.save(folder / f"{name}.npy", np.array(rows))
+    return [str(folder / "q.npy"), str(folder / "p.npy")]
+
+
 @pytest.fixture
-def files(tmp_path: Path) -> tuple[str, str]:
-    paths = tmp_path / "q.npy", tmp_path / "p.npy"
-    for path, row in zip(paths, (Q, P), strict=True):
-        np.save(path, np.array(row))
-    return str(paths[0]), str(paths[1])
+def files(tmp_path: Path) -> list[str]:
+    return saved(tmp_path, Q, P)
 
 
 def words_of(picture: Path) -> list[str]:
@@ -88,9 +92,7 @@ def test_audit_reports_the_overspend(files, capsys) -> None:
 
 
 def test_audit_says_the_worst_row_of_a_policy_without_a_budget(tmp_path: Path, capsys) -> None:
-    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
-    for path, rows in zip(paths, ([Q, Q], [P, Q]), strict=True):
-        np.save(path, np.array(rows))
+    paths = saved(tmp_path, [Q, Q], [P, Q])
     assert main(["audit", *paths, "--policy", "top_k:k=2"]) == 0
     spent = ct.audit(ct.policy("top_k:k=2"), np.array(Q), np.array(P))
     worst = f"{float(spent.divergences['kl'].max()):.6g}"
@@ -128,18 +130,14 @@ def test_a_policy_of_a_file_is_audited(files, tmp_path: Path, capsys) -> None:
 
 
 def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
-    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
-    for path, row in zip(paths, (Q, P), strict=True):
-        np.save(path, np.tile(row, (3, 1)))
+    paths = saved(tmp_path, np.tile(Q, (3, 1)), np.tile(P, (3, 1)))
     assert main(["solve", *paths, "--delta", "0.1"]) == 0
     out = capsys.readouterr().out
     assert "mean" in out and out.count("0.722057") == 4
 
 
 def test_csv_holds_every_row_to_the_last_digit(tmp_path: Path, capsys) -> None:
-    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
-    for path, row in zip(paths, (Q, P), strict=True):
-        np.save(path, np.array([row, row[::-1]]))
+    paths = saved(tmp_path, [Q, Q[::-1]], [P, P[::-1]])
     out = tmp_path / "rows.csv"
     assert main(["audit", *paths, "--policy", "cactus:delta=0.25", "--csv", str(out)]) == 0
     notes, *lines = out.read_text().splitlines()
@@ -187,9 +185,7 @@ def test_a_plot_of_a_batch_says_which_row_it_draws(tmp_path: Path, command) -> N
 def test_plot_writes_a_picture_that_scales(
     tmp_path: Path, capsys, suffix: str, start: bytes
 ) -> None:
-    paths = [str(tmp_path / name) for name in ("q.npy", "p.npy")]
-    for path, row in zip(paths, (Q, P), strict=True):
-        np.save(path, np.array(row))
+    paths = saved(tmp_path, Q, P)
     out = [tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"]
     for file in out:
         assert main(["solve", *paths, "--delta", "0.1", "--plot", str(file)]) == 0

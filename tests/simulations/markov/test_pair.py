@@ -1,5 +1,7 @@
 """Random Markov pairs and their dials, and what is refused."""
 
+import math
+
 import pytest
 import torch
 
@@ -33,51 +35,41 @@ def test_dials_do_what_they_say():
     assert not torch.equal(markov_pair(3, seed=1).target, markov_pair(3, seed=2).target)
 
 
-@pytest.mark.parametrize(
-    ("dials", "message"),
-    [
-        ({"vocab": 1}, "vocab: must be at least 2; got 1"),
-        ({"order": 0}, "order: must be at least 1, .* got 0"),
-        ({"order": 30}, "order: .*≤ 2\\^21; got 30"),
-        ({"sharpness": -1.0}, "sharpness: must be at least 0 and finite; got -1.0"),
-        ({"distance": float("nan")}, "distance: must be at least 0 and finite; got nan"),
-        ({"zeros": 1.5}, "zeros: must be at most 1; got 1.5"),
-    ],
-)
-def test_bad_dials_are_named(dials, message):
-    with pytest.raises(ValueError, match=message):
-        markov_pair(**({"vocab": 3} | dials))
+ROW, STAY = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.zeros(1, 2, dtype=torch.int64)
 
 
-def test_bad_pairs_are_named():
-    row = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-    stay = torch.zeros(1, 2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="draft: every row must sum to 1"):
-        TinyPair(row, row / 2, stay)
-    with pytest.raises(ValueError, match="following: must be states from 0 to 0; got 1 to 1"):
-        TinyPair(row, row, stay + 1)
-    with pytest.raises(ValueError, match=r"draft: must have the target's shape \(1, 2\)"):
-        TinyPair(row, row.expand(2, 2), stay)
-    with pytest.raises(ValueError, match="start: must be states from 0 to 0; got -1 to -1"):
-        TinyPair(row, row, stay, start=-1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_draft_tokens": 0}, "num_draft_tokens: must be at least 1; got 0"),
-        ({"length": 0}, "length: must be at least 1; got 0"),
-        ({"policy": "nonsense"}, "nonsense"),
-        ({"verifier": "nonsense"}, "verifier: must be one of"),
-        ({"policy": "typical", "verifier": "block"}, "verifier: block needs .* typical"),
-        ({"end": 3}, "end: must be a token below 3; got 3"),
-        ({"length": 14}, "length: at most 2\\^21 texts can be enumerated; got 3\\^14"),
-    ],
-)
-def test_bad_settings_are_named(changes, message):
+def texts(**changes):
     given = {"policy": "speculative", "num_draft_tokens": 2, "length": 4} | changes
+    return enumerate_texts(markov_pair(3), Setting(**given))
+
+
+# fmt: off
+WRONG = [
+    (lambda: markov_pair(1), "vocab: must be at least 2; got 1"),
+    (lambda: markov_pair(3, order=0), "order: must be at least 1, .* got 0"),
+    (lambda: markov_pair(3, order=30), "order: .*≤ 2\\^21; got 30"),
+    (lambda: markov_pair(3, sharpness=-1.0), "sharpness: must be at least 0 and finite; got -1.0"),
+    (lambda: markov_pair(3, distance=math.nan), "distance: must be at least 0 and finite; got nan"),
+    (lambda: markov_pair(3, zeros=1.5), "zeros: must be at most 1; got 1.5"),
+    (lambda: TinyPair(ROW, ROW / 2, STAY), "draft: every row must sum to 1"),
+    (lambda: TinyPair(ROW, ROW, STAY + 1), "following: must be states from 0 to 0; got 1 to 1"),
+    (lambda: TinyPair(ROW, ROW.expand(2, 2), STAY), r"draft: must have the target's shape \(1, 2"),
+    (lambda: TinyPair(ROW, ROW, STAY, start=-1), "start: must be states from 0 to 0; got -1 to -1"),
+    (lambda: texts(num_draft_tokens=0), "num_draft_tokens: must be at least 1; got 0"),
+    (lambda: texts(length=0), "length: must be at least 1; got 0"),
+    (lambda: texts(policy="nonsense"), "nonsense"),
+    (lambda: texts(verifier="nonsense"), "verifier: must be one of"),
+    (lambda: texts(policy="typical", verifier="block"), "verifier: block needs .* typical"),
+    (lambda: texts(end=3), "end: must be a token below 3; got 3"),
+    (lambda: texts(length=14), "length: at most 2\\^21 texts can be enumerated; got 3\\^14"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG)
+def test_bad_dials_pairs_and_settings_are_named(make, message):
     with pytest.raises(ValueError, match=message):
-        enumerate_texts(markov_pair(3), Setting(**given))
+        make()
 
 
 def test_one_token_is_the_target_row():

@@ -109,11 +109,20 @@ def test_a_result_in_its_journal_is_named(first, corpus_folder, tmp_path):
         ("--corpus /no/such/folder", "training document .*; got none in /no/such/folder"),
         ("--price 2", "--price: must not be given with --drafter model; got 2.0"),
         ("--target elsewhere", "--target: must not be given with --drafter model; got elsewhere"),
+        ("--drafter recurrent --places 32", "--places: must be below --length 32; got 32"),
+        ("--drafter recurrent --price -1", "--price: must be at least 0; got -1.0"),
+        ("--drafter recurrent --head-layers 0", "--head-layers: must be at least 1; got 0"),
+        ("--drafter recurrent --steps 3000", "--steps: must not be given with --drafter recurrent"),
     ],
 )
-def test_bad_arguments_are_named(corpus_folder, tmp_path, flags, message):
+def test_bad_arguments_are_named(first, corpus_folder, tmp_path, flags, message):
+    args = (
+        head_of(first, corpus_folder, tmp_path, flags)
+        if "recurrent" in flags
+        else tiny(corpus_folder, tmp_path, flags)
+    )
     with pytest.raises(ValueError, match=message):
-        run(tiny(corpus_folder, tmp_path, flags))
+        run(args)
 
 
 HEAD = (
@@ -159,17 +168,3 @@ def test_a_head_is_trained_the_same_however_often_it_is_stopped(
     assert report["training"]["price"]["tokens"] == 2 * 4 * 32
     assert str(tmp_path) not in json.dumps(report)
     assert RecurrentHead.load(whole / "out").shape.places == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--places 32", "--places: must be below --length 32; got 32"),
-        ("--price -1", "--price: must be at least 0; got -1.0"),
-        ("--head-layers 0", "--head-layers: must be at least 1; got 0"),
-        ("--steps 3000", "--steps: must not be given with --drafter recurrent; got 3000"),
-    ],
-)
-def test_bad_arguments_of_heads_are_named(first, corpus_folder, tmp_path, flags, message):
-    with pytest.raises(ValueError, match=message):
-        run(head_of(first, corpus_folder, tmp_path, f"--drafter recurrent {flags}"))
