@@ -84,22 +84,6 @@ def test_bounds_by_hand():
     )
 
 
-@pytest.mark.parametrize(
-    ("readings", "more", "said"),
-    [
-        ([], {}, "readings: must be at least one"),
-        ([-0.1], {}, "readings: must lie in"),
-        ([0.6], {}, "readings: must lie in .*0.5]; got 0.6"),
-        ([math.nan], {}, "readings: must lie in"),
-        ([0.1], {"cap": math.inf}, "cap: must lie in"),
-        ([0.1], {"alpha": 0}, "alpha: must lie in"),
-    ],
-)
-def test_bad_readings_are_refused(readings, more, said):
-    with pytest.raises(ValueError, match=said):
-        ct.confidence_bound(readings, **({"cap": CAP} | more))
-
-
 def said(capsys, *arguments, code=0):
     assert main(["promise", *map(str, arguments)]) == code
     out, err = capsys.readouterr()

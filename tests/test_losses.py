@@ -192,38 +192,6 @@ def test_places_of_a_block_count_as_far_as_they_are_reached():
     assert torch.allclose(accepted.grad, -torch.tensor([[1.0, 0.5, 0.125], [1.0, 1.0, 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"price": -1.0}, ValueError, r"price: must lie in \[0, inf\]; got -1.0"),
-        ({"price": [1.0, 2.0]}, ValueError, "price: must broadcast to the rows' batch shape"),
-        (
-            {"divergence": "total_variation"},
-            ValueError,
-            "divergence: must be a smooth f-divergence",
-        ),
-        ({"divergence": "renyi:a=0.5"}, ValueError, "divergence: must be a smooth f-divergence"),
-        ({"draft_logits": torch.zeros(3, 4)}, ValueError, "draft_logits: shape must equal that of"),
-        (
-            {"draft_logits": torch.zeros(3, 5).long()},
-            TypeError,
-            "draft_logits: must be a tensor of",
-        ),
-        ({"target_logits": torch.full((3, 5), torch.nan)}, ValueError, "target_logits: every row"),
-        ({"draft_logits": torch.full((3, 5), -torch.inf)}, ValueError, "draft_logits: every row"),
-    ],
-)
-def test_bad_input_is_one_error(change, error, message):
-    options = {"target_logits": torch.zeros(3, 5), "draft_logits": torch.zeros(3, 5)} | change
-    with pytest.raises(error, match=message):
-        losses.at_price(options.pop("target_logits"), options.pop("draft_logits"), **options)
-
-
-def test_blocks_of_other_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"acceptance: shape must equal that of losses \(2, 3\)"):
-        losses.along_block(torch.zeros(2, 3), torch.zeros(2, 2))
-
-
 def test_the_pages_loop_trains_a_draft():
     transformers = pytest.importorskip("transformers")
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)[1]
