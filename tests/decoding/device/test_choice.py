@@ -1,17 +1,12 @@
 """Which decodes the device loop takes, what it says of the others, and its seam for kernels."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
-from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, NGram, device, generate
-from cactus_theory.decoding._prepare import Opening
-from cactus_theory.decoding.device import DeviceRounds, verify
-from cactus_theory.decoding.device.verify import torch_step
-from cactus_theory.verify.contract import find_verifier
-from cactus_theory.verify.draft import Assignment
+from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, device, generate
+from cactus_theory.decoding.device import verify
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 KERNELS = {"device_loop": "kernels"}
@@ -55,24 +50,6 @@ def test_drafters_with_options_and_other_models_are_refused(tiny, make_model):
 def test_without_a_gpu_it_runs_only_when_asked(tiny):
     assert run(tiny, device_loop=None).loop == "host"
     assert run(tiny).loop == "device"
-
-
-def test_a_kernel_may_verify(tiny):
-    """The step gets logits, ids, lengths and coins; what it decides is what is emitted."""
-    ids, mask = torch.tensor([[1, 2, 3], [0, 4, 5]]), torch.tensor([[1, 1, 1], [0, 1, 1]])
-    sizes = {"num_draft_tokens": 2, "max_new_tokens": 6, "meter": False}
-    opening, seen = Opening(*tiny, ids, DecodeOptions(attention_mask=mask, **sizes)), []
-    usual = torch_step(find_verifier("chain"), Assignment(opening.policies.distinct), 1.0)
-
-    def step(given):
-        seen.append([tuple(part.shape) for part in vars(given).values()])
-        assert given.positions.tolist() == opening.texts.lengths
-        return usual(replace(given, accept=torch.ones_like(given.accept)))  # no coin is below φ
-
-    with torch.inference_mode():
-        result = DeviceRounds(opening, step).run()
-    assert seen[0] == [(2, 3, 24), (2, 2, 24), (2, 2), (2,), (2, 2), (2,), (2,)]
-    assert result.num_accepted == 0 and result.row_lengths == (6, 6)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import pytest
 
 from simulations.common.grid import Config, Grid
 from simulations.throughput import table
-from simulations.throughput.command import show
-from simulations.throughput.table import COLUMNS, rows
+from simulations.throughput.table import rows
 
 QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "ended": [True]}
 
@@ -59,32 +58,3 @@ def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
     assert row["emitted_kl_per_token"] == pytest.approx((0.5 + 0.5 + 1.5 + 1.5) / 32)
     assert row["largest_row_kl"] == 0.25
     assert row.keys() == dict.fromkeys(table.COLUMNS).keys()
-
-
-def row(method: str, speed: float, kl: float | None = None, **more) -> dict:
-    name, _, knob = method.partition(":")
-    spread = {f"{c}_{end}": v for c, v in (("tokens_per_second", speed),
-              ("speedup_over_plain", speed / 1000)) for end, v in (("low", v * 0.98),
-              ("high", v * 1.02))}  # fmt: skip
-    return dict.fromkeys(COLUMNS) | spread | {
-        "method": name, "knob": knob, "batch": 1, "tokens_per_second": speed,
-        "num_draft_tokens": 0 if "plain" in name else 7, "emitted_kl_per_token": kl,
-        "speedup_over_plain": speed / 1000,
-    } | more  # fmt: skip
-
-
-PLAIN = row("plain", 1000.0)
-
-
-@pytest.mark.parametrize(("columns", "most"), [("80", 80), ("100", 100), ("200", 120)])
-def test_nothing_is_wider_than_the_terminal(monkeypatch, columns: str, most: int) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    figures = dict.fromkeys(
-        ("accepted_per_call", "tokens_per_call", "target_nats_per_token", "outside_forwards"),
-        0.123456,
-    )
-    rows = [PLAIN, row("tempered:temperature=0.95", 1234.5, 0.0412, **figures)]
-    rows += [own | {"batch": 8} for own in rows]
-    said = show({"throughput": rows})
-    assert max(map(len, said.split("\n"))) <= most
-    assert ("outside" in said) == (most > 100)

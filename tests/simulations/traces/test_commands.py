@@ -140,16 +140,6 @@ def test_the_table_is_at_most_100_columns_wide(capsys, monkeypatch) -> None:
     assert "trace: 68 cycles of 11 texts" in table
 
 
-def test_what_a_policy_costs_is_shown_on_any_terminal(capsys, monkeypatch) -> None:
-    policy = "band:price=1.0,divergence=reverse_kl"
-    for columns in ("80", "20"):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert main(["replay", str(EXAMPLE), "--policy", policy, "--num-draft-tokens", "2"]) == 0
-        said = capsys.readouterr().out
-        cost = replay(EXAMPLE, policy, num_draft_tokens=2).divergence_per_token()
-        assert "reverse_kl" in said and f"{cost.value:.4g}" in said
-
-
 def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -> None:
     source = torch.Generator().manual_seed(0)
     cycles = [
