@@ -50,8 +50,8 @@ CASES = """
 cactus solve q.npy p.npy --delta -1 | delta: must lie in [0, inf]; got -1.0
 cactus solve q.npy missing.npy --delta 1 | missing.npy
 cactus solve nofile.npz --delta 1 | target: no such file; got 'nofile.npz'
-cactus solve q.npy p.npy --delta 1 --csv x.txt | --csv: must end in .csv
-cactus solve q.npy p.npy --delta 1 --plot no/x.png | no/x.png
+cactus solve no.npy p.npy --delta 1 --csv x.txt | --csv: must end in .csv
+cactus solve no.npy p.npy --delta 1 --plot no/x.png | no/x.png
 cactus solve q.npy p.npy --delta 1 --plot x.png --row 1 | --row
 cactus solve SHIPPED --delta 1 --row 99 | --row: must lie in [0, 3]; got 99
 cactus solve bad.npy p.npy --delta 1 | sum to 1 within 1e-09 (torch.float64); the row
@@ -81,7 +81,7 @@ cactus audit SHIPPED --policy band:price=1 --row -1 | --row: must lie in [0, 3]
 cactus audit SHIPPED::target --policy typical --draft-tokens 9999999999999999999 | --draft-tokens: m
 cactus audit q.npy p.npy --policy no.py:x | no such file; got 'no.py'
 cactus audit q.npy p.npy TABLE --policy cactuss | 'cactuss'
-cactus audit q.npy p.npy TABLE --latex x.txt | --latex: must end in .tex
+cactus audit no.npy p.npy TABLE --latex x.txt | --latex: must end in .tex
 cactus audit q.npy p.npy TABLE --draft-tokens 1 | at most one may be given; got both
 cactus audit no.npy p.npy --policy cactus:delta=1 --latex no/x.tex | --latex: must be a writable
 cactus audit TRACE x.npy --policy typical | draft: must not be given with
