@@ -4,7 +4,8 @@ An hour on two cores (throughput 16 minutes). --quick takes small settings:
 the same columns from fewer rows, to see that every command works. A command that fails is told,
 and the others go on; what they print is in OUT/made. Commands that resume take up what is there,
 so name another folder to begin anew. Numbers of a GPU are made by gpu-check; a CSV whose head names
-a commit was made by that commit's command.
+a commit was made by that commit's command. --shared holds models/ and prompts/, of which chat.jsonl
+is mt_bench.jsonl and, after it, the first 220 lines of gsm8k_test.jsonl.
 """
 
 import argparse
@@ -81,6 +82,8 @@ ENTRIES = (
           f"{FEW_LAWS} --elsewhere tempered", inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("price_travels_smollm2_skip3=price_travels", FEW_LAWS,
           inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
+    Entry("compare", "--num-prompts 2 --max-new-tokens 8 --cycles 20 --num-draft-tokens 2",
+          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/chat.jsonl"),
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
           "{root}/paper_figures/data/price_travels_stories.csv"),
@@ -99,6 +102,10 @@ ENTRIES = (
           before="trace --draft-mode greedy --cycles 1300 --out {made}/greedy", before_quick=SHORT),
     Entry("blocks_ngram=blocks", "--num-draft-tokens 4 --levels 0.01", inputs="{made}/ngram",
           before="trace --draft ngram --cycles 1300 --out {made}/ngram", before_quick=SHORT),
+    Entry("prices_ngram", "--num-draft-tokens 2", CSV, "{made}/smollm2_ngram",
+          before=f"trace --target {SMOLLM} --draft ngram --prompts {{shared}}/prompts/mt_bench.jsonl "
+          "--chat --num-draft-tokens 4 --max-new-tokens 64 --cycles 1300 --out {made}/smollm2_ngram",
+          before_quick=SHORT),
     Entry("rules", FEW_RULES, RULES),
     Entry("rules_stories", FEW_RULES, RULES, TALES),
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),

@@ -21,7 +21,6 @@ NEEDS = {
     "compare": ("compare",),
     "gpu": ("gpu_verify",),
     "overspend": ("overspend", "acceptance_kl"),
-    "size": ("throughput_134m",),
     "throughput": ("throughput",),
     "tune": ("tune",),
 }

@@ -54,13 +54,17 @@ def test_a_page_lists_every_policy_with_its_knobs_and_declaration() -> None:
 
 def test_what_a_nat_buys_and_costs_is_what_was_measured_and_proven() -> None:
     page = (ROOT / "cactus_theory" / "CHOOSE.md").read_text(encoding="utf-8")
-    rows, _ = read_csv(ROOT / "paper_figures" / "data" / "throughput_134m.csv")
-    speeds = {(float(row["level"]), row["family"]): float(row["over_plain"]) for row in rows}
-    elsewhere, _ = read_csv(ROOT / "paper_figures" / "data" / "same_nats.csv")
+    data = ROOT / "paper_figures" / "data"
+    calls = {(float(row["level"]), row["family"]): float(row["tokens_per_call"])
+             for row in read_csv(data / "price_travels_smollm2_4bit.csv")[0]
+             if row["law"] == "speculative"}  # fmt: skip
+    elsewhere, _ = read_csv(data / "same_nats_smollm2_4bit.csv")
     colder_at = {float(row["level"]): float(row["knob"]) for row in elsewhere
                  if row["spent"] == "tempered"}  # fmt: skip
     for nats in (0.02, 0.05, 0.1):
-        band, cactus = (speeds[nats, name] for name in ("band:price", "cactus:delta"))
+        band, cactus = (
+            calls[nats, name] / calls[0, "speculative"] for name in ("band:price", "cactus:delta")
+        )
         right, of_64 = (
             f"{0.5 + 0.5 * most_variation(own):.1%}".replace("%", " %") for own in (nats, 64 * nats)
         )

@@ -26,9 +26,9 @@ SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
     ("band:price", "block"),
 )  # fmt: skip
-# file of the README's table, and suffixes of a value and its interval's ends
-LARGE, ENDS = "throughput_134m.csv", ("", "_low", "_high")
-LONG = "throughput_134m_long.csv"  # the table with more policies, verifiers and batches
+# suffixes of a value and its interval's ends
+ENDS = "", "_low", "_high"
+LARGE = "throughput_134m_long.csv"
 Row = Mapping[str, str]
 
 
@@ -58,40 +58,19 @@ def filled(root: Path, name: str, data: Path) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](data)}{found[3]}", text)
 
 
-def at_size(data: Path) -> str:
-    """Return the README's table: settings at the cost of a larger pair."""
-    rows, notes = _read(data / LARGE, "paper_figures/data")
-    lines = [
-        (
-            f"{float(row['level']):g}" if float(row["level"]) else "0 (lossless)",
-            _method(row | {"knob": "", "verifier": ""}),
-            "–" if row["num_draft_tokens"] == "0"
-            else f"{row['verifier']}, {row['num_draft_tokens']}",
-            _span(row, "tokens_per_second", 1),
-            *(_span(row, name, 2) or "–" for name in ("over_plain", "over_lossless")),
-            _number(row["tokens_per_call"], 2) or "1.00",
-            _small(row["emitted_kl_per_token"]) if float(row["level"]) else "0",
-        )
-        for row in rows
-    ]  # fmt: skip
-    head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (90 %)", "× plain (90 %)",
-            "× lossless (90 %)", "tokens a call", "metered")  # fmt: skip
-    return _table(f"One text at a time, {notes['cost']}", notes, head, lines)
-
-
 # column of a table of ``compare`` → head, digits, and whether with its interval
 COMPARED = {
     "tokens_per_second": ("tokens/s", 1, False), "over_plain": ("× plain", 2, True),
     "over_lossless": ("× lossless", 2, True), "tokens_per_call": ("tokens a call", 2, False),
     "kl_per_token": ("metered", 4, False), "tokens_per_answer": ("tokens an answer", 0, False),
-    "seconds_per_answer": ("seconds an answer", 3, True), "score": ("score", 2, True),
+    "seconds_per_answer": ("seconds an answer", 1, True), "score": ("score", 2, True),
     "seconds_per_right": ("seconds a right answer", 1, False),
 }  # fmt: skip
 
 
-def compared(data: Path, name: str, title: str) -> str:
-    """Return the table of ``compare``: policies at equal nats on whole answers."""
-    rows, notes = _read(data / f"{name}.csv")
+def compared(data: Path) -> str:
+    """Return the README's table: policies at equal nats on whole answers of a real model."""
+    rows, notes = _read(data / "compare.csv", "paper_figures/data")
     known = {column: own for column, own in COMPARED.items() if column in rows[0]}
     lines = [
         (
@@ -104,12 +83,15 @@ def compared(data: Path, name: str, title: str) -> str:
         for row in rows
     ]  # fmt: skip
     head = ["may spend, nats a token", "policy", "verifier, K", *(own[0] for own in known.values())]
-    title = f"{title}; {rows[0]['prompts']} prompts, 90 % over resampled ones"
+    title = (
+        "SmolLM2-135M-Instruct and its head, one text at a time, temperature 1, answers of at most "
+        f"256 tokens; {rows[0]['prompts']} prompts, in brackets 90 % over resampled ones"
+    )
     return _table(title, notes, head, lines, medians=False)
 
 
 def _single(row: Row, column: str, digits: int) -> str:
-    return _number(row[column], digits)
+    return _number(row[column], digits) if float(row[column] or 1) else "0"
 
 
 def _span(row: Row, column: str, digits: int) -> str:
@@ -440,10 +422,10 @@ def _share(text: str) -> str:
 
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
-    "README.md": {"": at_size},
+    "README.md": {"": compared},
     "paper_figures/RESULTS.md": {
-        "large": partial(throughput, name=LONG),
-        "large_batch": partial(throughput, name=LONG, batch="8"),
+        "large": partial(throughput, name=LARGE),
+        "large_batch": partial(throughput, name=LARGE, batch="8"),
         "tuned": tuned, "throughput": throughput, "blocks": blocks,
         "drafters": drafters, "answers": answers, "decode": decode, "theory": theory,
         "verify": verify, "gpu": gpu, "shipped": lambda _: shipped(PAIR),
