@@ -7,10 +7,9 @@ The best row is h = clip(p, aq, bq) (THEORY.md, Theorems 7, 13 and 24). It sums 
 and P₀ is what p lacks of 1 there: the draft's mass where q = 0, or above a ceiling on h/q. At a
 node with alive ratio P the row is p/P, so that P₀ may be negative.
 
-The other equation is f′(b) − f′(a) = 1/λ at a price λ, which gives a for every b and leaves one
-rising function of b; or D = δ, which takes Newton's method in both. Either costs a few passes over
-the rows a step. Rows that do not converge, or would lose precision, go to the sorted path, which is
-the reference.
+The other equation is f′(b) − f′(a) = 1/λ at a price λ, or D = δ. Newton's method in both edges
+takes a pass over the rows a step. Rows that do not converge, or would lose precision, go to the
+sorted path, which is the reference.
 """
 
 import math
@@ -28,8 +27,6 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.optimum.certificate import Geometry, geometry_of
 from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
 
-Pairs = Float[Tensor, "rows 2"]
-
 # most steps of a search; rows that have not converged by then go to the sorted path
 MOST_STEPS = 24
 # full Newton steps before every second one is damped, against jumps to and fro over a ratio
@@ -37,8 +34,6 @@ UNDAMPED = 8
 # Newton's start, found by trial on rows of language models: ln b in units of √(2δ/f″(1)), and the
 # largest share of the way to the largest and the smallest ln(p/q)
 STARTING_WIDTH, STARTING_SHARE = 1.5, 0.7
-# slope of Σ h in ln b at which secants start (at a price): the mass outside the band
-STEEPNESS = 0.9
 # error at which a search ends: L, U and D are sums of rounded terms of total size about 1
 CLOSE = 1e-14
 # largest step, relative to the edge, that rows still take once converged: it costs nothing
@@ -145,115 +140,70 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
         amount = kind.to_generator(amount)
     elif knob != "price" or kind is not f:  # else the price depends on what is spent
         return None
-    search = _within if knob == "delta" else _at_price
-    parts = [search(_Ratios(geometry.of_rows(at)), amount[at]) for at in parts_of(geometry.q)]
+    parts = [_search(geometry.of_rows(at), knob, amount[at]) for at in parts_of(geometry.q)]
     if len(parts) == 1:
         return parts[0]
     columns = zip(*(vars(bands).values() for bands, _ in parts), strict=True)
     return Edges(*map(torch.cat, columns)), torch.cat([done for _, done in parts])
 
 
-class _Ratios:
-    """Float64 rows, p/q (1 where q = 0), its ends, and P₀ of each row."""
+def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags]:
+    """Return the edges at which L = U + P₀ and the other equation holds, and which converged.
 
-    def __init__(self, geometry: Geometry) -> None:
-        self.q, self.p, self.f = geometry.q, geometry.p, geometry.generator
-        self.values = self.p / self.q
-        self.most, self.outside = self.values.amax(-1), None
-        zero = torch.zeros_like(self.most)
-        self.lacking = zero if geometry.lacking is None else geometry.lacking
-        if not bool((self.most < torch.inf).all()):  # also for NaN, from 0/0
-            self.outside = ~torch.isfinite(self.values)
-            self.lacking = self.lacking + torch.where(self.outside, self.p, 0.0).sum(-1)
-            self.values[self.outside] = 1.0
-            self.most = self.values.amax(-1)
-        self.least = self.values.amin(-1)
-
-    def bands(
-        self, edges: Pairs, lossless: Flags, whole: Flags, done: Flags
-    ) -> tuple[Edges, Flags]:
-        """Return the edges with those of the path's ends filled in; a = b only where lossless."""
-        whole = whole & ~lossless
-        lower = torch.where(lossless, 1.0, torch.where(whole, self.least, edges[:, 0]))
-        upper = torch.where(lossless, 1.0, torch.where(whole, self.most, edges[:, 1]))
-        apart = (upper > lower) & (upper < torch.inf)
-        bands = Edges(lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole)
-        return bands, done & (apart | lossless | whole)
-
-
-def _at_price(ratios: _Ratios, price: PerRow) -> tuple[Edges, Flags]:
-    """Return the edges at which Σ h is 1: secants in b, with the a that the price gives each b.
-
-    It is not b from a: where f′(∞) is finite, b depends on the last digits of a.
+    Newton's method on sums over masks: between two ratios p/q these are linear in the edges.
     """
-    f, width = ratios.f, 1 / price
-    end = f.centred_slope(ratios.most) - f.centred_slope(ratios.least)
-    lossless, whole = torch.isinf(price), (price <= 1 / end) & (ratios.lacking == 0)
-    done = lossless | whole | (price < LEAST_PRICE)
-    top = torch.minimum(f.ratio_at(f.slope_at_one + width), ratios.most).clamp(min=1.0)
-    upper = torch.minimum(f.ratio_at(f.slope_at_one + width / 2), top.sqrt())
-    low, high, before = torch.ones_like(top), top, None
-    rows, slow = torch.empty_like(ratios.q), torch.zeros_like(done)
-    halve = slow
-    for _ in range(MOST_STEPS):
-        # a is 0 where f′ does not fall so low
-        edges = torch.stack([f.ratio_at(f.slope(upper) - width).clamp(max=1.0), upper], -1)
-        torch.clamp(ratios.values, edges[:, :1], edges[:, 1:], out=rows)
-        excess = rows.mul_(ratios.q).sum(-1) - 1
-        size, above = excess.abs(), excess > 0
-        done = done | (size <= CLOSE) | ((upper >= top) & ~above)  # the path may have ended
-        if bool(done.all()):
-            break
-        low, high = torch.where(above, low, upper), torch.where(above, upper, high)
-        if before is None:
-            new = upper * (1 - excess / STEEPNESS)
-        else:
-            new = upper - excess * (upper - before[0]) / (excess - before[1])
-            # two steps in a row that did not halve the excess are followed by half the bracket
-            slow, once = 2 * size > before[1].abs(), slow
-            halve = slow & once & ~halve
-        before, new = (upper, excess), torch.minimum(new, top)
-        usable = (new > low) & (new <= high) & ~halve
-        upper = torch.where(done, upper, torch.where(usable, new, (low * high).sqrt()))
-    found = (size <= CLOSE) & (price >= LEAST_PRICE)
-    return ratios.bands(edges, lossless, whole, found | lossless | whole)
-
-
-def _within(ratios: _Ratios, delta: PerRow) -> tuple[Edges, Flags]:
-    """Return the edges at which L = U + P₀ and D = δ: Newton on sums over masks.
-
-    Between two ratios p/q the sums are linear in the edges except for f.
-    """
-    f = ratios.f
-    (rows, vocab), lacking = ratios.q.shape, ratios.lacking
-    masks = ratios.q.new_empty(rows, 2, vocab)
-    weights = ratios.q.new_empty(rows, 3, vocab)
-    weights[:, 0], weights[:, 1] = ratios.q, ratios.p
-    if ratios.outside is not None:
-        weights[:, :2].masked_fill_(ratios.outside[:, None], 0.0)
-    cost = torch.mul(weights[:, 0], f.centred(ratios.values), out=weights[:, 2])
-    total = inside = cost.sum(-1)
-    if not bool((total < torch.inf).all()):
+    q, p, f, priced = geometry.q, geometry.p, geometry.generator, knob == "price"
+    ratios, outside = p / q, None
+    most = ratios.amax(-1)
+    lacking = torch.zeros_like(most) if geometry.lacking is None else geometry.lacking
+    if not bool((most < torch.inf).all()):  # also for NaN, from 0/0
+        outside = ~torch.isfinite(ratios)
+        lacking = lacking + torch.where(outside, p, 0.0).sum(-1)
+        ratios[outside] = 1.0
+        most = ratios.amax(-1)
+    least = ratios.amin(-1)
+    weights, masks = q.new_empty(len(q), 2 if priced else 3, q.shape[1]), q.new_empty(2, *q.shape)
+    weights[:, 0], weights[:, 1] = q, p
+    if outside is not None:
+        weights[:, :2].masked_fill_(outside[:, None], 0.0)
+    if priced:
+        goal, inside = 1 / amount, torch.zeros_like(amount)
+        lossless = torch.isinf(amount)
+        whole = (goal >= f.centred_slope(most) - f.centred_slope(least)) & (lacking == 0)
+        abandoned = amount < LEAST_PRICE
+    else:
+        cost = torch.mul(weights[:, 0], f.centred(ratios), out=weights[:, 2])
+        goal, total = amount, cost.sum(-1)
         # f(0) = ∞ at tokens that the draft excludes: they are lifted at any a > 0
-        cost[~torch.isfinite(cost)] = 0.0
+        cost.masked_fill_(~torch.isfinite(cost), 0.0)
         inside = cost.sum(-1)
-    lossless, whole = delta == 0, (total <= delta) & (lacking == 0)
+        lossless, whole = amount == 0, (total <= amount) & (lacking == 0)
+        abandoned = ~(inside <= MOST_COST) | (amount < LEAST_BUDGET) | torch.isinf(amount)
     ready = lossless | whole
-    abandoned = ~(inside <= MOST_COST) | (delta < LEAST_BUDGET) | torch.isinf(delta)
     abandoned = abandoned & ~ready
-    edges = _starting_edges(ratios, delta)
+    curvature = f.curvature(torch.ones_like(goal[:1]))
+    width = goal / curvature / 2 if priced else STARTING_WIDTH * (2 * goal / curvature).sqrt()
+    upper = torch.minimum(width.exp(), most**STARTING_SHARE)
+    lower = torch.maximum((-width if priced else -width / 2).exp(), least**STARTING_SHARE)
+    edges = torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
     for step in range(MOST_STEPS):
         if bool((ready | abandoned).all()):
             break
-        torch.lt(ratios.values, edges[:, :1], out=masks[:, 0])
-        torch.gt(ratios.values, edges[:, 1:], out=masks[:, 1])
-        mass, drafted, cost = torch.bmm(weights, masks.transpose(1, 2)).unbind(1)
+        torch.lt(ratios, edges[:, :1], out=masks[0])
+        torch.gt(ratios, edges[:, 1:], out=masks[1])
+        mass, drafted, *costs = torch.bmm(weights, masks.permute(1, 2, 0)).unbind(1)
         moved = edges * mass - drafted  # L and −U
         lifted, cut = moved[:, 0], lacking - moved[:, 1]
-        excess = inside - delta + (mass * f.centred(edges) - cost).sum(-1)
-        close = excess.abs() + (lifted - cut).abs() <= CLOSE * (1 + delta)
-        down, up = f.centred_slope(edges).unbind(-1)
-        rejection = (excess - down * lifted + up * cut) / (up - down)
+        slopes = f.centred_slope(edges)
+        if priced:
+            excess = slopes[:, 1] - slopes[:, 0] - goal
+            falls = f.curvature(edges) / mass
+            rejection = (excess + falls[:, 0] * lifted + falls[:, 1] * cut) / falls.sum(-1)
+        else:
+            excess = inside - goal + (mass * f.centred(edges) - costs[0]).sum(-1)
+            rejection = excess - slopes[:, 0] * lifted + slopes[:, 1] * cut
+            rejection = rejection / (slopes[:, 1] - slopes[:, 0])
+        close = excess.abs() + (lifted - cut).abs() <= CLOSE * (1 + goal)
         # at the start both slopes are 0 and the step is undefined: halve instead
         mean = (lifted + cut) / 2
         usable = torch.isfinite(rejection) & (rejection > 0.05 * mean)
@@ -272,16 +222,12 @@ def _within(ratios: _Ratios, delta: PerRow) -> tuple[Edges, Flags]:
         abandoned = abandoned | ((lacking > 0) & (mass[:, 1] <= 0) & ~ready)
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
-    return ratios.bands(edges, lossless, whole, ready & ~abandoned)
-
-
-def _starting_edges(ratios: _Ratios, delta: PerRow) -> Pairs:
-    """Return starting edges: those of a curvature f″(1), each with a ratio p/q beyond it."""
-    curvature = ratios.f.curvature(torch.ones_like(delta[:1]))
-    width = STARTING_WIDTH * (2 * delta / curvature).sqrt()
-    upper = torch.minimum(width.exp(), ratios.most**STARTING_SHARE)
-    lower = torch.maximum((-width / 2).exp(), ratios.least**STARTING_SHARE)
-    return torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
+    whole = whole & ~lossless
+    lower = torch.where(lossless, 1.0, torch.where(whole, least, edges[:, 0]))
+    upper = torch.where(lossless, 1.0, torch.where(whole, most, edges[:, 1]))
+    apart = (upper > lower) & (upper < torch.inf)  # a = b only where lossless
+    bands = Edges(lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole)
+    return bands, ready & ~abandoned & (apart | lossless | whole)
 
 
 def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:

@@ -31,10 +31,6 @@ Row = Float[np.ndarray, "vocab"]
 
 BESIDE = ("deterministic+sampled", "deterministic+off")
 KINDS = ("iid", "without_replacement", "deterministic", *BESIDE)
-# largest vocabulary of three and more drafts without replacement: all its sets are enumerated
-SMALL = 12
-# distance of minima over sets that count as one minimum; their sets are united
-LEVEL = 1e-12
 
 
 @one_thread()
@@ -52,10 +48,9 @@ def selection_law(
 
     ``optimal_acceptance(q, p°)`` is the best that any policy can do with these drafts, its gap the
     proof; :func:`verify_tree` does it for deterministic tokens and one sampled one.
-    Exact up to float64 rounding, O(V log V) a row; three and more drafts without replacement
-    take all sets of tokens. For two of them prefixes are taken, and that no other set matters is
-    a conjecture, which held on 266,000 random rows. Which of several tokens with q = 0 is offered
-    is arbitrary.
+    Exact up to float64 rounding, O(V log V) a row. For two drafts without replacement prefixes are
+    taken, and that no other set matters is a conjecture, which held on 266,000 random rows; more
+    of them are refused. Which of several tokens with q = 0 is offered is arbitrary.
 
     Parameters
     ----------
@@ -73,7 +68,7 @@ def selection_law(
     ------
     ValueError
         Not a distribution, an unknown kind, k below 1 or above what can be drawn, three drafts
-        without replacement of more than 12 tokens, ids outside the vocabulary or none of them.
+        without replacement, ids outside the vocabulary or none of them.
     TypeError
         Rows that are not floats, ids that are not integers.
 
@@ -193,13 +188,10 @@ def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
         fewest = int((p > 0).sum(-1).min()) if len(p) else k
         if k > fewest:
             raise ValueError(f"k: must not exceed the {fewest} tokens of a draft; got {k}")
-        if k > 2 and q.shape[-1] > SMALL:
-            raise ValueError(
-                f"k: must be at most 2 without replacement for more than {SMALL} tokens; got {k} "
-                f"for {q.shape[-1]}"
-            )
+        if k > 2:
+            raise ValueError(f"k: must be at most 2 without replacement; got {k}")
         if k > 1:
-            law = partial(_of_prefixes, _two_different) if k == 2 else _of_all_sets
+            law = partial(_of_prefixes, _two_different)
     with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
         rows = [law(*row, k) for row in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
     return torch.from_numpy(np.stack(rows)).to(q.device) if rows else p.clone()
@@ -262,43 +254,3 @@ def _two_different(p: Row, k: int) -> Row:
     found = p * (later / others) + p * _after(odds)
     found[:likeliest] += p[:likeliest] / others[likeliest] * p[likeliest]
     return found
-
-
-def _of_all_sets(q: Row, p: Row, k: int) -> Row:
-    """Return p° level by level: the set of least f/q, then the set of least f/q in the rest, …"""
-    vocab = len(q)
-    sets = np.arange(1 << vocab)
-    members = (sets[:, None] >> np.arange(vocab)) & 1 == 1
-    meets, mass = _meeting_chances(p, k, members), members @ q
-    support = int(sum(1 << i for i in range(vocab) if q[i] > 0))
-    law, done = np.zeros(vocab), 0
-    while done != support:
-        larger = sets[(sets & done == done) & (sets & ~support == 0) & (sets != done)]
-        slope = (meets[larger] - meets[done]) / mass[larger ^ done]  # no difference: it may vanish
-        united = int(np.bitwise_or.reduce(larger[slope <= slope.min() + LEVEL]))
-        gained = members[united] & ~members[done]
-        law[gained] = (meets[united] - meets[done]) * (q[gained] / q[gained].sum())
-        done = united
-    for token in np.flatnonzero(q == 0):
-        law[token] = meets[done | 1 << int(token)] - meets[done]
-        done |= 1 << int(token)
-    return np.maximum(law, 0.0)
-
-
-def _meeting_chances(
-    p: Row, k: int, members: Bool[np.ndarray, "sets vocab"]
-) -> Float[np.ndarray, "sets"]:
-    """Return Pr(S meets A) for every set A of tokens, k drawn without replacement."""
-    drawn = np.zeros(len(members))
-    drawn[0] = 1.0
-    for _ in range(k):
-        following, left = np.zeros_like(drawn), members[::-1] @ p
-        for token, mass in enumerate(p):
-            before = np.flatnonzero((drawn > 0) & ~members[:, token])
-            following[before | 1 << token] += drawn[before] * (mass / left[before])
-        drawn = following
-    missed = drawn.copy()  # mass of the sets inside each set
-    for token in range(len(p)):
-        inside = np.flatnonzero(members[:, token])
-        missed[inside] += missed[inside ^ 1 << token]
-    return 1 - missed[::-1]  # a set is missed by what lies in its complement

@@ -3,9 +3,6 @@
 Kernels draw alike, by parts: ``cactus_theory/kernels/_draws.py``.
 """
 
-import math
-
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,10 +14,7 @@ Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
 
-# Least entries of a row that is searched in two steps, first for a block: sums of blocks vectorise,
-# a running sum does not.
-BLOCKED_FROM = 8192
-# entries of a block, near the square root of a large vocabulary: about as many blocks as entries
+# tokens of a row that are added up at once, before a search looks at each of them
 BLOCK = 512
 # id of a token whose row is no distribution
 NO_TOKEN = -1
@@ -33,83 +27,45 @@ def pick(
 
     Rows need not be normalised; ``draw`` lies in [0, 1). A token of zero mass is never
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
-    NaN or ∞ in it, gives ``none``. Sums are float64, those inside a block of a long float32 row
-    float32.
+    NaN or ∞ in it, gives ``none``. Sums are float64.
     """
-    if rows.shape[1] >= BLOCKED_FROM:
-        if rows.shape[0] == 1 and rows.device.type == "cpu":
-            token = pick_one(rows[0].detach(), draw.item())
-            return torch.tensor([token if token >= 0 else none], device=rows.device)
+    if rows.device.type != "cpu" or loops() is None:
         return _pick_blocked(rows, draw, none)
-    cumulative = rows.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    return _first_beyond(cumulative, draw[:, None] * total, none)[:, 0]
+    tokens = [pick_one(row, coin) for row, coin in zip(rows.detach(), draw.tolist(), strict=True)]
+    found = torch.tensor(tokens, dtype=torch.int64, device=rows.device)
+    return found if none == NO_TOKEN else torch.where(found == NO_TOKEN, none, found)
 
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Draw as :func:`pick` from one row on the CPU."""
-    row = row if row.dtype in DECIDED else row.float()
-    if row.is_contiguous() and (compiled := loops()) is not None:
-        entries = row.numpy()
-        return compiled.draw_left(entries, entries[:0], 1.0, draw)
-    if row.shape[0] < BLOCKED_FROM:
-        return _at_share(row.cumsum(-1, dtype=torch.float64).numpy(), draw)
-    whole = row.shape[0] // BLOCK * BLOCK
-    parts = torch.cat([row[:whole].view(-1, BLOCK).sum(-1), row[whole:].sum(-1, keepdim=True)])
-    sums = parts.double().numpy()
-    cumulative = sums.cumsum()
-    block = _at_share(cumulative, draw)
-    if block == NO_TOKEN:
-        return NO_TOKEN
-    rest = draw * cumulative[-1] - (cumulative[block] - sums[block])
-    inside = row[block * BLOCK : (block + 1) * BLOCK].cumsum(-1, dtype=torch.float64).numpy()
-    return block * BLOCK + _beyond(inside, max(rest, 0.0))
-
-
-def _at_share(cumulative: Float[np.ndarray, "n"], share: float) -> int:
-    total = cumulative[-1]
-    return _beyond(cumulative, share * total) if 0 < total < math.inf else NO_TOKEN
-
-
-def _beyond(cumulative: Float[np.ndarray, "n"], threshold: float) -> int:
-    index = int(cumulative.searchsorted(threshold, "right"))
-    # a threshold may round up to the total: fall back on the index where that was reached
-    return index if index < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
-
-
-def _first_beyond(
-    cumulative: Float[Tensor, "rows n"], threshold: Float[Tensor, "rows 1"], none: int = NO_TOKEN
-) -> Int[Tensor, "rows 1"]:
-    """Return the first index whose cumulative mass exceeds the threshold, of positive mass.
-
-    ``none`` where the sums have no positive, finite total; any other row is searched without a look
-    at that, since its index then lies inside the row.
-    """
-    index = torch.searchsorted(cumulative, threshold, right=True)
-    if not index.is_cuda and int(index.max()) < cumulative.shape[-1]:
-        return index
-    # a threshold may round up to the total: fall back on the index where that was reached
-    total = cumulative[:, -1:].contiguous()
-    last = torch.minimum(index, torch.searchsorted(cumulative, total))
-    return torch.where((total > 0) & (total < torch.inf), last, none)
+    if (compiled := loops()) is None:
+        return int(_pick_blocked(row[None], torch.tensor([draw], dtype=torch.float64), NO_TOKEN))
+    entries = (row if row.dtype in DECIDED else row.float()).contiguous().numpy()
+    return compiled.draw_left(entries, entries[:0], 1.0, draw)
 
 
 def _pick_blocked(rows: Tensor, draw: Tensor, none: int) -> Tensor:
-    whole = rows.shape[-1] // BLOCK
-    head = rows[:, : whole * BLOCK].view(len(rows), whole, BLOCK).sum(-1).double()
-    tail = rows[:, whole * BLOCK :].sum(-1, keepdim=True).double()
-    cumulative = torch.cat([head, tail], -1).cumsum(-1)
-    threshold = draw[:, None] * cumulative[:, -1:]
-    block_or_none = _first_beyond(cumulative, threshold)
-    block = block_or_none.clamp(min=0)
-    before = cumulative.gather(-1, block) - torch.cat([head, tail], -1).gather(-1, block)
-    inside = block * BLOCK + torch.arange(BLOCK, device=rows.device)
-    real = inside < rows.shape[-1]
-    entries = rows.gather(-1, inside.clamp(max=rows.shape[-1] - 1))
-    entries = torch.where(real, entries, 0.0).cumsum(-1, dtype=torch.float64)
+    """Look for the block first, as sums of blocks vectorise and a running sum does not."""
+    blocks = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % BLOCK))
+    blocks = blocks.view(len(rows), -1, BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64)
+    cumulative = sums.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    threshold = draw[:, None] * total
+    block = _first_beyond(cumulative, threshold)
+    before = cumulative.gather(-1, block) - sums.gather(-1, block)
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
+    inside = inside.cumsum(-1, dtype=torch.float64)
     rest = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
-    token = block * BLOCK + _first_beyond(entries, rest)
-    return torch.where(block_or_none < 0, none, token)[:, 0]
+    token = block * BLOCK + _first_beyond(inside, rest)
+    return torch.where((total > 0) & (total < torch.inf), token, none)[:, 0]
+
+
+def _first_beyond(cumulative: Tensor, threshold: Tensor) -> Int[Tensor, "rows 1"]:
+    """Return the first index beyond a threshold, that of the total if this was rounded up to it."""
+    index = torch.searchsorted(cumulative, threshold, right=True)
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+    return torch.minimum(index, last).clamp(max=cumulative.shape[-1] - 1)  # NaN is beyond all
 
 
 def toss(

@@ -14,7 +14,7 @@ EXACT = 1e-11
 # a proof at V = 151,936: sums of as many float64 terms
 LONG = 1e-12
 DETERMINISTIC = ("deterministic", "deterministic+sampled", "deterministic+off")
-KINDS = [("iid", 1), ("iid", 2), ("iid", 5), ("without_replacement", 2), ("without_replacement", 3)]
+KINDS = [("iid", 1), ("iid", 2), ("iid", 5), ("without_replacement", 2)]
 KINDS += [(kind, 0) for kind in DETERMINISTIC]
 
 
@@ -202,7 +202,7 @@ def test_laws_at_vanishing_masses(kind):
     source = np.random.default_rng(3)
     with np.errstate(all="raise"):
         for number in range(amount(300, 2000)):
-            vocab, k = int(source.integers(3, 6)), 2 + number % 2
+            vocab, k = int(source.integers(3, 6)), 2 + (kind == "iid") * (number % 2)
             tiny = source.choice([0.0, 5e-324, 1e-310, 1e-300, 1e-18, 1e-9], (2, vocab))
             rows = np.where(source.random((2, vocab)) < 0.5, tiny, source.random((2, vocab)))
             rows[:, 0] = source.random(2) + 0.1
@@ -216,6 +216,6 @@ def test_laws_at_vanishing_masses(kind):
             assert np.isfinite(law).all() and (law >= 0).all(), (q, p, k)
             assert abs(law.sum() - 1) < 1e-12, (q, p, k)
     law = ct.selection_law(
-        np.array([0.4, 0.3, 0.3, 1e-18]), np.array([0.5, 0.5, 1e-18, 1e-18]), k=3, kind=kind
+        np.array([0.4, 0.3, 0.3, 1e-18]), np.array([0.5, 0.5, 1e-18, 1e-18]), k=2, kind=kind
     )
     assert abs(float(law.sum()) - 1) < 1e-12

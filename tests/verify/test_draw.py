@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from cactus_theory.verify import draw as _draw
-from cactus_theory.verify.draw import BLOCK, BLOCKED_FROM, pick, pick_one, toss
+from cactus_theory.verify.draw import BLOCK, _pick_blocked, pick, pick_one, toss
 from tests.verify.blocks import LAST_COIN
 
 
@@ -32,37 +31,24 @@ def test_coins_are_uniform_float64_in_the_half_open_interval():
         assert abs(accept.mean() - 0.5) < 0.06  # nine standard errors of 2,000 coins
 
 
-def test_long_rows_are_searched_by_blocks_with_the_same_answer(monkeypatch):
+@pytest.mark.parametrize("width", [50, 9001])
+def test_one_row_and_rows_on_a_device_get_what_rows_of_a_batch_get(width):
     source = torch.Generator().manual_seed(1)
-    rows = torch.rand(64, 9001, generator=source, dtype=torch.float64)
-    rows *= torch.rand(rows.shape, generator=source) < 0.02  # most tokens are impossible
-    rows[:8, 700:] = 0
-    rows[8:16, :8900], rows[:, -1] = 0, 0.3
-    draw = torch.rand(64, generator=source, dtype=torch.float64)
-    draw[::5], draw[1::5] = 0.0, LAST_COIN
-    fast = pick(rows, draw)
-    assert (rows.gather(-1, fast[:, None]) > 0).all()
-    single = pick(rows.float(), draw)
-    assert (rows.gather(-1, single[:, None]) > 0).all()
-    monkeypatch.setattr(_draw, "BLOCKED_FROM", 10**9)
-    assert fast.tolist() == pick(rows, draw).tolist()
-    assert (fast != single).sum() <= 1  # float32 may tip a coin at an edge
-
-
-def test_one_row_gets_what_it_gets_among_others():
-    source = torch.Generator().manual_seed(2)
     least = 2.0**-1074
-    rows = torch.rand(300, 50, generator=source, dtype=torch.float64)
-    rows *= torch.rand(rows.shape, generator=source) < 0.1
+    rows = torch.rand(300, width, generator=source, dtype=torch.float64)
+    rows *= torch.rand(rows.shape, generator=source) < 0.1  # most tokens are impossible
     rows[:4], rows[0, 3], rows[1, 49], rows[2, 0] = 0, least, least, 5.0
+    rows[4:12, 40:], rows[12:20, : width - 10], rows[4:20, 12] = 0, 0, 0.3
     draw = torch.rand(300, generator=source, dtype=torch.float64)
     draw[:3], draw[4::5], draw[5::5] = LAST_COIN, 0.0, LAST_COIN
     for precision in (torch.float64, torch.float32):
         own = rows.to(precision)
-        alone = [pick_one(own[i], draw[i].item()) for i in range(300)]
+        tokens = pick(own, draw)
         empty = own.sum(-1) == 0
-        assert [token < 0 for token in alone] == empty.tolist() and empty[3]
-        assert alone == pick(own, draw).tolist()
+        assert torch.equal(tokens < 0, empty) and empty[3]
+        assert (own.gather(-1, tokens.clamp(min=0)[:, None])[:, 0] > 0)[~empty].all()
+        assert tokens.tolist() == [pick_one(own[i], draw[i].item()) for i in range(300)]
+        assert tokens.tolist() == _pick_blocked(own, draw, -1).tolist()
 
 
 @pytest.mark.parametrize("width", [3, 9001])
@@ -74,6 +60,7 @@ def test_a_row_without_a_law_gives_no_token(width, dtype):
         draw = torch.full((5,), coin, dtype=torch.float64)
         assert pick(rows, draw).tolist() == [-1, 1, -1, -1, 1]
         assert [pick_one(row, coin) for row in rows] == [-1, 1, -1, -1, 1]
+        assert _pick_blocked(rows, draw, -1).tolist() == [-1, 1, -1, -1, 1]
 
 
 def test_what_rounding_leaves_below_zero_draws_no_token_without_mass():
@@ -82,7 +69,8 @@ def test_what_rounding_leaves_below_zero_draws_no_token_without_mass():
     total = first + second
     draw = first / total
     assert draw * total == first and total - second > first
-    row = torch.zeros(1, BLOCKED_FROM, dtype=torch.float64)
+    row = torch.zeros(1, 16 * BLOCK, dtype=torch.float64)
     row[0, 5], row[0, BLOCK + 7] = first, second
     assert pick_one(row[0], draw) == BLOCK + 7
-    assert pick(row.expand(2, -1), torch.tensor([draw] * 2).double()).tolist() == [BLOCK + 7] * 2
+    draws = torch.tensor([draw] * 2).double()
+    assert _pick_blocked(row.expand(2, -1), draws, -1).tolist() == [BLOCK + 7] * 2
