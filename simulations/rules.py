@@ -29,7 +29,7 @@ from cactus_theory.commands.models import opened
 from cactus_theory.decoding import generate
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.emitted import RaisedOffHead
-from cactus_theory.policies.mars import Mars
+from cactus_theory.policies.accepted_sets import Mars
 from cactus_theory.traces import Estimate, Replay, Trace
 from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at, valued
 from cactus_theory.traces.log import log_shown

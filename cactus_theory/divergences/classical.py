@@ -38,7 +38,6 @@ class KL(FDivergence):
 
     name = "kl"
     slope_at_one = 1.0
-    scale_free = True
 
     def f(self, t: Tensor) -> Tensor:
         # twice as fast as xlogy
@@ -65,9 +64,6 @@ class KL(FDivergence):
 
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (y - 1).exp()
-
-    def lower_edge(self, upper: float, step: float) -> float:
-        return upper * math.exp(-step)
 
     def upper_edge(self, lower: float, step: float) -> float:
         return lower * math.exp(step) if step < LARGEST_EXPONENT else math.inf

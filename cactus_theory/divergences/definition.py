@@ -114,7 +114,6 @@ class FDivergence(Divergence):
         kink, the middle of the two one-sided slopes.
     kink : how much f′ jumps at 1.
     smooth : whether f is differentiable and strictly convex.
-    scale_free : whether f′(b) − f′(a) depends on b/a alone.
     """
 
     at_zero = 0.0
@@ -122,7 +121,6 @@ class FDivergence(Divergence):
     slope_at_one = 0.0
     kink = 0.0
     smooth = True
-    scale_free = False
     additive = True
 
     @property
@@ -166,12 +164,6 @@ class FDivergence(Divergence):
         inside = (y > low) & (y < high)
         ratio = self.slope_inverse(torch.where(inside, y, self.slope_at_one))
         return torch.where(inside, ratio, torch.where(y >= high, torch.inf, 0.0))
-
-    def lower_edge(self, upper: float, step: float) -> float:
-        """Return a ≥ 0 with f′(b) − f′(a) = ``step``, 0 where f′ does not fall that far."""
-        return float(
-            self.ratio_at(self.slope(torch.tensor(upper, dtype=torch.float64, device="cpu")) - step)
-        )
 
     def upper_edge(self, lower: float, step: float) -> float:
         """Return b with f′(b) − f′(a) = ``step``, ∞ where f′ does not rise that far."""

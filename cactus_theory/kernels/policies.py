@@ -11,10 +11,7 @@ from cactus_theory.kernels.buffers import SplitKnob
 from cactus_theory.policies import Policy
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact
-from cactus_theory.policies.distillspec import DistillSpec
-from cactus_theory.policies.lenience import Lenience
-from cactus_theory.policies.mixture import Mixture
-from cactus_theory.policies.speculative import Speculative
+from cactus_theory.policies.raised import DistillSpec, Lenience, Mixture, Speculative
 
 # kinds of formula that give a policy's ceiling from q_n and p_n
 SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(6)

@@ -94,7 +94,6 @@ class Geometry:
         return Measured(rows, edges, *map(torch.cat, zip(*parts, strict=True)))
 
     def _measured(self, edges: Edges, rows: Rows) -> tuple[PerRow, PerRow, PerRow, PerRow]:
-        """Write the rows and return acceptance, divergence, price and gap."""
         self.write_rows(edges, rows)
         accepted = torch.minimum(self.p, rows).sum(-1)
         generated, spent = self.measure(rows)
@@ -218,7 +217,6 @@ class Geometry:
 
 
 def _sum_of(one: Rows, other: Rows) -> PerRow:
-    """Return Σ one·other of each row."""
     return torch.bmm(one[:, None], other[..., None])[:, 0, 0]
 
 

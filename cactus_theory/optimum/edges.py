@@ -248,7 +248,6 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
 
 
 def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
-    """Return ε for the requested budget, price or acceptance."""
     path = geometry.path
 
     def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:

@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,6 @@ from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
 from cactus_theory.optimum.edges import edges
 
 Row = np.ndarray
-# ln of the largest ratio of two edges; with any alive ratio it stays within float64
-FURTHEST = 500.0
 # largest p/q of a token that may rise, about 1/LEAST
 MOST = 4e307
 # entries of a row that are worked on at once, so that they stay near the core
@@ -58,9 +57,12 @@ CURVES = {
 
 @cache
 def loops() -> Any:
-    """Return the module of compiled loops, None without numba, which is said once."""
+    """Return the compiled loops by name, None without numba, which is said once."""
     try:
-        return import_module("cactus_theory.optimum.loops")
+        files = (import_module(f"cactus_theory.optimum.{name}") for name in ("passes", "searches"))
+        return SimpleNamespace(
+            **{name: loop for file in files for name, loop in vars(file).items()}
+        )
     except Exception as error:  # a broken build of numba may raise anything
         warnings.warn(
             f"numba does not load ({type(error).__name__}: {error}); rows on the CPU are solved "
@@ -106,8 +108,6 @@ class PricedBand:
     """
 
     def __init__(self, f: FDivergence, price: float) -> None:
-        if f.scale_free:  # a higher price may accept everything
-            price = max(price, 1 / FURTHEST)
         self.f, self.price, self.step = f, price, 1 / price
         self.high, self.curve = f.upper_edge(1.0, self.step), curve_of(f)
 

@@ -181,7 +181,6 @@ def _among_denormal(q: Row, most: Row, weights: Row, deterministic: Sequence[int
 
 
 def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
-    """Return p° of k drawn tokens, row by row."""
     check.whole_number("k", k, 1)
     law = partial(_of_prefixes, _independent)
     if kind == "without_replacement":
@@ -227,7 +226,6 @@ def _pooled(mass: Row, weight: Row) -> Row:
 
 
 def _after(values: Row) -> Row:
-    """Return for each entry the sum of the later entries."""
     return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)
 
 

@@ -142,7 +142,6 @@ def _pick(table: Tensor, index: Tensor) -> Tensor:
 
 
 def _search(rising: Tensor, value: Tensor) -> Tensor:
-    """Return how many entries of each rising row lie below the row's value."""
     return torch.searchsorted(rising, value[:, None].contiguous())[:, 0]
 
 

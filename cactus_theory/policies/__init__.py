@@ -1,21 +1,13 @@
 """The policies; importing a policy's file registers it."""
 
 from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
-    speculative,
+    raised,
     sample_and_match,
     cactus,
     band,
-    mentored,
-    lenience,
-    distillspec,
-    mixture,
     typical,
-    top_k,
-    relaxed,
-    thresholds,
-    mars,
-    fuzzy,
-    cascade,
+    accepted_sets,
+    draft_or_target,
     reshaped,
 )
 from cactus_theory.policies._policy import Policy as Policy

@@ -1,17 +1,15 @@
 """Shapes that many policies have: a row h, a ceiling of drafted entries, a row of every token."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.base.tolerances import LEAST
-from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
-from cactus_theory.policies._decisions import Path, Support
+from cactus_theory.optimum.rows import loops
+from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import (
     Entries,
     Id,
@@ -95,75 +93,6 @@ class Entrywise(Policy):
         return normalised_or((scale * q - p).clamp(min=0.0), q)
 
 
-class Raised(Entrywise, FixedTarget):
-    r"""Entrywise with c ≥ q_n and s = 1: accept more than lossless sampling, with its residual.
-
-    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and
-    A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
-    """
-
-    between = True
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return c/p_n, exact below 1: of what is refused nothing comes back to a refused token."""
-        return _exact_below_1(self.acceptance_of(q_n, p_n))
-
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return the emitted law."""
-        q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
-        accepted = torch.minimum(p, self.ceiling(q, p))
-        lost = (p - accepted).sum(-1, keepdim=True)
-        left = (q - p).clamp_(min=0.0)
-        total = left.sum(-1, keepdim=True)
-        if left.is_cuda or not bool((total > 0).all()):
-            return normalised_or(left, q).mul_(lost).add_(accepted)
-        return left.mul_(lost / total).add_(accepted)
-
-
-class Either(FixedTarget):
-    """Lossless sampling on h = p where :meth:`takes_draft` is true, else on h = q.
-
-    Tokens with q = 0 are refused under support ``target``: then h is p on the target's support,
-    and what p has beyond it goes to (q − p)₊. Under ``free``, as published, h is p itself.
-    """
-
-    support: Support
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return min(1, q_n/p_n): h is p or q."""
-        return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
-
-    def row(
-        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
-    ) -> NodeRow | None:
-        """Return q or p, where no token that the target excludes changes it."""
-        if certain or loops() is None:
-            return None
-        if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
-            return NodeRow(alive)
-        return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
-
-    @abstractmethod
-    def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
-        """Return whether h = p."""
-
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return p on its support, or q."""
-        taken = self.takes_draft(q, p)
-        if not (taken.is_cuda or bool(taken.any())):
-            return q
-        drafted = p
-        if self.support == "target":
-            drafted = torch.where(q > 0, p, 0.0)
-            lost = (p - drafted).sum(-1, keepdim=True)
-            if lost.is_cuda or bool(lost.any()):
-                drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
-        return torch.where(taken[..., None], drafted, q)
-
-
-Refused = Float[Tensor, "rows refused"]
-
-
 class PerProposal(Entrywise):
     r"""A policy given by γ as a function of q_n alone, with γ ≥ q_n.
 
@@ -207,10 +136,9 @@ class PerProposal(Entrywise):
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return γ_n/p_n, exact below 1, as of :class:`Raised`."""
-        return _exact_below_1(self.acceptance_of(q_n, p_n))
+        return exact_below_1(self.acceptance_of(q_n, p_n))
 
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return γ_n."""
         return self.gamma(q_n)
 
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
@@ -242,69 +170,36 @@ class PerProposal(Entrywise):
         shape, vocab = q.shape, q.shape[-1]
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
         gamma = self.gamma(q)
-        law = torch.minimum(p, gamma)
-        if q.device.type == "cpu" and loops() is not None:
-            for row in zip(q, p, gamma, law, strict=True):
-                self._refill(*row)
-        else:
+        law = torch.minimum(p, gamma).contiguous()
+        if q.device.type != "cpu" or loops() is None or type(self).scale is not PerProposal.scale:
             law += self._refilled_sorted(q, p, gamma)
+        else:
+            rows = (np.ascontiguousarray(part.numpy()) for part in (q, p, gamma))
+            loops().add_refilled(*rows, law.numpy())
         return law.reshape(shape)
-
-    def _refill(self, q: Tensor, p: Tensor, gamma: Tensor, law: Tensor) -> None:
-        """Add to ``law`` the residuals of one row's refused tokens."""
-        refusable = torch.from_numpy(np.flatnonzero(p.numpy() > gamma.numpy()))
-        if not len(refusable):
-            return
-        q_n, p_n, gamma_n = (row[refusable] for row in (q, p, gamma))
-        scale, order = self.scale(q_n, gamma_n).sort(descending=True)
-        refused = (p_n - gamma_n)[order]
-        loops().add_refilled(*(part.numpy() for part in (q, p, scale, refused, law)))
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
         """Return Σ_n (R_n/Z_n)(s_n q − p)₊, from sums indexed by the count of s_n > p_x/q_x."""
-        places, filled = _chosen(p > gamma)
-        q_n, p_n, gamma_n = (part.gather(-1, places) for part in (q, p, gamma))
-        scale = torch.where(filled, self.scale(q_n, gamma_n), -torch.inf)
+        lost = (p - gamma).clamp_(min=0.0)
+        scale = torch.where(lost > 0, self.scale(q, gamma), -torch.inf)
         scale, order = scale.sort(-1, descending=True)
-        lost = torch.where(filled, p_n - gamma_n, 0.0).gather(-1, order)
+        lost = lost.gather(-1, order)
         ratio = (p / q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
         above = torch.searchsorted(-scale, ratio.neg_())  # the count of s_n > p_x/q_x
-        shortfall = _shortfall(q, p, above, scale)
+
+        def beyond(mass: Tensor) -> Tensor:
+            totals = mass.new_zeros(len(mass), mass.shape[-1] + 1).scatter_add_(-1, above, mass)
+            return totals[:, 1:].flip(-1).cumsum(-1).flip(-1)
+
+        zero = torch.zeros_like(q[:, :1])
+        scale = torch.where(lost > 0, scale, 0.0)
+        shortfall = scale * beyond(q) - beyond(p)  # Z(s_n) = Σ_y (s_n q_y − p_y)₊
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
-        return _refill(q, p, above, scale, weight)
+        mass = torch.cat([zero, weight.cumsum(-1)], -1).gather(-1, above)
+        scaled = torch.cat([zero, (weight * scale).cumsum(-1)], -1).gather(-1, above)
+        return scaled.mul_(q).sub_(mass.mul_(p)).clamp_(min=0.0)
 
 
-def _exact_below_1(accepted: Entries) -> tuple[Entries, Entries]:
+def exact_below_1(accepted: Entries) -> tuple[Entries, Entries]:
     """Return bounds on ratios that are known below 1, as acceptances are."""
     return accepted, torch.where(accepted < 1, accepted, torch.inf)
-
-
-def _chosen(chosen: Bool[Tensor, "rows vocab"]) -> tuple[Int[Tensor, "rows most"], Tensor]:
-    """Return the chosen tokens of each row (R, most), padded, and which entries are tokens."""
-    rows, tokens = chosen.nonzero(as_tuple=True)
-    count = torch.bincount(rows, minlength=len(chosen))
-    slot = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]
-    most = max(int(count.max()), 1)
-    places = rows.new_zeros(len(chosen), most).index_put_((rows, slot), tokens)
-    return places, torch.arange(most, device=rows.device) < count[:, None]
-
-
-def _shortfall(q: Rows, p: Rows, above: Int[Tensor, "rows vocab"], scale: Refused) -> Refused:
-    """Return Z(s) = Σ_y (s q_y − p_y)₊ at each falling s; token y counts for ``above`` of them."""
-
-    def beyond(mass: Tensor) -> Tensor:
-        totals = mass.new_zeros(len(mass), scale.shape[-1] + 1).scatter_add_(-1, above, mass)
-        return totals[:, 1:].flip(-1).cumsum(-1).flip(-1)
-
-    value = scale * beyond(q) - beyond(p)
-    return torch.where(torch.isfinite(scale), value, 0.0)
-
-
-def _refill(
-    q: Rows, p: Rows, above: Int[Tensor, "rows vocab"], scale: Refused, weight: Refused
-) -> Rows:
-    """Return Σ_n weight_n (s_n q_x − p_x)₊ for every x, with s falling."""
-    zero = torch.zeros_like(weight[:, :1])
-    mass = torch.cat([zero, weight.cumsum(-1)], -1)
-    scaled = torch.cat([zero, torch.where(weight > 0, weight * scale, 0.0).cumsum(-1)], -1)
-    return (scaled.gather(-1, above).mul_(q)).sub_(mass.gather(-1, above).mul_(p)).clamp_(min=0.0)

@@ -170,7 +170,6 @@ def _once(value: Any, strides: tuple[int, ...]) -> Any:
 
 
 def _changed(copy: Any, value: Any) -> bool:
-    """Return whether a copy differs from its original; NaN equals NaN."""
     if isinstance(copy, Tensor):
         if copy._version or copy.is_cuda:  # a comparison would wait for the GPU
             return copy._version > 0

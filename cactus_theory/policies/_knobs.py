@@ -41,7 +41,6 @@ def of_class(kind: type[Policy]) -> dict[str, Knob]:
 
 
 def _parameters(kind: type) -> dict[str, Knob]:
-    """Return the keyword parameters of a class."""
     knobs = {}
     for name, entry in inspect.signature(kind, eval_str=True).parameters.items():
         if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
@@ -52,7 +51,6 @@ def _parameters(kind: type) -> dict[str, Knob]:
 
 
 def of(policy: Policy | type[Policy]) -> dict[str, Knob]:
-    """Return the knobs of a policy, or of a policy class."""
     if isinstance(policy, type):
         return of_class(policy)
     if hasattr(policy, "knobs_of_function"):
@@ -165,7 +163,6 @@ def with_knobs(policy: Policy, name: str, values: dict[str, Any]) -> Policy:
 
 
 def built(kind: type[Policy], name: str, spec: str, values: dict[str, Any]) -> Policy:
-    """Return a policy of a class; raises as :func:`readable`, and where a knob is missing."""
     ready = readable(kind, name, values)
     for knob, entry in of_class(kind).items():
         if entry.default is MISSING and knob not in ready:

@@ -170,6 +170,5 @@ class Policy(ABC):
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Return g(·|n) of some tokens of one row."""
         shape = (len(n), len(q))
         return self.residual(q.expand(shape), p.expand(shape), n)

@@ -166,7 +166,6 @@ def list_policies() -> dict[str, dict[str, Any]]:
 
 
 def _words(entry: Any) -> dict[str, str]:
-    """Describe a policy or a class and its declaration, in words."""
     if not isinstance(entry, type):
         return {"summary": entry.summary, "declares": str(entry.declares.budget or "no budget")}
     summary = (entry.__doc__ or entry.__name__).strip().splitlines()[0]

@@ -84,39 +84,26 @@ def rule(
     >>> print(f"{seen.acceptance:.2f}, within its budget: {seen.within}")
     0.32, within its budget: True
     """
+    written = {"residual": residual, "proposal": proposal, "vectorised": vectorised}
+    written |= {"arrays": arrays, "knob": knob, "knob_range": knob_range, "budget": budget}
     if function is None:
-        return lambda f: rule(
-            f,
-            residual=residual,
-            proposal=proposal,
-            arrays=arrays,
-            vectorised=vectorised,
-            knob=knob,
-            knob_range=knob_range,
-            budget=budget,
-            **declared,
-        )
-    kind_of_arrays = _kind_of_arrays(arrays, vectorised)
+        return lambda f: rule(f, **written, **declared)
+    written["arrays"] = _kind_of_arrays(arrays, vectorised)
     count, knobs = _read(function)
-    named = knob if knob is not None else next(iter(knobs), None)
+    written["knob"] = named = knob if knob is not None else next(iter(knobs), None)
     if named is not None:
         check.one_of("knob", named, tuple(knobs))
     _check_declared(declared, named)
     if count == 2 and residual is not None:
         raise TypeError("residual: follows from the target row of f(q, p); got one of its own")
-    source = Source(
-        function,
-        residual,
-        proposal,
-        kind_of_arrays,
-        vectorised,
-        named,
-        _range(knob_range),
-        budget,
-        declared,
-    )
+    written["knob_range"] = _range(knob_range)
+    source = Source(function, **written, declared=declared)
     policy = _class(count, residual)(source, tuple(knobs.items()))
-    _check_budget(policy)
+    if (promised := policy.declares.budget) is not None:
+        try:
+            find_divergence(promised.divergence)
+        except ValueError as error:
+            raise ValueError(f"budget: {error}; in {budget!r}") from None
     return policy
 
 
@@ -188,14 +175,3 @@ def _check_declared(declared: dict[str, Any], knob: str | None) -> None:
     for name, nothing in (("direction", 0), ("strict", None)):
         if knob is None and declared.get(name, nothing) != nothing:
             raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
-
-
-def _check_budget(policy: FunctionPolicy) -> None:
-    """Raise unless the declared budget can be read and names a divergence."""
-    budget = policy.declares.budget
-    if budget is None:
-        return
-    try:
-        find_divergence(budget.divergence)
-    except ValueError as error:
-        raise ValueError(f"budget: {error}; in {policy.source.budget!r}") from None

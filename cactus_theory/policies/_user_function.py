@@ -36,8 +36,6 @@ VECTORISE = (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The arguments of the decorator :func:`cactus_theory.rule`."""
-
     function: Function
     residual: Function | None
     proposal: Function | None
@@ -83,7 +81,6 @@ class FunctionPolicy(Policy):
 
     @property
     def function(self) -> Function:
-        """Return the decorated function."""
         return self.source.function
 
     @property
@@ -98,12 +95,10 @@ class FunctionPolicy(Policy):
 
     @property
     def knob(self) -> str | None:  # type: ignore[override]
-        """Return the knob that the declaration refers to."""
         return self.source.knob
 
     @property
     def spec(self) -> str:
-        """Return the name and the knobs."""
         knobs = ",".join(f"{name}={value}" for name, value in self.values)
         return ":".join(filter(None, [self.name, knobs]))
 
@@ -129,7 +124,6 @@ class FunctionPolicy(Policy):
         return dataclasses.replace(self, values=tuple(values.items()))
 
     def registered_under(self, name: str) -> "FunctionPolicy":
-        """Return the policy with a spec that begins with ``name``."""
         return dataclasses.replace(self, home=name)
 
     def read_as(self, source: str) -> "FunctionPolicy":
@@ -218,13 +212,10 @@ def _picked(rows: Tensor, row: Tensor) -> Tensor:
 
 
 def _flat(rows: Tensor) -> Tensor:
-    """Return rows (..., V) as (R, V)."""
     return rows.reshape(-1, rows.shape[-1])
 
 
 class FunctionRule(FunctionPolicy):
-    """A policy whose acceptance is a plain function of (q, p, n)."""
-
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return the function's acceptance; the function is not called for tokens with p = 0."""
         q, p = ungraphed(q), ungraphed(p)
@@ -278,7 +269,6 @@ class FunctionTarget(FunctionPolicy, FixedTarget):
     """A policy that emits a row given by a plain function of (q, p)."""
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
-        """Return the function's row h for every row of q and p."""
         q, p = torch.broadcast_tensors(q, p)
         every = torch.arange(q.shape[:-1].numel(), device=q.device)
         questions = Questions(_flat(q), _flat(p), every)

@@ -1,8 +1,8 @@
-"""The optimum under a budget on the emitted law, as a policy."""
+"""The optimum under a budget on the emitted law, as a policy, and by its published name."""
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -172,3 +172,27 @@ def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...
     ids = {check.whole_number(name, int(part), 0) for part in parts - {EOS}}
     every = {*ids, *(ends if EOS in parts else ())}
     return tuple(sorted(every, key=lambda token: (token == EOS, token)))
+
+
+@register("mentored")
+@dataclass(frozen=True)
+class Mentored(Band):
+    r"""Verify against the row that accepts most within KL(q‖h) ≤ δ, at a budget or a price.
+
+    .. math:: \max_h \sum_i \min(p_i, h_i) \;\text{ s.t. }\; \mathrm{KL}(q\|h) \le δ
+
+    The same as ``band:divergence=reverse_kl``, to the last bit; in blocks, as published, every
+    row by itself. Source: Tran-Thien 2023;
+    Tran-Thien & Nock, arXiv 2609.30474. (Some published code calls lenience by this name.)
+    """
+
+    divergence: str = field(default="reverse_kl", init=False)
+    per_row: bool = field(default=True, init=False)
+    head: float = field(default=0.0, init=False)
+    floor: str = field(default="", init=False)
+    hold: str = field(default="", init=False)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the emitted reverse KL within delta, or no bound when priced."""
+        return super().declares

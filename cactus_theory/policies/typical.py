@@ -21,7 +21,7 @@ from cactus_theory.policies._policy import (
     accept_probability,
 )
 from cactus_theory.policies._registry import register
-from cactus_theory.policies.top_k import AcceptedSet
+from cactus_theory.policies.accepted_sets import AcceptedSet
 
 
 @register("typical")

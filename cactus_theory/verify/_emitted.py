@@ -23,7 +23,7 @@ from cactus_theory.optimum.charges import charge_of
 from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.policies import FixedTarget, PerProposal, Policy
 from cactus_theory.policies._decisions import Path
-from cactus_theory.policies.speculative import Speculative
+from cactus_theory.policies.raised import Speculative
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -61,12 +61,10 @@ class Emitted:
 
     @cached_property
     def target(self) -> Rows:
-        """Return q as float64 rows that sum to 1."""
         return normalised(self.q)
 
     @cached_property
     def draft(self) -> Rows:
-        """Return p as float64 rows that sum to 1."""
         return normalised(self.p)
 
     @cached_property

@@ -32,7 +32,7 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies._base_classes import Entrywise
 from cactus_theory.policies.band import Band
-from cactus_theory.policies.speculative import Speculative
+from cactus_theory.policies.raised import Speculative
 
 # log-odds of the drafted token at h_d = 1, by dtype: the others' mass is 0 in that dtype
 MOST_ODDS = {torch.float32: 110.0, torch.float64: 760.0}

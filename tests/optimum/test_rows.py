@@ -20,9 +20,11 @@ from cactus_theory.optimum.rows import (
     PricedRow,
     curve_of,
 )
+from cactus_theory.optimum.rows import loops as compiled_loops
 from tests.rows import pair
 
-loops = pytest.importorskip("cactus_theory.optimum.loops", exc_type=ImportError)  # needs numba
+pytest.importorskip("cactus_theory.optimum.searches", exc_type=ImportError)  # needs numba
+loops = compiled_loops()
 # relative, of formulas of a few float64 operations; f near 1 is a difference of rounded terms
 FORMULA, NEAR_ONE = 1e-12, 1e-14
 SPECS = [kind.name for kind in CURVES] + ["alpha:a=0.5", "alpha:a=3", "alpha:a=-1.5"]
@@ -38,7 +40,7 @@ def test_the_compiled_formulas_are_those_of_the_class(spec):
         assert loops.slope_of(c, a, t) == pytest.approx(slope, rel=FORMULA, abs=NEAR_ONE)
         assert loops.value_of(c, a, t) == pytest.approx(value, rel=1e-9, abs=NEAR_ONE)
         for step in (0.01, 0.6, 30.0):
-            lower = f.lower_edge(t, step)
+            lower = float(f.ratio_at(f.slope(at) - step))
             found = loops.lower_of(c, a, step, t)
             assert found == pytest.approx(lower, rel=1e-9, abs=1e-300)
             if 0 < lower < t and step < 1:
@@ -147,6 +149,20 @@ def test_a_draw_at_a_sum_takes_the_next_token(before):
     assert drawn == [0, 2, 3, 3]
     ends = torch.tensor([0.5] + [0.0] * 511 + [0.5]).double().numpy()
     assert loops.draw_left(ends, ends[:0], 1.0, 0.5) == 512
+
+
+@pytest.mark.parametrize("spec", ["kl", "reverse_kl", "jensen_shannon"])
+@pytest.mark.parametrize("price", [1e-3, 1e-300])
+def test_one_row_and_a_batch_have_one_law_at_the_end_of_the_path(spec, price):
+    """Where a token of 1e-300 is to rise to the draft's 0.5."""
+    q, p = torch.tensor([[1.0, 1e-300], [0.5, 0.5]], dtype=torch.float64)
+    rule = ct.policy(f"band:price={price},divergence={spec}")
+    law = rule.emitted(q, p)
+    best = ct.optimal_acceptance(q, p, price=price, divergence=spec)
+    assert torch.allclose(law, best.target, rtol=1e-12, atol=0)
+    assert law.tolist() == pytest.approx([0.5, 0.5])
+    row = rule.row(q.numpy(), p.numpy())
+    assert row.passes(1e299) and not row.passes(math.inf)
 
 
 @pytest.mark.parametrize("price", [0.3, 2.0])

@@ -1,0 +1,179 @@
+"""Accept what lossless sampling does and more, with its residual: lossless, lenience, mixtures."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.optimum.rows import NodeRow
+from cactus_theory.policies._base_classes import Entrywise, FixedTarget, exact_below_1
+from cactus_theory.policies._decisions import SUPPORTS, Budget, Declaration, Path, Support
+from cactus_theory.policies._policy import Entries, Rows, normalised_or
+from cactus_theory.policies._registry import register
+
+
+class Raised(Entrywise, FixedTarget):
+    r"""Entrywise with c ≥ q_n and s = 1: accept more than lossless sampling, with its residual.
+
+    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and
+    A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
+    """
+
+    between = True
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return c/p_n, exact below 1: of what is refused nothing comes back to a refused token."""
+        return exact_below_1(self.acceptance_of(q_n, p_n))
+
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+        """Return the emitted law."""
+        q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
+        accepted = torch.minimum(p, self.ceiling(q, p))
+        lost = (p - accepted).sum(-1, keepdim=True)
+        left = (q - p).clamp_(min=0.0)
+        total = left.sum(-1, keepdim=True)
+        if left.is_cuda or not bool((total > 0).all()):
+            return normalised_or(left, q).mul_(lost).add_(accepted)
+        return left.mul_(lost / total).add_(accepted)
+
+
+@register("speculative")
+@dataclass(frozen=True)
+class Speculative(Raised):
+    """Accept n with min(1, q_n/p_n): the emitted law is q, exactly.
+
+    Source: Leviathan et al. 2023; Chen et al. 2023.
+    """
+
+    highest = 1.0
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: lossless."""
+        budget = Budget("kl", 0.0, "emitted")
+        return Declaration(budget=budget, between=True, at_least_speculative=True)
+
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return q_n."""
+        return q_n
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return q_n/p_n, which is exact."""
+        ratio = (q_n / p_n).nan_to_num(nan=0.0)
+        return ratio, ratio
+
+    def row(
+        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
+    ) -> NodeRow:
+        """Return q, whichever tokens are deterministic."""
+        return NodeRow(alive)
+
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+        """Return q."""
+        return q
+
+
+@register("lenience")
+@dataclass(frozen=True)
+class Lenience(Raised):
+    r"""Accept n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
+
+    No token is emitted with more than :math:`q_n/ℓ`, and no policy with that guarantee accepts
+    more: A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.
+    Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5.
+    """
+
+    lenience: float
+    knob = "lenience"
+
+    def __post_init__(self) -> None:
+        value = check.number("lenience", self.lenience, 0, 1, open_low=True)
+        object.__setattr__(self, "lenience", value)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the emitted max-divergence within −ln ℓ, and optimal for it."""
+        budget = Budget("max_divergence", -math.log(self.lenience), "emitted")
+        return Declaration(-1, 1.0, budget, between=True, at_least_speculative=True, optimal=True)
+
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return q_n/ℓ."""
+        return q_n / self.lenience
+
+
+FORMS = ("lin", "sq", "exp")
+
+
+@register("distillspec")
+@dataclass(frozen=True)
+class DistillSpec(Raised):
+    r"""Accept n with min(1, r(q_n)/p_n): r(q) = q/ε (lin), q/ε² (sq) or :math:`q^ε` (exp).
+
+    ``lin`` is lenience ε and ``sq`` lenience ε²: both bound the emitted max-divergence. With
+    ``exp`` a rare token may be raised without bound. Source: Zhou et al. 2024 (DistillSpec,
+    arXiv 2310.08461), section 5.3.
+    """
+
+    epsilon: float
+    form: str = "lin"
+    knob = "epsilon"
+
+    def __post_init__(self) -> None:
+        value = check.number("epsilon", self.epsilon, 0, 1, open_low=True)
+        object.__setattr__(self, "epsilon", value)
+        check.one_of("form", self.form, FORMS)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the emitted max-divergence within −ln ε or −2 ln ε; no budget for exp."""
+        budget = None
+        if self.form != "exp":
+            amount = -math.log(self.epsilon) * (2 if self.form == "sq" else 1)
+            budget = Budget("max_divergence", amount, "emitted")
+        return Declaration(
+            -1, 1.0, budget, between=True, at_least_speculative=True, optimal=budget is not None
+        )
+
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return r(q_n)."""
+        if self.form == "exp":
+            return q_n.pow(self.epsilon)
+        return q_n / (self.epsilon if self.form == "lin" else self.epsilon**2)
+
+
+@register("mixture")
+@dataclass(frozen=True)
+class Mixture(Raised):
+    r"""Lossless sampling on :math:`h = αp + (1−α)q`.
+
+    TV(h, q) = α TV(p, q), and no policy within that much total variation accepts more:
+    A = 1 − (1−α) TV(p, q). Tokens that the target excludes are refused, and what they would
+    get goes to (q − p)₊; with ``support="free"``, as published, they are emitted. Hugging
+    Face's ``assistant_ensemble_weight`` is 1 − α, with free support. Source: the interpolation
+    baseline of Hao & Mou 2026 (arXiv 2604.04987).
+    """
+
+    alpha: float
+    support: Support = "target"
+    knob = "alpha"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alpha", check.number("alpha", self.alpha, 0, 1))
+        check.one_of("support", self.support, SUPPORTS)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the emitted total variation within α."""
+        budget = Budget("total_variation", self.alpha, "emitted")
+        return Declaration(
+            1, 0.0, budget, between=True, at_least_speculative=True, support=self.support
+        )
+
+    def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
+        """Return αp_n + (1−α)q_n; the residual is (h − p)₊ ∝ (q − p)₊."""
+        mixed = self.alpha * p_n + (1 - self.alpha) * q_n
+        return mixed if self.support == "free" else torch.where(q_n > 0, mixed, 0.0)
