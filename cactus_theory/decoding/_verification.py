@@ -122,10 +122,11 @@ def _joined(paths: Sequence[Path]) -> Path | None:
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
     """Return the target and draft rows of one text at charged nodes."""
     declared = verified.draft.sampled is not None
-    places = verified.judged(row, nodes) if verified.draft.probs is None and not declared else nodes
+    one_hot = verified.draft.probs is None and not declared
+    places = judged_at(row, nodes, verified) if one_hot else nodes
     q, p = verified.draft.rows(row, nodes, places, verified.target_probs)
     if declared and verified.verdict.raised is not None:
-        raised = verified.raised(row)
+        raised = raised_at(row, verified)
         for number, node in enumerate(nodes):
             ids, values = raised[node]
             if ids:  # their shares of what h gives them
@@ -134,9 +135,38 @@ def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
     return q, p
 
 
+def judged_at(row: int, nodes: Any, verified: Verified) -> Any:
+    """Return the places of the drafted tokens judged at charged nodes of a row.
+
+    Those are the accepted ones, and after them the first one that follows the node; ValueError
+    for a charged node that no token was drafted after.
+    """
+    draft, verdict = verified.draft, verified.verdict
+    if draft.parents is None or verdict.charged is None:  # as in a chain
+        return nodes
+    accepted, path = int(verdict.num_accepted[row]), verdict.path
+    taken = range(accepted) if path is None else path[row, :accepted].tolist()
+    after = {draft.node(row, place): place for place in reversed(range(draft.lengths[row]))}
+    after |= {draft.node(row, place): place for place in taken}
+    if missing := [node for node in nodes if node not in after]:
+        raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
+    return [after[node] for node in nodes]
+
+
+def raised_at(row: int, verified: Verified) -> list[tuple[list[int], list[float]]]:
+    """Return by node of a tree the ids of the deterministic tokens raised there, and h_n."""
+    assert verified.verdict.raised is not None
+    values = verified.verdict.raised[row].tolist()
+    ids, raised = verified.draft.token_ids[row].tolist(), []
+    for places in verified.draft.children(row):
+        higher = [place for place in places if values[place] > 0]  # false for NaN
+        raised.append(([ids[place] for place in higher], [values[place] for place in higher]))
+    return raised
+
+
 def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) -> VerifiedRows:
     """Return copies of all that was verified of one text at charged nodes, no bonus among them."""
-    ids = verified.draft.token_ids[row, verified.judged(row, nodes)].clone()
+    ids = verified.draft.token_ids[row, judged_at(row, nodes, verified)].clone()
     accepted = torch.arange(len(ids), device=ids.device) < verified.verdict.num_accepted[row]
     choice, policies = verified.assigned.choice, verified.assigned.policies
     numbers = [0] * len(ids) if choice is None else choice[row, nodes].tolist()
@@ -158,7 +188,7 @@ def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
         alive = torch.where(chosen_by.isnan(), alive, chosen_by)
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
     if raised is not None and draft.sampled is not None:
-        mass = [math.fsum(values) or math.nan for _, values in verified.raised(row)]
+        mass = [math.fsum(values) or math.nan for _, values in raised_at(row, verified)]
         raised = alive.new_tensor(mass)[nodes]
     if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
-from cactus_theory.verify._tree_walk import Descent
+from cactus_theory.verify._runs import Descent
 from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.tree import declared_tree
 

@@ -21,7 +21,7 @@ from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import accept_probability
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.trace import Trace
-from cactus_theory.verify._tree_walk import Descent
+from cactus_theory.verify._runs import Descent
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Verdict, Verified
 from cactus_theory.verify.tree import Tree
@@ -51,14 +51,11 @@ class TreeWalk:
         self.r = self.q if draft.probs is None else draft.probs[0]
         self.steps, assigned = Descent(draft, 0, self.ids), Assignment((policy,))
         self.depth = draft.depths[0]
-        if self.whole:
-            self.steps.look_ahead(assigned, self.q)
         self.children = draft.children(0)
         nodes = [node for node, children in enumerate(self.children) if children]
         self.number, self.path = {node: number for number, node in enumerate(nodes)}, None
         if nodes:
-            ahead = self.steps.raised
-            raised = None if ahead is None else self.q.new_tensor([ahead])
+            raised = verifier.looked_ahead(policy, self.q[None], draft)
             alive, none = self.q.new_ones(1, len(self.ids)), draft.token_ids.new_zeros(1)
             verdict = Verdict(draft.token_ids, none, none, None, [nodes], alive, raised)
             verified = Verified(assigned, self.q[None], draft, verdict)

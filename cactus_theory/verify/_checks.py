@@ -158,7 +158,6 @@ def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
 
 
 def check_ids_kind(ids: Any) -> None:
-    """Raise TypeError unless token ids are an int64 tensor."""
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"draft_token_ids: must be an int64 tensor; got {kind}")

@@ -1,14 +1,16 @@
 """Blocks in torch, from every row: on a device, and for the exact law."""
 
 import math
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import accept_probability, one_hot
-from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
 
 
@@ -59,8 +61,7 @@ class Walk:
         self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
         self.alive[:, 0] = 1.0
         batch = torch.arange(len(ids), device=ids.device)
-        self.raised_by_policy = raised_entries(assigned, q, draft.probs, draft)
-        self.raised = entries_as_assigned(self.raised_by_policy, assigned)
+        self.raised = looked_ahead(assigned, q, draft)
         for place in range(ids.shape[1]):
             self._step(place, counts)
         self.last[batch, counts] = q[batch, counts]
@@ -93,34 +94,60 @@ class Walk:
 
     def _target(self, place: int, q: Tensor, p: Tensor, alive: Tensor) -> Tensor:
         policies, choice = self.assigned.policies, self.assigned.choice
-        rows = []
-        for policy, entries in zip(policies, self.raised_by_policy, strict=True):
-            raised = None if entries is None else entries[:, place]
-            rows.append(policy.target(q, p, Path(alive, raised)))
+        path = Path(alive, None if self.raised is None else self.raised[:, place])
+        rows = [policy.target(q, p, path) for policy in policies]
         return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
 
 
-def raised_entries(
-    assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], p: Tensor | None, draft: Draft
-) -> list[Tensor | None]:
-    """Return h_n (B, K) of a deterministic draft by policy; None for one that looks not ahead."""
-    if p is not None:
-        return [None] * len(assigned.policies)
-    ids, rows = draft.token_ids, q[:, : draft.token_ids.shape[1]]
-    counts = torch.as_tensor(draft.counts, device=ids.device)
-    ahead = [policy.look_ahead for policy in assigned.policies]
-    return [None if own is None else own.path(rows, ids, counts) for own in ahead]
-
-
-def entries_as_assigned(raised: list[Tensor | None], assigned: Assignment) -> Tensor | None:
-    """Return (B, K) h_n under the policy of each token, NaN where it does not look ahead."""
-    if assigned.choice is None:
-        return raised[0]
-    first = next((entries for entries in raised if entries is not None), None)
-    if first is None:
+def looked_ahead(
+    assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
+) -> Float[Tensor, "texts K"] | None:
+    """Return h_n of deterministic tokens, NaN where their policy looks not ahead; None of none."""
+    if draft.sampled is None and draft.probs is not None:
         return None
-    mixed = torch.full_like(first, math.nan)
-    for number, entries in enumerate(raised):
-        if entries is not None:
-            mixed = torch.where(assigned.choice == number, entries, mixed)
-    return mixed
+    found = None
+    for number, policy in enumerate(assigned.policies):
+        ahead = policy.look_ahead
+        own = None if ahead is None else _of_draft(ahead, q, draft)
+        if own is not None and assigned.choice is not None:
+            judges = assigned.choice
+            if draft.parents is not None:
+                above = draft.parents.to(judges.device).clamp(-1, judges.shape[1] - 2) + 1
+                judges = judges.gather(1, above)
+            other = torch.full_like(own, math.nan) if found is None else found
+            own = torch.where(judges == number, own, other)
+        found = found if own is None else own
+    return found
+
+
+def _of_draft(ahead: LookAhead, q: Tensor, draft: Draft) -> Float[Tensor, "texts K"] | None:
+    """Return h_n by one policy; in trees of deterministic tokens that have no sampled sibling."""
+    if draft.sampled is None:
+        ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
+        return ahead.path(q[:, : ids.shape[1]], ids, counts)
+    raised = torch.full(draft.token_ids.shape, math.nan, dtype=torch.float64, device=q.device)
+    for row, ids in enumerate(draft.token_ids.tolist()):
+        above, (sampled, deterministic) = draft.above[row], draft.flags[row]
+        children = [
+            [place for place in places if deterministic[place]]
+            if not any(sampled[place] for place in places)
+            else []
+            for places in draft.children(row)
+        ]
+        if places := [place for siblings in children for place in siblings]:
+            q_n = q[row, list(above), ids[: len(above)]].double().tolist()
+            found = ahead.tree(q_n, children) or [math.nan] * len(ids)
+            raised[row, places] = raised.new_tensor([found[place] for place in places])
+    return raised if bool(raised.isfinite().any()) else None
+
+
+def rows_by_choice(
+    rows: Sequence[Tensor | None], choice: Int[Tensor, "batch"] | None
+) -> Float[Tensor, "batch vocab"]:
+    """Return each text's row (B, V) by the policy that judges it; ``rows`` are by policy."""
+    chosen = rows[0]
+    assert chosen is not None  # check() has seen the policies
+    for number, other in enumerate(rows[1:], 1):
+        assert other is not None and choice is not None
+        chosen = torch.where((choice == number)[:, None], other, chosen)
+    return chosen

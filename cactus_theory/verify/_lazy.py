@@ -40,10 +40,12 @@ class Law:
 
     ``q_n``, ``p_n`` (runs, K) float64 are entries of the drafted tokens; p_n is 1 for deterministic
     drafts. Of trees p is given, and not read where nothing is sampled. ``raised`` are the h_n of
-    deterministic drafts by policy, ``bonus`` the rows that wholly accepted chains end with, if not
-    those of q.
+    deterministic drafts, NaN where a policy does not look ahead, ``bonus`` the rows that wholly
+    accepted chains end with, if not those of q.
     """
 
+    in_blocks = False
+    raised: Float[Tensor, "batch K"] | None = None
     bonus: Float[Tensor, "batch vocab"] | None = None
 
     def __init__(
@@ -61,7 +63,6 @@ class Law:
         self.assigned, self.q, self.p, self.draft, self.runs = assigned, q, p, draft, runs
         self.index = index
         self.choice = None if assigned.choice is None else assigned.choice.tolist()
-        self.raised: list[Tensor | None] = [None] * len(assigned.policies)
         self._q, self._p = _readable(q), None if p is None else _readable(p)
         q_n = _entries(self._q, index)
         p_n = np.ones_like(q_n) if self._p is None else _entries(self._p, index)
@@ -75,11 +76,9 @@ class Law:
                     run.count, run.cut = int(lawless.argmax()), True
 
     def number(self, run: Run, place: int) -> int:
-        """Return the number of the policy that judges the tokens after a node."""
         return 0 if self.choice is None else self.choice[run.row][run.nodes[place]]
 
     def policy(self, run: Run, place: int) -> Policy:
-        """Return the policy that judges the tokens after a node."""
         return self.assigned.policies[self.number(run, place)]
 
     def chosen(self, by_policy: Sequence[Tensor]) -> Shaped[Tensor, "runs K"]:
@@ -108,7 +107,7 @@ class Law:
         for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):
             number, fixed = self.number(run, place), run.deterministic.get(place, ())
             (q, p), q_n, p_n = self.rows(run, place), run.q_n[place], run.p_n[place]
-            if self.raised[number] is not None:
+            if self.raised is not None and self.assigned.policies[number].look_ahead is not None:
                 run.left[place] = self._left_ahead(run, place, q, p)
                 continue
             row = self.assigned.policies[number].row(q, p, run.alive[place], fixed)
@@ -154,21 +153,25 @@ class Law:
 
     def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
         """Ask a policy for its rows h at nodes: for P h_n/p_n, and for (P h − p)₊ of some."""
-        run, place = places[0]
         q, p, ids = self._together(places)
         q, p = check.normalised(q), check.normalised(p)  # as h sums to 1
-        offered = p
-        if place in run.deterministic:
-            offered = self.draft.offers(run.row, [run.nodes[place]], q)
-        path = self.path(places)
-        h = policy.target(q, offered.double(), path)
-        assert h is not None  # check() has seen the policy
-        mass = h.detach() if path is None else path.alive[:, None] * h.detach()
+        mass = self._masses(policy, places, q, p)
         ratios = mass.gather(-1, ids).double() / p.gather(-1, ids)
         return (
             ratios.nan_to_num(nan=0.0)[:, 0].tolist(),
             lambda some: (mass[some].double() - p[some]).clamp_(min=0.0),
         )
+
+    def _masses(self, policy: Policy, places: Sequence[Place], q: Tensor, p: Tensor) -> Tensor:
+        """Return P h at nodes, written out: one node where tokens are deterministic."""
+        run, place = places[0]
+        if place in run.deterministic:
+            p = self.draft.offers(run.row, [run.nodes[place]], q)
+        alive = [run.alive[at] for run, at in places] if self.in_blocks else [1.0]
+        path = Path(torch.tensor(alive, dtype=torch.float64, device="cpu"))
+        h = policy.target(q, p.double(), path if self.in_blocks else None)
+        assert h is not None  # check() has seen the policy
+        return path.alive[:, None] * h.detach() if self.in_blocks else h.detach()
 
     def _together(self, places: Sequence[Place]) -> tuple[Tensor, Tensor, Int[Tensor, "rows 1"]]:
         """Return q, p and the drafted tokens of nodes: views of one, else copies."""
@@ -179,10 +182,6 @@ class Law:
         ids = torch.tensor([[run.ids[place]] for run, place in places], device="cpu")
         q = self.q[at]
         return q, one_hot(ids[:, 0], q) if self.p is None else self.p[at], ids
-
-    def path(self, places: Sequence[Place]) -> Path | None:
-        """Return how nodes were reached, None outside of blocks."""
-        raise NotImplementedError
 
     def end(self, run: Run, place: int) -> None:
         """End a run after its node ``place``, with a token from what is left there.
@@ -209,22 +208,15 @@ class Law:
         q = _row(self._q, at)
         if not fixed:
             return Left(q)
-        if run.ahead:  # the other tokens in proportion to q
-            raised = [*run.ahead]
-            law = q.astype(np.float64)
-            law[raised] = 0.0
-            rest = math.fsum(law.tolist())
-            law *= (1 - math.fsum(run.ahead.values())) / rest if rest > 0 else 0.0
-            law[raised] = [*run.ahead.values()]
-            return Left(law)
+        if ahead := run.ahead:  # the other tokens in proportion to q
+            rest = math.fsum(q.tolist()) - math.fsum(q[[*ahead]].tolist())
+            scale = (1 - math.fsum(ahead.values())) / rest if rest > 0 else 0.0
+            return Left(q, None, scale, {token: h_n / q[token] for token, h_n in ahead.items()})
         policy = self.policy(run, place)
         row = policy.row(q, np.zeros_like(q), run.alive[place], fixed)
         if row is None:
-            rows = self.q[run.row, at[1] : at[1] + 1]
-            law = self.draft.offers(run.row, [at[1]], rows)
-            h = policy.target(check.normalised(rows), law, self.path([(run, place)]))
-            assert h is not None  # check() has seen the policy
-            return Left(h[0].double().numpy())
+            rows = check.normalised(self.q[run.row, at[1] : at[1] + 1])
+            return Left(self._masses(policy, [(run, place)], rows, rows)[0].double().numpy())
         row.passes(math.inf)
         return Left(q, None, row.left, row.levels)
 
@@ -241,7 +233,6 @@ def _readable(rows: Tensor) -> np.ndarray | Tensor:
 
 
 def _row(rows: np.ndarray | Tensor, at: tuple[int, int]) -> np.ndarray:
-    """Return one row for numpy: float32, of half precision."""
     row = rows[at]
     return row if isinstance(row, np.ndarray) else row.float().numpy()
 

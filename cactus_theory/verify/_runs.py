@@ -1,6 +1,8 @@
-"""Drafted paths on a CPU, and what is left at their nodes to draw from."""
+"""Drafted paths on a CPU, what is left at their nodes to draw from, and the walk down a tree."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import compress
 from types import MappingProxyType
 
 import numpy as np
@@ -9,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.optimum.rows import loops
-from cactus_theory.verify.draft import Draft
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN, pick_one
 
 # indices of entries of rows: of the batch, of nodes, of tokens
@@ -37,14 +39,12 @@ class Left:
 
     @property
     def row(self) -> Float[np.ndarray, "vocab"]:
-        """Return it as a float64 row."""
         with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
             row = self.q.astype(np.float64) * self.scale
             return np.maximum(row - self.p if len(self.p) else row, 0.0)
 
     @property
     def mass(self) -> float:
-        """Return its sum."""
         if (compiled := loops()) is None:
             return float(self.row.sum())
         return compiled.left_mass(self.q, self.p, self.scale)
@@ -157,3 +157,83 @@ def index_of(runs: Sequence[Run]) -> Index:
         nodes[number, : run.count] = run.nodes[:-1]
         ids[number, : run.count] = run.ids
     return np.array([[run.row] for run in runs]), nodes, ids
+
+
+class Descent:
+    """The walk down one row's tree.
+
+    The drafted tokens follow the nodes ``above``; ``raised`` are their h_n, NaN where no policy
+    looks ahead, or empty. The walk is at ``node``. ``path`` holds the places of the accepted
+    tokens in order, ``charged`` the nodes where a token was emitted that anything was drafted
+    after, in order, with the alive ratio there, and ``last`` the token that ends the round, so far;
+    ``draws_taken`` were drawn.
+    """
+
+    def __init__(
+        self, draft: Draft, row: int, ids: list[int], raised: Sequence[float] = ()
+    ) -> None:
+        self.draft, self.row, self.ids, self.above = draft, row, ids, draft.above[row]
+        sampled = [*compress(enumerate(self.above), draft.flags[row][0])]
+        self.sampled_child = {node: place for place, node in sampled}
+        for place, node in sampled:
+            if self.sampled_child[node] != place:
+                raise ValueError(
+                    "sampled: at most one token may be sampled after a node; got tokens "
+                    f"{place} and {self.sampled_child[node]} of row {row}"
+                )
+        self.raised = raised
+        self.path: list[int] = []
+        self.charged: dict[int, float] = {}
+        self.node, self.last, self.draws_taken = 0, NO_TOKEN, 0
+
+    @cached_property
+    def deterministic_ids(self) -> list[list[int]]:
+        return self.draft.fixed(self.row)
+
+    def run(self, assigned: Assignment, coins: Sequence[float], draws: Sequence[float]) -> Run:
+        """Return the run of sampled tokens from the current node on."""
+        places, node = [], self.node
+        while (place := self.sampled_child.get(node)) is not None:
+            places.append(place)
+            node = place + 1
+        nodes = [self.node, *(place + 1 for place in places)]
+        ids, own = [self.ids[place] for place in places], [coins[place] for place in places]
+        run = Run(self.row, nodes, draws[self.draws_taken], ids, own)
+        # deterministic tokens do not change h = q
+        if any(policy.highest > 1 for policy in assigned.policies):
+            run.deterministic = {
+                place: fixed
+                for place, node in enumerate(nodes)
+                if (fixed := self.deterministic_ids[node])
+                and assigned.policy(self.row, node).highest > 1
+            }
+        children = zip(self.above, self.ids, self.raised, strict=False)
+        run.ahead = {token: h_n for above, token, h_n in children if above == node and h_n > 0}
+        return run
+
+    def go_on(self, run: Run) -> bool:
+        """Move past a judged run; return whether the token drawn after it is a drafted child."""
+        taken = run.nodes[: run.accepted + 1]
+        end = taken[-1]
+        self.charged |= zip(taken if end in self.above else taken[:-1], run.alive, strict=False)
+        self.path += [node - 1 for node in taken[1:]]
+        self.last, self.draws_taken = run.last, self.draws_taken + 1
+        if run.last not in self.ids:
+            return False
+        children = zip(self.above, self.ids, strict=False)
+        caught = [place for place, child in enumerate(children) if child == (end, run.last)]
+        # a refused token is drawn again only by rounding, and the tokens below it are biased
+        if not caught or caught[0] == self.sampled_child.get(end):
+            return False
+        self.path += caught
+        self.node = caught[0] + 1
+        return True
+
+    def go_freely(self, q: Float[Tensor, "batch K1 vocab"], draws: Sequence[float]) -> bool:
+        """Draw from q at nodes without a drafted token; return whether the walk goes on."""
+        while self.node not in self.sampled_child and not self.deterministic_ids[self.node]:
+            run = Run(self.row, [self.node], draws[self.draws_taken])
+            run.last = pick_one(q[self.row, self.node], run.draw)
+            if not self.go_on(run):
+                return False
+        return True

@@ -28,17 +28,12 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import (
-    Walk,
-    block_on_device,
-    entries_as_assigned,
-    raised_entries,
-)
+from cactus_theory.verify._dense import Walk, block_on_device, looked_ahead, rows_by_choice
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._lazy import Law
 from cactus_theory.verify._runs import Left, Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 
@@ -60,7 +55,6 @@ class Block(Verifier):
     """
 
     bonus: str = "target"
-
     reaches_all_it_can = True
 
     def __post_init__(self) -> None:
@@ -107,9 +101,8 @@ class Block(Verifier):
         law.judge()
         alive = [(run.alive + [0.0] * len(accept[0]))[: len(accept[0])] for run in law.runs]
         ratios = torch.tensor(alive, dtype=torch.float64, device="cpu")
-        raised = entries_as_assigned(law.raised, assigned)
         ends = law.accepted_and_last()
-        return Verdict(ids, *ends, None, None, ratios, raised, bonus is not None)
+        return Verdict(ids, *ends, None, None, ratios, law.raised, bonus is not None)
 
     def _bonus(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft
@@ -127,9 +120,8 @@ class Block(Verifier):
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
         start = Path(q.new_ones(len(q), dtype=torch.float64))
         rows = [policy.target(q.double(), p.double(), start) for policy in assigned.policies]
-        if assigned.choice is None:
-            return rows[0]
-        return rows_by_choice(rows, assigned.choice[batch, (counts - 1).clamp(min=0)])
+        choice, judges = assigned.choice, (counts - 1).clamp(min=0)
+        return rows_by_choice(rows, None if choice is None else choice[batch, judges])
 
     def emitted(
         self,
@@ -144,8 +136,8 @@ class Block(Verifier):
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
-        """Return h_n of deterministic drafts' tokens; None where the policy does not look ahead."""
-        return raised_entries(Assignment((policy,)), target_probs, draft.probs, draft)[0]
+        """Return h_n of deterministic tokens; None where the policy does not look ahead."""
+        return looked_ahead(Assignment((policy,)), target_probs, draft)
 
     def law(
         self,
@@ -174,18 +166,21 @@ class Blocks(Law):
     never, so few residuals are summed.
     """
 
+    in_blocks = True
+
     def judge(self) -> None:
         """Set the accepted count of each run, and the token after it."""
-        draft = self.draft
-        if any(run.cut for run in self.runs) and self.p is None:
-            draft = replace(draft, counts=[run.count for run in self.runs])
-        self.raised = raised_entries(self.assigned, self.q, self.p, draft)
-        bounds = [
-            policy.bounds(self.q_n, self.p_n) if raised is None else (raised, raised)
-            for policy, raised in zip(self.assigned.policies, self.raised, strict=True)
-        ]
-        low, high = (self.chosen(bound).tolist() for bound in zip(*bounds, strict=True))
-        for run, run.low, run.high in zip(self.runs, low, high, strict=True):
+        if self.p is None:
+            draft = self.draft
+            if any(run.cut for run in self.runs):
+                draft = replace(draft, counts=[run.count for run in self.runs])
+            self.raised = looked_ahead(self.assigned, self.q, draft)
+        bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
+        low, high = map(self.chosen, zip(*bounds, strict=True))
+        if self.raised is not None:
+            ahead = self.raised.isfinite()
+            low, high = (torch.where(ahead, self.raised, bound) for bound in (low, high))
+        for run, run.low, run.high in zip(self.runs, low.tolist(), high.tolist(), strict=True):
             for place in run.deterministic:
                 self._widen(run, place)
         waiting = self.runs
@@ -246,11 +241,6 @@ class Blocks(Law):
         if not policy.between or policy.highest <= 1 or place in run.deterministic:
             return True
         return run.passes(place, Left(*self.rows(run, place), run.alive[place]).mass)
-
-    def path(self, places: Sequence[Place]) -> Path:
-        """Return P at nodes."""
-        alive = [run.alive[place] for run, place in places]
-        return Path(torch.tensor(alive, dtype=torch.float64, device="cpu"))
 
 
 def verify_block(

@@ -15,10 +15,11 @@ from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 from cactus_theory.policies import Entrywise, FixedTarget, Policy
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.verify._checks import verify_tensors
+from cactus_theory.verify._dense import rows_by_choice
 from cactus_theory.verify._lazy import Answers, Law
 from cactus_theory.verify._runs import Left, Place, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict, rows_by_choice
+from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 
@@ -154,9 +155,6 @@ class Chains(Law):
             policy.acceptance(q, p, ids)[:, 0].tolist(),
             lambda some: policy.residual(q[some], p[some], ids[some, 0]).detach().double(),
         )
-
-    def path(self, places: Sequence[Place]) -> None:
-        """Return None."""
 
 
 def verify_chain(

@@ -196,18 +196,6 @@ class Assignment:
         return self.policies[0 if self.choice is None else int(self.choice[row, node])]
 
 
-def rows_by_choice(
-    rows: Sequence[Tensor | None], choice: Int[Tensor, "batch"] | None
-) -> Float[Tensor, "batch vocab"]:
-    """Return each text's row (B, V) by the policy that judges it; ``rows`` are by policy."""
-    chosen = rows[0]
-    assert chosen is not None  # check() has seen the policies
-    for number, other in enumerate(rows[1:], 1):
-        assert other is not None and choice is not None
-        chosen = torch.where((choice == number)[:, None], other, chosen)
-    return chosen
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The verdict of a verification step.
@@ -294,30 +282,3 @@ class Verified:
     target_probs: Float[Tensor, "batch K1 vocab"]
     draft: Draft
     verdict: Verdict
-
-    def judged(self, row: int, nodes: Any) -> Any:
-        """Return the places of the drafted tokens judged at charged nodes of a row.
-
-        Those are the accepted ones, and after them the first one that follows the node; ValueError
-        for a charged node that no token was drafted after.
-        """
-        if self.draft.parents is None or self.verdict.charged is None:  # as in a chain
-            return nodes
-        accepted, path = int(self.verdict.num_accepted[row]), self.verdict.path
-        taken = range(accepted) if path is None else path[row, :accepted].tolist()
-        places = range(self.draft.lengths[row])
-        after = {self.draft.node(row, place): place for place in reversed(places)}
-        after |= {self.draft.node(row, place): place for place in taken}
-        if missing := [node for node in nodes if node not in after]:
-            raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
-        return [after[node] for node in nodes]
-
-    def raised(self, row: int) -> list[tuple[list[int], list[float]]]:
-        """Return by node of a tree the ids of the deterministic tokens raised there, and h_n."""
-        assert self.verdict.raised is not None
-        values, ids = self.verdict.raised[row].tolist(), self.draft.token_ids[row].tolist()
-        raised = []
-        for places in self.draft.children(row):
-            higher = [place for place in places if values[place] > 0]  # false for NaN
-            raised.append(([ids[place] for place in higher], [values[place] for place in higher]))
-        return raised

@@ -12,7 +12,6 @@ it (THEORY.md, Theorems 21 and 22). Without deterministic children this is the c
 without sampled ones it is sampling from h and looking the token up.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,9 +25,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
+from cactus_theory.verify._dense import looked_ahead
 from cactus_theory.verify._emitted import Emitted
-from cactus_theory.verify._runs import index_of
-from cactus_theory.verify._tree_walk import Descent
+from cactus_theory.verify._runs import Descent, index_of
 from cactus_theory.verify.block import Block, Blocks
 from cactus_theory.verify.chain import Chain, Chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -96,9 +95,10 @@ class Tree(Verifier):
             assigned = replace(assigned, choice=assigned.choice.cpu())
         rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
         q, p = target_probs.cpu(), rows.cpu()
-        walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
-        for walk in walks if self.runs == "block" else ():
-            walk.look_ahead(assigned, q[walk.row])
+        raised = looked_ahead(assigned, q, draft) if self.runs == "block" else None
+        of_rows = [()] * len(q) if raised is None else raised.tolist()
+        texts = zip(draft.token_ids.tolist(), of_rows, strict=True)
+        walks = [Descent(draft, row, *own) for row, own in enumerate(texts)]
         judge = Blocks if self.runs == "block" else Chains
         coins, draws, walking = accept.tolist(), draws.tolist(), walks
         while walking:
@@ -109,7 +109,7 @@ class Tree(Verifier):
                 for walk, run in zip(walking, runs, strict=True)
                 if walk.go_on(run) and walk.go_freely(q, draws[walk.row])
             ]
-        return _verdict(draft, walks, target_probs.device)
+        return _verdict(draft, walks, raised, target_probs.device)
 
     def emitted(
         self,
@@ -129,10 +129,7 @@ class Tree(Verifier):
             return RUNS[self.runs].looked_ahead(policy, target_probs, draft)
         if self.runs != "block" or draft.sampled is None:  # ``verify`` refuses such a tree
             return None
-        walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
-        for walk in walks:
-            walk.look_ahead(Assignment((policy,)), target_probs[walk.row])
-        return _raised(walks, draft.token_ids)
+        return RUNS["block"].looked_ahead(policy, target_probs, draft)
 
     def law(
         self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
@@ -160,7 +157,9 @@ def is_chain(draft: Draft) -> bool:
     )
 
 
-def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
+def _verdict(
+    draft: Draft, walks: Sequence[Descent], raised: Tensor | None, device: torch.device
+) -> Verdict:
     width, ids = draft.token_ids.shape[1], draft.token_ids
     # by row: the accepted places, their number and the last token
     table, alive = np.full((len(walks), width + 2), -1), np.zeros((len(walks), width))
@@ -170,18 +169,11 @@ def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Ve
         for node, ratio in walk.charged.items():
             alive[row, node] = ratio
     tokens = torch.from_numpy(table).to(device)
-    ratios, raised = torch.from_numpy(alive).to(device), _raised(walks, tokens)
+    ratios = torch.from_numpy(alive).to(device)
+    raised = None if raised is None else raised.to(device)
     charged = [[*walk.charged] for walk in walks]
     path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
     return Verdict(ids, accepted, last, path, charged, ratios, raised)
-
-
-def _raised(walks: Sequence[Descent], ids: Tensor) -> Float[Tensor, "batch K"] | None:
-    """Return h_n of raised tokens and NaN elsewhere, (B, K); None if no walk looks ahead."""
-    if not any(walk.raised for walk in walks):
-        return None
-    rows = [walk.raised or [math.nan] * len(walk.ids) for walk in walks]
-    return torch.tensor(rows, dtype=torch.float64, device=ids.device)
 
 
 def declared_tree(
