@@ -68,9 +68,10 @@ def at_budget(q, p, f, delta):
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("price", PRICES)
 @pytest.mark.parametrize("divergence", some(PRICED, 3))
-def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
+@pytest.mark.parametrize("head", [0.0, 0.3])
+def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros, head):
     q, p = rows(1, 9, torch.float64, seed=3, zeros=zeros)
-    rule = ct.policy("band", price=price, divergence=divergence)
+    rule = ct.policy("band", price=price, divergence=divergence, head=head)
     tokens = torch.arange(9)
     wide = q.expand(9, 9), p.expand(9, 9)
     turn = thresholds(q[0], p[0], lambda coin: decided(rule, *wide, tokens, coin)[0])
@@ -79,7 +80,7 @@ def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros):
     assert (turn - phi).abs()[drafted].max() < 1e-12
 
 
-@pytest.mark.parametrize("spec", some(["price=2.0", "price=0.3", "delta=0.1", "delta=0.001"], 2))
+@pytest.mark.parametrize("spec", some(["price=2.0", "delta=0.1,head=0.3", "delta=0.001"], 2))
 @pytest.mark.parametrize("divergence", some(["kl", "reverse_kl", "renyi:a=0.5"], 2))
 def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, divergence):
     """The law that float32 decisions emit, enumerated over tokens, against the float64 law."""

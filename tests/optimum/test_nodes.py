@@ -158,17 +158,6 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
     assert max(apart) > 100 * PROGRAM  # what later tokens are worth moves rows
 
 
-@pytest.mark.parametrize("spec", some(SPECS, 2))
-def test_rows_together_are_those_of_each_alone(spec: str) -> None:
-    q, p = pair(35, 7, seed=11, kinds=("zeros", "smooth"))
-    alive = torch.linspace(0.2, 1.0, len(q), dtype=torch.float64)
-    bands = Bands(kind_of(spec), price=0.8)
-    parts = [slice(row, row + 1) for row in range(len(q))]
-    alone = torch.cat([bands.laws(q[at], p[at], alive[at]) for at in parts])
-    together = bands.laws(3 * q, 0.2 * p, alive)  # of rows over their sums
-    torch.testing.assert_close(together, alone, rtol=0, atol=ROUNDING)
-
-
 @pytest.mark.parametrize("spec", some(SPECS, 3))
 @pytest.mark.parametrize("kinds", some(MIXED, 4))
 def test_at_the_root_it_is_the_band(spec: str, kinds: tuple[str, str]) -> None:

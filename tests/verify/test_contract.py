@@ -66,13 +66,6 @@ UNIFORM = np.full(4, 0.25)
 BY_ROWS = [spec for spec in EVERY if RULES[spec].row(UNIFORM, UNIFORM) is not None]
 
 
-def test_more_rows_than_are_drawn_from_together_take_their_own_coins():
-    q, p, ids, lengths, accept, draw = rows(40, 2, vocab=2000)  # 16 at a time
-    assigned, draft = Assignment((ct.policy("speculative"),)), Draft(ids, lengths, p)
-    host = on_host(assigned, q, draft, accept, draw)
-    assert all(map(torch.equal, host, chain_on_device(assigned, q, draft, accept, draw)))
-
-
 def test_a_long_row_is_drawn_from_by_its_own_coin():
     q, p, _, _, _, draw = rows(5, 1, vocab=8192, seed=16)
     coins = torch.full((5, 1), 1 - 2**-53, dtype=torch.float64)
