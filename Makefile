@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 PYTEST := $(BIN)/python -m pytest -q $(SPREAD)
 # of every part of the package what says most in a second (tests/durations.csv has the slow ones)
-QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_optimal.py verify/test_chain.py \
+QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_supports.py verify/test_chain.py \
   verify/test_block.py testing/test_gallery.py commands/test_bad_input.py decoding/test_ragged.py \
   decoding/test_errors.py traces/test_replay.py tuning/test_tune.py vllm/test_batch.py \
   vllm/test_hook.py test_layering.py test_theory.py test_readme.py)
