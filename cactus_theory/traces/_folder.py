@@ -35,8 +35,8 @@ MOST_DRAFTED = 4096
 class Header:
     """Settings of a decode, known before its first text; a run goes on in a folder with equal ones.
 
-    ``num_draft_tokens`` is the most a cycle may have drafted, of trees the most of a path; the
-    most tokens of a tree are ``nodes`` in ``details``, with whatever else decides the content.
+    ``num_draft_tokens`` is the most a cycle may have drafted; ``details`` whatever else decides the
+    content.
     """
 
     vocab_size: int
@@ -50,20 +50,14 @@ class Header:
     details: dict[str, Any]
 
     @property
-    def trees(self) -> bool:
-        """Return whether cycles drafted trees."""
-        return "nodes" in self.details
-
-    @property
     def bonus_drawn(self) -> bool:
         """Return whether a whole draft's last row is the token drawn from it (``bonus_rows``)."""
         return self.details.get("bonus_rows") == "drawn"
 
     @property
-    def limits(self) -> tuple[int, int, int | None]:
-        """Return V, the most tokens that a cycle drafted, and of trees the most of a path."""
-        depth = self.num_draft_tokens
-        return self.vocab_size, self.details.get("nodes", depth), depth if self.trees else None
+    def limits(self) -> tuple[int, int]:
+        """Return V, and the most tokens that a cycle drafted."""
+        return self.vocab_size, self.num_draft_tokens
 
     def flat(self) -> dict[str, Any]:
         """Return everything that makes the content what it is, in one level."""
@@ -133,7 +127,7 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path}: {name} must be the sum over shards, {manifest.total(name)}; "
                 f"got {content.get(name)!r:.60}"
             )
-    most = header.limits[1]
+    most = header.num_draft_tokens
     for entry in manifest.shards:
         drafted = entry.target_rows - entry.cycles
         counts = entry.cycles, entry.undrafted, entry.bytes
@@ -155,10 +149,7 @@ def _header(path: Path, content: dict[str, Any]) -> Header:
         value = values[name]
         if value < 1:
             raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
-    nodes = header.details.get("nodes", 1)
-    if type(nodes) is not int or nodes < 1:
-        raise ValueError(f"{path}: nodes must be an integer of at least 1; got {nodes!r:.60}")
-    if max(header.num_draft_tokens, nodes) > MOST_DRAFTED:
+    if header.num_draft_tokens > MOST_DRAFTED:
         raise ValueError(
             f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
             f"got {header.num_draft_tokens!r:.60}"
@@ -228,8 +219,7 @@ class Folder(Resource):
 
     def add(self, cycles: Sequence[Cycle]) -> None:
         """Write the next text's cycles; they are on the disk when this returns."""
-        kind = DTYPES[self.header.dtype], self.header.vocab_size, self.header.trees
-        self.add_shard(pack(cycles, *kind))
+        self.add_shard(pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size))
 
     def add_shard(self, shard: Shard, undrafted: int = 0) -> None:
         """Write the next text's cycles, packed; ``undrafted`` of its steps have none."""

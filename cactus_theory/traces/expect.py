@@ -225,7 +225,6 @@ def expectations(
 
     ``on_cycles`` is called with how many rounds are done, now and then.
     """
-    trace.check_chains("expect")
     width = draft_width(trace, num_draft_tokens)
     rule = find_policy(policy).at_ends(trace.ends)
     verifiers = {name: find_verifier(judge) for name, judge in judges.items()}

@@ -83,16 +83,11 @@ def log_trace(
     groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
     on_text : called with the cycles and texts logged so far, at the start and after every text.
 
-    Notes
-    -----
-    A drafter of trees needs a verifier of trees; its trace holds them, for :func:`replay` with
-    ``verifier="tree"``.
-
     Raises
     ------
     ValueError
         A folder of another trace or of something else, or one that another process writes to, an
-        unknown dtype, and as :func:`cactus_theory.generate`.
+        unknown dtype, a drafter of trees, and as :func:`cactus_theory.generate`.
     OSError
         Files that cannot be written.
     ModuleNotFoundError
@@ -144,8 +139,7 @@ def log_trace(
             "at_least_cycles": cycles,
         }
         | vars(cuts)
-        | _details(options, groups)
-        | _nodes(drafter, num_draft_tokens),
+        | _details(options, groups),
     )
     with Folder(Path(folder), header) as writer:
         while not writer.finished:
@@ -171,7 +165,6 @@ def save_trace(
     temperature: float = 1.0,
     eos_token_ids: Sequence[int] = (),
     cuts: Cuts | None = None,
-    nodes: int | None = None,
 ) -> Trace:
     """Write cycles of your own, such as those of another engine, as a trace.
 
@@ -179,11 +172,9 @@ def save_trace(
     ----------
     folder : a new or empty one.
     texts : the cycles of each text; their ``text`` is not read.
-    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted: of trees, in
-        one path.
+    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted.
     dtype : of the log-probabilities, float16 or float32.
     target, draft, temperature, eos_token_ids, cuts : what is said about the decode; None: nothing.
-    nodes : the most tokens a drafted tree may have; None for chains.
 
     Raises
     ------
@@ -200,8 +191,7 @@ def save_trace(
     """
     ends = list(eos_token_ids)
     check.one_of("dtype", dtype, tuple(DTYPES))
-    details = {} if nodes is None else {"nodes": whole_number("nodes", nodes, 1)}
-    details |= {} if cuts is None else vars(cuts)
+    details = {} if cuts is None else dict(vars(cuts))
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details
     )
@@ -235,13 +225,6 @@ def _details(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None)
     return details
 
 
-def _nodes(drafter: Drafter, num_draft_tokens: int) -> dict[str, int]:
-    """Return the most tokens of a drafted tree; nothing of a drafter of chains."""
-    if all(drafter.nodes(depth) == depth for depth in (1, 2)):
-        return {}
-    return {"nodes": drafter.nodes(num_draft_tokens)}
-
-
 def _cycles(
     header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
@@ -265,11 +248,9 @@ def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: Dec
     """Raise now for prompts and options that would fail at some later text."""
     if not prompts:
         raise ValueError("prompts_ids: must hold at least one prompt; got none")
-    if _nodes(drafter, 1) and "tree" not in options.judge.drafts:
-        raise ValueError(
-            f"verifier: {type(drafter).__name__} drafts trees, and {options.judge.spec} verifies "
-            "one drafted path; try verifier='tree'"
-        )
+    if any(drafter.nodes(depth) > depth for depth in (1, 2)):
+        name = type(drafter).__name__
+        raise ValueError(f"draft_model: must draft one path; {name} drafts trees")
     models = {"target_model": target} | drafter.check(target)
     for number, prompt in enumerate(prompts):
         if not prompt:

@@ -9,8 +9,6 @@ draft yields one token and spends nothing; a trace of an engine has such calls a
 Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
 verifier the numbers are consistent; for others they are what these would do at the same places,
 which is what makes them comparable, with paired errors far smaller than their own.
-
-Drafted trees are walked (:mod:`cactus_theory.traces.trees`), by the verifier ``tree`` alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +33,6 @@ from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.rows import ENTRIES, SavedRows, Source, mean_alive
 from cactus_theory.traces.trace import Batch, Trace
-from cactus_theory.traces.trees import replay_trees
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import NO_ROW, VerdictLaw, Verifier, find_verifier
@@ -86,8 +83,7 @@ def replay(
     ------
     ValueError
         An unknown policy, verifier or divergence, a policy that the verifier cannot follow,
-        more drafted tokens than were logged, a broken trace; drafted trees with another
-        verifier than ``tree``, a schedule, or fewer drafted tokens.
+        more drafted tokens than were logged, a broken trace.
     NotImplementedError
         A verifier whose law cannot be enumerated, or metered.
 
@@ -146,10 +142,7 @@ def _replays(
     for one in sums:
         one.cycles += source.undrafted
         one.tokens += source.undrafted
-    if isinstance(source, Trace) and source.header.trees:
-        replay_trees(source, policy, verifier, kinds, sums, on_cycles)
-        sums = sums[-1:]
-    elif isinstance(policy, Schedule):
+    if isinstance(policy, Schedule):
         if isinstance(source, SavedRows):
             raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
         sums = sums[-1:]

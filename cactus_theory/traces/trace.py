@@ -17,7 +17,7 @@ from cactus_theory.traces._folder import (
     digest,
     read_manifest,
 )
-from cactus_theory.traces._shard import Cycle, Shard, family, from_bytes
+from cactus_theory.traces._shard import Cycle, Shard, from_bytes
 
 # cycles from which equal drafts shorter than the manifest's K are an error, not chance
 ENOUGH_CYCLES = 8
@@ -197,28 +197,11 @@ class Trace:
         return self.manifest.total("cycles")
 
     def __iter__(self) -> Iterator[Cycle]:
-        """Yield every cycle, text after text, of chains: see :meth:`check_chains`."""
-        self.check_chains("what reads cycles as chains")
-        return self.cycles()
-
-    def cycles(self) -> Iterator[Cycle]:
-        """Yield every cycle, text after text, of trees too."""
+        """Yield every cycle, text after text."""
         for text in range(self.texts):
             shard = self.shard(text)
             for number in range(len(shard)):
                 yield _cycle(text, shard, number)
-
-    def check_chains(self, reader: str) -> None:
-        """Raise ValueError for a trace of trees, which a reader of chains would take for paths."""
-        if self.header.trees:
-            raise self.refusal(reader)
-
-    def refusal(self, reader: str) -> ValueError:
-        """Return the error of a ``reader`` that cannot follow the trace's trees."""
-        return ValueError(
-            f"{reader} cannot follow the drafted trees of {self.folder}; replay them with "
-            "verifier='tree', or log a drafter of chains"
-        )
 
     def shard(self, text: int) -> Shard:
         """Return the cycles of one text as they are stored.
@@ -257,9 +240,8 @@ class Trace:
         Raises
         ------
         OSError, ValueError
-            As :meth:`shard`; trees; after the last one, a manifest with another K than was drafted.
+            As :meth:`shard`; after the last one, a manifest with another K than was drafted.
         """
-        self.check_chains("what reads cycles as chains")
         most = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         drafted: set[int] = set()
         for text in range(self.texts):
@@ -282,7 +264,7 @@ class Trace:
         Raises
         ------
         ValueError
-            A trace of deterministic drafts only, which have no rows, or of trees.
+            A trace of deterministic drafts only, which have no rows.
         """
         pairs = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
         if not pairs:
@@ -317,14 +299,12 @@ def _probs(rows: Tensor) -> Tensor:
 def _cycle(text: int, shard: Shard, number: int) -> Cycle:
     first, last = shard.token_offsets[number : number + 2].tolist()
     start, end = shard.draft_offsets[number : number + 2].tolist()
-    tree = () if shard.families is None else family(shard, number)[1:]
     return Cycle(
         text,
         int(shard.position[number]),
         shard.draft_token_ids[first:last].long(),
         _probs(shard.target_log_probs[first + number : last + number + 1]),
         _probs(shard.draft_log_probs[start:end]) if end > start else None,
-        *tree,
     )
 
 

@@ -63,8 +63,8 @@ def tune(
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, an unknown divergence or
-        policy, drafted trees, a column that the trace does not keep; CannotSay, which is one, for
-        fewer texts than errors need.
+        policy, a column that the trace does not keep; CannotSay, which is one, for fewer texts
+        than errors need.
 
     Examples
     --------
@@ -77,8 +77,6 @@ def tune(
     0.05
     """
     level, kind = checked_level(level), find_divergence(divergence)
-    if isinstance(source, Trace):
-        source.check_chains("tune")
     check_texts(source.texts)
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(source, widths)

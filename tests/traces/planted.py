@@ -72,9 +72,6 @@ class Rounds:
         rows = sum(own.draft_probs is not None for own in self.found)
         return SimpleNamespace(total=lambda name: rows)
 
-    def check_chains(self, reader: str) -> None:
-        """Do nothing: models draft no trees."""
-
     def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:
         for own in self.found:
             probs = None if own.draft_probs is None else _whole(own.draft_probs)

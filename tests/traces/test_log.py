@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cactus_theory.decoding import ModelDrafter, NGram, generate
+from cactus_theory.decoding import ModelDrafter, NGram, Siblings, generate
 from cactus_theory.traces import Trace, log_trace
 from tests.decoding.conftest import disturbed, random_llama
 
@@ -194,4 +194,11 @@ def test_bad_arguments_write_nothing(tiny, tmp_path: Path, changes, said: str) -
     given = {"prompts_ids": PROMPTS, "folder": tmp_path / "t"} | OPTIONS | changes
     with pytest.raises(ValueError, match=said):
         log_trace(*tiny, **given)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_drafter_of_trees_is_refused(tiny, tmp_path: Path) -> None:
+    target, draft = tiny
+    with pytest.raises(ValueError, match="must draft one path; Siblings drafts trees"):
+        log_trace(target, Siblings(ModelDrafter(draft)), PROMPTS, tmp_path / "t", **OPTIONS)
     assert not (tmp_path / "t").exists()
