@@ -244,7 +244,7 @@ def save_findings(path: str, findings: Sequence[Any]) -> None:
             for place, (label, row, colour) in enumerate(shown):
                 at = np.arange(len(row)) + (place - (len(shown) - 1) / 2) * width
                 axes.bar(at, row, width, color=colour, label=label)
-            axes.set_title(found.law)
+            axes.set_title(found.property)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("token")
             axes.set_ylabel("probability")

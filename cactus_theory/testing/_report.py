@@ -30,7 +30,7 @@ class Finding:
     hint : the likeliest cause, in words.
     """
 
-    law: str
+    property: str
     statement: str
     target: list[float]
     draft: list[float]
@@ -54,7 +54,7 @@ class PropertyVerdict:
     examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
     """
 
-    law: str
+    property: str
     statement: str
     verdict: str
     examples: int
@@ -74,22 +74,22 @@ class Report:
 
     policy: str
     declares: str
-    laws: list[PropertyVerdict]
+    properties: list[PropertyVerdict]
     advice: str = ""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Report":
         """Return the report whose plain values ``asdict`` gave."""
-        laws = [
-            PropertyVerdict(**law | {"finding": law["finding"] and Finding(**law["finding"])})
-            for law in plain["laws"]
+        verdicts = [
+            PropertyVerdict(**own | {"finding": own["finding"] and Finding(**own["finding"])})
+            for own in plain["properties"]
         ]
-        return cls(plain["policy"], plain["declares"], laws, plain["advice"])
+        return cls(plain["policy"], plain["declares"], verdicts, plain["advice"])
 
     @property
     def outcome(self) -> Outcome:
         """Return ``failed`` if a property is broken, ``inconclusive`` if one is undecided."""
-        verdicts = {v.verdict for v in self.laws}
+        verdicts = {v.verdict for v in self.properties}
         if "fails" in verdicts:
             return "failed"
         return "inconclusive" if "inconclusive" in verdicts else "passed"
@@ -102,12 +102,14 @@ class Report:
     @property
     def findings(self) -> list[Finding]:
         """Return the counterexamples."""
-        return [v.finding for v in self.laws if v.finding is not None and v.verdict == "fails"]
+        return [
+            v.finding for v in self.properties if v.finding is not None and v.verdict == "fails"
+        ]
 
     @property
     def undecided(self) -> list[Finding]:
         """Return the rows on which there was no answer in time."""
-        late = (v.finding for v in self.laws if v.verdict == "inconclusive")
+        late = (v.finding for v in self.properties if v.verdict == "inconclusive")
         return [finding for finding in late if finding is not None]
 
     def as_dict(self) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def message(
         *((("again", again),) if again else ()),
     ]
     shown = (f"  {label:<8}  {text}" for label, text in lines)
-    return "\n".join([f"{thing} {verb} the property {finding.law}", *shown])
+    return "\n".join([f"{thing} {verb} the property {finding.property}", *shown])
 
 
 def summary(report: Report) -> str:
@@ -180,9 +182,9 @@ def table(report: Report) -> str:
     """Return property × verdict × examples × worst margin."""
     head = ("property", "verdict", "examples", "worst margin")
     cells: list[tuple[str, str, str, str]] = [head]
-    for v in report.laws:
+    for v in report.properties:
         margin = "" if v.worst is None else number(v.worst)
-        cells.append((v.law, v.verdict, str(v.examples or ""), margin))
+        cells.append((v.property, v.verdict, str(v.examples or ""), margin))
     return "\n".join(line.rstrip() for line in aligned(cells, (0, 1)))
 
 
@@ -197,18 +199,18 @@ def pasted_test(source: str, finding: Finding) -> str:
     first = "import cactus_theory as ct\n" if changed or not plain else ""
     return (
         f"{first}from cactus_theory.testing import assert_policy_properties\n{how}\n\n\n"
-        f"def test_{name}_{finding.law}():\n"
+        f"def test_{name}_{finding.property}():\n"
         f"    # {finding.about}: expected {finding.expected}, found {finding.found}\n"
         f"    q = {row(finding.target, None)}\n"
         f"    p = {row(finding.draft, None)}\n"
-        f"    assert_policy_properties({rule}, properties=[{finding.law!r}], rows=(q, p))\n"
+        f"    assert_policy_properties({rule}, properties=[{finding.property!r}], rows=(q, p))\n"
     )
 
 
 def payload(report: Report, source: str) -> dict[str, Any]:
     """Return the report as plain values for JSON, with the tests to paste."""
     plain = report.as_dict()
-    for verdict, entry in zip(plain["laws"], report.laws, strict=True):
+    for verdict, entry in zip(plain["properties"], report.properties, strict=True):
         if entry.finding is not None:
             verdict["finding"]["test"] = pasted_test(source, entry.finding)
     return plain

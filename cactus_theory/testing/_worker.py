@@ -1,16 +1,16 @@
-"""The process in which the user's rule runs; it writes events as JSON lines to its parent.
+"""The process in which the user's rule runs; it writes events as JSON lines.
 
 ``python -c "from cactus_theory.testing._worker import main; main()" OPTIONS`` with options as
-JSON. What the rule prints goes to stderr.
+JSON. Events, and what the rule prints, go to two files of the ``folder`` that these name.
 """
 
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,17 +28,14 @@ from cactus_theory.testing.properties import PROPERTIES, Behaviour
 Say = Callable[..., None]
 # share of the machine's memory that a rule may use
 MEMORY_SHARE = 0.5
-# most repeats of a call in one property (at values of a knob), and the factor by which the
-# machine may become slower than it was during the first calls
-OFTEN, BUSIER = 40, 5.0
 
 
 def main() -> None:
     """Check the rule, then end the process at once, its threads and exit handlers included."""
-    code = 1
+    code, options = 1, json.loads(sys.argv[1])
     try:
         _limit()
-        _work(json.loads(sys.argv[1]), _speaker())
+        _work(options, _speaker(Path(options["folder"]), options["quiet"]))
         code = 0
     except BaseException as error:  # noqa: BLE001  whatever the user's code raises
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -58,14 +55,20 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _speaker() -> Say:
-    """Return a writer of events to stdout; everything else that is printed goes to stderr."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def _speaker(folder: Path, quiet: bool) -> Say:
+    """Return a writer of events, and of progress to stderr; what else is printed goes to a file."""
+    shown = os.fdopen(os.dup(2), "w", encoding="utf-8")
+    events = (folder / "events").open("w", encoding="utf-8")
+    with (folder / "printed").open("wb") as printed:
+        for stream in (1, 2):
+            os.dup2(printed.fileno(), stream)
 
-    def say(**event: Any) -> None:
-        print(json.dumps(event), file=stream, flush=True)
+    def say(place: str = "", **event: Any) -> None:
+        print(json.dumps(event), file=events, flush=True)
+        if place and not quiet:
+            print(f"{place} {event['property']}", file=shown, flush=True)
 
+    say(pid=os.getpid())
     return say
 
 
@@ -76,38 +79,29 @@ def _work(options: dict[str, Any], say: Say) -> None:
     try:
         rule = find_policy(source)
         declaration(rule, source)
-        PROPERTIES.chosen("--properties", names or ())
+        chosen = [own.name for own in PROPERTIES.chosen("--properties", names)]
     except (ValueError, TypeError, OSError) as error:
-        return say(refused=" ".join(str(error).split()), done=True)
+        return say(refused=" ".join(str(error).split()))
 
-    def progress(law: str, report: Report) -> None:
-        say(law=law, report=asdict(report))
-
-    each = 0.0  # seconds of each call once, by drafted token
+    def progress(name: str, report: Report) -> None:
+        place = f"{chosen.index(name) + 1:>3}/{len(chosen)}" if name in chosen else ""
+        say(place, property=name, report=asdict(report))
 
     def ask(prop: Property, seen: Behaviour) -> None:
-        more = OFTEN * BUSIER * each * int(seen.drafted.sum())
-        say(seconds=options["timeout"] + more, rows=([], []))
-
-    def ask_row(prop: Property, seen: Behaviour) -> None:
-        say(seconds=options["timeout"], rows=(seen.q[0].tolist(), seen.p[0].tolist()))
+        single = len(seen.q) == 1
+        say(rows=(seen.q[0].tolist(), seen.p[0].tolist()) if single else ([], []))
 
     def rows() -> Iterator[Pair]:
         """Check every row by itself first, so that a crash or hang names its row; yield all."""
-        nonlocal each
         groups = examples(options["examples"], options["seed"])
         singly = [(q[i : i + 1], p[i : i + 1]) for q, p in groups for i in range(len(q))]
-        for some in (singly[:1], singly):  # the first call may import packages
-            start, answers = time.monotonic(), {"properties": ["answers"], "elsewhere": False}
-            check_policy(rule, some, shrink_seconds=0, asking=ask_row, **answers)
-            each = (time.monotonic() - start) / sum(int((p > 0).sum()) for _, p in some)
+        first: dict[str, Any] = {"properties": ["answers"], "elsewhere": False}
+        check_policy(rule, singly, shrink_seconds=0, asking=ask, **first)
         yield from groups
 
-    chosen = {"properties": names, "seed": options["seed"]}
-    say(
-        report=asdict(check_policy(rule, rows(), progress=progress, asking=ask, **chosen)),
-        done=True,
-    )
+    whole: dict[str, Any] = {"properties": names, "seed": options["seed"]}
+    report = check_policy(rule, rows(), progress=progress, asking=ask, **whole)
+    say(report=asdict(report), done=True)
 
 
 def declaration(policy: Policy, source: str) -> str:

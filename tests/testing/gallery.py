@@ -354,6 +354,6 @@ def caught(fault: Fault, laws=None):
     for count in COUNTS:
         chosen = [fault.law] if laws is None else laws
         report = check_policy(fault.rule, examples(count), properties=chosen)
-        if any(v.law == fault.law and v.verdict == "fails" for v in report.laws):
+        if any(v.property == fault.law and v.verdict == "fails" for v in report.properties):
             return report, count
     return None, EXAMPLES

@@ -46,12 +46,6 @@ def hangs(q, p, n):
 
 
 @ct.rule
-def slow(q, p, n):
-    time.sleep(0.004)
-    return min(1, q[n] / p[n])
-
-
-@ct.rule
 def jumps(q, p, n):
     return float(q[n] > 0.3)
 
@@ -172,13 +166,13 @@ def test_a_good_rule_passes_and_json_is_all_there_is(folder, capfd) -> None:
     assert err == "" and len(out.splitlines()) == 1
     found = json.loads(out)
     assert found["passed"] and found["outcome"] == "passed" and found["policy"] == "rules.py:good"
-    assert {entry["law"] for entry in found["laws"]} == set(PROPERTIES)
-    assert found["laws"][0]["examples"] == 40
+    assert {entry["property"] for entry in found["properties"]} == set(PROPERTIES)
+    assert found["properties"][0]["examples"] == 40
 
 
 def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
-    laws = "answers,acceptance_is_a_probability,float32_agrees"
-    options = ("--examples", "60", "--properties", laws, "--plot", "rows.png")
+    names = "answers,acceptance_is_a_probability,float32_agrees"
+    options = ("--examples", "60", "--properties", names, "--plot", "rows.png")
     assert check("rules.py:false", *options) == 1
     out, err = capfd.readouterr()
     assert "1/3 answers" in err and "Traceback" not in out + err
@@ -191,8 +185,8 @@ def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
 
 @thorough
 def test_a_hang_is_inconclusive(folder, capfd) -> None:
-    laws = "answers,acceptance_is_a_probability"
-    options = ("--examples", "30", "--timeout", "0.5", "--properties", laws)
+    names = "answers,acceptance_is_a_probability"
+    options = ("--examples", "30", "--timeout", "60", "--properties", names)
     assert check("rules.py:hangs", *options) == 3
     out, _ = capfd.readouterr()
     assert "did not answer in time for the property answers" in out
@@ -203,20 +197,10 @@ def test_a_hang_is_inconclusive(folder, capfd) -> None:
 
 
 @thorough
-def test_a_slow_rule_has_the_time_that_its_first_answers_took(folder, capfd) -> None:
-    """Every question is answered in 4 ms, but the rows together take several limits."""
-    laws = "answers,batch_equals_loop"
-    assert (
-        check("rules.py:slow", "--examples", "19", "--timeout", "0.05", "--properties", laws) == 0
-    )
-    assert capfd.readouterr().out.endswith("no property is broken\n")
-
-
-@thorough
 def test_a_jump_that_was_not_declared_is_named(folder, capfd) -> None:
     options = ("--examples", "300", "--properties", "float32_agrees", "--json")
     assert check("rules.py:jumps", *options) == 1
-    (verdict,) = json.loads(capfd.readouterr().out)["laws"]
+    (verdict,) = json.loads(capfd.readouterr().out)["properties"]
     assert "declare continuous=False" in verdict["finding"]["hint"]
 
 
@@ -232,10 +216,10 @@ def test_a_property_beside_the_rule_is_checked(folder, capfd) -> None:
 def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
     assert check("rules.py:dies", "--examples", "30", "--json") == 1
     found = json.loads(capfd.readouterr().out)
-    assert [v["verdict"] for v in found["laws"]] == ["fails"] + ["not checked"] * (
+    assert [v["verdict"] for v in found["properties"]] == ["fails"] + ["not checked"] * (
         len(PROPERTIES) - 1
     )
-    finding = found["laws"][0]["finding"]
+    finding = found["properties"][0]["finding"]
     assert finding["found"].startswith("the process ended with exit code 7")
     assert any(q == 0 and p > 0 for q, p in zip(finding["target"], finding["draft"], strict=True))
     assert finding["margin"] == "-inf" and "def test_dies_answers" in finding["test"]
@@ -298,7 +282,7 @@ def test_what_swallows_its_alarm_is_ended_in_time_with_what_it_started(folder, c
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     (folder / "rules.py").write_text(RULES.replace("MARK", mark), encoding="utf-8")
     assert (
-        check("rules.py:starts", "--examples", "10", "--timeout", "1", "--properties", "answers")
+        check("rules.py:starts", "--examples", "10", "--timeout", "60", "--properties", "answers")
         == 3
     )
     assert "did not answer in time" in capfd.readouterr().out
@@ -321,6 +305,6 @@ def test_memory_is_limited_writers_are_named_and_nothing_is_shadowed(
     (folder / "helper.py").write_text("here = True\n", encoding="utf-8")
     for name in ("json", "random", "numpy", "signal"):
         (folder / f"{name}.py").write_text("raise RuntimeError\n", encoding="utf-8")
-    arguments = ("--examples", "20", "--timeout", "5", "--properties", "answers")
+    arguments = ("--examples", "20", "--timeout", "300", "--properties", "answers")
     assert check(f"rules.py:{rule}", *arguments) == status
     assert said in capfd.readouterr().out

@@ -85,7 +85,7 @@ def test_a_rule_that_is_wrong_on_wide_rows_only_is_found():
     report = check_policy(
         wrong, examples(60), properties=["acceptance_is_a_probability"], shrink_seconds=0
     )
-    assert [finding.law for finding in report.findings] == ["acceptance_is_a_probability"]
+    assert [finding.property for finding in report.findings] == ["acceptance_is_a_probability"]
 
 
 def test_shrinking_ends_at_what_matters():
@@ -126,7 +126,7 @@ def test_given_rows_are_checked_as_they_are():
             no_ceiling, properties=["acceptance_is_a_probability"], rows=(q, p)
         )
     report = assert_policy_properties("speculative", rows=([q, p], [p, q]))
-    assert report.passed and report.laws[0].examples == 2
+    assert report.passed and report.properties[0].examples == 2
 
 
 def test_what_the_door_refuses():
@@ -162,7 +162,7 @@ def test_a_knob_of_zero_is_moved():
 
 def test_laws_that_do_not_apply_are_not_declared():
     report = check_policy(ct.policy("typical"), examples(30))
-    verdicts = {v.law: v.verdict for v in report.laws}
+    verdicts = {v.property: v.verdict for v in report.properties}
     assert verdicts["stays_between"] == "not declared" and report.passed
     assert report.declares.startswith("declares direction -1; continuous False")
 
@@ -174,10 +174,10 @@ def test_an_exception_is_a_finding_on_the_smallest_rows():
         return min(1, q[n] / p[n])
 
     report = check_policy(ct.rule(fussy), examples(amount(60, 200)))
-    first = report.laws[0]
+    first = report.properties[0]
     assert first.verdict == "fails" and first.finding.found == "KeyError: 'no such token'"
     assert len(first.finding.target) == 3
-    rest = {v.law: v.verdict for v in report.laws}
+    rest = {v.property: v.verdict for v in report.properties}
     assert rest["acceptance_is_a_probability"] == "holds"  # judged on the other rows
 
 
@@ -192,5 +192,5 @@ def test_wide_rows_are_among_the_examples():
     q, p = _wide(10_000, 0)[-1]
     assert q.shape == p.shape == (32_000,) and (p > 0).sum() == 16
     report = check_policy(ct.policy("cactus:delta=2"), ((q[None], p[None]),))
-    asked = {v.law for v in report.laws if v.examples}
+    asked = {v.property for v in report.properties if v.examples}
     assert report.passed and {"answers", "emitted_law_sums_to_one", "budget_holds"} <= asked

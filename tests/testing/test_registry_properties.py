@@ -44,15 +44,19 @@ def test_it_obeys(spec):
     first = spec == FIRST[name] and name not in ALIASES
     count = COUNT if (first and THOROUGH) or spec in OVERSPENDS else FEWER
     report = check_policy(RULES[spec], examples(count))
-    broken = {finding.law for finding in report.findings}
+    broken = {finding.property for finding in report.findings}
     if spec in OVERSPENDS:
         assert broken == {"budget_holds"}
         return
     assert not broken, "\n\n".join(message(spec, finding) for finding in report.findings)
-    always = [verdict for verdict in report.laws if PROPERTIES[verdict.law].applies(RULES[spec])]
+    always = [
+        verdict
+        for verdict in report.properties
+        if PROPERTIES[verdict.property].applies(RULES[spec])
+    ]
     # a rule that refuses nothing on any example has no residual to compare
     sometimes = {"nothing_accepts_more", "recovers_alike"}
-    assert all(verdict.examples for verdict in always if verdict.law not in sometimes)
+    assert all(verdict.examples for verdict in always if verdict.property not in sometimes)
 
 
 def budgeted():
