@@ -139,7 +139,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the commands one after the other; return 1 if any failed."""
     tables = {name for entry in ENTRIES for name in entry.names}
     if unknown := sorted(set(args.only or ()) - tables):
         raise ValueError(f"--only: must be among {', '.join(sorted(tables))}; got {unknown}")

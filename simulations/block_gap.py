@@ -61,7 +61,6 @@ class Value:
 
     @property
     def per_token(self) -> float:
-        """Return the metered divergence per emitted token."""
         return self.divergence / self.tokens
 
 
@@ -141,7 +140,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure every policy on every tree, print a table, write the CSV."""
     cases = [(verifier, policy) for policy in map(ct.policy, dict.fromkeys(args.policy))
              for verifier in followers(policy.spec, args.verifier)]  # fmt: skip
     trees, rows = _trees(args), []
@@ -166,7 +164,6 @@ def _gap(row: dict[str, Any]) -> float:
 
 
 def _trees(args: argparse.Namespace) -> dict[str, PathTree]:
-    """Return the trees by name, one a seed."""
     dials = {name: getattr(args, name) for name in ("sharpness", "distance", "zeros")}
     return {
         f"seed {seed}": random_tree(args.vocab, args.num_draft_tokens, seed=seed, **dials)

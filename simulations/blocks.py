@@ -41,7 +41,6 @@ class Family:
 
     @property
     def lossless(self) -> bool:
-        """Return whether the family emits the target's law."""
         return len(self.policies) == 1
 
 
@@ -56,7 +55,6 @@ def deterministic_families() -> list[Family]:
 
 
 def families() -> list[Family]:
-    """Return the families compared on sampled drafts."""
     compared = []
     for verifier in ("chain", "block"):
         compared += [
@@ -95,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay every family, print the table, write the CSV; return 0."""
     trace = Trace.open(args.trace)
     compared = families() if trace.manifest.total("draft_rows") else deterministic_families()
     replays: dict[int, dict[str, list[Replay]]] = {}

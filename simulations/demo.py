@@ -82,7 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do the whole job; return 0."""
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
     pair, _, every = opened(args, enlarging(args))
     prompts = every[: args.num_prompts]
@@ -159,7 +158,6 @@ SOLVED_HEADS = ("", "acceptance", "price dA/dδ", "proof of optimality", "second
 
 
 def solve(q: Tensor, p: Tensor, pair: Pair) -> list[dict[str, Any]]:
-    """Solve one of the rows (N, V), print the answers side by side, return its tokens."""
     from solvers import optimal
 
     print(rule(f"the optimal acceptance on one row, KL ≤ {SOLVED_DELTA} nats"))

@@ -44,7 +44,6 @@ class Line:
 
     @property
     def key(self) -> str:
-        """Return the name under which results are kept."""
         return f"{self.verifier}|{self.kind}|{self.setting:g}"
 
     @property
@@ -144,7 +143,6 @@ def _against_band(
 
 
 def _ratio(ledger: Answers, bands: list[Answers]) -> float | None:
-    """Return None where no two bands have less and more KL."""
     kl, tokens = ledger.point
     points = sorted(band.point for band in bands)
     band_kls = [band_kl for band_kl, _ in points]
@@ -183,7 +181,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode, write ``ledger.csv`` and ``ledger_answers.csv``, and print the first."""
     at_least(args, repeats=1)
     kinds = {"band": args.price, "ledger": args.cap}
     plan = [Line(verifier, kind, setting) for verifier in args.verifier

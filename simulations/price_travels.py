@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Solve every family on every law, then at the same nats elsewhere; return 0."""
     at_least(args, num_prompts=2, batch=1, num_draft_tokens=1, max_new_tokens=2)
     kinds = _kinds(*args.policies)
     makers = {

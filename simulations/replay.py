@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay everything, print a table or JSON, write the CSV; return 0."""
     if args.draft_rows is None:
         source = Trace.open(args.trace)
     else:

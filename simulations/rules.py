@@ -123,7 +123,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Price every rule, print the tables, write the CSV; return 0."""
     at_least(args, num_draft_tokens=2, cycles=1, ahead=2, max_new_tokens=1, greedy_prompts=2)
     pair, _, prompts = opened(args)
     widths = sorted(set(args.num_draft_tokens))

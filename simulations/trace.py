@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Log what is missing; return 0."""
     pair, _, ids = opened(args)
     trace = log_shown(
         args,

@@ -140,7 +140,6 @@ def _lines(
 
 
 def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
-    """Return the texts of each value of a column of the prompts, as traces."""
     if not isinstance(source, Trace):
         raise ValueError(f"--by: rows have no prompts, a trace has; got {column!r}")
     return {value: source.part(texts) for value, texts in source.groups(column).items()}

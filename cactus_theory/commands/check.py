@@ -68,7 +68,6 @@ def run(args: Namespace) -> int:
 
 
 def _print(report: Report, source: str) -> None:
-    """Print the table, every finding with a test to paste, and the summary."""
     print(f"{report.policy}\n{report.declares}\n\n{table(report)}")
     for finding in report.findings + report.undecided:
         print(f"\n{message(report.policy, finding, finding in report.undecided)}")

@@ -203,7 +203,6 @@ def _ask_for_defaults(args: Namespace, trace: Trace | None, defaults: Line) -> N
 
 
 def _logged(args: Namespace, folder: Path, seen: Observation | None) -> Trace:
-    """Decode as asked, and return the trace."""
     pair, _, ids = opened(args)
     if seen is not None and args.temperature != 0:
         _ask_for_defaults(args, None, pair.target.generation_config.to_diff_dict())
@@ -271,7 +270,6 @@ def _numbers(trace: Trace, own: Expectation) -> Line:
 
 
 def _save(path: str, record: Line) -> None:
-    """Write one line per position, of all texts and of each group that has enough."""
     tables = {"": record} | record.get("groups", {})
     lines = [{"group": value} | line
              for value, own in tables.items() if own for line in own["positions"]]  # fmt: skip
@@ -280,7 +278,6 @@ def _save(path: str, record: Line) -> None:
 
 
 def _show(args: Namespace, record: Line) -> None:
-    """Print the tables, every gap and the verdict."""
     for value, own in ({"": record} | record.get("groups", {})).items():
         title = f"\n{args.by} = {value}: " * bool(value)
         if own is None:

@@ -135,7 +135,6 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
-    """Return the drafter of a setting that drafts."""
     from cactus_theory.decoding.drafters import Siblings
 
     drafter: Any = tuned.cuts.drafter(draft, tuned.temperature)
@@ -149,7 +148,6 @@ def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
 def _decoded(
     args: argparse.Namespace, pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the result of one prompt, and what is said of it."""
     from cactus_theory.decoding import decode
     from cactus_theory.decoding.stream import completion
 

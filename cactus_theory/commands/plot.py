@@ -104,7 +104,6 @@ def write_picture(path: str, figure: Any, dpi: int) -> None:
 
 
 def _drawn(q: np.ndarray, p: np.ndarray, best: Any, divergence: str, policy: Any) -> Any:
-    """Return the figure, as wide as a page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.5), layout="constrained")
@@ -178,7 +177,6 @@ def _frame(axes: Any, marks: Sequence[float], fontsize: float) -> None:
 
 
 def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:
-    """Return the divergence that a policy spends on the row, and its acceptance."""
     law = torch.from_numpy(np.asarray(ct.emitted_law(policy, q, p)))
     spent = ct.divergence(divergence).value(law, torch.from_numpy(q)).item()
     phi = policy.acceptance_row(torch.from_numpy(q), torch.from_numpy(p)).numpy()

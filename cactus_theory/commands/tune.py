@@ -155,7 +155,6 @@ def _check(args: Namespace) -> None:
 
 
 def _tuned(args: Namespace) -> list[Any]:
-    """Return the tuned settings of each batch size."""
     if args.cost_ratio is not None:
         costs = Costs.ratios(args.cost_ratio, batch=args.batch[0])
         return [_chosen(args, _source(args), costs)]

@@ -96,8 +96,6 @@ def _options(temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Cut(Drafter):
-    """A drafter under its own processors."""
-
     drafter: Drafter
     law: dict[str, Any]
 

@@ -211,7 +211,6 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def _launches() -> ModuleType:
-    """Return the launcher of kernels; ImportError without a Triton that can."""
     version = check.optional_module("triton", "kernels").__version__
     if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON:
         raise ImportError(f"triton: must be 3.4 or later; got {version}")

@@ -82,7 +82,6 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
 
 
 def _rounded(row: Tensor, digits: int) -> Tensor:
-    """Return the row rounded; its largest entry takes the rounding error, so that the sum is 1."""
     short = (row * 10**digits).round()
     largest = int(short.argmax())
     short[largest] += 10**digits - short.sum()

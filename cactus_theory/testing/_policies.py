@@ -139,7 +139,6 @@ def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Beh
 
 
 def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
-    """Return the behaviours on the rows where the policy returns finite numbers."""
     answering = (b for b in others if checker.error_on(PROPERTIES["answers"], b) is None)
     return [b for b in map(checker.with_numbers, answering) if len(b.q)]
 

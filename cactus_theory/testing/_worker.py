@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Limit the rule's memory, where the system can."""
     with suppress(ImportError):
         import resource
 

@@ -121,7 +121,6 @@ def heated(rows: Tensor, factor: float) -> Tensor:
 
 
 def _reheated(rows: Rows, temperature: float) -> Rows:
-    """Return rows at another temperature of both models."""
     by = temperature / rows.temperature
     p = None if rows.p is None else heated(rows.p, by)
     return replace(rows, q=heated(rows.q, by), p=p, sampled=p)

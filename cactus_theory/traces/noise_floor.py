@@ -134,7 +134,6 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
-    """Return the mean KL at each temperature."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
     kl = divergence("kl").value

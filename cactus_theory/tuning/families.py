@@ -147,7 +147,6 @@ def _tuned(name: str, kind: Divergence, verifiers: Sequence[str] | None = None) 
 
 
 def _followers(spec: str) -> list[str]:
-    """Return the verifiers that can follow a policy."""
     # one that takes more than chains is one of the others on them
     names = [name for name in verifiers(metered=True) if find_verifier(name).drafts == ("chain",)]
     able, refused = followers(find_policy(spec), names)

@@ -154,7 +154,6 @@ def _costs(
 
 
 def _widths(settings: Sequence[TimedSetting]) -> tuple[int, ...]:
-    """Return the K that every family is timed at."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
     by_family: dict[str, set[int]] = {}

@@ -151,7 +151,6 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
 
 
 def _about(source: Source) -> dict[str, object]:
-    """Return the description of the trace for the file of the result."""
     about: dict[str, object] = {
         "cycles": len(source),
         "undrafted": sum(source.undrafted),

@@ -136,8 +136,6 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
 
 
 def _wrap_ends(runner_class: Any, hook: Hook) -> None:
-    """Tell the hook which requests have ended or were aborted."""
-
     @wrapped(runner_class, "_update_states")
     def update(original: Any, runner: Any, scheduler_output: Any) -> Any:
         hook.end(scheduler_output.finished_req_ids, getattr(scheduler_output, ENDS, None))

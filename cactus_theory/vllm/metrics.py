@@ -178,7 +178,6 @@ class Tally:
         return label
 
     def _place(self, positions: list[tuple[int, int]], drafted: int, kept: int) -> None:
-        """Count one draft at each of its places."""
         positions += [(0, 0)] * (drafted - len(positions))
         for place in range(drafted):
             there, accepted = positions[place]

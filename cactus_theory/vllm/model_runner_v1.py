@@ -180,7 +180,6 @@ class Hook:
         return [self._request(name) for name in names]
 
     def _request(self, name: str) -> Request:
-        """Return the record of a request, from its first step on."""
         state = self.runner.requests.get(name)
         params = getattr(state, "sampling_params", None)
         request = self.requests.get(name)

@@ -175,7 +175,6 @@ def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy
 
 
 def _check_ledger(policy: "Policy", cap: float) -> None:
-    """Raise ValueError for a policy that a ledger cannot follow."""
     from cactus_theory.decoding.ledger import Ledger
 
     Ledger(policy, min(cap, 1.0))

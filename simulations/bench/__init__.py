@@ -20,7 +20,6 @@ WHAT = ("theory", "verify", "decode", "turns")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags; the pair and the prompts are of decodes."""
     parser.add_argument("what", choices=WHAT, help="which benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
     parser.add_argument("--before", type=Path, metavar="DIR", help="the other checkout, of turns")
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time everything, print a table, write the CSV."""
     needs = (args,) if args.what in ("decode", "turns") else (args.repeats,)
     if (args.before is not None) != (args.what == "turns"):
         raise ValueError(f"--before: must be given with turns, and only there; got {args.before}")

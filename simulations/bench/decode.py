@@ -38,12 +38,10 @@ class Line(Config):
 
     @property
     def key(self) -> str:
-        """Return the name under which results are kept."""
         return self.job
 
 
 def lines() -> list[Line]:
-    """Return the jobs; add one and it is in the table."""
     return [
         Line(HF_PLAIN, 0, 1, job="Hugging Face generate"),
         Line(HF_ASSISTED, WIDTH, 1, job="Hugging Face assisted generation"),

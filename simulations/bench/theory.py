@@ -28,7 +28,6 @@ LAWS = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "speculative")
 
 
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary per job."""
     for name, vocab, rows, job in _jobs():
         yield _timed(name, vocab, rows, job, repeats)
 

@@ -85,7 +85,6 @@ def rows(noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Ten
 
 
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary per draft and job: median milliseconds, jobs interleaved."""
     for kind, noise in NOISES.items():
         yield from _measured(kind, noise, repeats)
 

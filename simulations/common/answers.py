@@ -60,7 +60,6 @@ def answer_rows(
 
 
 def _mean(records: Sequence[Record], column: str, prompts: int) -> Estimate:
-    """Return the mean over answers; records cover all prompts in order, again and again."""
     values = np.array([value for record in records for value in record[column]], dtype=np.float64)
     passes = values.reshape(-1, prompts)
     return ratio_of_sums(passes.sum(0), np.full(prompts, float(len(passes))), "prompts")

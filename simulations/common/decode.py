@@ -162,7 +162,6 @@ class Harness:
 
 @contextmanager
 def _pinned(draft: Any, width: int) -> Iterator[None]:
-    """Hold the library's K at ``width``, as a fair comparison needs."""
     settings = draft.generation_config
     pins = {
         "num_assistant_tokens": max(width, 1),

@@ -53,7 +53,6 @@ class Config:
 
     @property
     def key(self) -> str:
-        """Return the name under which results are kept."""
         prefix = f"{self.drafter}|T={self.temperature:g}|" if self.drafter else ""
         return f"{prefix}{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
 
@@ -112,7 +111,6 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Return the name under which the result is kept."""
         return f"{self.config.key}|repeat={self.repeat}|group={self.group}"
 
 
@@ -166,11 +164,9 @@ class Runs:
 
     @property
     def speeds(self) -> Float[np.ndarray, "repeats"]:
-        """Return tokens per second of every timed repeat."""
         return self.per_repeat("tokens", "seconds")
 
     def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
-        """Return the ratio of two sums in every timed repeat."""
         return np.array([total(records, name) / total(records, over) for records in self.timed])
 
     def drawn(
@@ -184,16 +180,13 @@ class Runs:
         return (above[:, draws].sum(-1) / below[:, draws].sum(-1)).T
 
     def ratio(self, name: str, over: str) -> float:
-        """Return the ratio of two sums over the metered repeats."""
         return self.total(name) / self.total(over)
 
     def total(self, name: str) -> Any:
-        """Return the sum over the metered repeats."""
         return total(self.metered, name)
 
     @property
     def clocked(self) -> list[Record]:
-        """Return the records of all timed repeats."""
         return [record for records in self.timed for record in records]
 
     def share(self, parts: Sequence[int]) -> float:
@@ -318,7 +311,6 @@ def at(name: str, verifier: str | None) -> str:
 
 
 def name(row: Record) -> str:
-    """Return a row's method with its knobs and K."""
     return method(row) + (f", K {row['num_draft_tokens']}" if row["num_draft_tokens"] else "")
 
 
@@ -340,7 +332,6 @@ def label(method: str) -> tuple[str, str]:
 
 
 def _parts(method: str) -> tuple[str, list[str]]:
-    """Return the name without its folder, and the knobs."""
     file = file_of(method)
     start = "" if file is None else f"{file.name}:"
     name, _, knobs = method[method.find(start) + len(start) :].partition(":")

@@ -67,7 +67,6 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights of such a model."""
         layer = self.hidden * (2 * self.head * (self.heads + self.kv_heads) + 3 * self.inner + 2)
         ends = self.vocab * self.hidden * (1 if self.tied else 2)
         return ends + self.layers * layer + self.hidden
@@ -142,7 +141,6 @@ def _check_memory(
 
 
 def free_memory(device: torch.device) -> float:
-    """Return the free bytes of a device, infinity where they are unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if not MEMINFO.is_file():
@@ -252,7 +250,6 @@ def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype) -> Any:
 
 
 def _fill_ends(large: Any, model: Any) -> None:
-    """Fill embedding, output projection and final norm."""
     vocab, hidden = model.model.embed_tokens.weight.shape
     embedding, head = large.model.embed_tokens.weight, large.lm_head.weight
     for big, small in ((head, model.lm_head.weight), (embedding, model.model.embed_tokens.weight)):
@@ -288,7 +285,6 @@ def _fill_noise(layer: Any, noise: torch.Generator) -> None:
 
 
 def _fill_layer(layer: Any, small: Any) -> None:
-    """Write a layer of the model into one of random weights."""
     _fill_norm(layer.input_layernorm, small.input_layernorm)
     _fill_norm(layer.post_attention_layernorm, small.post_attention_layernorm)
     for name in ("gate_proj", "up_proj", "down_proj"):

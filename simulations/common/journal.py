@@ -38,7 +38,6 @@ class Journal(Resource):
             self._write(settings)
 
     def add(self, key: str, result: dict[str, Any]) -> None:
-        """Keep one result; it is on disk when this returns."""
         self._write({"job": key} | result)
         self.results[key] = result
 
@@ -49,7 +48,6 @@ class Journal(Resource):
                 raise self._damaged(number, f", column {found}")
 
     def close(self) -> None:
-        """Close the file, and let others write to it."""
         self._file.close()
         self._lock.close()
 
@@ -70,7 +68,6 @@ class Journal(Resource):
         return self._record(1, settings)
 
     def _record(self, number: int, line: bytes) -> dict[str, Any]:
-        """Return the record of a line."""
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):

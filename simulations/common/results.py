@@ -116,14 +116,12 @@ def read_lines(path: str | Path, columns: Sequence[str]) -> list[tuple[str, dict
 
 
 def _parted(path: str | Path) -> tuple[list[str], list[str]]:
-    """Return the lines of provenance, and those of the table."""
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     count = next((i for i, line in enumerate(lines) if not line.startswith("# ")), len(lines))
     return lines[:count], lines[count:]
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text``; all of the file or nothing."""
     write_bytes(path, text.encode())
 
 
@@ -135,7 +133,6 @@ def write_tensors(path: str | Path, content: Any) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write ``content``, making folders as needed; all of the file or nothing."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content)
 

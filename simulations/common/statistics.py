@@ -23,7 +23,6 @@ def resamples(count: int, seed: int | np.random.Generator = 0) -> Draws:
 
 
 def interval(values: Any) -> list[float]:
-    """Return the INTERVAL percentiles."""
     return np.percentile(values, INTERVAL).tolist()
 
 

@@ -65,7 +65,6 @@ def tune_all(
 
 
 def _line(choice: Choice) -> Row:
-    """Return the columns of a choice, its policy by its spec."""
     return {
         "family": choice.family.name,
         "policy": choice.policy,
@@ -77,7 +76,6 @@ def _line(choice: Choice) -> Row:
 
 
 def key(level: float) -> str:
-    """Return the name under which a result of tuning is kept."""
     return f"tuned|level={level:g}"
 
 

@@ -35,7 +35,6 @@ TABLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the tables, each with flags of its own."""
     add_commands(parser, {"Tables": TABLES}, _declare, "TABLE")
 
 
@@ -47,6 +46,5 @@ def _declare(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the table; return 0."""
     args.command = f"{args.command} {args.table}"
     return args.make(args)

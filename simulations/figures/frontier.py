@@ -51,7 +51,6 @@ Row = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags; the defaults made the committed table."""
     add = parser.add_argument
     add_pair_arguments(parser)
     add("--tokens-each", type=int, default=12, help="tokens sampled after each prompt")
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Log rows, write the table and print what Cactus pays."""
     pair, _, prompts = opened(args)
     q, p = log_rows(pair, prompts, args.tokens_each, args.seed)
     notes = {
@@ -79,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(q: Rows, p: Rows, best: "Envelope") -> list[Row]:
-    """Return one line per policy: what it accepts, what it spends, what the best would spend."""
     rows = []
     for series, (name, knob, values, fixed) in SERIES.items():
         for value in values:
@@ -124,7 +121,6 @@ class Envelope:
 
     @classmethod
     def of(cls, q: Rows, p: Rows, prices: tuple[float, ...]) -> "Envelope":
-        """Return the envelope solved at ``prices``, in falling order."""
         acceptances, costs = [], []
         for price in prices:
             best = ct.optimal_acceptance(q, p, price=price)

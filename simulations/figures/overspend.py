@@ -30,7 +30,6 @@ Row = dict[str, str | float | None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags; the defaults made the committed table."""
     parser.add_argument(
         "--points", type=int, default=POINTS, help="of q_n, and of delta at the right"
     )
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the table and print the maxima."""
     rows = table(args.delta, args.points)
     publish(args, rows)
     for row in rows:

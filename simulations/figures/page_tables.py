@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace the tables in the pages and name the pages; all of them or none."""
     texts = {args.root / name: filled(args.root, name, args.data) for name in PAGES}
     for page, text in texts.items():
         write_text(page, text)
@@ -122,7 +121,6 @@ def tuned(data: Path) -> str:
 
 
 def drafters(data: Path) -> str:
-    """Return the table of drafters beside each other, each at its fastest K, at temperature 1."""
     rows, notes = _read(data / "drafters.csv")
     lines = [
         (
@@ -157,7 +155,6 @@ def _tuned_line(row: Row) -> Sequence[str]:
 
 
 def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> str:
-    """Return the table of policies and baselines, each at its fastest K."""
     rows, notes = _read(data / name)
     kinds: dict[str, Row] = {}
     for row in (row for row in rows if row["batch"] == batch):
@@ -196,7 +193,6 @@ def blocks(data: Path) -> str:
 
 
 def answers(data: Path) -> str:
-    """Return the table of whole answers' lengths and shares that parse, beside lossless ones."""
     stories, notes = _read(data / "answers_stories.csv")
     python, python_notes = _read(data / "answers_python.csv")
     usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")
@@ -244,7 +240,6 @@ def _throughput_line(row: Row) -> Sequence[str]:
 
 
 def decode(data: Path) -> str:
-    """Return the table that compares this loop with the library's, on two pairs."""
     lines: list[Sequence[str]] = []
     origins = []
     for name in ("bench_decode.csv", "bench_decode_stories.csv"):
@@ -345,12 +340,10 @@ def gpu(data: Path) -> str:
 
 
 def _on_device(notes: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the notes with the device in place of the processor."""
     return {**notes, "machine": f"{notes['device']}, Triton {notes['triton']}"}
 
 
 def shipped(pair: Path) -> str:
-    """Return the table of the two models, from the report their training wrote."""
     report = json.loads((pair / "report.json").read_text(encoding="utf-8"))
     lines = []
     for name in ("target", "draft"):

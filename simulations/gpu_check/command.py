@@ -74,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the pieces and sum them up; return 1 if one failed."""
     for name in args.pieces:
         if name not in PIECES:
             raise ValueError(f"PIECE: must be among {', '.join(PIECES)}; got {name!r}")

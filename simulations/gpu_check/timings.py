@@ -50,7 +50,6 @@ class Bench:
 
     @property
     def tiny(self) -> bool:
-        """Return whether this is a rehearsal, at the smallest sizes."""
         return self.device.type == "cpu"
 
 
@@ -201,7 +200,6 @@ POSITION = 100
 
 
 def verifications(bench: Bench) -> Iterator[Job]:
-    """Yield the job of each row: a shape, policy and verifier."""
     make = lru_cache(maxsize=1)(lambda shape: Inputs(shape, bench.device, bench.seed))
     for shape in TINY_SHAPES if bench.tiny else SHAPES:
         for spec, verifier in STEPS:

@@ -157,7 +157,6 @@ class Setting:
         return min(self.num_draft_tokens, self.length - written - 1)
 
     def unfinished(self, written: int, vocab: int) -> Bool[Tensor, "texts"]:
-        """Return the mask of the V^t texts of t = ``written`` tokens that get another token."""
         going = torch.full((1,), written < self.length)
         goes_on = torch.arange(vocab) != (-1 if self.end is None else self.end)
         for _ in range(written):

@@ -15,8 +15,6 @@ from .rounds import KL, Rounds, every_round
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and standard deviation of a number that every decode has."""
-
     mean: float
     deviation: float
 
@@ -43,12 +41,10 @@ class Tally:
         return type(self)(*[torch.where(mask, values, 0.0) for values in vars(self).values()])
 
     def add(self, other: Self) -> None:
-        """Add another tally of the same texts."""
         for name, values in vars(self).items():
             values.add_(getattr(other, name))
 
     def after(self, chance: Float[Tensor, "texts more"], cost: Float[Tensor, "texts more"]) -> Self:
-        """Return probability and cost at each longer text after one round."""
         sums = (values[:, None] for values in vars(self).values())
         mass, calls, calls_squared, meter, meter_squared = sums
         longer = (
@@ -110,7 +106,6 @@ class Texts:
 
     @property
     def total_variation(self) -> float:
-        """Return half the absolute difference of the two laws."""
         return float((torch.cat(self.law) - torch.cat(self.target)).abs().sum() / 2)
 
     @property

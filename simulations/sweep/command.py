@@ -59,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what is missing and write the table; return 1 if a task failed."""
     if args.workers is not None:
         at_least(args, workers=1)
     tasks, planned = tasks_of(args), release()

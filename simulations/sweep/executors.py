@@ -22,7 +22,6 @@ Outcomes = Iterator[tuple[Task, Outcome]]
 
 
 def serial(tasks: Sequence[Task], planned: Mapping[str, str | None]) -> Outcomes:
-    """Yield the outcome of each task, in order."""
     for task in tasks:
         yield task, perform(task, planned)
 

@@ -38,7 +38,6 @@ class Kind:
 
 
 def _replays(args: argparse.Namespace, cells: Cells) -> Iterator[Task]:
-    """Yield a task per trace, cell and K."""
     for folder in args.trace:
         trace = Trace.open(folder)
         for width in args.num_draft_tokens:
@@ -69,7 +68,6 @@ def _trace(folder: str, digest: str) -> Trace:
 
 
 def _enumerations(args: argparse.Namespace, cells: Cells) -> Iterator[Task]:
-    """Yield a task per pair (distance and seed), cell and K."""
     for distance in args.distance:
         for seed in args.seeds:
             pair = markov_pair(args.vocab, seed=seed, distance=distance)

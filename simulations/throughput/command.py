@@ -90,7 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make what is missing, then the tables; return 0."""
     if holds_head(args.draft) or named_drafter(args.draft):  # the library drafts by models alone
         if HF_ASSISTED in args.baselines and args.baselines != list(BASELINES):
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
@@ -171,7 +170,6 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _tuned(rows: Sequence[Row]) -> list[Row]:
-    """Return each method at its fastest K, fastest first."""
     rows = sorted(rows, key=lambda row: -row["tokens_per_second"])
     best = {method(row): row for row in reversed(rows)}
     return [row for row in rows if best[method(row)] is row]

@@ -84,7 +84,6 @@ def assert_verifier_properties(
 
 
 def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> list[Policy]:
-    """Return the policies, of the default ones those that the verifier can follow."""
     if policies is not None:
         chosen = [find_policy(policy) for policy in policies]
         for policy in chosen:

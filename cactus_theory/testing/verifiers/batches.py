@@ -216,7 +216,6 @@ def frequencies_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _chance_of_frequencies(path: Paths) -> Tensor:
-    """Return the probability that χ² of (count, token) is at least what is drawn."""
     generator = torch.Generator().manual_seed(path.seen.seed)
     q, p, ids = (part.expand(DRAWS, *part.shape[1:]) for part in (path.q, path.p, path.ids))
     seen = path.seen
