@@ -42,7 +42,6 @@ from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
-from cactus_theory.tuning.forecast import seconds_ahead
 from cactus_theory.tuning.measure import (
     REPEATS,
     Prompts,
@@ -51,7 +50,7 @@ from cactus_theory.tuning.measure import (
     measure_lengths,
 )
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
-from cactus_theory.tuning.tune import TIMED_WIDTHS, WIDTHS, tune
+from cactus_theory.tuning.tune import WIDTHS, tune
 
 # flags that logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "dtype", "by")
@@ -175,12 +174,9 @@ def _tuned(args: Namespace) -> list[Any]:
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
         args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
     took.lap("loading")
-    source = None if args.trace is None else _source(args, pair)
+    source = _logged(args, pair, ids) if args.trace is None else _source(args, pair)
     usual = Prompts(ids, args.batch[0], args.max_new_tokens, args.temperature, None, args.seed,
                     args.cuts)  # fmt: skip
-    ahead = _forecast(args, pair, usual, source)
-    took.lap("the forecast")
-    source = source or _logged(args, pair, ids)
     took.lap("logging")
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
@@ -198,7 +194,7 @@ def _tuned(args: Namespace) -> list[Any]:
     took.lap("a cap on answers")
     floor = _noise_floor(args, pair.target, ids)
     took.lap("rounding")
-    about = {"dtype": args.run_in, "seconds": took.parts, "forecast": ahead} | floor
+    about = {"dtype": args.run_in, "seconds": took.parts} | floor
     tuned = replace(tuned, source=tuned.source | about)
     others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
     ranked = [_by_answers(args, pair, usual, one) for one in (tuned, *others)]
@@ -230,36 +226,6 @@ def _work(args: Namespace, texts: Sequence[Prompt]) -> Path:
     told += [str(args.cuts), str(rendering(args))]
     told += [str(max(args.num_draft_tokens or WIDTHS)), *(text.source for text in texts)]
     return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
-
-
-def _forecast(
-    args: Namespace, pair: Any, prompts: Prompts, logged: Trace | None
-) -> dict[str, float]:
-    """Return the seconds of each part, from a few rounds of one prompt, and say them."""
-    widths = args.num_draft_tokens or WIDTHS
-    kinds, timed = families(find_divergence(args.divergence), args.policies), len(set(widths))
-    with Progress("trying the models", 1):
-        ahead = seconds_ahead(
-            pair, prompts, args.batch, kinds, widths, timed_widths=min(TIMED_WIDTHS, timed),
-            rounds=args.cycles if logged is None else len(logged), repeats=args.timings,
-        )  # fmt: skip
-    longer = 3 * args.answers * ahead.pop("an answer")
-    if logged is not None:
-        ahead["logging"] = 0.0
-    parts = ", ".join(f"{name} {_span(seconds)}" for name, seconds in ahead.items())
-    more = f"{3 * args.answers} answers and {_span(longer)} more"
-    print(
-        f"tune: may take {_span(sum(ahead.values()))}: {parts}"
-        + f"; where texts end before the limit, {more}" * (args.answers > 0)
-        + f"; logged rows are kept in {args.work}" * (logged is None)
-        + f"; on {args.on}",
-        file=sys.stderr,
-    )
-    return ahead
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:

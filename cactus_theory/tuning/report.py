@@ -8,27 +8,14 @@ from typing import Any
 from cactus_theory.answer_bounds import USUAL_TOKENS
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
-from cactus_theory.policies import list_policies
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
 from cactus_theory.tuning.choices import UNEVEN, Choice, Tuned, fastest
 from cactus_theory.tuning.costs import SECONDS
-from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 WIDEST = 100
 # relative standard error of nats from which on knobs are uncertain; least call, in plain steps
 UNCERTAIN, LEAST_CALL = 0.2, 0.9
-# how the rows were drafted → the drafts that were not tried
-OTHER_DRAFTS = {
-    "sampled": "greedy and n-gram drafts",
-    "deterministic": "drafts that are sampled (these were not, so the trace has no draft rows)",
-}
-ALWAYS = (
-    "other schedules than that ledger (Between, ByPosition)",
-    "trees (Siblings)",
-    "drafts that stop early (--draft-stop)",
-    "other temperatures and cuts than those of the rows",
-)
 
 
 def sentence(tuned: Tuned) -> str:
@@ -74,7 +61,7 @@ def table(tuned: Tuned) -> str:
 
 
 def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
-    """Return notes: on single answers, other batch sizes, and settings that were not tried.
+    """Return notes: on single answers and other batch sizes.
 
     ``others`` are the same settings at the costs of other batch sizes.
     """
@@ -96,7 +83,7 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     if seconds:
         parts = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
         lines.append(f"Took {sum(seconds.values()):.0f} s: {parts}.")
-    return [*lines, f"Not tried: {'; '.join(_not_tried(tuned, others))}."]
+    return lines
 
 
 def _uneven(tuned: Tuned, first: Choice) -> str:
@@ -148,30 +135,6 @@ def _lengths(tuned: Tuned) -> list[str]:
     return lines
 
 
-def _not_tried(tuned: Tuned, others: Sequence[Tuned]) -> list[str]:
-    """Return the families (name@verifier), K and batch sizes that were not tried."""
-    source: Any = tuned.source["tried"]
-    tried: dict[str, set[str]] = {}
-    for name, verifier in (key.rsplit("@", 1) for key in source["families"]):
-        tried.setdefault(name, set()).add(verifier)
-    names = {name.split(":")[0] for name in tried}
-    knobs = [key for key in (*USUAL, *OTHERS) if key not in tried and key.split(":")[0] in names]
-    missing = [
-        f"{name} with {other}"
-        for name, verifiers in tried.items()
-        for other in set(USUAL[LOSSLESS]) - verifiers
-    ]
-    batches = [one.costs.batch for one in (tuned, *others)]
-    return [
-        f"policies {', '.join([*sorted(set(list_policies()) - names), *knobs])}",
-        *([f"verifiers {', '.join(missing)}"] if missing else []),
-        f"K other than {', '.join(map(str, source['widths']))}",
-        f"batch sizes other than {', '.join(map(str, batches))}",
-        OTHER_DRAFTS[str(tuned.source.get("drafts", "sampled"))],
-        *ALWAYS,
-    ]
-
-
 def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
     """Return all of it for JSON.
 
@@ -190,7 +153,6 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
         "answers": None if answers is None else answers.as_json(),
         "halves_as_uneven": tuned.as_uneven,
         "batches": [_chosen(other) for other in others],
-        "not_tried": _not_tried(tuned, others),
     }
 
 

@@ -1,9 +1,7 @@
 """The command as a user meets it, its file, and ``generate`` told by that file."""
 
 import json
-import re
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import cactus_theory.commands.tune
 from cactus_theory import commands
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
-from cactus_theory.decoding.models import CachedModel
 from cactus_theory.traces import Estimate
 from cactus_theory.tuning import Costs, Prompts, tune
 from cactus_theory.tuning.measure import TimedSetting
@@ -93,14 +90,9 @@ def test_models_are_logged_timed_and_tuned_once(
     small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1")
     asked = (*CHEAP, "1", "3", *MODELS, "--prompts", prompts, *small)
     assert main([*asked, "--json"]) == 0
-    told, said = capsys.readouterr()
-    first = json.loads(told)
+    first = json.loads(capsys.readouterr().out)
     assert first["unit"] == "tokens/s" and first["costs"]["widths"] == [1, 3]
     (work,) = (tmp_path / "build/tune").iterdir()  # kept unasked
-    assert re.search(
-        rf"tune: may take \d+ (s|min): logging \d+ s, solving knobs .*, timing decodes .* in "
-        rf"{work.relative_to(tmp_path)}; on 1 thread", said
-    )  # fmt: skip
     shards = {path: path.stat().st_mtime_ns for path in (work / "trace").iterdir()}
     again = run_json(capsys, *asked)
     assert {path: path.stat().st_mtime_ns for path in (work / "trace").iterdir()} == shards
@@ -135,29 +127,6 @@ def test_models_are_logged_timed_and_tuned_once(
     traced = (*TUNE, "1", *MODELS, "--prompts", prompts, "--trace", str(trace.folder))
     assert main([*traced, "--temperature", "0.5"]) == 2
     assert "--trace: must be of the temperature 0.5; got 1" in capsys.readouterr().err
-
-
-@thorough
-def test_the_forecast_is_right_within_a_factor_of_two(
-    tmp_path: Path, capsys, prompts: str, monkeypatch
-) -> None:
-    """By a clock that only passes of the models move: a second each, and a fifth a token."""
-    clock, feed = [0.0], CachedModel.feed
-
-    def slow(model, tokens, *more):
-        clock[0] += 1 + 0.2 * tokens.shape[1]
-        return feed(model, tokens, *more)
-
-    monkeypatch.setattr(CachedModel, "feed", slow)
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    small = ("--cycles", "12", "--max-new-tokens", "12", "--threads", "1", "--answers", "0")
-    asked = (*CHEAP, "2", *MODELS, "--prompts", prompts, *small, "--work", str(tmp_path / "w"))
-    found = run_json(capsys, *asked, "--timings", "1", "--batch", "1", "2")
-    source = found["source"]
-    for part in ("logging", "timing decodes"):
-        assert 0.5 < source["forecast"][part] / source["seconds"][part] < 2, part
-    assert main([*asked, "--timings", "0"]) == 2
-    assert "timings: must be an integer of at least 1; got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("mean", "decoded"), [(5.8, False), (5.5, True)])
@@ -276,11 +245,10 @@ def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, caps
     assert json.loads(out.read_text()) == found
     assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 8]
     assert found["batches"][0]["sentence"] == sentence(other) != found["sentence"]
-    assert found["not_tried"] and found["answers"]["level"] == 0.05
+    assert found["answers"]["level"] == 0.05
     assert run_json(capsys, *told, "--batch", "8")["plain"] == found["batches"][0]["plain"]
     assert main([*told, "--batch", "8", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "\nBatch 1: Decode" in said and "\nNot tried: policies" in said
+    assert "\nBatch 1: Decode" in capsys.readouterr().out
 
 
 @thorough

@@ -229,18 +229,6 @@ def test_a_cap_on_every_answer_is_named_with_what_it_costs(trace, cheap) -> None
     assert payload(found)["answers"]["worst"] == own.worst
 
 
-def test_what_was_not_tried_is_named(trace, cheap) -> None:
-    found = tune(trace, cheap, LEVEL, policies=["lenience:lenience"], widths=[1, 4])
-    other = found.at_costs(replace(cheap, batch=8))
-    *lines, last = notes(found, [other])
-    assert lines == [f"Batch 8: {sentence(other)}"] and last.startswith("Not tried: policies ")
-    for left in ("band", "cactus", "lenience:lenience with block", "K other than 1, 4;"):
-        assert left in last
-    assert "batch sizes other than 1, 8" in last and "speculative" not in last
-    band = notes(tune(trace, cheap, LEVEL, policies=["band:price"], widths=[1]))[-1]
-    assert " band," not in band and "band:delta" in band and "verifiers" not in band
-
-
 @pytest.mark.parametrize("verifier", some(["chain", "block"], 1))
 def test_a_schedule_is_replayed_as_its_policies_are(trace, verifier) -> None:
     """One policy at every place is that policy; before its first step ends it is lossless."""
