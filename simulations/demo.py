@@ -23,15 +23,14 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
 from cactus_theory.commands.models import opened
-from cactus_theory.decoding import GenerationResult, Pair, RecurrentDrafter
+from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
 
-from . import drafters
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
 from .common.inflate import add_inflate, enlarging
-from .common.inputs import PAIR, add_decode_arguments, add_pair_arguments
+from .common.inputs import add_decode_arguments, add_pair_arguments
 from .common.results import columns, publish
 from .common.walk import log_rows
 
@@ -68,10 +67,6 @@ SPEED_HEADS = {
 }
 
 
-# of the last table: size of the pair, policy, K and new tokens
-LARGE, LARGE_POLICY, LARGE_WIDTH, LARGE_TOKENS = "134m", "band:price=1", 5, 24
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
@@ -96,34 +91,11 @@ def run(args: argparse.Namespace) -> int:
     tables = {"band_row": solve(q, p, pair), "audit": audit_all(specs, q, p)}
     print(rule(f"decoding {len(prompts)} prompts, K of {args.num_draft_tokens} drafted a round"))
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
-    widths = args.num_draft_tokens
-    tables["policies"] = measure(harness, specs, widths=widths, repeats=args.repeats)
+    sizes = {"widths": args.num_draft_tokens, "repeats": args.repeats}
+    tables["policies"] = measure(harness, specs, **sizes)
     print(_speed_table(tables["policies"], args))
-    if args.inflate is None and args.target == PAIR / "target":
-        draft_models = {"draft": pair.draft, "head": RecurrentDrafter.load(PAIR / "recurrent")}
-        lines = drafters.lines(list(draft_models), configs([], [drafters.LOSSLESS], widths, [1]))
-        grid = Grid(lines, len(prompts), repeats=1, seed=args.seed)
-        tables["drafters"] = drafters.rows(grid, drafters.decodes(harness, grid, draft_models))
-        best = [row for row in tables["drafters"] if row["fastest"]]
-        title = "\nthe draft beside the head, lossless, at its fastest K on these texts"
-        print(columns(best, drafters.HEADS, title))
     _write(tables, args)
-    if args.inflate is None:
-        print(at_size(pair, args, prompts[:1]))
     return 0
-
-
-def at_size(pair: Pair, args: argparse.Namespace, prompts: list[list[int]]) -> str:
-    """Return two decodes of one prompt by the pair at the cost of a larger one, as a table."""
-    sizes = argparse.Namespace(inflate=LARGE, dtype="float32", device=args.device)
-    try:
-        change = enlarging(sizes)
-        assert change is not None
-        harness = Harness(change(pair), prompts, LARGE_TOKENS, args.seed)
-    except ValueError as error:  # too little memory, or models of another kind
-        return f"\nno decode at a larger cost: {error}"
-    rows = measure(harness, [LARGE_POLICY], widths=[LARGE_WIDTH], repeats=1)
-    return columns(rows, SPEED_HEADS, f"\none text of {LARGE_TOKENS} tokens, {sizes.cost}")
 
 
 def _speed_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:

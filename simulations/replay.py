@@ -132,15 +132,6 @@ def _with_errors(name: str, head: str) -> dict[str, str]:
     return {name: head, f"{name}_se": "±"}
 
 
-def replay_figures(replay: Replay, divergence: str) -> Row:
-    """Return the figures of a single replay; ``_se`` are standard errors over texts."""
-    spec = find_divergence(divergence).spec
-    row = valued("tokens_per_call", replay.tokens_per_call)
-    row |= valued("accepted_per_call", replay.accepted_per_call)
-    row |= valued(f"{spec}_per_token", replay.divergence_per_token(spec))
-    return row | valued(f"{spec}_per_call", replay.divergence_per_call(spec))
-
-
 def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
     spec = find_divergence(divergence).spec
     difference = replay.divergence_per_token(spec) - first.divergence_per_token(spec)
@@ -149,7 +140,10 @@ def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
         "verifier": replay.verifier,
         "num_draft_tokens": replay.num_draft_tokens,
     }
-    row |= replay_figures(replay, divergence)
+    row |= valued("tokens_per_call", replay.tokens_per_call)
+    row |= valued("accepted_per_call", replay.accepted_per_call)
+    row |= valued(f"{spec}_per_token", replay.divergence_per_token(spec))
+    row |= valued(f"{spec}_per_call", replay.divergence_per_call(spec))
     tokens = replay.tokens_per_call - first.tokens_per_call
     row |= valued("tokens_difference", tokens)
     texts = len(tokens.left_out)

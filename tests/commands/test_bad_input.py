@@ -165,12 +165,8 @@ sim SWEEP --policies bandd | bandd
 sim SWEEP --policies band:price | --knobs: must hold values for band:price
 sim SWEEP --policies typical --verifiers block | one must be able to follow typical
 sim SWEEP --verifiers knot | must be among
-sim SWEEP --num-draft-tokens 2 5 | at most the 4 that trace logged; got 5
 sim SWEEP --num-draft-tokens 0 | --num-draft-tokens: must be at least 1; got 0
-sim SWEEP --trace nowhere | no such folder
-sim SWEEP --seeds 0 1 | --seeds: is a flag of --kind markov; got replay
-sim SWEEP --kind markov --trace x | --trace: is a flag of --kind replay; got markov
-sim SWEEP --kind markov --seeds -1 | --seeds: must be at least 0; got -1
+sim SWEEP --seeds -1 | --seeds: must be at least 0; got -1
 sim SWEEP --workers 0 | --workers: must be at least 1; got 0
 sim THROUGHPUT --baselines vllm | --baselines: must be among
 sim THROUGHPUT --policies cactuss | cactuss

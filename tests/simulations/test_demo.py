@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from simulations import demo
 from simulations.__main__ import main
 from tests.simulations.missing import without_rich
 
@@ -23,8 +22,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policies = ["speculative", "cactus:delta=0.1", "band:price=0.5", "band:delta=0.1"]
     with pytest.MonkeyPatch.context() as patch:
         without_rich(patch)
-        patch.setattr(demo, "LARGE", "tiny")
-        patch.setattr(demo, "LARGE_TOKENS", 6)
         assert main(["demo", *SMALL, "--policies", *policies, "--out", str(out)]) == 0
     return out
 

@@ -121,7 +121,7 @@ RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "trace": ("--cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out OUT", files),
     "sweep": (
-        "--kind markov --policies speculative band:price --knobs 0.5 2 --length 4 "
+        "--policies speculative band:price --knobs 0.5 2 --length 4 "
         "--num-draft-tokens 2 --seeds 0 1 2 3 --out OUT",
         tables("sweep"),
     ),

@@ -1,24 +1,18 @@
 """Sweeps: their tables, what a kill leaves, tasks that fail, and the same bytes on a cluster."""
 
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cactus_theory.traces import replay
+from simulations import sweep
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.markov import Setting, markov_pair, measured
-from simulations.sweep import command, executors
-from simulations.sweep.command import TRACE
-from simulations.sweep.kinds import perform, release
-from simulations.sweep.tasks import Task, file_digests, task_of
+from simulations.sweep import Task, perform, release, task_of
 from tests.amounts import thorough
 
-pytest.importorskip("safetensors")
-MARKOV = "sweep --kind markov --policies speculative band:price --knobs 0.5 2".split()
+MARKOV = "sweep --policies speculative band:price --knobs 0.5 2".split()
 MARKOV += "--length 3 --num-draft-tokens 2 --distance 0.5 --seeds".split()
 # a policy that fails or kills its process, once, if the flag is there
 BAD = """
@@ -47,7 +41,7 @@ def bad(folder: Path, what: str) -> tuple[list[str], Path]:
     """Return a sweep with a policy of a file in the middle, and the flag that makes it bad."""
     file, flag = folder / "bad.py", folder / "flag"
     file.write_text(BAD.format(flag=str(flag), what=what))
-    words = "sweep --kind markov --length 3 --num-draft-tokens 2 --verifiers chain --policies"
+    words = "sweep --length 3 --num-draft-tokens 2 --verifiers chain --policies"
     return [*words.split(), "speculative", f"{file}:Bad", "cactus:delta=0.1"], flag
 
 
@@ -55,22 +49,6 @@ def table(folder: Path) -> list[str]:
     """Return the lines of a sweep's table, all but the day, on which the clock may strike."""
     text = (folder / "sweep.csv").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if not line.startswith("# date: ")]
-
-
-def test_replays_are_those_of_the_library(tmp_path: Path) -> None:
-    policies = ["--policies", "typical", "band:price=2.0", "--num-draft-tokens", "2", "1"]
-    assert main(["sweep", *policies, "--out", str(tmp_path)]) == 0
-    rows, notes = read_csv(tmp_path / "sweep.csv")
-    names = ("policy", "verifier", "num_draft_tokens")
-    expected = [("typical", "chain"), ("band:price=2.0", "chain"), ("band:price=2.0", "block")]
-    cells = [(*cell, width) for cell in expected for width in "21"]
-    assert [tuple(row[name] for name in names) for row in rows] == cells
-    for row, (policy, verifier, width) in zip(rows, cells, strict=True):
-        own = replay(TRACE, policy, verifier, num_draft_tokens=int(width))
-        assert row["tokens_per_call"] == f"{own.tokens_per_call.value:.12g}"
-        assert row["kl_per_token_se"] == f"{own.divergence_per_token().standard_error:.12g}"
-        assert row["trace"] == "trace"
-    assert notes["command"] == f"python -m simulations sweep {' '.join(policies)}"
 
 
 def test_enumerated_texts_are_those_of_the_library(tmp_path: Path) -> None:
@@ -98,28 +76,6 @@ def test_a_killed_command_goes_on_and_a_larger_grid_computes_what_is_new(tmp_pat
     assert main([*MARKOV, "0", "1", "--out", str(tmp_path / "part")]) == 0
     assert "12 were there already" in capsys.readouterr().out
     assert table(tmp_path / "part") == table(tmp_path / "whole") and journal.read_bytes() == kept
-
-
-def test_kept_rows_have_their_columns_before_the_next_task(tmp_path, monkeypatch, capsys) -> None:
-    words = [*MARKOV, "0", "--out", str(tmp_path)]
-    assert main(words) == 0
-    monkeypatch.setattr(command, "serial", lambda *_: pytest.fail("a task"))
-    journal = tmp_path / "journal.jsonl"
-    lines = journal.read_text().splitlines()[:-1]  # one task is missing
-    kept = json.loads(lines[2])
-    (row,) = kept["rows"]
-    without = {name: value for name, value in row.items() if name != "kl"}
-    for said, rows in {
-        "rows: must be the rows of a task; got 3": 3,
-        "rows: must be the rows of a task; got []": [],
-        "kl: must be a number or a word in every row; got None": [without],
-        "kl: must be a number or a word in every row; got [1]": [row | {"kl": [1]}],
-        "vocab: must be 3; got 4": [row | {"vocab": 4}],
-    }.items():
-        changed = [*lines[:2], json.dumps(kept | {"rows": rows}), *lines[3:]]
-        journal.write_text("".join(f"{line}\n" for line in changed))
-        assert main(words) == 2
-        assert f"journal.jsonl, line 3, column {said}" in capsys.readouterr().err
 
 
 def test_a_failing_task_is_told_and_tried_again(tmp_path: Path, capsys) -> None:
@@ -157,14 +113,14 @@ def test_a_cluster_gives_the_same(tmp_path: Path, capsys) -> None:
 
 def test_a_lost_scheduler_stops_the_command(monkeypatch) -> None:
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "PATIENCE_S", 1)
+    monkeypatch.setattr(sweep, "PATIENCE_S", 1)
     case = {"verifier": "chain", "num_draft_tokens": 1, "vocab": 2, "length": 2, "distance": 1.0}
-    tasks = [task_of("markov", "speculative", case | {"seed": seed}) for seed in range(40)]
+    tasks = [task_of("speculative", case | {"seed": seed}) for seed in range(40)]
     local = {"n_workers": 1, "threads_per_worker": 1, "processes": False}
     with distributed.LocalCluster(**local, dashboard_address=None) as own:
-        with executors.cluster(None, own.scheduler_address) as client:
-            outcomes = executors.on_cluster(client, tasks, release())
-            assert next(outcomes)[1]["rows"]
+        with sweep.cluster(None, own.scheduler_address) as client:
+            outcomes = sweep.on_cluster(client, tasks, release())
+            assert next(outcomes)[1]["row"]
             own.close()
             with pytest.raises(OSError, match="it is lost; the same command goes on"):
                 list(outcomes)
@@ -194,7 +150,7 @@ def test_a_task_that_always_kills_its_worker_fails_alone(tmp_path: Path, capsys)
 
 def test_no_scheduler_no_worker_and_no_library_are_one_line(tmp_path, capsys, monkeypatch) -> None:
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr(executors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(sweep, "PATIENCE_S", 0.2)
     words = [*MARKOV, "0", "--out", str(tmp_path), "--scheduler"]
     with distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as own:
         cases = {
@@ -213,17 +169,9 @@ def test_no_scheduler_no_worker_and_no_library_are_one_line(tmp_path, capsys, mo
     assert "import of distributed halted" in err and len(err.splitlines()) == 1
 
 
-def test_a_worker_with_other_code_or_other_files_says_so(tmp_path: Path) -> None:
-    task = task_of("replay", "typical", {}, files=file_digests({"trace": TRACE}))
-    other = perform(task, release() | {"code": "0" * 16})
+def test_a_worker_with_other_code_says_so() -> None:
+    other = perform(task_of("typical", {}), release() | {"code": "0" * 16})
     assert "every worker must have the same code as the command" in other["error"]
-    path, digest = task.files["trace"]
-    there = replace(task, files={"trace": ("/elsewhere", digest)})
-    assert there.key == task.key
-    assert "trace: /elsewhere must be on every machine" in perform(there, release())["error"]
-    changed = replace(task, files={"trace": (path, "0" * 16)})
-    assert changed.key != task.key
-    assert "must be what the sweep was planned with, 0000" in perform(changed, release())["error"]
 
 
 def test_files_of_a_policy_count_by_their_content(tmp_path: Path) -> None:
@@ -233,10 +181,7 @@ def test_files_of_a_policy_count_by_their_content(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(exist_ok=True)
         file = tmp_path / folder / "mine.py"
         file.write_text(text)
-        found.append(task_of("replay", f"band:price=1,divergence={file}:far", {}))
+        found.append(task_of(f"band:price=1,divergence={file}:far", {}))
     assert found[0].key == found[1].key != found[2].key
     assert found[0].case["policy"] == "band:price=1,divergence=mine.py:far"
     assert str(tmp_path / "a") in found[0].policy
-    (tmp_path / "a" / "mine.py").write_text("")
-    with pytest.raises(ValueError, match="policy_file_0"):
-        found[0].check_files()
