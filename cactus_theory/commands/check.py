@@ -1,6 +1,5 @@
 """``cactus-theory check file.py:rule``: progress, report, tests to paste, exit code."""
 
-import sys
 from argparse import ArgumentParser, Namespace
 
 from cactus_theory.base import arguments as check
@@ -35,7 +34,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="seconds that the check may take (%(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
-    parser.add_argument("--plot", metavar="PICTURE", help="also draw the rows of what is broken")
 
 
 def run(args: Namespace) -> int:
@@ -59,11 +57,6 @@ def run(args: Namespace) -> int:
         print_json(payload(report, args.rule))
     else:
         _print(report, args.rule)
-    if args.plot is not None and any(found.target for found in report.findings):
-        from cactus_theory.commands.plot import save_findings
-
-        sys.stdout.flush()
-        save_findings(args.plot, [found for found in report.findings if found.target])
     return STATUS[report.outcome]
 
 

@@ -220,31 +220,3 @@ def save_pooled_plot(
     axes.set_ylabel("mean acceptance")
     _frame(axes, [spent for _, spent, _ in points], fontsize=8)
     write_picture(path, figure, 160)
-
-
-def save_findings(path: str, findings: Sequence[Any]) -> None:
-    """Draw each finding's rows (``testing/_report.py``) as bars, one group a token."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    with matplotlib.rc_context(settings()):
-        figure = Figure(figsize=(6.4, 2.4 * len(findings)), layout="constrained")
-        panels = figure.subplots(len(findings), squeeze=False)[:, 0]
-        for axes, found in zip(panels, findings, strict=True):
-            rows = (
-                ("target q", found.target, COLOUR["speculative"]),
-                ("draft p", found.draft, DRAFT),
-                ("emitted", found.emitted, OWN),
-            )
-            shown = [(label, np.asarray(row, np.float64), c) for label, row, c in rows if row]
-            width = 0.8 / len(shown)
-            for place, (label, row, colour) in enumerate(shown):
-                at = np.arange(len(row)) + (place - (len(shown) - 1) / 2) * width
-                axes.bar(at, row, width, color=colour, label=label)
-            axes.set_title(found.property)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_xlabel("token")
-            axes.set_ylabel("probability")
-            axes.legend(frameon=False, fontsize=8)
-        write_picture(path, figure, 160)

@@ -7,7 +7,6 @@ the texts, which a seed draws.
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, Replay, valued
 from cactus_theory.traces.replays import OnCycles, replay
 from cactus_theory.traces.trace import Trace
-from cactus_theory.tuning.costs import Costs, plain_speed, speed, speed_of
+from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import Family
 
 # looseness of a ledger's policy over the tuned one: prices rise as credit runs out, so it may begin
@@ -29,31 +28,27 @@ LOOSER = 1.4
 UPPER = 0.9
 # nats an answer of the tight cap that is reported beside the usual one
 TIGHT = 0.1
-# other splits of the same texts; the most by which chance explains halves that are warned of, and
-# so the probability of a false alarm
-SPLITS, UNEVEN = 399, 0.01
 
 
 class Halves(NamedTuple):
-    """Numbers of the texts that are chosen by, and of those that are reported; their groups."""
+    """Numbers of the texts that are chosen by, and of those that are reported."""
 
     chosen_by: list[int]
     reported: list[int]
-    groups: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, groups: Iterable[Sequence[int]], seed: int | str = 0) -> "Halves":
+    def of(cls, groups: Iterable[Sequence[int]], seed: int = 0) -> "Halves":
         """Return random halves of texts, with as many texts of every group in both.
 
         Raises ValueError for fewer than two texts.
         """
-        groups, draw = tuple(groups), random.Random(seed)
+        draw = random.Random(seed)
         order = [text for group in groups for text in draw.sample(group, len(group))]
         if len(order) < 2:
             raise ValueError(
                 f"trace: must hold two texts, one to choose by and one to report; got {len(order)}"
             )
-        return cls(sorted(order[::2]), sorted(order[1::2]), groups)
+        return cls(sorted(order[::2]), sorted(order[1::2]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,31 +199,6 @@ class Tuned:
         slower_half = min(first.chosen_by.value, first.speed.value)
         return first if slower_half / first.longer > self.plain else None
 
-    @cached_property
-    def as_uneven(self) -> float:
-        """Return how probable halves are that differ as much in the fastest setting's numbers.
-
-        It is twice the least share, of speed and divergence, of random splits, this one among
-        them, that differ as much: at most 1 % for one seed in a hundred.
-        """
-        first = fastest(self.choices)
-        if first is None:
-            return 1.0
-
-        replay, spent = first.replay, first.replay.spent[self.divergence]
-        others = (Halves.of(self.halves.groups, f"other {i}") for i in range(SPLITS))
-        parts = np.zeros((1 + SPLITS, len(spent)), dtype=bool)
-        for part, halves in zip(parts, (self.halves, *others), strict=True):
-            part[halves.reported] = True
-
-        def numbers(texts: Any) -> Any:
-            speeds = speed_of(replay, self.costs, first.family.key, texts)
-            return np.stack([speeds, (texts @ spent) / (texts @ replay.tokens)])
-
-        gaps = abs(numbers(parts) - numbers(~parts))
-        own = gaps[:, :1] * (1 - 1e-9)  # sums in another order
-        return float(min(1.0, 2 * (gaps >= own).mean(-1).min()))
-
     def with_lengths(self, measure: Callable[[Choice], Estimate]) -> "Tuned":
         """Return the result ranked by answers: the two fastest settings beside lossless ones.
 
@@ -285,7 +255,7 @@ def priced(
     policy: str | None = None,
 ) -> Choice:
     """Return a setting with its speeds at these costs; ``policy`` is its spec."""
-    chosen_by, reported = map(replay.part, halves[:2])
+    chosen_by, reported = map(replay.part, halves)
     speeds = (speed(part, costs, family.key) for part in (chosen_by, reported))
     width = replay.num_draft_tokens
     spec = replay.policy if policy is None else policy

@@ -16,14 +16,13 @@ that were timed: rounds in which some have ended already cost what they cost the
 """
 
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
@@ -236,23 +235,10 @@ def speed(own: Replay, costs: Costs, family: str) -> Estimate:
     ValueError
         A family whose verification was not measured.
     """
-    numbers = (ratio_of_sums(sums, own.cycles, own.source) for sums in _sums(own))
-    return combined(_pace(own, costs, family), *numbers)
-
-
-def speed_of(
-    own: Replay, costs: Costs, family: str, texts: Bool[np.ndarray, "parts texts"]
-) -> Float[np.ndarray, "parts"]:
-    """Return that number of each part of the texts."""
-    cycles = texts @ own.cycles
-    return _pace(own, costs, family)(*(texts @ sums / cycles for sums in _sums(own)))
-
-
-def _pace(own: Replay, costs: Costs, family: str) -> Callable[..., Any]:
-    """Return the speed as a function of the means over calls of :func:`_sums`."""
     ends = (own.num_draft_tokens,) * 2 if costs.unit == SECONDS else (0, 1)
     first, second = (costs.call(width, family) for width in ends)
-    return partial(_speed, costs, first, second - first)
+    numbers = (ratio_of_sums(sums, own.cycles, own.source) for sums in _sums(own))
+    return combined(partial(_speed, costs, first, second - first), *numbers)
 
 
 def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, k: Any) -> Any:

@@ -10,7 +10,7 @@ from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
-from cactus_theory.tuning.choices import UNEVEN, Choice, Tuned, fastest
+from cactus_theory.tuning.choices import Choice, Tuned, fastest
 from cactus_theory.tuning.costs import SECONDS
 
 WIDEST = 100
@@ -66,8 +66,6 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     ``others`` are the same settings at the costs of other batch sizes.
     """
     lines, answers, best = [], tuned.answers, tuned.best
-    if tuned.as_uneven <= UNEVEN and (first := fastest(tuned.choices)) is not None:
-        lines.append(_uneven(tuned, first))
     lines += _warnings(tuned)
     if answers is not None and best is not None and not best.family.lossless:
         tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
@@ -84,18 +82,6 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
         parts = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
         lines.append(f"Took {sum(seconds.values()):.0f} s: {parts}.")
     return lines
-
-
-def _uneven(tuned: Tuned, first: Choice) -> str:
-    """Warn of halves that differ by more than chance."""
-    one, other = (speed.value / tuned.plain for speed in (first.chosen_by, first.speed))
-    parts = map(first.replay.part, tuned.halves[:2])
-    less, more = (part.divergence_per_token(tuned.divergence).value for part in parts)
-    return (
-        f"Warning: the halves of the texts differ by more than chance, {one:.2f} and {other:.2f} "
-        f"times plain decoding, {less:.3g} and {_spent(tuned, more)} ({_named(first)}). At most "
-        f"{UNEVEN:.0%} of seeds do so: --by COLUMN draws halves alike, --seed draws others."
-    )
 
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
@@ -151,7 +137,6 @@ def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
         "table": [_line(choice, tuned) for choice in tuned.choices],
         "source": tuned.source,
         "answers": None if answers is None else answers.as_json(),
-        "halves_as_uneven": tuned.as_uneven,
         "batches": [_chosen(other) for other in others],
     }
 

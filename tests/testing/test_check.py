@@ -170,9 +170,9 @@ def test_a_good_rule_passes_and_json_is_all_there_is(folder, capfd) -> None:
     assert found["properties"][0]["examples"] == 40
 
 
-def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
+def test_a_false_rule_fails_with_a_test(folder, capfd) -> None:
     names = "answers,acceptance_is_a_probability,float32_agrees"
-    options = ("--examples", "60", "--properties", names, "--plot", "rows.png")
+    options = ("--examples", "60", "--properties", names)
     assert check("rules.py:false", *options) == 1
     out, err = capfd.readouterr()
     assert "1/3 answers" in err and "Traceback" not in out + err
@@ -180,7 +180,6 @@ def test_a_false_rule_fails_with_a_picture_and_a_test(folder, capfd) -> None:
     assert "def test_false_acceptance_is_a_probability():" in out and out.endswith(
         "1 broken property\n"
     )
-    assert (folder / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
 @thorough
@@ -239,7 +238,6 @@ def test_a_death_is_a_finding_with_its_rows(folder, capfd) -> None:
             (("rules.py:good", "--timeout", "0"), "--timeout: must lie in (0"),
             (("rules.py:good", "--timeout", "inf"), "--timeout: must lie in (0"),
             (("rules.py:good", "--seed", "-1"), "--seed: must lie in [0"),
-            (("rules.py:good", "--plot", "rows.txt"), "--plot: must end in .png"),
         ],
         4,
     ),
