@@ -5,48 +5,22 @@ and prompts; ``rounds`` drafts, verifies and measures until every text has ended
 (``host``) or on a GPU (``device``); ``result`` says what came out.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cactus_theory.base import defaults
 from cactus_theory.decoding._prepare import Opening, dtype_of, warn_of
-from cactus_theory.decoding._sampling import Generators
-from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.host import HostRounds
-from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
+from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.decoding.schedule import Schedule, Spec
-from cactus_theory.divergences import Divergence
-from cactus_theory.verify.contract import Verifier
 
 
 def generate(
-    target_model: Any,
-    draft_model: Any,
-    input_ids: Tensor,
-    *,
-    policy: Spec | Schedule | Sequence[Spec | Schedule] = defaults.POLICY,
-    num_draft_tokens: int = defaults.NUM_DRAFT_TOKENS,
-    max_new_tokens: int,
-    attention_mask: Tensor | None = None,
-    temperature: float = defaults.TEMPERATURE,
-    logits_processor: Sequence[Any] = (),
-    eos_token_ids: int | Iterable[int] | None = None,
-    stop: Stop | None = None,
-    seed: int | Sequence[int] | None = None,
-    generator: Generators = None,
-    verifier: str | Verifier = defaults.VERIFIER,
-    fast_forward: bool | None = None,
-    meter: bool | str | Divergence = True,
-    record_rows: bool = False,
-    log_probs: bool = False,
-    callbacks: Callbacks = NO_CALLBACKS,
-    device_loop: bool | str | None = False,
+    target_model: Any, draft_model: Any, input_ids: Tensor, **options: Any
 ) -> GenerationResult:
     """Continue texts with drafted tokens that the target verifies under ``policy``.
 
@@ -153,26 +127,17 @@ def generate(
     >>> ct.generate(pair.target, None, ids, max_new_tokens=8).target_calls
     8
     """
-    options = DecodeOptions(
-        policy=policy,
-        num_draft_tokens=num_draft_tokens,
-        max_new_tokens=max_new_tokens,
-        attention_mask=attention_mask,
-        temperature=temperature,
-        logits_processor=logits_processor,
-        eos_token_ids=eos_token_ids,
-        stop=stop,
-        seed=seed,
-        generator=generator,
-        verifier=verifier,
-        fast_forward=fast_forward,
-        meter=meter,
-        record_rows=record_rows,
-        log_probs=log_probs,
-        callbacks=callbacks,
-        device_loop=device_loop,
-    )
-    return decode(target_model, draft_model, input_ids, options)
+    return decode(target_model, draft_model, input_ids, DecodeOptions(**options))
+
+
+def _with_keywords(function: Any, keywords: Any) -> None:
+    """Let a function that takes ``**options`` show the keywords that these are."""
+    shown, named = signature(function), signature(keywords).parameters.values()
+    own = [entry for entry in shown.parameters.values() if entry.kind is not entry.VAR_KEYWORD]
+    function.__signature__ = shown.replace(parameters=[*own, *named])
+
+
+_with_keywords(generate, DecodeOptions)
 
 
 def decode(
