@@ -30,6 +30,7 @@ import numpy as np
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.base.defaults import RISK
 from cactus_theory.base.roots import rising_root
 
 # relative step at which a search ends: the last digit, as secants settle early beside 0 and 1
@@ -42,8 +43,6 @@ LITTLE, MUCH = 1e-6, 4.0
 EXACT = 1e-15
 # relative excess of a reading over its cap that is rounding: meter and ledger add in other orders
 ROUNDING = 1e-6
-# probability that the bound from readings is wrong
-RISK = 0.05
 # largest tilt (e^-FAR vanishes beside 1), and the least one, times the longest answer
 FAR, LEVEL = 800.0, 1e-9
 # new tokens of an answer, by default

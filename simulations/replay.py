@@ -15,7 +15,7 @@ from cactus_theory.base.rows import load_rows
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding.schedule import check_followed, find_followed, followers
+from cactus_theory.decoding.schedule import check_rule, followers, read_rule
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, replay
 from cactus_theory.traces.estimate import tokens_at, valued
@@ -78,7 +78,7 @@ def _replays(
     args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
 ) -> list[Replay]:
     names = *args.verifier, *verifiers()
-    able_of = {policy: followers(find_followed(policy), names)[0] for policy in policies}
+    able_of = {policy: followers(read_rule(policy), names)[0] for policy in policies}
     pairs = [(name, policy) for name in args.verifier for policy in policies
              if name in able_of[policy]]  # fmt: skip
     for policy, able in able_of.items() if pairs else ():
@@ -86,7 +86,7 @@ def _replays(
             reason = f"{policy} can only be verified with {', '.join(able)}: left out of"
             print(reason, ", ".join(others), file=sys.stderr)
     if not pairs:
-        check_followed(find_followed(policies[-1]), find_verifier(args.verifier[-1]))  # raises
+        check_rule(read_rule(policies[-1]), find_verifier(args.verifier[-1]))  # raises
     replays = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):

@@ -41,7 +41,6 @@ from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, compare_observed
 from cactus_theory.traces.counters import MOST_ROUNDS as MOST_COUNTED
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
-from cactus_theory.traces.estimate import FEWEST_TEXTS
 from cactus_theory.traces.expect import Expectation, expectations
 from cactus_theory.traces.faults import FAULTS, with_faults
 from cactus_theory.traces.log import log_shown
@@ -238,7 +237,7 @@ def _record(args: Namespace, trace: Trace, seen: Observation | None) -> Line:
         record["compared"] = vars(compared) | {"sentence": compared.sentence}
     for value, texts in groups.items():
         own = Expectation(healthy.record.part(texts), healthy.behind_ends)
-        few = own.texts < FEWEST_TEXTS
+        few = own.texts < defaults.FEWEST_TEXTS
         record.setdefault("groups", {})[value] = None if few else _numbers(trace, own)
     return record
 
@@ -281,7 +280,7 @@ def _show(args: Namespace, record: Line) -> None:
     for value, own in ({"": record} | record.get("groups", {})).items():
         title = f"\n{args.by} = {value}: " * bool(value)
         if own is None:
-            print(f"{title}cannot say, fewer than {FEWEST_TEXTS} texts with a draft")
+            print(f"{title}cannot say, fewer than {defaults.FEWEST_TEXTS} texts with a draft")
             continue
         print(
             title

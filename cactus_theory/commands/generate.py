@@ -196,7 +196,7 @@ def _print(text: str) -> None:
 
 def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
     """Return the setting to decode with, from the flags or a file of ``cactus-theory tune``."""
-    from cactus_theory.decoding.schedule import find_followed
+    from cactus_theory.decoding.schedule import read_rule
 
     named = one_policy(args)
     if args.draft is None:
@@ -208,7 +208,7 @@ def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
         temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
         if args.draft is None:
             return TunedSetting(None, None, 0, temperature, cuts=cuts or WHOLE)
-        policy: Any = find_followed(named or defaults.POLICY)
+        policy: Any = read_rule(named or defaults.POLICY)
         verifier = args.verifier or (defaults.VERIFIER if args.siblings is None else "tree")
         asked = args.num_draft_tokens
         width = defaults.NUM_DRAFT_TOKENS if asked is None else asked

@@ -36,7 +36,6 @@ from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces import Trace
-from cactus_theory.traces.estimate import FEWEST_TEXTS
 from cactus_theory.traces.log import check_weights, log_shown
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
@@ -50,7 +49,7 @@ from cactus_theory.tuning.measure import (
     measure_lengths,
 )
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
-from cactus_theory.tuning.tune import WIDTHS, tune
+from cactus_theory.tuning.tune import tune
 
 # flags that logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "dtype", "by")
@@ -224,7 +223,10 @@ def _work(args: Namespace, texts: Sequence[Prompt]) -> Path:
     """Return a folder for what is logged, named by all that the rows depend on."""
     told = [str(getattr(args, name)) for name in ("target", "draft", *LOGGED)]
     told += [str(args.cuts), str(rendering(args))]
-    told += [str(max(args.num_draft_tokens or WIDTHS)), *(text.source for text in texts)]
+    told += [
+        str(max(args.num_draft_tokens or defaults.TUNED_WIDTHS)),
+        *(text.source for text in texts),
+    ]
     return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
 
 
@@ -274,6 +276,6 @@ def _source(args: Namespace, pair: Any = None) -> Trace:
 
 
 def _logged(args: Namespace, pair: Any, ids: list[list[int]]) -> Any:
-    width = max(args.num_draft_tokens or WIDTHS)
-    options = {"temperature": args.temperature, "cuts": args.cuts, "texts": FEWEST_TEXTS}
+    width = max(args.num_draft_tokens or defaults.TUNED_WIDTHS)
+    options = {"temperature": args.temperature, "cuts": args.cuts, "texts": defaults.FEWEST_TEXTS}
     return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

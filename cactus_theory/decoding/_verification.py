@@ -19,7 +19,7 @@ from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified
 
 
-class Followed:
+class Rule:
     """A policy or a schedule along one text, with its state; foreign schedules see copies."""
 
     def __init__(self, policy: Policy | Schedule, prompt: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class Followed:
         self.state = self.schedule.advance(self.state, list(new_ids))
 
 
-def policies_of(followed: Sequence[Followed]) -> tuple[Policy, ...]:
+def policies_of(followed: Sequence[Rule]) -> tuple[Policy, ...]:
     """Return the different policies that may judge tokens of these texts."""
     policies: list[Policy] = []
     for own in followed:
@@ -54,7 +54,7 @@ def policies_of(followed: Sequence[Followed]) -> tuple[Policy, ...]:
 
 
 def assigned(
-    followed: Sequence[Followed],
+    followed: Sequence[Rule],
     policies: tuple[Policy, ...],
     q: Float[Tensor, "batch K1 vocab"],
     draft: Draft,
@@ -83,7 +83,7 @@ class RowPolicies:
                 f"got {len(policies)}"
             )
         of_row = list(policies) * (texts.batch // len(policies))
-        self.followed = [Followed(*pair) for pair in zip(of_row, texts.ids, strict=True)]
+        self.followed = [Rule(*pair) for pair in zip(of_row, texts.ids, strict=True)]
         self.distinct = policies_of(self.followed)
 
     @property

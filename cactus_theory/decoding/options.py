@@ -17,7 +17,7 @@ from cactus_theory.decoding._sampling import (
 )
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.result import Round
-from cactus_theory.decoding.schedule import Schedule, Spec, check_followed, find_followed
+from cactus_theory.decoding.schedule import Schedule, Spec, check_rule, read_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import Policy
@@ -98,7 +98,7 @@ class DecodeOptions:
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
         for policy in self.policies:
-            check_followed(policy, self.judge)
+            check_rule(policy, self.judge)
         if not isinstance(self.callbacks, Callbacks):
             raise TypeError(f"callbacks: must be a Callbacks object; got {self.callbacks!r:.60}")
         if self.log_probs and not self.meter:
@@ -121,7 +121,7 @@ class DecodeOptions:
             policies = (policies,)
         elif not isinstance(policies, Sequence):
             raise TypeError(f"policy: must be a spec, a Policy or a Schedule; got {policies!r}")
-        return tuple(find_followed(policy) for policy in policies)
+        return tuple(read_rule(policy) for policy in policies)
 
     @cached_property
     def judge(self) -> Verifier:

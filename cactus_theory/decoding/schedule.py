@@ -198,7 +198,7 @@ class ByPosition(Schedule):
         return torch.searchsorted(position.new_tensor(self.starts), position, right=True) - 1
 
 
-def find_followed(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
+def read_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
     """Return the policy that a spec names, or the schedule that ``FILE.py:NAME`` names.
 
     Parameters of a schedule's class are its knobs; raises as :func:`cactus_theory.policy`.
@@ -210,7 +210,7 @@ def find_followed(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
     return find_policy(spec, **knobs)  # type: ignore[arg-type]
 
 
-def check_followed(policy: Policy | Schedule, verifier: Verifier) -> None:
+def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:
     """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
     policy.check(verifier) if isinstance(policy, Schedule) else verifier.check(policy)
 
@@ -221,7 +221,7 @@ def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str
     for name in dict.fromkeys(names):
         verifier = find_verifier(name)
         try:
-            check_followed(policy, verifier)
+            check_rule(policy, verifier)
             able.append(name)
         except ValueError as error:
             refused = str(error)

@@ -163,7 +163,7 @@ class Properties(dict[str, Property]):
         super().__init__()
         self.decorator = decorator  # name of the decorator in error messages
 
-    def enter(
+    def register(
         self, applies: Callable[[Any], bool] = always, **options: Any
     ) -> Callable[[Measure], Measure]:
         """Register a function as a property; its docstring states it, ``options`` the rest."""

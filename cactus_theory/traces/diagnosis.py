@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base.defaults import QUIET
 from cactus_theory.traces.counters import FEWEST, Column, Observation
 from cactus_theory.traces.estimate import CannotSay, Estimate
 from cactus_theory.traces.expect import Expectation, critical
 from cactus_theory.traces.faults import CHECKED_FIRST
 
-# probability of no alarm on a healthy engine, all tests of a comparison together
-QUIET = 0.98
 GAP = "position", "expected", "expected_error", "observed", "observed_error", "errors", "off"
 ASKED = {
     "behind_ends": "--behind-ends: must say whether the engine's numbers have places behind an end "
@@ -65,7 +64,7 @@ def compare_observed(
     each position on both sides, and on one side, for each fault that shows, the sum of gaps in
     whose direction it does, weighted by its size over the counts' variance. Once there is an alarm
     a fault is not excluded if its own test, taken alone, refuses healthy, and no position is off
-    from its signature, both at LEVEL: settings that may have been asked for come first, then the
+    from its signature, both at EXPECTED: settings that may have been asked for come first, then the
     nearest. That does not make it the one there is: a fault that has no signature here can look
     the same. A fault may have several signatures: what stands behind a space in their names does
     not count. What the observation does not know is tried both ways.

@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Float, Real
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.defaults import FEWEST_TEXTS
 from cactus_theory.divergences import divergence as find_divergence
 
 PerText = Real[np.ndarray, "texts"]
-# fewest texts whose errors say anything
-FEWEST_TEXTS = 5
 
 
 class CannotSay(ValueError):

@@ -28,9 +28,6 @@ from cactus_theory.traces.rows import ENTRIES
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
 
-# joint confidence level of all intervals of a table
-LEVEL = 0.99
-
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
@@ -122,7 +119,7 @@ class Expectation:
         return less * float(np.sqrt((sizes / (sizes - 1) * np.bincount(which, around**2)).sum()))
 
     def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
-        """Return intervals that hold together with probability LEVEL (Bonferroni, Student's t).
+        """Return intervals that hold together with probability EXPECTED (Bonferroni, Student's t).
 
         They are Wilson's over texts: of shares within [0, 1], of tokens a call within [1, K + 1].
         Raises CannotSay for fewer than FEWEST_TEXTS texts.
@@ -260,7 +257,7 @@ def expectations(
 
 
 @cache
-def critical(tests: float, freedom: int, level: float = LEVEL) -> float:
+def critical(tests: float, freedom: int, level: float = defaults.EXPECTED) -> float:
     """Return how many standard errors two-sided tests may be off; ∞ without freedom.
 
     All ``tests``, of which one-sided ones count half, together alarm with probability 1 − level at

@@ -22,7 +22,7 @@ from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule, check_followed, find_followed
+from cactus_theory.decoding.schedule import Schedule, check_rule, read_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.policies import FixedTarget, Policy
@@ -136,7 +136,7 @@ def _replays(
     on_cycles: OnCycles | None = None,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    policy, verifier = find_followed(policy).at_ends(source.ends), find_verifier(verifier)
+    policy, verifier = read_rule(policy).at_ends(source.ends), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     sums = [TextSums(source.texts, width, tuple(kinds)) for width in widths]
     for one in sums:
@@ -270,7 +270,7 @@ def _replay_schedule(
     outcome that is drawn: the rows that were verified, and the tokens that followed. It begins
     without the prompt, which a trace does not hold.
     """
-    check_followed(schedule, verifier)
+    check_rule(schedule, verifier)
     ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
     text, state, source = -1, None, torch.Generator()
     for cycle in trace:

@@ -16,7 +16,7 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import Audit, audit
 from cactus_theory.policies import Declaration, Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._decisions import Path as Place
+from cactus_theory.policies._decisions import Path as Reached
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import Trace
@@ -90,7 +90,7 @@ def mean_alive(
     Σ p φ for the chain and Σ min(p, h) for blocks, which at one token is the same for a
     fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
     """
-    start = Place(torch.ones(len(q), dtype=torch.float64, device="cpu"))
+    start = Reached(torch.ones(len(q), dtype=torch.float64, device="cpu"))
     emitted = verifier.emitted(policy, q, p, start).laws
     if isinstance(verifier, Chain):
         return (p * policy.acceptance_row(q, p)).sum(-1), emitted

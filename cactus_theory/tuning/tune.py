@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.base.defaults import TUNED_WIDTHS
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
@@ -21,7 +22,6 @@ from cactus_theory.tuning.costs import Costs, plain_speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
 from cactus_theory.tuning.measure import TimedSetting
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # number of K at which costs are measured: the least, a middle and the largest one
 TIMED_WIDTHS = 3
 # fields of the trace that a file of the result holds, where they are known
@@ -104,7 +104,7 @@ def tune(
 def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
     logged = source.num_draft_tokens
     if widths is None:
-        return sorted({min(width, logged) for width in WIDTHS})
+        return sorted({min(width, logged) for width in TUNED_WIDTHS})
     for width in widths:
         if whole_number("num-draft-tokens", width, 1) > logged:
             raise ValueError(f"num-draft-tokens: must be at most the {logged} logged; got {width}")

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.decoding._meter import Meter
-from cactus_theory.decoding._verification import Followed, verified_rows
+from cactus_theory.decoding._verification import Rule, verified_rows
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.admission import Grant
@@ -59,7 +59,7 @@ class Request:
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
         policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
-        self.followed, self.judge = Followed(policy, ()), settings.verifier
+        self.followed, self.judge = Rule(policy, ()), settings.verifier
         measured = bool(settings.readings)
         self.meter: Meter | None = None
         if measured:

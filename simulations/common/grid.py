@@ -15,7 +15,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import schedule
-from cactus_theory.decoding.schedule import check_followed, find_followed
+from cactus_theory.decoding.schedule import check_rule, read_rule
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import verifiers
 from cactus_theory.verify.contract import registered_verifier
@@ -94,7 +94,7 @@ def config_of(
         method = spec if spec in trusted else policy_of_data(spec, place).spec
         column = SETTING[1]
         judge = registered_verifier(row[column])
-        check_followed(find_followed(method), judge)
+        check_rule(read_rule(method), judge)
         column = SETTING[2]
         return Config(method, check.as_whole_number("K", row[column], 1), batch, judge.spec)
     except (KeyError, TypeError, ValueError) as error:
@@ -283,7 +283,7 @@ def checked_policy(spec: str, ends: Iterable[int] = ()) -> str:
 
     ``ends`` are the ids that ``eos`` stands for; ValueError where they are not known.
     """
-    policy = find_followed(spec).at_ends(ends)
+    policy = read_rule(spec).at_ends(ends)
     return spec if file_of(spec) is not None else policy.spec
 
 
@@ -292,7 +292,7 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
 
     Rows by themselves are compared with rows of paths: token by token there are no others.
     """
-    registered, policy = verifiers(), find_followed(spec)
+    registered, policy = verifiers(), read_rule(spec)
     for name in names:
         if name not in registered:
             raise ValueError(f"--verifier: must be among {', '.join(registered)}; got {name!r}")

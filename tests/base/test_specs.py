@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import Schedule
-from cactus_theory.decoding.schedule import find_followed
+from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.divergences import definition as divergences
 from cactus_theory.divergences.definition import registered_divergence
 from cactus_theory.policies._registry import policy_of_data
@@ -103,10 +103,10 @@ def test_a_verifier_of_a_file(folder: Path) -> None:
 
 
 def test_a_schedule_of_a_file(folder: Path) -> None:
-    found = find_followed("own.py:Early:tokens=2,price=3")
+    found = read_rule("own.py:Early:tokens=2,price=3")
     assert isinstance(found, Schedule) and vars(found)["tokens"] == 2
     assert [policy.spec for policy in found.policies] == ["band:price=3.0", "speculative"]
-    assert vars(find_followed("own.py:early"))["tokens"] == 3
+    assert vars(read_rule("own.py:early"))["tokens"] == 3
     spec = str(folder / "own.py:Early:tokens=2")
     assert checked_policy(spec) == spec and followers(spec, ["chain", "block"]) == [
         "chain",
@@ -120,7 +120,7 @@ def test_a_schedule_of_a_file(folder: Path) -> None:
         "own.py:early:tokens=2": "takes the knobs none",
     }.items():
         with pytest.raises(ValueError, match=said):
-            find_followed(wrong)
+            read_rule(wrong)
     with pytest.raises(TypeError, match="rule: own.py:Early must be a Policy"):
         ct.policy("own.py:Early:tokens=2")
 

@@ -110,7 +110,7 @@ def _is_smooth(kind: Divergence) -> bool:
     return kind.generator is not None and kind.generator.smooth
 
 
-@GENERATOR_PROPERTIES.enter(_has_generator, hint="another sign, or a constant that is left over")
+@GENERATOR_PROPERTIES.register(_has_generator, hint="another sign, or a constant that is left over")
 def generator_is_convex_and_zero_at_one(seen: _Geometry) -> Iterator[Bounds]:
     """f(1) = 0, f is convex, and f(t) − f′(1)(t − 1) is never negative."""
     one = _numbers(1.0)
@@ -123,7 +123,7 @@ def generator_is_convex_and_zero_at_one(seen: _Geometry) -> Iterator[Bounds]:
     yield Bounds(seen.f.centred(t.clone()), 0, None, "f(t) − f′(1)(t − 1)", ROUNDING)
 
 
-@GENERATOR_PROPERTIES.enter(_has_generator, hint="slope, slope_at_one or kink is not that of f")
+@GENERATOR_PROPERTIES.register(_has_generator, hint="slope, slope_at_one or kink is not that of f")
 def slope_is_the_derivative(seen: _Geometry) -> Iterator[Bounds]:
     """f′ is the derivative of f; at 1 it is ``slope_at_one`` and jumps by ``kink``."""
     f, t, one = seen.f, _numbers(*RATIOS), _numbers(1.0)
@@ -133,7 +133,9 @@ def slope_is_the_derivative(seen: _Geometry) -> Iterator[Bounds]:
     yield _equal((above + below)[None] / 2, f.slope_at_one, "f′ around the ratio {at}", one)
 
 
-@GENERATOR_PROPERTIES.enter(_is_smooth, hint="slope_inverse solves another equation than f′(t) = y")
+@GENERATOR_PROPERTIES.register(
+    _is_smooth, hint="slope_inverse solves another equation than f′(t) = y"
+)
 def slope_inverse_undoes_slope(seen: _Geometry) -> Iterator[Bounds]:
     """f′(t) = y at the inverse of y; beyond the range of f′ the ratio is 0 or ∞."""
     f, t = seen.f, _numbers(*RATIOS)
@@ -150,7 +152,7 @@ def slope_inverse_undoes_slope(seen: _Geometry) -> Iterator[Bounds]:
         yield _equal(f.ratio_at(above.clone()), math.inf, "ratio_at {at}, above f′(∞)", above, 0.0)
 
 
-@GENERATOR_PROPERTIES.enter(_is_smooth, hint="curvature is not the derivative of slope")
+@GENERATOR_PROPERTIES.register(_is_smooth, hint="curvature is not the derivative of slope")
 def curvature_is_the_derivative_of_the_slope(seen: _Geometry) -> Iterator[Bounds]:
     """f″ is the derivative of f′, and positive where f is declared smooth."""
     t = _numbers(*RATIOS)
@@ -159,7 +161,7 @@ def curvature_is_the_derivative_of_the_slope(seen: _Geometry) -> Iterator[Bounds
     yield _equal(curvature / _rise(seen.f.slope, t), 1.0, "f″ over the slope of f′ at {at}", t)
 
 
-@GENERATOR_PROPERTIES.enter(_has_generator, hint="at_zero or slope_at_infinity is not the limit")
+@GENERATOR_PROPERTIES.register(_has_generator, hint="at_zero or slope_at_infinity is not the limit")
 def ends_are_as_declared(seen: _Geometry) -> Iterator[Bounds]:
     """``at_zero`` is f(0) and ``slope_at_infinity`` f′(∞), each of which may be infinite."""
     f, near, far = seen.f, _numbers(NEAREST), _numbers(FAR)
@@ -174,7 +176,7 @@ def ends_are_as_declared(seen: _Geometry) -> Iterator[Bounds]:
             yield _equal(value, limit, about, at, LIMIT)
 
 
-@GENERATOR_PROPERTIES.enter(_has_generator, hint="the mass that is not on the token is left out")
+@GENERATOR_PROPERTIES.register(_has_generator, hint="the mass that is not on the token is left out")
 def two_points_are_a_row_of_two_tokens(seen: _Geometry) -> Iterator[Bounds]:
     """``two_points`` returns D of a row of two tokens and its derivative."""
     f, raised, q_n = seen.f, _numbers(0.3, 0.8), _numbers(0.2, 0.5)
@@ -185,7 +187,9 @@ def two_points_are_a_row_of_two_tokens(seen: _Geometry) -> Iterator[Bounds]:
     yield _equal(slope, rise, "the derivative of two_points at {at}", raised)
 
 
-@GENERATOR_PROPERTIES.enter(hint="a translation of budgets that is not undone, or its derivative")
+@GENERATOR_PROPERTIES.register(
+    hint="a translation of budgets that is not undone, or its derivative"
+)
 def budgets_translate_both_ways(seen: _Geometry) -> Iterator[Bounds]:
     """Budgets translate to the generator's or to a ceiling and back, prices by the derivative."""
     kind, delta = seen.kind, _numbers(*BUDGETS)
@@ -235,7 +239,7 @@ class _Rows(Seen):
         return EXACT * (1 + self.value.nan_to_num(posinf=0.0))
 
 
-@VALUE_PROPERTIES.enter(hint="0 log 0, 0/0, or a rounded sum that is not clamped at 0")
+@VALUE_PROPERTIES.register(hint="0 log 0, 0/0, or a rounded sum that is not clamped at 0")
 def values_are_never_negative(seen: _Rows) -> Iterator[Bounds]:
     """D(h‖q) ≥ 0, ∞ included, as float64 whatever the rows' dtype."""
     yield Bounds(seen.value, 0, None, "D(h‖q)", ROUNDING)
@@ -244,7 +248,7 @@ def values_are_never_negative(seen: _Rows) -> Iterator[Bounds]:
     yield Bounds(wide, 1, 1, "whether the value of float32 rows is float64", 0.0)
 
 
-@VALUE_PROPERTIES.enter(hint="what tells the rows apart is not looked at")
+@VALUE_PROPERTIES.register(hint="what tells the rows apart is not looked at")
 def only_equal_rows_cost_nothing(seen: _Rows) -> Iterator[Bounds]:
     """D(q‖q) = 0, and D(h‖q) > 0 where the rows differ."""
     yield Bounds(seen.cost(seen.q, seen.q), 0, 0, "D(q‖q)", ROUNDING)
@@ -252,7 +256,7 @@ def only_equal_rows_cost_nothing(seen: _Rows) -> Iterator[Bounds]:
     yield Bounds(seen.value, torch.finfo(torch.float64).tiny, None, "D(h‖q)", 0.0, differ)
 
 
-@VALUE_PROPERTIES.enter(hint="a sum or maximum over the batch, or the number of tokens is used")
+@VALUE_PROPERTIES.register(hint="a sum or maximum over the batch, or the number of tokens is used")
 def other_rows_and_impossible_tokens_do_not_matter(seen: _Rows) -> Iterator[Bounds]:
     """The order of tokens, tokens with q = h = 0 and other rows, even of NaN, change nothing."""
     for about, change in (
@@ -271,7 +275,7 @@ def other_rows_and_impossible_tokens_do_not_matter(seen: _Rows) -> Iterator[Boun
         yield Bounds(alone, due, due, "D(h‖q) of the row alone", seen.allowed[only], rows=only)
 
 
-@VALUE_PROPERTIES.enter(hint="no f-divergence, nor an increasing function of one")
+@VALUE_PROPERTIES.register(hint="no f-divergence, nor an increasing function of one")
 def merging_tokens_never_costs_more(seen: _Rows) -> Iterator[Bounds]:
     """Rows in which two tokens are treated as one are no further apart."""
     if seen.q.shape[-1] < 2:
@@ -281,7 +285,7 @@ def merging_tokens_never_costs_more(seen: _Rows) -> Iterator[Bounds]:
     yield Bounds(seen.cost(h, q), None, seen.value, about, seen.allowed)
 
 
-@VALUE_PROPERTIES.enter(hint="another sum, or mass where q = 0 at another price than f′(∞)")
+@VALUE_PROPERTIES.register(hint="another sum, or mass where q = 0 at another price than f′(∞)")
 def values_are_those_of_the_generator(seen: _Rows) -> Iterator[Bounds]:
     """D is Σ q f(h/q) + f′(∞) h(q=0), what its generator translates to, or its largest ratio's."""
     h, q, kind, f = seen.h, seen.q, seen.kind, seen.kind.generator

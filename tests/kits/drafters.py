@@ -81,7 +81,7 @@ def assert_drafter_properties(
     return sum(sum(one.draft.lengths) for one in seen.turns)
 
 
-@DRAFTER_PROPERTIES.enter(hint="rows of another place, temperature or model than the draws")
+@DRAFTER_PROPERTIES.register(hint="rows of another place, temperature or model than the draws")
 def tokens_are_drawn_from_the_reported_rows(seen: Bench) -> Iterator[Bounds]:
     """Every drafted token is the one that its reported row and its coin give.
 
@@ -122,7 +122,7 @@ def _drawn(seen: Bench, one: RecordedDraft) -> Iterator[Bounds]:
     yield Bounds(ids, due, due, name(must), 0.0)
 
 
-@DRAFTER_PROPERTIES.enter(hint="another temperature, or a cache that is not rolled back")
+@DRAFTER_PROPERTIES.register(hint="another temperature, or a cache that is not rolled back")
 def rows_are_the_models_own(seen: Bench) -> Iterator[Bounds]:
     """Rows are softmax(logits / temperature) of the model without a cache, or deterministic."""
     if seen.model is None:
@@ -143,7 +143,7 @@ def rows_are_the_models_own(seen: Bench) -> Iterator[Bounds]:
             yield Bounds(rows[None], due[None], due[None], about, AGREES, judged[None])
 
 
-@DRAFTER_PROPERTIES.enter(hint="<= for <, or a running sum in another precision")
+@DRAFTER_PROPERTIES.register(hint="<= for <, or a running sum in another precision")
 def borders_of_a_share_are_those_of_its_row(seen: Bench) -> Iterator[Bounds]:
     """Coins just inside both ends of a token's share give that token.
 
@@ -172,7 +172,7 @@ def _border(row: Tensor, source: torch.Generator) -> float:
     return float(high[token] - INSIDE if upper else low[token] + INSIDE)
 
 
-@DRAFTER_PROPERTIES.enter(hint="a draft that is sampled needs the rows it was sampled from")
+@DRAFTER_PROPERTIES.register(hint="a draft that is sampled needs the rows it was sampled from")
 def deterministic_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bounds]:
     """A draft without rows is the same with other coins."""
     source = seen.source()
@@ -185,7 +185,7 @@ def deterministic_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bou
         yield Bounds(other, due, due, f"{about}token {{0}}", 0.0)
 
 
-@DRAFTER_PROPERTIES.enter(hint="a stream that is begun anew, or cut at the wrong place")
+@DRAFTER_PROPERTIES.register(hint="a stream that is begun anew, or cut at the wrong place")
 def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
     """In a round of decoding no uniform number of a stream is used twice."""
     for lengths in (LENGTHS, LENGTHS[:1]):
@@ -204,7 +204,7 @@ def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
             yield Bounds(torch.tensor([missing]), 0, 0, about, 0.0)
 
 
-@DRAFTER_PROPERTIES.enter(hint="the number that drew or refused a token draws the next one too")
+@DRAFTER_PROPERTIES.register(hint="the number that drew or refused a token draws the next one too")
 def each_choice_has_a_number_of_its_own(seen: Bench) -> Iterator[Bounds]:
     """The token that follows a refused one does not depend on how that one was drawn.
 
@@ -239,7 +239,7 @@ def _one_round(bench: Bench, prompt: list[int]) -> Iterator[Bounds]:
     yield from compared(bench, prompt, due, numbers)
 
 
-@DRAFTER_PROPERTIES.enter(hint="a sibling chosen knowing the drawn token is not deterministic")
+@DRAFTER_PROPERTIES.register(hint="a sibling chosen knowing the drawn token is not deterministic")
 def what_is_deterministic_is_fixed_before_the_draw(seen: Bench) -> Iterator[Bounds]:
     """Other coins from a drawn token on leave what is deterministic beside it as it was."""
     source = seen.source()
@@ -265,7 +265,7 @@ def what_is_deterministic_is_fixed_before_the_draw(seen: Bench) -> Iterator[Boun
             yield Bounds(flags[:1], flags[1:], flags[1:], about, 0.0)
 
 
-@DRAFTER_PROPERTIES.enter(hint="positions by index, a mask or a processor that sees cousins")
+@DRAFTER_PROPERTIES.register(hint="positions by index, a mask or a processor that sees cousins")
 def target_rows_are_those_of_their_own_texts(seen: Bench) -> Iterator[Bounds]:
     """Rows of the target by node are those of their ancestors alone, under processors too."""
     if seen.drafter.nodes(1) == 1:
@@ -286,7 +286,7 @@ def target_rows_are_those_of_their_own_texts(seen: Bench) -> Iterator[Bounds]:
                 yield Bounds(shown.q[:1, node].double(), due, due, about, AGREES)
 
 
-@DRAFTER_PROPERTIES.enter(hint="a number that drew one token draws the next one too")
+@DRAFTER_PROPERTIES.register(hint="a number that drew one token draws the next one too")
 def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterator[Bounds]:
     """Tokens that follow a sibling that was caught are drawn with a number of their own.
 

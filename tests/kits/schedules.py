@@ -116,7 +116,7 @@ def _round(vocabulary: int, source: torch.Generator) -> _Round:
     return _Round(drafted, q[:WIDTH], p[:WIDTH], accepted)
 
 
-@SCHEDULE_PROPERTIES.enter(hint="choices that are not indices of policies, or of another length")
+@SCHEDULE_PROPERTIES.register(hint="choices that are not indices of policies, or of another length")
 def choices_are_numbers_of_policies(seen: _Text) -> Iterator[Bounds]:
     """Every choice is a number of one of the schedule's policies, one a drafted token."""
     most = len(seen.schedule.policies)
@@ -126,7 +126,7 @@ def choices_are_numbers_of_policies(seen: _Text) -> Iterator[Bounds]:
     yield Bounds(torch.stack(seen.alone), 0, most - 1, f"{about}: that of token {{0}}", 0.0)
 
 
-@SCHEDULE_PROPERTIES.enter(hint="a state on the object itself, not the one that begin returns")
+@SCHEDULE_PROPERTIES.register(hint="a state on the object itself, not the one that begin returns")
 def texts_are_chosen_for_alone(seen: _Text) -> Iterator[Bounds]:
     """A text's choices depend on that text alone, whatever is decoded in between."""
     state, other = (seen.schedule.begin(prompt) for prompt in (seen.prompt, seen.prompt[::-1]))
@@ -140,7 +140,7 @@ def texts_are_chosen_for_alone(seen: _Text) -> Iterator[Bounds]:
     yield Bounds(torch.stack(choices), expected, expected, about, 0.0)
 
 
-@SCHEDULE_PROPERTIES.enter(hint="the token itself, or what is known only after it was drawn")
+@SCHEDULE_PROPERTIES.register(hint="the token itself, or what is known only after it was drawn")
 def choices_look_at_nothing_later(seen: _Text) -> Iterator[Bounds]:
     """The choice for token i does not change with token i, later tokens, or later rows."""
     state, turn, other = seen.schedule.begin(seen.prompt), seen.rounds[0], seen.others[0]
@@ -167,7 +167,7 @@ def choices_look_at_nothing_later(seen: _Text) -> Iterator[Bounds]:
     yield Bounds(torch.stack(choices), expected, expected, about, 0.0, judged)
 
 
-@SCHEDULE_PROPERTIES.enter(hint="advance counts its calls, not the tokens that it is given")
+@SCHEDULE_PROPERTIES.register(hint="advance counts its calls, not the tokens that it is given")
 def tokens_advance_one_by_one_or_together(seen: _Text) -> Iterator[Bounds]:
     """Tokens may be handed to ``advance`` one by one or together."""
     together, singly = (seen.schedule.begin(seen.prompt) for _ in range(2))

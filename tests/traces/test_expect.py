@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.base.defaults import EXPECTED
 from cactus_theory.cli import main
 from cactus_theory.traces import (
     Cycle,
@@ -22,7 +23,7 @@ from cactus_theory.traces import (
 )
 from cactus_theory.traces.counters import observed_rates, read_metrics
 from cactus_theory.traces.estimate import CannotSay
-from cactus_theory.traces.expect import LEVEL, Expectation, Rounds, critical, wilson
+from cactus_theory.traces.expect import Expectation, Rounds, critical, wilson
 from tests.amounts import amount
 from tests.traces.engines import KINDS, Engine, alarms
 
@@ -116,7 +117,7 @@ def test_coins_have_the_variance_that_is_enumerated(tmp_path: Path) -> None:
 def test_critical_values_are_students() -> None:
     for freedom, level, value in [(5, 0.95, 2.5706), (10, 0.99, 3.1693), (1, 0.9, 6.3138)]:
         assert critical(1, freedom, level) == pytest.approx(value, abs=TABULATED)
-    assert critical(5, 30) == critical(1, 30, 1 - (1 - LEVEL) / 5)
+    assert critical(5, 30) == critical(1, 30, 1 - (1 - EXPECTED) / 5)
     assert critical(1, 0) == float("inf")
 
 

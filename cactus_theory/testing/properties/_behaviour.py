@@ -122,7 +122,7 @@ class Behaviour(Seen):
         return ~steady
 
 
-PROPERTIES = Properties("law")
+PROPERTIES = Properties("policy_property")
 """Every property of policies, by name."""
 
 
@@ -155,7 +155,7 @@ def policy_property(
     >>> assert_policy_properties("top_k:k=1", properties=names, examples=10).passed
     True
     """
-    return PROPERTIES.enter(
+    return PROPERTIES.register(
         applies, hint=hint, steady=steady, at_other_knobs=at_other_knobs, widest=widest
     )
 

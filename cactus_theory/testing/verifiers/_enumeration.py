@@ -49,7 +49,7 @@ def verifier_property(
     >>> assert_verifier_properties("block", properties=["chances_sum_to_one"], examples=2)
     10
     """
-    return VERIFIER_PROPERTIES.enter(applies, hint=hint)
+    return VERIFIER_PROPERTIES.register(applies, hint=hint)
 
 
 @dataclass(frozen=True)

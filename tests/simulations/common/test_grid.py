@@ -44,7 +44,7 @@ def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monk
     spec = "some/where/mine.py:careful:alpha=0.5"
     asked = []
     rule = SimpleNamespace(at_ends=lambda ends: None)
-    monkeypatch.setattr(grid_module, "find_followed", lambda own: asked.append(own) or rule)
+    monkeypatch.setattr(grid_module, "read_rule", lambda own: asked.append(own) or rule)
     assert checked_policy(spec) == spec and asked == [spec]
     assert label(spec) == ("mine.py:careful", "alpha=0.5")
     assert file_of(spec) == Path("some/where/mine.py")
