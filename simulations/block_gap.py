@@ -132,7 +132,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, nargs="+", default=[1, 2, 3], help="a random tree each")
     add("--sharpness", type=float, default=1.0, help="standard deviation of the target's logits")
     add("--distance", type=float, default=1.0, help="of what the draft's logits differ by")
-    add("--zeros", type=float, default=0.0, help="share of tokens excluded from each row")
     add("--policy", nargs="+", metavar="SPEC", default=POLICIES)
     add("--verifier", nargs="+", choices=verifiers(metered=True), default=["chain", "block"])
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
@@ -164,7 +163,7 @@ def _gap(row: dict[str, Any]) -> float:
 
 
 def _trees(args: argparse.Namespace) -> dict[str, PathTree]:
-    dials = {name: getattr(args, name) for name in ("sharpness", "distance", "zeros")}
+    dials = {name: getattr(args, name) for name in ("sharpness", "distance")}
     return {
         f"seed {seed}": random_tree(args.vocab, args.num_draft_tokens, seed=seed, **dials)
         for seed in args.seed

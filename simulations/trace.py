@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
-    add("--row-dtype", default="float16", help="of the log-probabilities: float16 or float32")
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
@@ -44,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
         args.out,
         draft_model=drafter_by(args.draft_mode, pair.draft),
         num_draft_tokens=args.num_draft_tokens,
-        dtype=args.row_dtype,
         temperature=args.temperature,
         cuts=given_cuts(args) or Cuts(),
         eos_token_ids=args.eos_token_ids,

@@ -99,12 +99,9 @@ def _design_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--divergence", default="kl", help="of --delta: kl, alpha:a=0.5, renyi:a=2, …")
     add("--delta", type=float, help="budget ≥ 0, nats for kl; none without it")
-    several: dict[str, Any] = {"action": "append", "default": []}
-    add("--budget", **several, metavar="SPEC=DELTA", help="another budget; may be repeated")
     add("--protect", metavar="3,5,…", help="tokens never likelier than under the target")
-    add("--cap", **several, metavar="[TOKEN=]RATIO", help="h ≤ RATIO·q; may be repeated")
-    add("--floor", **several, metavar="TOKEN=MASS", help="h ≥ MASS; may be repeated")
-    add("--expect", **several, metavar="FILE=LIMIT", help="Σ c h ≤ LIMIT, c (V,) from FILE")
+    add("--cap", action="append", default=[], metavar="[TOKEN=]RATIO",
+        help="h ≤ RATIO·q; may be repeated (Design in Python takes more)")  # fmt: skip
     add("--logits", action="store_true", help="the rows are logits")
     _add_output(parser)
 
@@ -118,35 +115,15 @@ def _designed(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> Designe
     design = Design(q, p)
     if args.delta is not None:
         design = design.budget(args.divergence, args.delta)
-    for spec, delta in _settings("--budget", args.budget, str):
-        design = design.budget(spec, delta)
     if args.protect is not None:
         design = design.protect(_numbers("--protect", args.protect))
     for text in args.cap:
-        everywhere = "=" not in text
-        ((token, ratio),) = _settings("--cap", [f"0={text}" if everywhere else text], int)
-        design = design.cap(ratio, None if everywhere else token)
-    for token, mass in _settings("--floor", args.floor, int):
-        design = design.floor({token: mass})
-    for path, limit in _settings("--expect", args.expect, str):
-        design = design.expect(load_rows(path), at_most=limit, name=f"expectation {path}")
-    return design.solve()
-
-
-def _settings(flag: str, texts: list[str], key: Callable[[str], Any]) -> list[tuple[Any, float]]:
-    """Return the pairs of texts such as ``7=0.2``; what stands before the last = is the key."""
-    pairs = []
-    for text in texts:
-        left, _, right = text.rpartition("=")
+        token, everywhere, ratio = text.rpartition("=")
         try:
-            pairs.append((key(left), float(right)))
-        except ValueError:
-            raise ValueError(
-                f"{flag}: must read NAME=NUMBER, tokens as numbers; got {text!r}"
-            ) from None
-        if not left:
-            raise ValueError(f"{flag}: must name something before =; got {text!r}")
-    return pairs
+            design = design.cap(float(ratio), int(token) if everywhere else None)
+        except ValueError as error:
+            raise ValueError(f"--cap: must read RATIO, or TOKEN=RATIO; {error}") from None
+    return design.solve()
 
 
 def _numbers(flag: str, text: str) -> list[int]:

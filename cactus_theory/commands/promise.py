@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.answer_bounds import (
-    RISK,
     ROUNDING,
     EventBounds,
     confidence_bound,
@@ -20,7 +19,7 @@ from cactus_theory.base.tables import print_json, text_table, width_of_terminal
 
 WIDEST = 100
 RATES = (0.5, 0.9, 0.99)
-NATS = ("cap", "per_token", "tokens", "burst", "lossless")
+NATS = ("cap", "per_token", "tokens", "lossless")
 SHOWN_ONE = (
     "who is shown one answer and says which of the two wrote it is right at most {} of the time "
     "(guessing: 50 %)"
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
     )
     add("--tokens", type=int, metavar="N", help="most new tokens of an answer")
-    add("--burst", type=float, default=0.0, metavar="NATS", help="a ledger's burst (0)")
     add("--rate", type=float, nargs="+", default=list(RATES), metavar="R",
         help="how probable an event is under the target (0.5 0.9 0.99)")  # fmt: skip
     add("--lossless", type=int, default=0, metavar="N",
@@ -56,12 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lengths", metavar="FILE",
         help="new tokens of lossless answers: JSON lines of numbers, of readings or as generate "
         "--json prints them")  # fmt: skip
-    add(
-        "--alpha",
-        type=float,
-        default=RISK,
-        help=f"risk that the bound from readings is wrong ({RISK:g})",
-    )
     add("--trace", metavar="DIR", help="logged rows: says which temperature is as far")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -72,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     events = [event_bounds(rate, **nats) for rate in args.rate]
     first, record, averages = events[0], None, []
     if args.readings is not None:
-        record = confidence_bound(read_readings(args.readings, first), first.nats, args.alpha)
+        record = confidence_bound(read_readings(args.readings, first), first.nats)
         averages = [event_bounds(rate, cap=record.bound) for rate in args.rate]
     last = first.tokens or first.lossless + 1
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}

@@ -85,7 +85,6 @@ cactus audit no.npy p.npy TABLE --latex x.txt | --latex: must end in .tex
 cactus audit q.npy p.npy TABLE --draft-tokens 1 | at most one may be given; got both
 cactus audit no.npy p.npy --policy cactus:delta=1 --latex no/x.tex | --latex: must be a writable
 cactus audit TRACE x.npy --policy typical | draft: must not be given with
-cactus check no.py:f --plot no/x.svg | --plot: must be a writable file
 cactus GENERATE typical | no
 cactus GENERATE cactus:delta=1 --policy speculative | must be given once; got cactus:delta=1 and spe
 cactus GENERATE speculative --threads 99999999 | threads: must be at most 1024
@@ -139,9 +138,8 @@ solvers optimal q.npy p.npy --delta 1 --token 0 | draft: must not be given
 solvers optimal q.npy p.npy --sequence --delta 1 --divergence renyi:a=2 | summed
 solvers optimal no.npy p.npy --delta 1 --out no/x.json | --out: must be a
 solvers design q.npy p.npy --protect 1,x | --protect: must be numbers
-solvers design q.npy p.npy --floor x=1 | --floor: must read NAME=NUMBER
-solvers design q.npy p.npy --budget 1 | --budget: must name something
-solvers design q.npy p.npy --floor 1=.9 --cap 1 | no row meets all of
+solvers design q.npy p.npy --cap x=1 | --cap: must read RATIO, or TOKEN=RATIO
+solvers design q.npy p.npy --cap 0.5 | no row meets all of
 solvers block absent.npy --price 1 | absent.npy::target: only .npz
 solvers | PROGRAM
 solvers guess | invalid choice: 'guess'

@@ -91,7 +91,7 @@ COMMANDS = {
         *("--divergence", "{}"),
     ),
     "optimal": (solvers, "optimal", *ROWS, "--delta", "0.1", "--divergence", "{}"),
-    "design": (solvers, "design", *ROWS, "--budget", "{}=0.1"),
+    "design": (solvers, "design", *ROWS, "--delta", "0.1", "--divergence", "{}"),
     "all rows": (solvers, "optimal", *ROWS, "--sequence", "--delta", "0.1", "--divergence", "{}"),
     "decode": (
         *(solvers, "decode", "v.npy", "v.npy", "--num-draft-tokens", "1"),
