@@ -27,7 +27,6 @@ from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.stream import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
@@ -44,6 +43,7 @@ from .common.inputs import (
     add_pair_arguments,
     at_least,
     digest,
+    loaded,
     prompt_ids,
     settings_of,
 )

@@ -22,7 +22,6 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
-from cactus_theory.commands.models import opened
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
@@ -30,7 +29,7 @@ from cactus_theory.optimum.acceptance import OptimalAcceptance
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
 from .common.inflate import add_inflate, enlarging
-from .common.inputs import add_decode_arguments, add_pair_arguments
+from .common.inputs import add_decode_arguments, add_pair_arguments, opened
 from .common.results import columns, publish
 from .common.walk import log_rows
 

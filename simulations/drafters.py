@@ -18,7 +18,7 @@ import numpy as np
 
 from cactus_theory.commands.flags import PROMPTS as KINDS
 from cactus_theory.commands.flags import add_chat
-from cactus_theory.commands.models import add_models, loaded, opened
+from cactus_theory.commands.models import add_models
 from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 
@@ -29,7 +29,9 @@ from .common.inputs import (
     PROMPTS,
     add_decode_arguments,
     at_least,
+    loaded,
     model_digest,
+    opened,
     settings_of,
 )
 from .common.journal import Journal

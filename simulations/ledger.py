@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.answer_bounds import event_bounds
-from cactus_theory.commands.models import opened
 from cactus_theory.decoding import Ledger
 from cactus_theory.traces import Estimate
 
 from .common.decode import Harness
 from .common.grid import Config, Grid, Job, Record
-from .common.inputs import DATA, add_pair_arguments, at_least
+from .common.inputs import DATA, add_pair_arguments, at_least, opened
 from .common.journal import Journal
 from .common.results import columns, publish
 

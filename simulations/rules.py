@@ -25,7 +25,6 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.models import opened
 from cactus_theory.decoding import generate
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.emitted import RaisedOffHead
@@ -36,7 +35,7 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-from .common.inputs import add_pair_arguments, at_least
+from .common.inputs import add_pair_arguments, at_least, opened
 from .common.results import columns, publish
 from .fly_nats import looked_ahead
 
@@ -129,8 +128,10 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     for drafts in MODES:
         options = {"num_draft_tokens": max(widths), "draft_model": drafter_by(drafts, pair.draft)}
-        folder = args.work / drafts
-        trace = log_shown(args, pair, prompts, folder, eos_token_ids=args.eos_token_ids, **options)
+        options |= {
+            name: getattr(args, name) for name in ("max_new_tokens", "seed", "eos_token_ids")
+        }
+        trace = log_shown(pair, prompts, args.work / drafts, args.cycles, **options)
         replays, estimates, count = _replays(trace, widths), {}, 0
         if trace.manifest.total("draft_rows"):  # else rows below other tokens do not count
             cases = list(itertools.product(AHEAD, widths))

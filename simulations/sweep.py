@@ -132,10 +132,10 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
         for spec in dict.fromkeys(map(checked_policy, specs))
         for verifier in followers(spec, args.verifiers)
     ]
-    tasks = []
+    tasks, widths = [], list[int](args.num_draft_tokens)
     for distance, seed in product(args.distance, args.seeds):
         pair = markov_pair(args.vocab, seed=seed, distance=distance)
-        for (spec, verifier), width in product(cells, args.num_draft_tokens):
+        for (spec, verifier), width in product(cells, widths):
             Setting(spec, width, args.length, verifier).check(pair)
             case = {"verifier": verifier, "num_draft_tokens": width, "vocab": args.vocab,
                     "length": args.length, "distance": distance, "seed": seed}  # fmt: skip

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from cactus_theory.base import defaults
-from cactus_theory.commands.flags import add_cuts, given_cuts
+from cactus_theory.commands.flags import add_cuts, given_cuts, given_groups
 from cactus_theory.commands.models import add_threads, opened
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.decoding.truncation import Cuts
@@ -35,12 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    groups = given_groups(args)
     pair, _, ids = opened(args)
     trace = log_shown(
-        args,
         pair,
         ids,
         args.out,
+        args.cycles,
+        max_new_tokens=args.max_new_tokens,
+        seed=args.seed,
+        groups=groups,
         draft_model=drafter_by(args.draft_mode, pair.draft),
         num_draft_tokens=args.num_draft_tokens,
         temperature=args.temperature,

@@ -17,8 +17,10 @@ from cactus_theory.base.tables import (
 )
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
+    Output,
     add_policy,
     add_rows,
+    output_of,
     rows,
     save_outputs,
     shown_frontier,
@@ -57,9 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
-    if len(args.policy) > 1 or args.latex or args.by:
-        return _audit_several(args)
-    policy = ct.policy(args.policy[0]).at_ends(())
+    policy, *others = [ct.policy(spec).at_ends(()) for spec in args.policy]
+    if others or args.latex or args.by:
+        spec = ct.divergence(args.divergence).spec
+        return _audit_several([policy, *others], source(args), spec, args.by, output_of(args))
     q, p, ids = rows(args)
     drafted = None if ids is not None else p
     report = ct.audit(policy, q, drafted, draft_token_ids=ids, divergence=args.divergence)
@@ -92,33 +95,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _audit_several(args: argparse.Namespace) -> int:
+def _audit_several(
+    policies: list[Policy], logged: Trace | SavedRows, spec: str, by: str | None, output: Output
+) -> int:
     """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
-    policies, logged = [ct.policy(spec).at_ends(()) for spec in args.policy], source(args)
-    spec = ct.divergence(args.divergence).spec
     lines, q, p = _lines(logged, policies, spec)
     notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
     heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
     table = heads, cells, WORDS
-    if args.by:
+    if by:
         lines: list[Line] = [
             {"group": value} | line
-            for value, part in _parts(logged, args.by).items()
+            for value, part in _parts(logged, by).items()
             for line in _lines(part, policies, spec)[0]
         ]
         cells = [[line["group"], *_cells(line, spec)] for line in lines]
-        table = [args.by, *heads], cells, (0, *(place + 1 for place in WORDS))
-    if args.csv:
-        save_table(args.csv, lines, notes)
-    if args.latex:
+        table = [by, *heads], cells, (0, *(place + 1 for place in WORDS))
+    if output.csv:
+        save_table(output.csv, lines, notes)
+    if output.latex:
         summary = "; ".join([f"{name} {value}" for name, value in notes.items()])
-        save_latex(args.latex, *table, note="; ".join([summary, *LEGEND.splitlines()]))
-    if args.plot:
+        save_latex(output.latex, *table, note="; ".join([summary, *LEGEND.splitlines()]))
+    if output.plot:
         from cactus_theory.commands.plot import save_pooled_plot
 
         points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
-        save_pooled_plot(args.plot, shown_frontier(q, p, spec), spec, points)
-    if args.json:
+        save_pooled_plot(output.plot, shown_frontier(q, p, spec), spec, points)
+    if output.json:
         return print_json(notes | {"policies": lines})
     print("{rows} rows of {texts} texts".format(**notes))
     print_table(*table)

@@ -25,6 +25,7 @@ from cactus_theory.commands.flags import (
     check_cuts,
     flag,
     given_cuts,
+    given_groups,
     one_policy,
     refuse,
 )
@@ -38,13 +39,14 @@ from cactus_theory.commands.models import (
 )
 from cactus_theory.decoding.drafters import MODES, NGram, drafter_by, named_drafter
 from cactus_theory.decoding.truncation import WHOLE, Cuts
+from cactus_theory.policies import Policy
 from cactus_theory.traces import Trace, compare_observed
 from cactus_theory.traces.counters import MOST_ROUNDS as MOST_COUNTED
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
 from cactus_theory.traces.expect import Expectation, expectations
 from cactus_theory.traces.faults import FAULTS, with_faults
 from cactus_theory.traces.log import log_shown
-from cactus_theory.verify.contract import find_verifier, verifiers
+from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
 
 # rounds to decode: thrice those counted, so that what is expected has the smaller error
 FEWEST_ROUNDS, MOST_ROUNDS = 1000, 6000
@@ -53,6 +55,8 @@ OF_COUNTS = ("rounds", "drafted", "answers", "behind_ends")
 NO_LAW = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample",
           "max_length", "use_cache", "cache_implementation"}  # fmt: skip
 NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+# how errors begin that ask for the cuts of an engine
+SAID = "must say what the engine cuts rows to (0 and 1: nothing), as"
 LEGEND = "99 % intervals that hold together; all coins are integrated out, errors are "
 OF_PROMPTS = "those of these prompts' texts"
 OF_ANY = "of prompts like these (of these, and smaller, from two texts a prompt on)"
@@ -104,31 +108,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0. CannotSay where there are too few texts."""
-    _check(args)
-    if args.target is None:
-        choose_threads(args)
-    args.policy = ct.policy(one_policy(args) or defaults.POLICY)
-    trace = Trace.open(args.trace) if args.trace else None
-    width = args.num_draft_tokens or (
-        defaults.NUM_DRAFT_TOKENS if trace is None else trace.num_draft_tokens
-    )
-    seen = _observed(args, width)
-    with TemporaryDirectory(prefix="expect-") as folder:
-        if trace is None:
-            trace = _logged(args, Path(folder), seen)
-        elif check_cuts(args, trace.header) is None and seen is not None:
-            _ask_for_defaults(args, trace, {})
-        record = _record(args, trace, seen)
-    if args.csv:
-        _save(args.csv, record)
-    if args.json:
-        return print_json(record)
-    _show(args, record)
-    return 0
-
-
-def _check(args: Namespace) -> None:
-    """Raise ValueError for bad arguments before the models are loaded."""
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
     if not has_models(args) and not args.trace:
@@ -142,94 +121,119 @@ def _check(args: Namespace) -> None:
             check.whole_number(flag(name), value, 1)
     if args.trace:
         refuse(args, ("draft_mode", "temperature", "max_new_tokens"), "a trace has its own")
-    find_verifier(args.verifier)
-    if args.draft_mode == "sampled" and isinstance(named_drafter(args.draft or ""), NGram):
+    judge, looked_up = (
+        find_verifier(args.verifier),
+        isinstance(named_drafter(args.draft or ""), NGram),
+    )
+    if args.draft_mode == "sampled" and looked_up:
         raise ValueError(f"--draft-mode: {args.draft} looks its tokens up, greedy; got sampled")
+    if args.target is None:
+        choose_threads(args.threads)
+    policy, cuts = ct.policy(one_policy(args) or defaults.POLICY), given_cuts(args)
+    trace = Trace.open(args.trace) if args.trace else None
+    usual = defaults.NUM_DRAFT_TOKENS if trace is None else trace.num_draft_tokens
+    known = _known(args.answers, args.behind_ends, args.drafted)
+    sources = args.observed, args.metrics, args.rounds
+    seen = _observed(*sources, args.num_draft_tokens or usual, known)
+    if seen is not None and args.draft_mode is None and not (looked_up or args.trace):
+        if args.temperature != 0:
+            raise ValueError(
+                "--draft-mode: must say how the engine drafts where its counts are compared, "
+                "greedy (vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); "
+                "got none"
+            )
+    with TemporaryDirectory(prefix="expect-") as folder:
+        if trace is None:
+            groups = given_groups(args)
+            pair, _, ids = opened(args)
+            if seen is not None and args.temperature != 0:
+                unlike = args.draft_mode == "sampled" and cuts not in (None, WHOLE)
+                if unlike and args.draft_top_k is args.draft_top_p is None:
+                    raise ValueError(
+                        f"--draft-top-k, --draft-top-p: {SAID} engines differ in whether they cut "
+                        "the draft's, too (vLLM V1 does not); got none"
+                    )
+                given = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+                given |= dict.fromkeys(("top_k", "top_p"), cuts)
+                own = pair.target.generation_config.to_diff_dict()
+                _ask_for_defaults(own, given, args.ignored)
+            thrice = 0 if seen is None else round(3 * seen.rounds)
+            trace = log_shown(
+                pair,
+                ids,
+                Path(folder) / "trace",
+                args.cycles or min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS),
+                draft_model=drafter_by(args.draft_mode or MODES[0], pair.draft),
+                num_draft_tokens=args.num_draft_tokens or usual,
+                max_new_tokens=args.max_new_tokens or defaults.MAX_NEW_TOKENS,
+                temperature=defaults.TEMPERATURE if args.temperature is None else args.temperature,
+                cuts=cuts or WHOLE,
+                policy=policy,
+                verifier=args.verifier,
+                seed=args.seed,
+                groups=groups,
+            )
+        else:
+            check_cuts(args, trace.header)
+            if seen is not None and cuts is None and Cuts.of(trace.header.details) is None:
+                raise ValueError(f"--top-k, --top-p: {SAID} the trace does not say; got none")
+        record = _record(trace, policy, judge, args.num_draft_tokens, args.by, seen)
+    if args.csv:
+        _save(args.csv, record)
+    if args.json:
+        return print_json(record)
+    _show(record, args.by)
+    return 0
 
 
-def _observed(args: Namespace, width: int) -> Observation | None:
-    """Return an engine's counts, None if nothing is compared; ask how it drafted."""
-    known: Line = {} if args.answers is None else {"answers": args.answers}
-    if args.behind_ends is not None:
-        known["behind_ends"] = args.behind_ends == "in"
-    if args.drafted is not None:
-        counts = [
-            check.number("--drafted", word, 0, MOST_COUNTED) for word in args.drafted.split(",")
-        ]
+def _known(answers: float | None, behind_ends: str | None, drafted: str | None) -> Line:
+    """Return what flags tell of an observation beside its rates."""
+    known: Line = {} if answers is None else {"answers": answers}
+    if behind_ends is not None:
+        known["behind_ends"] = behind_ends == "in"
+    if drafted is not None:
+        words = drafted.split(",")
+        counts = [check.number("--drafted", word, 0, MOST_COUNTED) for word in words]
         known["drafted"] = np.array(counts) if len(counts) > 1 else counts[0]
-    if args.metrics is not None:
-        *before, now = args.metrics
-        seen = read_metrics(now, before[0] if before else None, args.rounds, width, **known)
-    elif args.observed is not None:
-        seen = observed_rates(args.observed, args.rounds, width, **known)
-    else:
-        return None
-    ngram = args.draft is not None and isinstance(named_drafter(args.draft), NGram)
-    if args.draft_mode is None and not args.trace and args.temperature != 0 and not ngram:
-        raise ValueError(
-            "--draft-mode: must say how the engine drafts where its counts are compared, greedy "
-            "(vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); got none"
-        )
-    return seen
+    return known
 
 
-def _ask_for_defaults(args: Namespace, trace: Trace | None, defaults: Line) -> None:
+def _observed(
+    rates: str | None, metrics: list[str] | None, rounds: float | None, width: int, known: Line
+) -> Observation | None:
+    """Return an engine's counts, None if nothing is compared."""
+    if metrics is not None:
+        *before, now = metrics
+        return read_metrics(now, before[0] if before else None, rounds, width, **known)
+    return None if rates is None else observed_rates(rates, rounds, width, **known)
+
+
+def _ask_for_defaults(own: Line, given: Line, ignored: list[str]) -> None:
     """Raise ValueError where counts are compared and the law of the engine's rows is unknown.
 
-    ``defaults`` is the target's own generation configuration, which engines may follow.
+    ``own`` is the target's own generation configuration, which engines may follow.
     """
-    cuts, said = given_cuts(args), "must say what the engine cuts rows to (0 and 1: nothing), as"
-    if cuts is None and trace is not None and Cuts.of(trace.header.details) is None:
-        raise ValueError(f"--top-k, --top-p: {said} the trace does not say; got none")
-    if trace is None and args.draft_mode == "sampled" and cuts not in (None, WHOLE):
-        if args.draft_top_k is args.draft_top_p is None:
-            raise ValueError(
-                f"--draft-top-k, --draft-top-p: {said} engines differ in whether they cut the "
-                "draft's, too (vLLM V1 does not); got none"
-            )
-    flags = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-    flags |= dict.fromkeys(("top_k", "top_p"), cuts)
-    for name, value in defaults.items():
-        if name in NO_LAW | {*args.ignored} or name.startswith(("_", "output_", "return_")):
+    for name, value in own.items():
+        if name in NO_LAW | {*ignored} or name.startswith(("_", "output_", "return_")):
             continue
-        if value is False or value in (None, NEUTRAL.get(name)) or flags.get(name) is not None:
+        if value is False or value in (None, NEUTRAL.get(name)) or given.get(name) is not None:
             continue
-        told = f"{flag(name)}: must be given" if name in flags else f"{name}: is not decoded here"
+        told = f"{flag(name)}: must be given" if name in given else f"{name}: is not decoded here"
         raise ValueError(
             f"{told}, as the target's generation_config.json has {name} {value}, which vLLM "
             f"follows by default; if the engine does not: --ignored {name}"
         )
 
 
-def _logged(args: Namespace, folder: Path, seen: Observation | None) -> Trace:
-    pair, _, ids = opened(args)
-    if seen is not None and args.temperature != 0:
-        _ask_for_defaults(args, None, pair.target.generation_config.to_diff_dict())
-    if args.cycles is None:
-        thrice = 0 if seen is None else round(3 * seen.rounds)
-        args.cycles = min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
-    return log_shown(
-        args,
-        pair,
-        ids,
-        folder / "trace",
-        draft_model=drafter_by(args.draft_mode or MODES[0], pair.draft),
-        num_draft_tokens=args.num_draft_tokens or defaults.NUM_DRAFT_TOKENS,
-        max_new_tokens=args.max_new_tokens or defaults.MAX_NEW_TOKENS,
-        temperature=defaults.TEMPERATURE if args.temperature is None else args.temperature,
-        cuts=given_cuts(args) or WHOLE,
-        policy=args.policy,
-        verifier=args.verifier,
-    )
-
-
-def _record(args: Namespace, trace: Trace, seen: Observation | None) -> Line:
+def _record(
+    trace: Trace, policy: Policy, judge: Verifier, width: int | None, by: str | None,
+    seen: Observation | None,
+) -> Line:  # fmt: skip
     """Return all that is printed or saved, from one pass over the rows."""
-    judge = find_verifier(args.verifier)
     judges = {"": judge} if seen is None else with_faults(trace, judge)
-    groups = trace.groups(args.by) if args.by else {}
+    groups = trace.groups(by) if by else {}
     with Progress("adding up rounds", len(trace)) as progress:
-        found = expectations(trace, args.policy, judges, args.num_draft_tokens, progress.update)
+        found = expectations(trace, policy, judges, width, progress.update)
     healthy = found.pop("")
     record = _numbers(trace, healthy)
     if seen is not None:
@@ -276,9 +280,9 @@ def _save(path: str, record: Line) -> None:
     save_table(path, lines, {key: own for key, own in record.items() if key not in parts})
 
 
-def _show(args: Namespace, record: Line) -> None:
+def _show(record: Line, by: str | None) -> None:
     for value, own in ({"": record} | record.get("groups", {})).items():
-        title = f"\n{args.by} = {value}: " * bool(value)
+        title = f"\n{by} = {value}: " * bool(value)
         if own is None:
             print(f"{title}cannot say, fewer than {defaults.FEWEST_TEXTS} texts with a draft")
             continue

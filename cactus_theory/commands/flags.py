@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import check_writable
-from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
+from cactus_theory.base.prompts import KEYS, Prompt, Rendering, column_of, prompts_of
 from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.tables import save_csv
 from cactus_theory.base.terminal import Progress
@@ -108,6 +108,11 @@ def given_prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts
 
 
+def given_groups(args: argparse.Namespace) -> dict[str, list[str]] | None:
+    """Return the column of ``--by`` and its value of each prompt; None without the flag."""
+    return None if args.by is None else {args.by: column_of(given_prompts(args), args.by)}
+
+
 def rendered_ids(
     args: argparse.Namespace, tokenizer: Any, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
@@ -199,6 +204,23 @@ def _trace(args: argparse.Namespace) -> Trace:
         if value := getattr(args, name):
             raise ValueError(f"{name}: must not be given with a trace; got {value}")
     return Trace.open(args.target)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results of a command go: files, None for none, and whether it prints JSON."""
+
+    csv: str | None
+    plot: str | None
+    json: bool
+    out: str | None = None
+    latex: str | None = None
+
+
+def output_of(args: argparse.Namespace) -> Output:
+    """Return the output that flags ask for."""
+    names = [field.name for field in fields(Output)]
+    return Output(**{name: getattr(args, name) for name in names if name in args})
 
 
 def check_outputs(args: argparse.Namespace) -> None:

@@ -41,8 +41,7 @@ def run(args: Namespace) -> int:
         check.whole_number(flag(name), getattr(args, name), 1)
     texts, floors, ids = given_prompts(args)[: args.texts], [], []
     for name in args.dtypes or [args.dtype]:
-        args.dtype = name
-        pair = loaded(args)
+        pair = loaded(args, dtype=name)
         ids = ids or rendered_ids(args, pair.tokenizer, texts)  # said once
         with Progress(f"reading passes, {name}", len(texts)) as progress:
             try:

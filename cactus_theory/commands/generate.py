@@ -26,8 +26,9 @@ from cactus_theory.commands.flags import (
     rendered_ids,
     rendering,
 )
-from cactus_theory.commands.models import add_models, add_threads, loaded
-from cactus_theory.decoding.truncation import WHOLE
+from cactus_theory.commands.models import add_models, add_threads, loaded, threads_in_words
+from cactus_theory.decoding.schedule import read_rule
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
 
@@ -77,42 +78,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
-    args.draft = None if str(args.draft) == "none" else args.draft
-    prompts, tuned = _prompts(args), _tuned_setting(args)
+    if args.prompts and (args.json or args.stream):
+        raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
+    for name, texts in (("prompt", [args.prompt]), ("span", args.span or [])):
+        _check_texts(name, texts)
+    prompts, drafted = given_prompts(args), args.draft is not None and str(args.draft) != "none"
+    if not drafted:
+        refuse(args, OF_DRAFTS, "must be given with --draft")
+    named, cuts = one_policy(args), given_cuts(args)
+    if args.tuned is None:
+        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
+        tuned = TunedSetting(None, None, 0, temperature, cuts=cuts or WHOLE)
+        if drafted:
+            usual = defaults.VERIFIER if args.siblings is None else "tree"
+            asked = args.num_draft_tokens
+            width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
+            policy: Any = read_rule(named or defaults.POLICY)
+            told = {"policy": policy, "verifier": args.verifier or usual}
+            tuned = replace(tuned, **told, num_draft_tokens=width)
+    else:
+        if named is not None:
+            raise ValueError("--policy, --tuned: at most one may be given; got both")
+        told = ("verifier", "num_draft_tokens", "draft_stop", "siblings")
+        refuse(args, told, "must not be given with --tuned")
+        tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
+        _check_tuned(tuned, args.tuned, args.temperature, cuts, drafted)
+        if tuned.plain:
+            refuse(args, ("cap", "span"), f"{args.tuned} is of plain decoding, exact")
     from cactus_theory.decoding import Callbacks, DecodeOptions
     from cactus_theory.decoding.stream import TextPieces
 
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
-    cuts = tuned.cuts.options(tuned.temperature)
-    drafted = {} if tuned.plain else tuned.options | {"policy": _scheduled(args, tuned)}
-    options = DecodeOptions(**cuts | drafted | sizes)  # checked before models are loaded
-    check.optional_module("transformers", "llm")
+    choice = {} if tuned.plain else tuned.options | {"policy": _capped(tuned.policy, args.cap)}
+    options = DecodeOptions(**tuned.cuts.options(tuned.temperature) | choice | sizes)
+    check.optional_module("transformers", "llm")  # options are checked before models are loaded
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
-    if tuned.plain and args.draft is not None:
+    if tuned.plain and drafted:
         fastest = f"plain decoding was the fastest in {args.tuned}: nothing is drafted"
         print(f"cactus-theory generate: {fastest}", file=sys.stderr)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
-    if not tuned.plain:
-        options = replace(options, policy=_scheduled(args, tuned, pair.tokenizer))
+    if not tuned.plain and args.span:
+        within = _within(tuned.policy, args.span, pair.tokenizer)
+        options = replace(options, policy=_capped(within, args.cap))
     options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
-    drafter = None if tuned.plain else _drafter(args, tuned, pair.draft)
+    drafter = None if tuned.plain else _drafter(tuned, pair.draft, args.draft_stop, args.siblings)
     if args.prompts:
-        return _answers(args, pair, drafter, prompts, ids, options)
+        return _answers(pair, drafter, prompts, ids, options, args.cap)
     begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
     pieces = TextPieces(pair.tokenizer, ids[0])
     if args.stream:
         _print(begins)
         show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
         options = replace(options, callbacks=show)
-    result, answer = _decoded(args, pair, drafter, ids[0], options)
+    result, answer = _decoded(pair, drafter, ids[0], options, args.cap)
     if args.json:
         readings = [reading.as_dict() for reading in result.readings()]
         return print_json(answer | {"readings": readings})
     print(pieces.rest() if args.stream else begins + answer["text"])
-    header, *counts = ({"on": args.on} | answer).items()
+    header, *counts = ({"on": threads_in_words()} | answer).items()
     for name, value in (header, *counts[3:]):  # policy, verifier and text are known
         if drafter is None and ("draft" in name or "accept" in name):
             continue
@@ -123,54 +149,80 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompts(args: argparse.Namespace) -> list[Prompt]:
-    """Return the prompts, once texts of the command line are known to be texts."""
-    if args.prompts and (args.json or args.stream):
-        raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
-    for name in ("prompt", "span"):
-        for text in [value] if isinstance(value := getattr(args, name), str) else value or ():
-            if not is_utf8(text):
-                raise ValueError(f"--{name}: must be UTF-8 text; got {text!r:.60}")
-    return given_prompts(args)
+def _check_texts(name: str, texts: Sequence[str | None]) -> None:
+    """Raise ValueError for what the command line held that is no text."""
+    for text in texts:
+        if text is not None and not is_utf8(text):
+            raise ValueError(f"--{name}: must be UTF-8 text; got {text!r:.60}")
 
 
-def _drafter(args: argparse.Namespace, tuned: TunedSetting, draft: Any) -> Any:
+def _check_tuned(
+    tuned: TunedSetting, file: str, temperature: float | None, cuts: Cuts | None, drafted: bool
+) -> None:
+    """Raise ValueError for flags that are not those that the file was tuned with."""
+    if temperature not in (None, tuned.temperature):
+        raise ValueError(
+            f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
+            f"got {temperature:g}"
+        )
+    if cuts not in (None, tuned.cuts):
+        raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
+    if not drafted and not tuned.plain:
+        raise ValueError(f"--draft: must be given with {file}, which tuned one; got none")
+
+
+def _capped(policy: Any, cap: float | None) -> Any:
+    from cactus_theory.decoding import Ledger
+
+    return policy if cap is None else Ledger(policy, cap)
+
+
+def _within(policy: Any, span: Sequence[str], tokenizer: Any) -> Any:
+    """Return the policy between two texts, as a schedule."""
+    from cactus_theory.decoding import Between
+    from cactus_theory.decoding.schedule import spellings
+
+    opening, closing = (spellings(tokenizer, text) for text in span)
+    return Between(policy, opening=opening, closing=closing)
+
+
+def _drafter(tuned: TunedSetting, draft: Any, stop: float | None, siblings: int | None) -> Any:
     from cactus_theory.decoding.drafters import Siblings
 
     drafter: Any = tuned.cuts.drafter(draft, tuned.temperature)
-    if args.draft_stop is not None:
+    if stop is not None:
         if not hasattr(drafter, "stop"):
             raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
-        drafter = replace(drafter, stop=args.draft_stop)
-    return Siblings(drafter, args.siblings) if args.siblings else drafter
+        drafter = replace(drafter, stop=stop)
+    return Siblings(drafter, siblings) if siblings else drafter
 
 
 def _decoded(
-    args: argparse.Namespace, pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any
+    pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any, cap: float | None
 ) -> tuple[Any, dict[str, Any]]:
     from cactus_theory.decoding import decode
     from cactus_theory.decoding.stream import completion
 
-    result = decode(pair.target, drafter, torch.tensor([prompt_ids], device=args.device), options)
-    plain = drafter is None
+    ids = torch.tensor([prompt_ids], device=pair.target.device)
+    result, plain = decode(pair.target, drafter, ids, options), drafter is None
     answer = {
         "policy": "plain" if plain else options.policies[0].spec,
         "verifier": None if plain else options.judge.spec,
         "text": completion(pair.tokenizer, prompt_ids, result.output_token_ids[0].tolist()),
     } | result.statistics()
-    if args.cap is not None:
-        bounds = event_bounds(0.9, per_token=args.cap, tokens=args.max_new_tokens)
+    if cap is not None:
+        bounds = event_bounds(0.9, per_token=cap, tokens=options.max_new_tokens)
         answer["event_bounds"] = bounds.sentence
     return result, answer
 
 
 def _answers(
-    args: argparse.Namespace,
     pair: Any,
     drafter: Any,
     prompts: Sequence[Prompt],
     ids: Sequence[Sequence[int]],
     options: Any,
+    cap: float | None,
 ) -> int:
     """Print the answer to each prompt as a JSON line, prompt i with the seed plus i; return 0."""
     from cactus_theory.decoding._prepare import opened_texts
@@ -182,8 +234,8 @@ def _answers(
         except ValueError as error:
             raise ValueError(f"{prompt.place}: {error}") from error
     for number, (prompt, row) in enumerate(zip(prompts, ids, strict=True)):
-        own = replace(options, seed=args.seed + number)
-        _, answer = _decoded(args, pair, drafter, row, own)
+        own = replace(options, seed=options.seed + number)
+        _, answer = _decoded(pair, drafter, row, own, cap)
         asked = {"prompt": prompt.text, "columns": dict(prompt.columns)}
         print_json(asked | answer)
         sys.stdout.flush()
@@ -192,51 +244,3 @@ def _answers(
 
 def _print(text: str) -> None:
     print(text, end="", flush=True)
-
-
-def _tuned_setting(args: argparse.Namespace) -> TunedSetting:
-    """Return the setting to decode with, from the flags or a file of ``cactus-theory tune``."""
-    from cactus_theory.decoding.schedule import read_rule
-
-    named = one_policy(args)
-    if args.draft is None:
-        refuse(args, OF_DRAFTS, "must be given with --draft")
-    if named is not None and args.tuned is not None:
-        raise ValueError("--policy, --tuned: at most one may be given; got both")
-    cuts = given_cuts(args)
-    if args.tuned is None:
-        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
-        if args.draft is None:
-            return TunedSetting(None, None, 0, temperature, cuts=cuts or WHOLE)
-        policy: Any = read_rule(named or defaults.POLICY)
-        verifier = args.verifier or (defaults.VERIFIER if args.siblings is None else "tree")
-        asked = args.num_draft_tokens
-        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
-        return TunedSetting(policy, verifier, width, temperature, cuts=cuts or WHOLE)
-    told = ("verifier", "num_draft_tokens", "draft_stop", "siblings")
-    refuse(args, told, "must not be given with --tuned")
-    tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
-    if args.temperature not in (None, tuned.temperature):
-        raise ValueError(
-            f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
-            f"got {args.temperature:g}"
-        )
-    if cuts not in (None, tuned.cuts):
-        raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
-    if args.draft is None and not tuned.plain:
-        raise ValueError(f"--draft: must be given with {args.tuned}, which tuned one; got none")
-    if tuned.plain:
-        refuse(args, ("cap", "span"), f"{args.tuned} is of plain decoding, exact")
-    return tuned
-
-
-def _scheduled(args: argparse.Namespace, tuned: TunedSetting, tokenizer: Any = None) -> Any:
-    """Return the policy under ``--span``, which takes a tokenizer, and ``--cap``."""
-    from cactus_theory.decoding import Between, Ledger
-    from cactus_theory.decoding.schedule import spellings
-
-    policy: Any = tuned.policy
-    if args.span and tokenizer is not None:
-        opening, closing = (spellings(tokenizer, text) for text in args.span)
-        policy = Between(policy, opening=opening, closing=closing)
-    return policy if args.cap is None else Ledger(policy, args.cap)

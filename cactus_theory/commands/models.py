@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.prompts import Prompt, column_of
+from cactus_theory.base.prompts import Prompt
 from cactus_theory.commands.flags import given_prompts, refuse, rendered_ids
-from cactus_theory.decoding._prepare import dtype_of_pair
 from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
 
@@ -68,14 +67,19 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def choose_threads(args: argparse.Namespace, target: Any = None) -> str:
+def choose_threads(count: int | None, target: Any = None) -> str:
     """Set torch's number of threads, which is the process's, and return it in words."""
-    count = getattr(args, "threads", None)
     if count is None:
         weights = () if target is None else target.parameters()
         size = sum(weight.nbytes for weight in weights)
         count = torch.get_num_threads() if size >= LARGE else 1
     torch.set_num_threads(check.threads(count))
+    return threads_in_words()
+
+
+def threads_in_words() -> str:
+    """Return torch's number of threads."""
+    count = torch.get_num_threads()
     return f"{count} thread{'s' * (count > 1)} of torch"
 
 
@@ -89,18 +93,20 @@ def has_models(args: argparse.Namespace) -> bool:
     return bool(models)
 
 
-def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
-    """Return the pair that flags name, and say its dtype in a line.
+def loaded(
+    args: argparse.Namespace, change: Change | None = None, dtype: str | None = None
+) -> Pair:
+    """Return the pair that flags name, and say its dtype in a line; ``dtype`` is another one.
 
-    The dtype is kept in ``args.run_in``, the threads in ``args.on``. ``change`` makes another pair
-    of it first, and sees weights in float32 unless their own dtype is asked for.
+    ``change`` makes another pair of it first, and sees weights in float32 unless their own dtype
+    is asked for.
 
     Raises
     ------
     ValueError
         As :func:`cactus_theory.decoding.load_pair`; more than two revisions.
     """
-    dtype = args.dtype
+    asked: str = dtype or args.dtype
     revision, draft_revision, *more = *(args.revision or ()), None, None
     if (count := getattr(args, "threads", None)) is not None:
         check.threads(count)
@@ -110,20 +116,19 @@ def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
         args.target,
         getattr(args, "draft", None),
         args.device,
-        dtype if change is None or dtype == AUTO else "float32",
+        asked if change is None or asked == AUTO else "float32",
         revision=revision,
         draft_revision=draft_revision,
         trust_code=args.trust_code,
     )
-    if dtype != AUTO:
+    if asked != AUTO:
         warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
     if change is not None:
         pair = change(pair)
-    rule = f" (--dtype auto: {dtype_rule(dtype, args.device)})" if dtype == AUTO else ""
-    args.run_in = dtype_of_pair(pair.target, pair.draft)
-    args.on = choose_threads(args, pair.target)
+    rule = f" (--dtype auto: {dtype_rule(asked, args.device)})" if asked == AUTO else ""
+    threads = choose_threads(getattr(args, "threads", None), pair.target)
     if not getattr(args, "json", False):  # which has it
-        print(f"models run in {args.run_in}{rule} on {args.on}", file=sys.stderr)
+        print(f"models run in {pair.dtype}{rule} on {threads}", file=sys.stderr)
     return pair
 
 
@@ -132,10 +137,8 @@ def opened(
 ) -> tuple[Pair, list[Prompt], list[list[int]]]:
     """Return the models and the prompts that flags name, and the token ids of these.
 
-    Prompts are read before the models are; their groups of ``--by`` are kept in ``args.groups``.
-    ``change`` as in :func:`loaded`.
+    Prompts are read before the models are. ``change`` as in :func:`loaded`.
     """
-    prompts, by = given_prompts(args), getattr(args, "by", None)
-    args.groups = None if by is None else {by: column_of(prompts, by)}
+    prompts = given_prompts(args)
     pair = loaded(args, change)
     return pair, prompts, rendered_ids(args, pair.tokenizer, prompts)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     along = [first.after(place) for place in sorted(places) if place <= last]
     by_position = along if first.per_token is not None or first.lossless else []
     right = share((1 + first.total_variation) / 2)
-    lines = [SHOWN_ONE.format(right), _equal(args, first), TARGET, first.unit]
+    lines = [SHOWN_ONE.format(right), _equal(args.trace, first), TARGET, first.unit]
     length = None
     if args.lengths is not None:
         length = mean_length(read_lengths(_parsed("--lengths", args.lengths)), first)
@@ -108,9 +108,9 @@ def _table(events: list[EventBounds], title: str) -> str:
     return text_table(heads, rows, f"probability of an event, {title}")
 
 
-def _equal(args: argparse.Namespace, bounds: EventBounds) -> str:
+def _equal(place: str | None, bounds: EventBounds) -> str:
     """Name the temperature that is as far from the target a token, if there are rows."""
-    if args.trace is None:
+    if place is None:
         return NO_ROWS
     if bounds.tokens is None:
         raise ValueError(
@@ -119,9 +119,9 @@ def _equal(args: argparse.Namespace, bounds: EventBounds) -> str:
     from cactus_theory.traces import Trace
     from cactus_theory.traces.noise_floor import TEMPERATURES, equal_temperature
 
-    trace, nats = Trace.open(args.trace), bounds.nats / bounds.tokens
+    trace, nats = Trace.open(place), bounds.nats / bounds.tokens
     if not trace.manifest.total("cycles"):
-        raise ValueError(f"--trace: must hold rounds; {args.trace} has none")
+        raise ValueError(f"--trace: must hold rounds; {place} has none")
     hot, equal = trace.header.temperature, equal_temperature(trace, nats)
     if equal is None:
         return f"{nats:.4g} nats a token are further from the target than temperature " + (

@@ -4,16 +4,15 @@ import hashlib
 import random
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -23,6 +22,7 @@ from cactus_theory.commands.flags import (
     check_cuts,
     flag,
     given_cuts,
+    given_groups,
     rendering,
 )
 from cactus_theory.commands.models import (
@@ -114,15 +114,64 @@ WORK = Path("build/tune")
 
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
-    _check(args)
-    if args.target is None:
-        choose_threads(args)
-    with TemporaryDirectory(prefix="tune-") as folder:
-        if args.target is None or args.trace is not None:  # nothing is logged
-            args.work = args.work or Path(folder)
-        tuned, *others = _tuned(args)
-        if args.out:
-            save_tuned(tuned, args.out, others)
+    cuts, level = given_cuts(args) or WHOLE, checked_level(args.divergence_per_token)
+    families(find_divergence(args.divergence), args.policies)
+    whole_number("answers", args.answers, 0)
+    whole_number("timings", args.timings, 1)
+    _check_batches(args.batch, args.cost_ratio is not None)
+    models, named = has_models(args), [name for name in COSTS if getattr(args, name) is not None]
+    if len(named) != 1:
+        got = " and ".join(map(flag, named)) or "none"
+        raise ValueError(f"{', '.join(map(flag, COSTS))}: exactly one must be given; got {got}")
+    if args.trace is None and not models:
+        raise ValueError("--trace: must be given without models; got none")
+    sought = {"divergence": args.divergence, "widths": args.num_draft_tokens, "seed": args.seed}
+    choose = partial(_chosen, level, policies=args.policies, by=args.by, **sought)
+    if not models:
+        choose_threads(args.threads)
+    trace = None if args.trace is None else Trace.open(args.trace)
+    if models:
+        check.optional_module("transformers", "llm")
+        check.optional_module("safetensors.torch", "llm")
+        took, groups = Stopwatch(), given_groups(args) or {}
+        pair, texts, ids = opened(args)
+        # a file may be sorted, and no more of its prompts are logged than the rounds need
+        order = random.Random(args.seed).sample(range(len(ids)), len(ids))
+        ids = [ids[number] for number in order]
+        took.lap("loading")
+        law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
+        if trace is None:
+            told = [getattr(args, name) for name in ("target", "draft", *LOGGED)]
+            width = max(args.num_draft_tokens or defaults.TUNED_WIDTHS)
+            told += [cuts, rendering(args), width, *(text.source for text in texts)]
+            groups = {name: [own[number] for number in order] for name, own in groups.items()}
+            few = LOGGED_ENTRIES // pair.target.config.vocab_size
+            cycles = args.cycles or min(CYCLES, max(few, LEAST_CYCLES))
+            sizes = {"num_draft_tokens": width, "max_new_tokens": args.max_new_tokens}
+            sizes |= {"texts": defaults.FEWEST_TEXTS, "seed": args.seed, "groups": groups}
+            folder = (args.work or _work(told)) / "trace"
+            trace = log_shown(pair, ids, folder, cycles, **sizes, **law)
+        else:
+            _check_trace(trace, str(args.trace), pair, args.temperature)
+            check_cuts(args, trace.header)
+            law["cuts"] = Cuts.of(trace.header.details) or cuts
+        took.lap("logging")
+        prompts = Prompts(ids, args.batch[0], args.max_new_tokens, seed=args.seed, **law)
+        ranked = _ranked(pair, prompts, partial(choose, trace), args.batch, args.timings, took)
+        ranked = [_by_answers(pair, prompts, args.answers, one) for one in ranked]
+        took.lap("answers")
+    else:
+        assert trace is not None
+        check_cuts(args, trace.header)
+        if args.cost_ratio is not None:
+            costs = [Costs.ratios(args.cost_ratio, batch=args.batch[0])]
+        else:
+            costs = [Costs.load(args.costs, batch) for batch in args.batch]
+        tuned = choose(trace, costs[0])
+        ranked = [tuned, *map(tuned.at_costs, costs[1:])]
+    tuned, *others = ranked
+    if args.out:
+        save_tuned(tuned, args.out, others)
     if args.json:
         return print_json(payload(tuned, others))
     print("\n".join([table(tuned), "", sentence(tuned), *notes(tuned, others)]))
@@ -131,151 +180,87 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _check(args: Namespace) -> None:
-    """Raise ValueError for bad arguments before the models are loaded."""
-    args.cuts = given_cuts(args) or WHOLE
-    checked_level(args.divergence_per_token)
-    families(find_divergence(args.divergence), args.policies)
-    whole_number("answers", args.answers, 0)
-    whole_number("timings", args.timings, 1)
-    if min(args.batch) < 1 or len(set(args.batch)) < len(args.batch):
-        got = " ".join(map(str, args.batch))
+def _check_batches(batches: Sequence[int], by_ratio: bool) -> None:
+    if min(batches) < 1 or len(set(batches)) < len(batches):
+        got = " ".join(map(str, batches))
         raise ValueError(f"--batch: must be at least 1, each size once; got {got}")
-    if args.cost_ratio is not None and len(args.batch) > 1:
+    if by_ratio and len(batches) > 1:
         raise ValueError("--batch: must be one with --cost-ratio, which is that of one batch size")
-    models = has_models(args)
-    costs = [name for name in COSTS if getattr(args, name) is not None]
-    if len(costs) != 1:
-        got = " and ".join(map(flag, costs)) or "none"
-        raise ValueError(f"{', '.join(map(flag, COSTS))}: exactly one must be given; got {got}")
-    if args.trace is None and not models:
-        raise ValueError("--trace: must be given without models; got none")
 
 
-def _tuned(args: Namespace) -> list[Any]:
-    if args.cost_ratio is not None:
-        costs = Costs.ratios(args.cost_ratio, batch=args.batch[0])
-        return [_chosen(args, _source(args), costs)]
-    if args.costs is not None:
-        first, *others = (Costs.load(args.costs, batch) for batch in args.batch)
-        tuned = _chosen(args, _source(args), first)
-        return [tuned, *map(tuned.at_costs, others)]
-    check.optional_module("transformers", "llm")
-    check.optional_module("safetensors.torch", "llm")
-    took = Stopwatch()
-    pair, texts, ids = opened(args)
-    # a file may be sorted, and no more of its prompts are logged than the rounds need
-    order = random.Random(args.seed).sample(range(len(ids)), len(ids))
-    ids, groups = [ids[number] for number in order], args.groups or {}
-    args.groups = {name: [own[number] for number in order] for name, own in groups.items()}
-    args.work = args.work or _work(args, texts)
-    if args.cycles is None:
-        few = LOGGED_ENTRIES // pair.target.config.vocab_size
-        args.cycles = min(CYCLES, max(few, LEAST_CYCLES))
-    took.lap("loading")
-    source = _logged(args, pair, ids) if args.trace is None else _source(args, pair)
-    usual = Prompts(ids, args.batch[0], args.max_new_tokens, args.temperature, None, args.seed,
-                    args.cuts)  # fmt: skip
-    took.lap("logging")
+def _check_trace(trace: Trace, place: str, pair: Any, temperature: float) -> None:
+    """Raise ValueError for a trace of other models or of another temperature."""
+    check_weights(f"--trace {place}", trace.header.details, pair.target, pair.draft)
+    if trace.header.temperature != temperature:
+        raise ValueError(
+            f"--trace: must be of the temperature {temperature:g}; got {trace.header.temperature:g}"
+        )
+
+
+def _work(told: Sequence[Any]) -> Path:
+    """Return a folder for what is logged, named by all that the rows depend on."""
+    return WORK / hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
+
+
+def _chosen(level: float, source: Any, costs: Any, **options: Any) -> Any:
+    with Progress("solving knobs", 1) as progress:
+        return tune(source, costs, level, capped=True, on_step=progress.step, **options)
+
+
+def _ranked(
+    pair: Any,
+    prompts: Prompts,
+    choose: Callable[[Any], Any],
+    batches: Sequence[int],
+    repeats: int,
+    took: Stopwatch,
+) -> list[Any]:
+    """Return the tuned settings of each batch size, whose costs are measured."""
     timed: list[Any] = []  # settings whose costs are measured, the same for every batch size
 
-    def measure(settings: Sequence[Any], batch: int = args.batch[0]) -> Costs:
+    def measure(settings: Sequence[Any], batch: int = batches[0]) -> Costs:
         took.lap("solving knobs")
         timed[:] = settings
-        prompts = replace(usual, batch=batch)
+        own = replace(prompts, batch=batch)
         with Progress(f"timing decodes, batch {batch}", 1) as progress:
-            costs = measure_costs(pair.target, pair.draft, prompts, settings,
-                                  repeats=args.timings, on_decode=progress.of)  # fmt: skip
+            costs = measure_costs(pair.target, pair.draft, own, settings,
+                                  repeats=repeats, on_decode=progress.of)  # fmt: skip
         took.lap("timing decodes")
         return costs
 
-    tuned = _chosen(args, source, measure)
+    tuned = choose(measure)
     took.lap("a cap on answers")
-    floor = _noise_floor(args, pair.target, ids)
+    floor = _noise_floor(pair.target, prompts, tuned)
     took.lap("rounding")
-    about = {"dtype": args.run_in, "seconds": took.parts} | floor
+    about = {"dtype": pair.dtype, "seconds": took.parts} | floor
     tuned = replace(tuned, source=tuned.source | about)
-    others = (tuned.at_costs(measure(list(timed), batch)) for batch in args.batch[1:])
-    ranked = [_by_answers(args, pair, usual, one) for one in (tuned, *others)]
-    took.lap("answers")
-    return ranked
+    return [tuned, *(tuned.at_costs(measure(list(timed), batch)) for batch in batches[1:])]
 
 
-def _by_answers(args: Namespace, pair: Any, usual: Prompts, tuned: Any) -> Any:
+def _by_answers(pair: Any, prompts: Prompts, answers: int, tuned: Any) -> Any:
     """Return settings ranked by the answer, where answers end before the limit."""
     lengths = tuned.costs.new_tokens
-    if not args.answers or lengths is None or lengths > CUT_OFF * args.max_new_tokens:
+    if not answers or lengths is None or lengths > CUT_OFF * prompts.max_new_tokens:
         return tuned
-    prompts = replace(usual, batch=tuned.costs.batch)
+    prompts = replace(prompts, batch=tuned.costs.batch)
 
     def measure(choice: Any) -> Any:
         key = choice.family.key
         setting = TimedSetting(key, choice.policy, choice.verifier, choice.num_draft_tokens)
         with Progress(f"decoding answers, {key}", 1) as progress:
-            return measure_lengths(
-                pair.target, pair.draft, prompts, setting, args.answers, progress.of
-            )
+            return measure_lengths(pair.target, pair.draft, prompts, setting, answers, progress.of)
 
     return tuned.with_lengths(measure)
 
 
-def _work(args: Namespace, texts: Sequence[Prompt]) -> Path:
-    """Return a folder for what is logged, named by all that the rows depend on."""
-    told = [str(getattr(args, name)) for name in ("target", "draft", *LOGGED)]
-    told += [str(args.cuts), str(rendering(args))]
-    told += [
-        str(max(args.num_draft_tokens or defaults.TUNED_WIDTHS)),
-        *(text.source for text in texts),
-    ]
-    return WORK / hashlib.sha256("\0".join(told).encode()).hexdigest()[:12]
-
-
-def _noise_floor(args: Namespace, target: Any, ids: list[list[int]]) -> dict[str, Any]:
+def _noise_floor(target: Any, prompts: Prompts, tuned: Any) -> dict[str, Any]:
     """Return the noise floor for the file; print a warning where the budget is below it."""
-    if args.temperature == 0 or args.cuts != WHOLE:  # a changed token has no finite KL
+    if prompts.temperature == 0 or prompts.cuts != WHOLE:  # a changed token has no finite KL
         return {}
     with Progress("reading passes", FLOOR_TEXTS) as progress:
-        most = min(FLOOR_TOKENS, args.max_new_tokens)
-        floor = noise_floor(target, ids[:FLOOR_TEXTS], max_new_tokens=most,
-                            temperature=args.temperature, on_text=progress.update)  # fmt: skip
-    level = args.divergence_per_token
-    if args.divergence == "kl" and (warning := below_floor(level, floor.kl_per_token)):
+        most = min(FLOOR_TOKENS, prompts.max_new_tokens)
+        floor = noise_floor(target, prompts.ids[:FLOOR_TEXTS], max_new_tokens=most,
+                            temperature=prompts.temperature, on_text=progress.update)  # fmt: skip
+    if tuned.divergence == "kl" and (warning := below_floor(tuned.level, floor.kl_per_token)):
         print(f"tune: {warning}", file=sys.stderr)
     return {"noise_floor": vars(floor)}
-
-
-def _chosen(args: Namespace, source: Any, costs: Any) -> Any:
-    with Progress("solving knobs", 1) as progress:
-        return tune(
-            source,
-            costs,
-            args.divergence_per_token,
-            divergence=args.divergence,
-            widths=args.num_draft_tokens,
-            policies=args.policies,
-            capped=True,
-            seed=args.seed,
-            by=args.by,
-            on_step=progress.step,
-        )
-
-
-def _source(args: Namespace, pair: Any = None) -> Trace:
-    """Return a trace that was logged before, if it is of the models where there are any."""
-    trace = Trace.open(args.trace)
-    if pair is not None:
-        check_weights(f"--trace {args.trace}", trace.header.details, pair.target, pair.draft)
-        if trace.header.temperature != args.temperature:
-            raise ValueError(
-                f"--trace: must be of the temperature {args.temperature:g}; "
-                f"got {trace.header.temperature:g}"
-            )
-    check_cuts(args, trace.header)
-    args.cuts = Cuts.of(trace.header.details) or args.cuts
-    return trace
-
-
-def _logged(args: Namespace, pair: Any, ids: list[list[int]]) -> Any:
-    width = max(args.num_draft_tokens or defaults.TUNED_WIDTHS)
-    options = {"temperature": args.temperature, "cuts": args.cuts, "texts": defaults.FEWEST_TEXTS}
-    return log_shown(args, pair, ids, args.work / "trace", num_draft_tokens=width, **options)

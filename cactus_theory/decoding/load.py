@@ -17,7 +17,7 @@ import torch
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line
-from cactus_theory.decoding._prepare import has_instructions
+from cactus_theory.decoding._prepare import dtype_of_pair, has_instructions
 from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters import (
     NAMES,
@@ -49,6 +49,11 @@ class Pair:
     target: Any
     draft: Any
     tokenizer: Any
+
+    @property
+    def dtype(self) -> str:
+        """Return the name of the models' dtype, or their names where they differ."""
+        return dtype_of_pair(self.target, self.draft)
 
 
 @dataclass(frozen=True)

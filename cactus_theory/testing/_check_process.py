@@ -52,8 +52,9 @@ def check_file(
     if "done" in state:
         return report
     (at,) = (own for own in report.properties if own.property == state["property"])
-    rows, about = state.get("rows", ([], [])), ("the rule itself", "an answer", fault + output)
-    finding = Finding(at.property, at.statement, *rows, *about, -math.inf)
+    q, p = state.get("rows", ([], []))
+    said = ("the rule itself", "an answer", fault + output)
+    finding = Finding(at.property, at.statement, q, p, *said, -math.inf)
     kind = "inconclusive" if late else "fails"
     verdict = replace(at, verdict=kind, worst=finding.margin, finding=finding)
     verdicts = [verdict if own is at else own for own in report.properties]

@@ -205,15 +205,14 @@ def save_trace(
 
 
 def log_shown(
-    args: Any, pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path, **options: Any
+    pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path, cycles: int, **options: Any
 ) -> Trace:
-    """Return :func:`log_trace` with sizes and seed of a command, and show how far it is."""
-    options = {"draft_model": pair.draft, "max_new_tokens": args.max_new_tokens,
-               "groups": getattr(args, "groups", None)} | options  # fmt: skip
-    with Progress("logging cycles", args.cycles) as progress:
+    """Return :func:`log_trace` of a pair, and show how far it is."""
+    options = {"draft_model": pair.draft} | options
+    with Progress("logging cycles", cycles) as progress:
         return log_trace(
-            pair.target, prompts_ids=prompts_ids, folder=folder, cycles=args.cycles,
-            seed=args.seed, on_text=progress.texts, **options,
+            pair.target, prompts_ids=prompts_ids, folder=folder, cycles=cycles,
+            on_text=progress.texts, **options,
         )  # fmt: skip
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.commands.models import opened
-
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
 from ..common.inflate import enlarging
+from ..common.inputs import opened
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8

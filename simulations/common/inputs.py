@@ -8,11 +8,11 @@ from typing import Any
 
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
+from cactus_theory.commands import models
 from cactus_theory.commands.flags import PROMPTS as KINDS
 from cactus_theory.commands.flags import add_chat, flag, rendered_ids
-from cactus_theory.commands.models import add_models
 from cactus_theory.decoding.drafters import named_drafter
-from cactus_theory.decoding.load import Source, dtype_rule
+from cactus_theory.decoding.load import Pair, Source, dtype_rule
 
 from .grid import files_of, label
 
@@ -25,7 +25,7 @@ DATA = ROOT / "paper_figures" / "data"
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of models and of prompts; the shipped ones by default."""
-    add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
+    models.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
     add_chat(parser)
 
@@ -47,6 +47,22 @@ def add_decode_arguments(
         add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
     add("--seed", type=int, default=defaults.SEED)
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
+
+
+def loaded(args: argparse.Namespace, change: models.Change | None = None) -> Pair:
+    """Return the pair that flags name; its dtype is kept in ``args.run_in``, for the provenance."""
+    pair = models.loaded(args, change)
+    args.run_in = pair.dtype
+    return pair
+
+
+def opened(
+    args: argparse.Namespace, change: models.Change | None = None
+) -> tuple[Pair, list[Prompt], list[list[int]]]:
+    """Return pair, prompts and their ids, as :func:`loaded` keeps the dtype."""
+    pair, prompts, ids = models.opened(args, change)
+    args.run_in = pair.dtype
+    return pair, prompts, ids
 
 
 ENDS = ("eos_token_ids", "no_start")

@@ -38,13 +38,12 @@ def tune_all(
     levels = [level for level in args.nats if key(level) not in journal.results]
     if not levels:
         return
-    sizes, logged = argparse.Namespace(**vars(args) | {"max_new_tokens": limit}), pair
-    if args.inflate is not None:  # its law is that of the pair itself, whose rows are short
-        logged = loaded(argparse.Namespace(**vars(args) | {"inflate": None}))
+    # the law of an inflated pair is that of the pair itself, whose rows are short
+    logged = pair if args.inflate is None else loaded(args)
     law: dict[str, Any] = {"temperature": args.temperature, "cuts": args.cuts}
     widths, folder = args.num_draft_tokens, args.out / "trace"
-    options = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS} | law
-    trace = log_shown(sizes, logged, ids, folder, **options)
+    sizes = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS, "max_new_tokens": limit}
+    trace = log_shown(logged, ids, folder, args.cycles, seed=args.seed, **sizes, **law)
     prompts, measured = Prompts(ids, 1, limit, seed=args.seed, **law), list[Costs]()
 
     def costs(settings: Sequence[TimedSetting]) -> Costs:

@@ -12,7 +12,6 @@ from torch import Tensor
 from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
@@ -21,7 +20,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.verify.draw import pick
 
-from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
+from .inputs import ENDS, add_end_arguments, add_pair_arguments, loaded, prompt_ids, settings_of
 from .journal import Journal
 
 Rows = Float[Tensor, "texts vocab"]

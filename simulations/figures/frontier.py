@@ -18,11 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.commands.models import opened
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments
+from ..common.inputs import add_pair_arguments, opened
 from ..common.results import publish
 from ..common.statistics import hermite
 from ..common.walk import log_rows

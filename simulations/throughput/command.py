@@ -20,7 +20,6 @@ from typing import Any
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
 from ..common.answers import HEADS as ANSWERS
@@ -46,6 +45,7 @@ from ..common.inputs import (
     add_pair_arguments,
     at_least,
     digest,
+    loaded,
     prompt_ids,
     settings_of,
 )

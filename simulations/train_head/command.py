@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     target = pair.target.requires_grad_(False)
     if (reason := obstacle(target, 1)) is not None:
         raise ValueError(f"--target: must be a Llama-like model of full weights; {reason}")
-    choose_threads(args, target)
+    choose_threads(args.threads, target)
     seen, unseen = sources(args, pair)
     with Journal(args.work_dir / "journal.jsonl", _settings(args, seen, unseen)) as journal:
         journal.check(lambda key, _: f"job: must not be there, as training keeps none; got {key!r}")

@@ -393,8 +393,8 @@ def test_the_command_reads_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(("counted", "cycles"), [([], 1000), (["900"], 2700), (["9e3"], 6000)])
 def test_more_rounds_are_decoded_than_were_counted(counted, cycles, monkeypatch, capsys) -> None:
-    def stop(args, *_, **__):
-        raise ValueError(f"{args.cycles} rounds")
+    def stop(pair, ids, folder, cycles, **_):
+        raise ValueError(f"{cycles} rounds")
 
     monkeypatch.setattr("cactus_theory.commands.expect.log_shown", stop)
     counted = counted and [*MODE, "--observed", "2.5", "--rounds", *counted]
