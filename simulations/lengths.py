@@ -146,7 +146,8 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
     row |= valued("length", mean(own, "tokens"))
     row |= valued("length_ratio", mean(own, "tokens") / mean(lossless, "tokens"))
     row |= valued("end_ratio", ends)
-    foretold = mean(lossless, spec if spec in lossless else "end_emitted", "end_target")
+    known = "end_emitted" if own is lossless else spec  # of a run that went on with other levels
+    foretold = mean(lossless, known, "end_target") if known in lossless else None
     row |= valued("end_ratio_at_lossless_texts", foretold)
     row |= valued("acceptance", mean(own, "accepted", "tokens"))
     row |= valued("kl_per_token", mean(own, "kl", "tokens"))
