@@ -103,9 +103,9 @@ ENTRIES = (
     Entry("blocks_ngram=blocks", "--num-draft-tokens 4 --levels 0.01", inputs="{made}/ngram",
           before="trace --draft ngram --cycles 1300 --out {made}/ngram", before_quick=SHORT),
     Entry("prices_ngram", "--num-draft-tokens 2", CSV, "{made}/smollm2_ngram",
-          before=f"trace --target {SMOLLM} --draft ngram --prompts {{shared}}/prompts/mt_bench.jsonl "
-          "--chat --num-draft-tokens 4 --max-new-tokens 64 --cycles 1300 --out {made}/smollm2_ngram",
-          before_quick=SHORT),
+          before=f"trace --target {SMOLLM} --draft ngram --num-draft-tokens 4 --max-new-tokens 64 "
+          "--prompts {shared}/prompts/mt_bench.jsonl --chat --cycles 1300 "
+          "--out {made}/smollm2_ngram", before_quick=SHORT),
     Entry("rules", FEW_RULES, RULES),
     Entry("rules_stories", FEW_RULES, RULES, TALES),
     Entry("block_gap", "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1", CSV),
