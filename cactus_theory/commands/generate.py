@@ -59,9 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'texts only ("<think>" "</think>"), and be lossless outside')  # fmt: skip
     add("--num-draft-tokens", type=int, metavar="K",
         help=f"default: {defaults.NUM_DRAFT_TOKENS}")  # fmt: skip
-    add("--draft-stop", type=float, metavar="THRESHOLD", help="end a draft where all of it is "
-        "accepted with less than this probability, as far as the draft's own confidence tells "
-        "(0.3, say)")  # fmt: skip
+    add("--draft-stop", type=float, metavar="THRESHOLD", help="end a draft once its tokens "
+        "are all accepted with less than this probability, estimated from the probabilities that "
+        "the draft gave them (0.3, say)")  # fmt: skip
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="default: %(default)s")  # fmt: skip
     add("--temperature", type=float,

@@ -32,8 +32,8 @@ _SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 class Opening:
     """A decode before its first round.
 
-    ``models`` are those whose limits are kept, by the name of their argument, ``width`` the most
-    tokens of a path that a round drafts, ``beside`` how many more its drafts may hold.
+    ``models`` are the models whose limits the decode keeps, by the name of their argument. A round
+    drafts a path of at most ``width`` tokens, and at most ``beside`` more tokens beside the path.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ drafted token: there K is the mean over all calls of the trace, 0 for one withou
 A text of N tokens takes (N + o)/E calls, where E is the tokens per call and
 :math:`o = (E[X^2]/E[X] − 1)/2` what its last call would give too much (X is the tokens of one
 call; the overshoot of a renewal process). So it takes start + t(K) (N + o)/E, and a text without
-end E/t(K) tokens per unit of time. Of a batch the texts are taken to be as full of rounds as those
-that were timed: rounds in which some have ended already cost what they cost there.
+end E/t(K) tokens per unit of time. A round of a batch costs the mean over the rounds that were
+timed at that batch size, rounds in which some of the texts had ended included.
 """
 
 from bisect import bisect

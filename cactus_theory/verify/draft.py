@@ -27,8 +27,8 @@ class Draft:
     that this one follows. Rows of the target, laws and charges are those of nodes. In a chain
     what follows node i is token i.
 
-    A draft belongs to the loop from when it is handed over: the drafter writes into none of its
-    lists and tensors until it is asked for the next one.
+    A drafter that has returned a draft does not write into the draft's lists and tensors until the
+    decode loop asks for the next draft.
 
     Attributes
     ----------

@@ -74,7 +74,7 @@ def add_end_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ENDS: where texts end, and whether prompts are where they start."""
     add = parser.add_argument
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
-    add("--no-start", action="store_true", help="prompts without the token that starts a text")
+    add("--no-start", action="store_true", help="put no start token before the prompts")
 
 
 def prompt_ids(args: argparse.Namespace, pair: Any, prompts: Sequence[Prompt]) -> list[list[int]]:

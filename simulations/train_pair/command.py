@@ -62,7 +62,7 @@ OF_A_HEAD: Flags = {
     "places": (8, "tokens it drafts at most"),
     "head_layers": (2, ""),
     "head_width": (HeadShape.width, ""),
-    "head_rank": (HeadShape.rank, "numbers through which states reach the vocabulary"),
+    "head_rank": (HeadShape.rank, "rank of the matrix from the head's states to logits"),
 }
 # flags that need not be counts
 FREE = ("draft_rate", "pool_share", "held_out", "seed", "price")

@@ -22,9 +22,10 @@ class Siblings(Drafter):
     goes on for one token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
     target has up to K (m + 1) + 1 tokens.
 
-    With ``deterministic`` they are declared, and the policy's row h knows of them (Theorem 21):
-    best for one token. But a caught token ends the round and an accepted one does not, so that
-    along paths the h of the path alone, the default, gives more tokens at the same KL.
+    With ``deterministic`` the verifier is told of the m tokens, and the policy's row h is the best
+    for accepting one token (Theorem 21). But a refused token that one of them replaces ends the
+    round, and an accepted token does not. So the row h for the path alone, the default, gives more
+    tokens a call at the same KL.
 
     Raises
     ------
