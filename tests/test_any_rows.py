@@ -187,7 +187,8 @@ def offer(number: int) -> str:
     draw = random.Random(number)
     q, p = distributions(draw, 2, draw.choice((2, 3, 5, 9)))
     kind, deterministic = draw.choice(KINDS), [draw.randrange(len(q))]
-    k = draw.randint(1, min(3, int((p > 0).sum())))
+    most = 2 if kind == "without_replacement" else 3
+    k = draw.randint(1, min(most, int((p > 0).sum())))
     law = ct.selection_law(
         q, p, k, kind, deterministic if kind.startswith("deterministic") else None
     )

@@ -187,7 +187,7 @@ def run(args: Namespace) -> int:
 
 
 def _known(answers: float | None, behind_ends: str | None, drafted: str | None) -> Line:
-    """Return what flags tell of an observation beside its rates."""
+    """Return an observation's other facts, as flags tell them."""
     known: Line = {} if answers is None else {"answers": answers}
     if behind_ends is not None:
         known["behind_ends"] = behind_ends == "in"

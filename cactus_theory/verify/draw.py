@@ -29,9 +29,9 @@ def pick(
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
     NaN or ∞ in it, gives ``none``. Sums are float64.
     """
-    if rows.device.type != "cpu" or loops() is None:
+    if rows.is_cuda or rows.device.type != "cpu" or loops() is None:
         return _pick_blocked(rows, draw, none)
-    tokens = [pick_one(row, coin) for row, coin in zip(rows.detach(), draw.tolist(), strict=True)]
+    tokens = [pick_one(row, coin) for row, coin in zip(rows.detach(), draw.numpy(), strict=True)]
     found = torch.tensor(tokens, dtype=torch.int64, device=rows.device)
     return found if none == NO_TOKEN else torch.where(found == NO_TOKEN, none, found)
 

@@ -132,6 +132,7 @@ def test_generate_of_the_library_and_the_command_line_take_siblings(tiny, monkey
 
     class Pair:
         target, draft = tiny
+        dtype = "float32"
 
         class tokenizer:
             chat_template = bos_token_id = None

@@ -105,8 +105,7 @@ def test_a_trace_holds_every_round_of_every_request(
     faults = {fault.name for fault in visible_faults(trace, find_verifier(verifier))}
     assert "rows-late" not in faults and "rows-early" in faults  # no row follows the last token
     *_, said = notes(tune(trace, Costs.ratios(0.1), 0.05, policies=["mixture:alpha"], widths=[2]))
-    assert ("these were not, so the trace has no draft rows" in said) == deterministic
-    assert ("greedy and n-gram drafts" in said) != deterministic
+    assert "7 of 10 target calls had a draft" in said
 
 
 def test_steps_without_a_draft_are_in_every_rate(server, tmp_path, monkeypatch):
