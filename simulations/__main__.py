@@ -50,17 +50,19 @@ GROUPS = {
         "bench": ("time the closed forms against named alternatives",
                   "verify --repeats 1 --out build/example/bench.csv", "bench"),
         "train-pair": ("train and ship the target/draft pair",
-                       "--drafter recurrent --distil-steps 2 --overlap-steps 2 --pool-chunks 1 "
-                       "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32 "
-                       "--work-dir build/example/head --out build/example/head/shipped",
-                       "train_pair.command"),
+                       "--corpus simulations/common --held-out 0.3 --target-layers 1 "
+                       "--steps 2 --draft-steps 2 --distil-steps 2 --overlap-steps 2 "
+                       "--pool-chunks 1 --pool-rows 4 --batch-size 4 --length 32 "
+                       "--overlap-rows 4 "
+                       "--work-dir build/example/train-pair --out build/example/train-pair/out",
+                       "train.pair"),
         "train-head": ("train an EAGLE-3 head for a target; resumes",
                        "--target simulations/pair/target --corpus simulations/common "
                        "--held-out 0.3 --pieces 2 --piece-texts 8 --answer-tokens 16 "
                        "--draft-vocab 300 --places 2 "
                        "--first-steps 2 --steps 2 --overlap-steps 2 --batch-size 4 "
                        "--work-dir build/example/train-head --out build/example/train-head/head",
-                       "train_head.command"),
+                       "train.head"),
         "smollm": ("make the folder of a published chat model (93 MB)",
                    "--out build/smollm2-135m-instruct", "smollm"),
         "gpu-check": ("try a CUDA machine in five minutes: laws, verification, decodes (CSV)",
@@ -86,7 +88,7 @@ RESUMED = (
         "sweep",
         "price-travels",
     ),
-    *("table drafters", "table ledger", "table lengths"),
+    *("table ledger", "table lengths"),
 )
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {

@@ -114,13 +114,6 @@ ENTRIES = (
     Entry("sequence_kl=sweep", "--length 4 --num-draft-tokens 2"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
           "--work {made}/run --out {made}"),
-    Entry("drafters", "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3",
-          inputs=f"{PAIR}/draft {PAIR}/recurrent {{made}}/one-layer",
-          before="train-pair --drafter recurrent --distil-steps 1300 --overlap-steps 700 "
-          "--pool-chunks 6 --pool-share 0.5 --draft-rate 0.003 --head-layers 1 "
-          "--head-width 192 --work-dir {made}/work --out {made}/one-layer",
-          before_quick="--distil-steps 2 --overlap-steps 2 --pool-chunks 1 --pool-rows 4 "
-          "--batch-size 4 --length 32 --overlap-rows 32"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
     Entry("bench_turns", "--repeats 3 --before {root}", CSV),

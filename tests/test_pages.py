@@ -41,7 +41,6 @@ PROGRAMS: dict[tuple[str, ...], Callable[[list[str]], int]] = {
 }
 # what a text block of RUN begins with that nothing runs, and why
 NOT_RUN = {
-    "python -m simulations train-pair --drafter recurrent": "trains for half an hour",
     "make smollm": "fetches a model",
     "python -m simulations train-head": "trains for hours",
     "make demo": "sets a virtual environment up",

@@ -7,7 +7,6 @@ from cactus_theory.decoding.drafters import (
     FourBit,
     ModelDrafter,
     NGram,
-    RecurrentDrafter,
     Siblings,
     SkipLayers,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "Ledger",
     "ModelDrafter",
     "NGram",
-    "RecurrentDrafter",
     "Schedule",
     "Siblings",
     "SkipLayers",

@@ -24,11 +24,9 @@ from cactus_theory.decoding.drafters import (
     Drafter,
     Eagle3Drafter,
     ModelDrafter,
-    RecurrentDrafter,
     named_drafter,
 )
-from cactus_theory.decoding.drafters.eagle3 import CONFIG, WEIGHTS, Eagle3Head, is_eagle3
-from cactus_theory.decoding.drafters.recurrent_head import is_head
+from cactus_theory.decoding.drafters.eagle3_head import CONFIG, WEIGHTS, Eagle3Head, holds_head
 
 AUTO = "auto"
 # names of dtypes that models are loaded in
@@ -190,7 +188,7 @@ def load_pair(
     (False, torch.float32)
     """
     sources = [Source("target", target, revision, trust_code)]
-    drafter = None if draft is None else _without_a_model(draft, device)
+    drafter = None if draft is None else named_drafter(draft)
     if drafter is None and str(draft or "none") != "none":
         sources.append(Source("draft", str(draft), draft_revision, trust_code))
         if (drafter := _eagle3(sources[1], device, dtype)) is not None:
@@ -218,9 +216,9 @@ def read_drafter(
 
     ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20 layers;
     ``skip:3``, the target without three of its layers, and ``4bit``, it in four bits: slow drafts,
-    to measure laws with; ``none``, which is None and decodes plainly; a head's folder
-    (``head.json``); the folder of a model or of an EAGLE-3 head as speculators writes it, or its id
-    on the Hugging Face Hub, loaded as :func:`load_model` does.
+    to measure laws with; ``none``, which is None and decodes plainly; the folder of a model or of
+    an EAGLE-3 head as speculators writes it, or its id on the Hugging Face Hub, loaded as
+    :func:`load_model` does.
 
     Raises
     ------
@@ -234,33 +232,26 @@ def read_drafter(
     """
     if str(name) == "none":
         return None
-    if (drafter := _without_a_model(name, device)) is not None:
+    if (drafter := named_drafter(name)) is not None:
         return drafter
     source = Source("draft", name, revision, trust_code)
     drafter = _eagle3(source, device, dtype)
     return drafter or ModelDrafter(load_model(source, device, dtype))
 
 
-def _without_a_model(name: str | Path, device: str | torch.device) -> Drafter | None:
-    """Return the drafter of a name or of a head's folder, None for what may be a model."""
-    if (drafter := named_drafter(name)) is None and is_head(name):
-        drafter = RecurrentDrafter.load(name)
-        drafter.head.to(device)
-    return drafter
-
-
 def _eagle3(
     source: Source, device: str | torch.device, dtype: str | torch.dtype
 ) -> Eagle3Drafter | None:
     """Return the drafter of a head that speculators wrote, None for what is another's."""
-    if not is_eagle3(config := source.file(CONFIG)):
+    folder = source.file(CONFIG).parent
+    if not holds_head(folder):
         return None
     if source.of_hub:
         source.file(WEIGHTS)
     kind, on_cpu = _asked(dtype, device)
-    head = Eagle3Head.load(config.parent, kind)
+    head = Eagle3Head.load(folder, kind)
     if kind is None and on_cpu and head.fc.weight.dtype != torch.bfloat16:
-        head = Eagle3Head.load(config.parent)
+        head = Eagle3Head.load(folder)
     return Eagle3Drafter(head.to(device))
 
 

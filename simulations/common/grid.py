@@ -34,8 +34,7 @@ class Config:
     """A line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
     ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines;
-    ``siblings`` are drafted beside each token. ``drafter`` names one of several; both models have
-    the ``temperature``.
+    ``siblings`` are drafted beside each token; both models have the ``temperature``.
     """
 
     method: str
@@ -43,7 +42,6 @@ class Config:
     batch: int
     verifier: str = USUAL
     siblings: int = 0
-    drafter: str = ""
     temperature: float = 1.0
 
     @property
@@ -53,8 +51,7 @@ class Config:
 
     @property
     def key(self) -> str:
-        prefix = f"{self.drafter}|T={self.temperature:g}|" if self.drafter else ""
-        return f"{prefix}{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
+        return f"{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
 
     @property
     def family(self) -> str:
@@ -72,7 +69,7 @@ class Config:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the fields as results keep them, defaults left out."""
-        defaults = {"verifier": USUAL, "siblings": 0, "drafter": "", "temperature": 1.0}
+        defaults = {"verifier": USUAL, "siblings": 0, "temperature": 1.0}
         return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
 
 

@@ -13,8 +13,6 @@ RESAMPLES = 1000
 INTERVAL = (5, 95)
 Values = Float[np.ndarray, "count"]
 Draws = Int[np.ndarray, "draws count"]
-# a curve: rising places, heights there, slopes there
-Curve = tuple[Values, Values, Values]
 
 
 def resamples(count: int, seed: int | np.random.Generator = 0) -> Draws:
@@ -49,25 +47,3 @@ def hermite(at: float, x: Values, y: Values, slope: Values, slack: float = 0.0) 
     ends = (1 + 2 * t) * (1 - t) ** 2 * y[i - 1] + t**2 * (3 - 2 * t) * y[i]
     bends = t * (1 - t) ** 2 * slope[i - 1] - t**2 * (1 - t) * slope[i]
     return float(ends + width * bends)
-
-
-def monotone_curve(x: Values, y: Values) -> Curve:
-    """Return the monotone cubic through the points, in order of x; of equal x the first is taken.
-
-    Slopes are weighted harmonic means inside, zero where the data turn, and the chord's at the
-    ends (Fritsch and Butland 1984), so that it never overshoots its points.
-    """
-    order = np.argsort(x)
-    x, y = x[order], y[order]
-    distinct = np.diff(x, prepend=-np.inf) > 0
-    x, y = x[distinct], y[distinct]
-    if len(x) < 2:
-        return x, y, np.zeros(len(x))
-    width = np.diff(x)
-    rise = np.diff(y) / width
-    left, right = rise[:-1], rise[1:]
-    heavy, light = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
-    same_sign = left * right > 0
-    safe_left, safe_right = np.where(same_sign, left, 1.0), np.where(same_sign, right, 1.0)
-    slopes = (heavy + light) / (heavy / safe_left + light / safe_right)
-    return x, y, np.concatenate([rise[:1], np.where(same_sign, slopes, 0.0), rise[-1:]])

@@ -17,9 +17,6 @@ TABLES = {
     "block-gap": ("policies against the best verification of a path, exactly",
                   "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 "
                   "--out build/example/block_gap.csv", "block_gap"),
-    "drafters": ("drafters of one target, per second and per call; resumes",
-                 "--num-prompts 2 --max-new-tokens 8 --num-draft-tokens 3 --temperature 1 "
-                 "--out build/example/drafters", "drafters"),
     "ledger": ("a hard cap on every answer against the same mean; resumes",
                "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 "
                "--work build/example/ledger --out build/example/ledger", "ledger"),

@@ -120,28 +120,6 @@ def tuned(data: Path) -> str:
     return _table(title, notes, head, cells)
 
 
-def drafters(data: Path) -> str:
-    rows, notes = _read(data / "drafters.csv")
-    lines = [
-        (
-            row["nats"] if float(row["nats"]) else "0 (lossless)", row["drafter"],
-            row["num_draft_tokens"] if row["drafter"] != "plain" else "–",
-            *(" ± ".join(_number(row[f"{name}{end}"], digits) for end in ("", "_error"))
-              for name, digits in (("tokens_per_call", 2), ("over_plain", 2))),
-            *(f"{1e3 * float(row[f'{name}seconds_per_call']):.2f}" for name in ("", "draft_")),
-        )
-        for row in rows
-        if row["fastest"] == "True" and row["temperature"] == "1" and row["over_plain"]
-    ]  # fmt: skip
-    head = ("may spend, nats a token", "drafter", "K", "tokens a call", "× plain",
-            "ms a round", "of it drafting")  # fmt: skip
-    title = (
-        "Drafters beside each other, each at its fastest K, picked on these texts; ± by text, "
-        "seconds of the processor"
-    )
-    return _table(title, notes, head, lines, medians=False)
-
-
 def _tuned_line(row: Row) -> Sequence[str]:
     speed, low, high = (_number(row[f"measured_speed{end}"], 0) for end in ("", "_low", "_high"))
     lossy = float(row["measured_kl"]) > 0
@@ -420,7 +398,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
         "large": partial(throughput, name=LARGE),
         "large_batch": partial(throughput, name=LARGE, batch="8"),
         "tuned": tuned, "throughput": throughput, "blocks": blocks,
-        "drafters": drafters, "answers": answers, "decode": decode, "theory": theory,
+        "answers": answers, "decode": decode, "theory": theory,
         "verify": verify, "gpu": gpu, "shipped": lambda _: shipped(PAIR),
     },
 }  # fmt: skip

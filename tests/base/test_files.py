@@ -29,8 +29,8 @@ OTHERWISE = {
     "simulations/smollm.py": "a folder of its own, renamed once it is whole",
     "simulations/all_tables.py": "appends what commands print: no result",
     "simulations/price_travels.py": "to another name, then renamed",
-    "simulations/train_pair/train.py": "a work folder that every run writes again",
-    "simulations/train_pair/ship.py": "a work folder that every run writes again",
+    "simulations/train/fit.py": "a work folder that every run writes again",
+    "simulations/train/pair.py": "a work folder that every run writes again",
 }
 
 

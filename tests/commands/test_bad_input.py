@@ -35,7 +35,7 @@ NAMES = {
     "TRACE": f"{ROOT}/simulations/data/trace",
     "SHIPPED": f"{ROOT}/simulations/data/rows.npz",
     "PAIR": PAIR,
-    "HEAD": f"{ROOT}/simulations/pair/recurrent",
+    "HEAD": f"{ROOT}/simulations/pair/head",
     "MODELS": "--target x --draft x",
     "DECODE": f"generate {PAIR} --prompt x --policy speculative",
     "GENERATE": "generate --target no --draft no --prompt x --policy",

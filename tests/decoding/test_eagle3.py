@@ -12,7 +12,7 @@ from cactus_theory.decoding import Eagle3Drafter, Siblings, generate, read_draft
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import DraftContext
-from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.load import Source
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import Callbacks
@@ -221,6 +221,24 @@ def test_tokens_are_drawn_from_the_rows_that_are_reported(targets, head, name):
     assert assert_drafter_properties(tree, targets[40], verifier="tree", **options) > 2
 
 
+def test_the_row_after_the_last_token_is_the_one_it_would_be_drawn_from(targets, head):
+    """And no token is given up for it: the setting's width are tokens."""
+    target, drafter = targets[40], drafter_in(head)
+    coins = torch.rand(1, 5, generator=torch.Generator().manual_seed(1)).double()
+    model, drafts = CachedModel(target, 20, reads=READS), []
+    with torch.inference_mode():
+        model.feed(torch.tensor([[1, 5, 9]]), [3], [1])
+        for wanted, width, next_row in ((4, 5, False), (3, 5, True), (5, 5, True)):
+            texts = Texts([[1, 5, 9, 2]], 12, frozenset(), torch.device("cpu"))
+            setting = DraftContext(target, texts, Warp(1.0), Stopwatch(), width, None, next_row,
+                                   model)  # fmt: skip
+            drafts.append(drafter.begin(setting).propose([wanted], coins))
+    longer, short, most = drafts
+    assert short.probs.shape[1] == 4 and short.lengths == [3]
+    assert torch.allclose(short.probs, longer.probs, rtol=0, atol=1e-12)
+    assert most.lengths == [5] and most.probs.shape[1] == 6
+
+
 def test_rows_after_settled_tokens_are_those_of_the_format(targets, head):
     """Cut back, the states of target and head are as if refused tokens had never been."""
     target, rows = targets[40], []
@@ -273,11 +291,15 @@ def test_greedy_texts_are_the_targets(targets, head):
         ({"layer": {"rope_scaling": {"rope_type": "longrope"}}}, "rope_type: must be one of def"),
         ({"eagle_aux_hidden_state_layer_ids": []}, "layer_ids: must be layers; got"),
         ({"draft_vocab_size": 4}, r"lm_head.weight: must have shape \(4, 32\); got \(3, 32\)"),
+        # of what is only claimed no memory is taken
+        ({"draft_vocab_size": 10**12}, r"lm_head.weight: must have shape \(1000000000000, 32\)"),
+        ({"layer": {"vocab_size": 10**12}}, r"embed_tokens.weight: must have shape \(10000"),
+        ({"layer": {"intermediate_size": 10**12}}, r"gate_proj.weight: must have shape \(10000"),
     ],
 )
 def test_an_option_that_is_not_followed_is_refused_by_name(tmp_path, options, said, capsys):
     write(tmp_path, 5, KEPT, **options)
-    if "draft_vocab_size" in options:
+    if options.get("draft_vocab_size") == 4:
         weights = load_file(tmp_path / "model.safetensors")
         weights["d2t"] = torch.tensor([0, 1, 1, 1])
         weights["t2d"] = torch.tensor([True, False, True, True, True])
@@ -306,6 +328,17 @@ def test_damaged_tensors_are_refused_by_name(tmp_path, change, said):
               tmp_path / "model.safetensors")  # fmt: skip
     with pytest.raises(ValueError, match=said):
         read_drafter(tmp_path)
+
+
+@pytest.mark.parametrize("damaged", ["[1]", "{", '{"speculators_model_type": "eagle3"}'])
+def test_a_damaged_configuration_is_one_error(tmp_path, damaged):
+    write(tmp_path, 5, KEPT)
+    (tmp_path / "config.json").write_text(damaged)
+    with pytest.raises(ValueError, match="draft: must be a head that speculators wrote; "):
+        Eagle3Drafter.load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="draft: must be a head that speculators wrote; "):
+        Eagle3Drafter.load(tmp_path)
 
 
 def test_heads_of_other_targets_are_refused(targets, tmp_path, make_model):

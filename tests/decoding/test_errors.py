@@ -7,21 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from cactus_theory.decoding import (
     Between,
     ByPosition,
+    Eagle3Drafter,
     EarlyExit,
     Ledger,
     ModelDrafter,
     NGram,
-    RecurrentDrafter,
     Siblings,
     generate,
     load_pair,
     speculative_generate,
 )
-from cactus_theory.decoding.drafters.recurrent_head import HeadShape, RecurrentHead
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.truncation import Cuts
 from tests.decoding.models.families import build, families
@@ -31,7 +32,8 @@ PROMPT = torch.tensor([[1, 5, 9]])
 ROWS, MASK = padded(prompts())
 TREE = {"verifier": "tree", "num_draft_tokens": 4}
 BAND = "band:price=1"
-HEAD = {"vocab": 24, "hidden": 32, "reads": (1,)}
+HEAD = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2}  # fmt: skip
 
 
 class Pair(SimpleNamespace):
@@ -54,8 +56,10 @@ class Pair(SimpleNamespace):
     def hooked(self, **options):
         return self.library(**{"draft_model": self.draft} | options)
 
-    def head(self, **change):
-        return self.decode(RecurrentDrafter(RecurrentHead(HeadShape(**HEAD | change))))
+    def head(self, reads=(1,), **change):
+        options = {"eagle_aux_hidden_state_layer_ids": list(reads)}
+        layer = LlamaConfig(**HEAD | change)
+        return self.decode(Eagle3Drafter(Eagle3Head(layer, options, shares=True)))
 
 
 @pytest.fixture
@@ -111,16 +115,11 @@ VALUES = [
     (lambda on: EarlyExit(1, stop=1.2), "stop: .*got 1.2"),
     (lambda on: ModelDrafter(None, stop="high"), "stop: .*must be a number"),
     (lambda on: EarlyExit(1, stop="high"), "stop: .*must be a number"),
-    (lambda on: HeadShape(**HEAD | {"rank": 0}), "rank: must be an integer of at least 1; got 0"),
-    (lambda on: HeadShape(**HEAD | {"places": True}),
-     "places: must be an integer of at least 1; got True"),
-    (lambda on: HeadShape(**HEAD | {"head_size": 5}), "head_size: must divide width 128; got 5"),
-    (lambda on: HeadShape(**HEAD | {"reads": ()}),
-     r"reads: must be layers of the target; got \(\)"),
-    (lambda on: on.head(vocab=16), "target_model: vocabulary must be that of the head, 16; got 24"),
-    (lambda on: on.head(hidden=16),
+    (lambda on: on.head(vocab_size=16),
+     "target_model: vocabulary must be that of the head, 16; got 24"),
+    (lambda on: on.head(hidden_size=16),
      "target_model: hidden size must be that of the head, 16; got 32"),
-    (lambda on: on.head(reads=(3,)), r"reads: must be layers in \[0, 2\]; got 3"),
+    (lambda on: on.head(reads=[2]), r"layers that the head reads, \[2\]; got 2 layers"),
     *[(lambda on, own=own: CachedModel(on.target, 4, reads=[own]),
        r"reads: must be layers in \[0, 2\]; got") for own in (-1, 3, True, "last")],
     # of siblings

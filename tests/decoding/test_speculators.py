@@ -8,9 +8,9 @@ import json
 import pytest
 import torch
 
-from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
-from simulations.train_head import head as heads
-from simulations.train_head.unroll import Unrolled
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
+from simulations.train import eagle3 as heads
+from simulations.train.unroll import Unrolled
 from tests.decoding.conftest import random_llama
 from tests.decoding.test_eagle3 import write
 from tests.threads import one_thread  # noqa: F401

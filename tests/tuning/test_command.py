@@ -150,7 +150,7 @@ def test_lengths_are_compared_where_texts_end_before_the_limit(
 
 @thorough
 def test_a_head_is_tuned_as_a_draft_is(tmp_path: Path, capsys, prompts: str) -> None:
-    head = "--target", MODELS[1], "--draft", str(PAIR / "recurrent")
+    head = "--target", MODELS[1], "--draft", str(PAIR / "head")
     out = tmp_path / "tuned.json"
     small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1", "--prompts", prompts)
     found = run_json(capsys, *CHEAP, "2", *head, *small, "--out", str(out))
@@ -160,7 +160,7 @@ def test_a_head_is_tuned_as_a_draft_is(tmp_path: Path, capsys, prompts: str) -> 
     asked = ("generate", "--prompt", "x", "--max-new-tokens", "4", "--tuned", str(out))
     assert run_json(capsys, *asked, *head)["policy"] == "speculative"
     assert main([*asked, *MODELS]) == 2
-    assert "tuned: was made for another draft (RecurrentDrafter" in capsys.readouterr().err
+    assert "tuned: was made for another draft (Eagle3Drafter" in capsys.readouterr().err
 
 
 @thorough

@@ -7,15 +7,13 @@ from typing import Any
 from cactus_theory.base.specs import parse_knobs
 from cactus_theory.decoding.drafters._base import DraftContext, Drafting
 from cactus_theory.decoding.drafters._base import Drafter as Drafter
-from cactus_theory.decoding.drafters.eagle3 import CONFIG, is_eagle3
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
+from cactus_theory.decoding.drafters.eagle3_head import holds_head
 from cactus_theory.decoding.drafters.model import ModelDrafter as ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram as NGram
 from cactus_theory.decoding.drafters.own_weights import EarlyExit as EarlyExit
 from cactus_theory.decoding.drafters.own_weights import FourBit as FourBit
 from cactus_theory.decoding.drafters.own_weights import SkipLayers as SkipLayers
-from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter as RecurrentDrafter
-from cactus_theory.decoding.drafters.recurrent_head import is_head
 from cactus_theory.decoding.drafters.siblings import Siblings as Siblings
 
 __all__ = ["DraftContext", "Drafting"]
@@ -39,25 +37,18 @@ def as_drafter(draft_model: Any) -> Drafter:
     if isinstance(draft_model, str | Path):
         if (named := named_drafter(draft_model)) is not None:
             return named
-        if is_eagle3(Path(draft_model) / CONFIG):
-            return Eagle3Drafter.load(draft_model)
-        if not is_head(draft_model):
+        if not holds_head(draft_model):
             raise ValueError(
                 f"draft_model: must be one of {NAMES}, or a head's folder (read_drafter loads "
                 f"models); got {str(draft_model)!r}"
             )
-        return RecurrentDrafter.load(draft_model)
+        return Eagle3Drafter.load(draft_model)
     if hasattr(draft_model, "forward") and hasattr(draft_model, "config"):
         return ModelDrafter(draft_model)
     raise TypeError(
         "draft_model: must be a causal LM, a Drafter or the folder of a head; "
         f"got {type(draft_model).__name__}"
     )
-
-
-def holds_head(folder: str | Path) -> bool:
-    """Return whether a folder holds a head on hidden states, of either format."""
-    return is_head(folder) or is_eagle3(Path(folder) / CONFIG)
 
 
 def drafter_by(mode: str, draft_model: Any) -> Drafter:

@@ -1,198 +1,42 @@
-"""Draft with an EAGLE-3 head as the library ``speculators`` writes it, and vLLM serves it.
+"""Draft token by token with an EAGLE-3 head on the target's hidden states.
 
-One Llama layer reads a token's embedding beside a stream. The stream is made of the states that the
-token *before* had in a few layers of the target; for drafted tokens, of which there are none, it is
-the layer's own output before the final norm. The head scores ``draft_vocab_size`` tokens, of which
-``d2t`` says how far each one's id lies behind its number; all others have probability 0. Source:
-EAGLE-3 (Li et al., arXiv 2503.01840). Positions are those of the states; only differences enter.
+The layer reads the units of the settled tokens; its output after a token then takes the place of
+the target's states in the unit of the next one, which the target has not computed. Unit j (token
+j, from 1 on) is slot j − 1 of the layer's cache: positions are those of the states; only
+differences enter. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from cactus_theory.base import arguments as check
-from cactus_theory.base.files import first_line
-from cactus_theory.decoding.drafters._base import DraftContext, Drafting, SampledDrafting
-from cactus_theory.decoding.drafters.recurrent import RecurrentDrafter, RecurrentDrafting
-from cactus_theory.decoding.drafters.recurrent_head import check_fit
-from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.drafters._base import (
+    DraftContext,
+    Drafter,
+    Drafting,
+    SampledDrafting,
+    nothing,
+)
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.models.cache import RaggedCache
+from cactus_theory.decoding.models.hugging_face_forward import gathered
 from cactus_theory.decoding.models.llama_forward import JOINED_ENTRIES, FastForward
 from cactus_theory.decoding.models.projections import Linear, packs, prepared
-from cactus_theory.decoding.models.recognised import ROTARY
-
-CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
-# options of the format that are read
-READ = {KIND, "transformer_layer_config", "draft_vocab_size", "norm_before_residual"}
-READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size"}
-# those about training, serving and the file itself; others may stand there if they say no
-READ |= {"speculators_config", "speculators_version", "auto_map", "embed_requires_grad"}
-READ |= {"torch_dtype", "rope_theta", "rope_scaling"}
-# tensors of the format that are read elsewhere, or not at all: they are of the target
-BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
-EMBEDDING = "embed_tokens.weight"
-
-
-def is_eagle3(config: str | Path) -> bool:
-    """Return whether a file is the configuration of a head for another model (``eagle3``)."""
-    try:
-        return KIND in json.loads(Path(config).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
-
-
-class Eagle3Head(nn.Module):
-    """The network of an :class:`Eagle3Drafter`: its only layer, maps and norms, on its target.
-
-    Attributes
-    ----------
-    ids : the target's id of each token of the draft, (D,) int64.
-    reads : layers of the target whose states are read, None for those of the format.
-    shares : whether the target's embedding stands in for one of its own.
-    cut : whether its vocabulary is not the target's.
-    """
-
-    ids: Tensor
-    settings: Tensor
-
-    def __init__(self, config: Any, options: dict[str, Any], shares: bool) -> None:
-        library = check.optional_module("transformers", "llm")
-        super().__init__()
-        self.vocab, self.hidden, self.shares = config.vocab_size, config.hidden_size, shares
-        config.vocab_size = size = options.get("draft_vocab_size") or self.vocab
-        self.reads: list[int] | None = options.get("eagle_aux_hidden_state_layer_ids")
-        wide, bias = 2 * self.hidden, config.attention_bias
-        self.fc = nn.Linear(len(self.reads or (0, 0, 0)) * self.hidden, self.hidden, bias=False)
-        self.core = library.LlamaForCausalLM(config)
-        layer, attention = self.core.model.layers[0], self.core.model.layers[0].self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(attention, name, nn.Linear(wide, getattr(attention, name).out_features, bias))
-        layer.hidden_norm = type(layer.input_layernorm)(self.hidden, config.rms_norm_eps)
-        layer.norm_before_residual = bool(options.get("norm_before_residual"))
-        self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
-        self.register_buffer("ids", torch.arange(size))
-        self.cut = size != self.vocab
-        told = [layer.norm_before_residual, *(self.reads or ())]  # for who compares states
-        self.register_buffer("settings", torch.tensor(told, dtype=torch.int64, device="cpu"))
-
-    @classmethod
-    def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
-        """Return the head in a folder, ready for inference; None is the dtype it is stored in.
-
-        Raises
-        ------
-        ValueError
-            Files that are missing or cannot be read, an option that is not followed, tensors that
-            are missing, unknown or of another shape, ids outside the target's vocabulary.
-        ModuleNotFoundError
-            transformers or safetensors are not installed (extra llm).
-        """
-        tensors = check.optional_module("safetensors.torch", "llm")
-        try:
-            options = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
-            config = _layer_config(options)
-            weights = tensors.load_file(Path(folder) / WEIGHTS)
-            with torch.device("meta"):  # no memory is taken for weights that are only claimed
-                head = cls(config, options, shares=EMBEDDING not in weights)
-            head.cut = "d2t" in weights
-            head.ids = _ids(weights, len(head.ids), head.vocab)
-            head._fill(weights, dtype)
-            rotary = head.core.model.rotary_emb
-            head.core.model.rotary_emb = type(rotary)(config)
-        except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-            raise ValueError(
-                f"draft: must be a head that speculators wrote; {first_line(error)} in "
-                f"{str(folder)!r}"
-            ) from error
-        return head.eval().requires_grad_(False)
-
-    def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
-        filled = {"ids": self.ids, "settings": self.settings}
-        for name, own in self.state_dict().items():
-            stored = name.removeprefix("core.").removeprefix("model.")
-            if stored == EMBEDDING and self.shares:  # never read, but for its dtype
-                filled[name] = filled["fc.weight"].new_zeros(own.shape)
-            elif name not in filled:
-                if stored not in weights:
-                    raise ValueError(f"{stored} is not there")
-                filled[name] = weights.pop(stored).to(dtype)
-                if filled[name].shape != own.shape:
-                    shapes = tuple(own.shape), tuple(filled[name].shape)
-                    raise ValueError(f"{stored}: must have shape {shapes[0]}; got {shapes[1]}")
-        if unknown := sorted(weights.keys() - BESIDE):
-            raise ValueError(f"{unknown[0]}: is no tensor of such a head; got one")
-        self.load_state_dict(filled, assign=True)
-
-    def layers(self, target_model: Any) -> Sequence[int]:
-        """Return the layers of a target whose states are read."""
-        count = text_config(target_model).num_hidden_layers
-        return self.reads or (2, count // 2, count - 3)
-
-    def check(self, target_model: Any) -> None:
-        """Raise ValueError for a target of another vocabulary, width, depth or device."""
-        check_fit(target_model, self.vocab, self.hidden, self.fc.weight.device)
-        count, layers = text_config(target_model).num_hidden_layers, self.layers(target_model)
-        if not all(0 <= layer < count for layer in layers):
-            raise ValueError(
-                f"target_model: must have the layers that the head reads, {list(layers)}; "
-                f"got {count} layers"
-            )
-
-
-def _layer_config(options: dict[str, Any]) -> Any:
-    """Return the configuration of the head's layer; ValueError for an option not followed."""
-    library = check.optional_module("transformers", "llm")
-    layer = options.get("transformer_layer_config") or {}
-    of_library = set(library.LlamaConfig().to_dict()) | {"model_type"}
-    width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
-    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    plans = {name for name in options if name.startswith("base_model_")}
-    for name, value, followed, rule in (
-        (KIND, options.get(KIND), ("eagle3",), "eagle3"),
-        ("model_type", layer.get("model_type"), ("llama",), "llama"),
-        ("num_hidden_layers", layer.get("num_hidden_layers"), (1,), "1"),
-        ("rope_type", kind, ROTARY, f"one of {', '.join(ROTARY)}"),
-        ("target_hidden_size", options.get("target_hidden_size"), (None, width), f"{width}"),
-        *((name, own, (), "left out") for name, own in options.items()
-          if own and name not in READ | of_library | plans),
-        *((name, own, (), "left out") for name, own in layer.items()
-          if own and name not in READ | of_library),
-    ):  # fmt: skip
-        if value not in followed:
-            raise ValueError(f"{name}: must be {rule}; got {value!r}")
-    if reads is not None and not (reads and all(type(number) is int for number in reads)):
-        raise ValueError(f"eagle_aux_hidden_state_layer_ids: must be layers; got {reads!r}")
-    return library.LlamaConfig(**layer)
-
-
-def _ids(weights: dict[str, Tensor], size: int, vocab: int) -> Int[Tensor, "draft"]:
-    """Return the target's ids of the draft's tokens, from how far each lies behind its number."""
-    if "d2t" not in weights and size != vocab:
-        raise ValueError("d2t is not there")
-    offsets = weights.pop("d2t", torch.zeros(size, dtype=torch.int64, device="cpu"))
-    ids = torch.arange(len(offsets), device="cpu") + offsets.long()
-    if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
-        raise ValueError(f"d2t: must give {size} ids below {vocab}, each once; got others")
-    marked = weights.get("t2d")
-    if marked is not None and not marked.nonzero()[:, 0].equal(ids.sort().values):
-        raise ValueError("t2d: must mark the ids that d2t gives; got others")
-    return ids
+from cactus_theory.verify.draft import Draft
 
 
 @dataclass(frozen=True)
-class Eagle3Drafter(RecurrentDrafter):
-    """Draft with an EAGLE-3 ``head``; tokens that it does not score have probability 0.
+class Eagle3Drafter(Drafter):
+    """Draft with an EAGLE-3 ``head``, one pass a token; tokens that it does not score have p = 0.
 
-    ``greedy`` takes the likeliest token at every step; such drafts are deterministic.
+    Nothing is drafted before the target has read the prompt. ``greedy`` takes the likeliest token
+    at every step; such drafts are deterministic.
 
     Raises
     ------
@@ -201,7 +45,7 @@ class Eagle3Drafter(RecurrentDrafter):
 
     Examples
     --------
-    >>> from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+    >>> from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
     >>> from transformers import LlamaConfig
     >>> sizes = {"vocab_size": 2048, "hidden_size": 192, "intermediate_size": 256}
     >>> layer = LlamaConfig(num_hidden_layers=1, num_attention_heads=6, **sizes)
@@ -212,6 +56,7 @@ class Eagle3Drafter(RecurrentDrafter):
     """
 
     head: Any  # an Eagle3Head
+    greedy: bool = False
 
     @classmethod
     def load(cls, folder: str | Path, *, greedy: bool = False) -> "Eagle3Drafter":
@@ -221,6 +66,11 @@ class Eagle3Drafter(RecurrentDrafter):
     def begin(self, setting: DraftContext) -> Drafting:
         """Return this drafter at work on one decode."""
         return Eagle3Drafting(setting, self.head, self.greedy)
+
+    def check(self, target_model: Any) -> dict[str, Any]:
+        """Raise for a target that the head was not made for."""
+        self.head.check(target_model)
+        return {}
 
     def reads(self, target_model: Any) -> Sequence[int]:
         """Return the layers that the head reads."""
@@ -232,29 +82,64 @@ def _packed(head: Eagle3Head) -> Any:
     return Linear(weight) if weight.numel() <= JOINED_ENTRIES or packs(weight) else head.fc
 
 
-class Eagle3Drafting(RecurrentDrafting):
+class Eagle3Drafting(SampledDrafting):
     """The head's state in one decode; units are pairs (2 hidden) of embedding and stream."""
 
     def __init__(self, setting: DraftContext, head: Any, greedy: bool) -> None:
-        SampledDrafting.__init__(self, setting, greedy)
+        super().__init__(setting, greedy)
         self.features, texts = setting.features, self.texts
-        self.places, self.layers = self.width, head.layers(setting.target_model)
+        self.layers = head.layers(setting.target_model)
         own = head.core.model.embed_tokens
         self.embedding = setting.target_model.get_input_embeddings() if head.shares else own
         self.fc, self.vocab = prepared(head, _packed), head.vocab
         self.ids = head.ids if head.cut else None
-        self.cache = RaggedCache(1, texts.batch, texts.capacity + self.places + 1)
+        self.cache = RaggedCache(1, texts.batch, texts.capacity + self.width + 1)
         self.forward = FastForward(head.core, self.cache)
         self.dtype = head.fc.weight.dtype
 
-    def units(self, states: Tensor, tokens: Tensor) -> Float[Tensor, "batch most pair"]:
-        """Return the units of tokens whose predecessors have these states of the target."""
-        stream = self.fc(states.flatten(2).flatten(0, 1).to(self.dtype))
-        return torch.cat([self.embedded(tokens), stream.view(*tokens.shape, -1)], -1)
+    def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        """Draw a token, feed it with the state before it, and so on."""
+        lengths = self.planned(wanted)
+        if not any(lengths):
+            return nothing(self.texts)
+        units, counts = self.fresh(lengths)
+        last = [max(count - 1, 0) for count in counts]
+        state = gathered(self.run(units, counts), last, [1] * len(last))
+        self.cache.extend(counts)
+        settled, tokens = list(self.cache.lengths), []
+        for step in range(max(lengths) + self.next_row):
+            if step:
+                fed = [int(count + self.next_row > step) for count in lengths]
+                unit = torch.cat([self.embedded(tokens[-1]), state[:, 0]], -1)
+                state = self.run(unit[:, None], fed)
+                self.cache.extend(fed)
+            self.clock.lap("draft")
+            logits = self.logits(state)
+            if step == max(lengths):
+                self.law(logits, step, lengths)
+            else:
+                tokens.append(self.draw(logits, step, lengths, coins[:, step]))
+        for row, length in enumerate(settled):
+            self.cache.rollback(row, length)
+        self.clock.lap("draft")
+        return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
-    def following(self, state: Tensor, tokens: Tensor) -> Float[Tensor, "batch pair"]:
-        """Return the units of drafted tokens after the layer's own states."""
-        return torch.cat([self.embedded(tokens), state], -1)
+    def planned(self, wanted: Sequence[int]) -> list[int]:
+        """Return the number of tokens each row may draft: none before its states are there."""
+        read = [0] * len(wanted) if self.features is None else self.features.lengths
+        rows = zip(wanted, read, self.texts.lengths, strict=True)
+        return [most if 0 < states == ids - 1 else 0 for most, states, ids in rows]
+
+    def fresh(self, lengths: Sequence[int]) -> tuple[Float[Tensor, "batch most pair"], list[int]]:
+        """Return the units that are not cached yet, none of rows that draft nothing."""
+        assert self.features is not None
+        starts = list(self.cache.lengths)
+        rows = zip(self.features.lengths, starts, lengths, strict=True)
+        counts = [(read - start) * bool(drafted) for read, start, drafted in rows]
+        states = [self.features.hidden(layer, starts, counts) for layer in self.layers]
+        tokens = self.texts.take([start + 1 for start in starts], counts)
+        stream = self.fc(torch.cat(states, -1).flatten(0, 1).to(self.dtype))
+        return torch.cat([self.embedded(tokens), stream.view(*tokens.shape, -1)], -1), counts
 
     def embedded(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some hidden"]:
         """Return the embeddings of tokens."""
@@ -274,3 +159,8 @@ class Eagle3Drafting(RecurrentDrafting):
             return rows
         whole = rows.new_full((*rows.shape[:2], self.vocab), -torch.inf)
         return whole.index_copy_(-1, self.ids, rows)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        super().keep(rows)
+        self.cache.keep(rows)

@@ -7,11 +7,11 @@ import torch
 
 from cactus_theory import losses
 from cactus_theory.decoding import Eagle3Drafter
-from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
-from simulations.train_head import head as heads
-from simulations.train_head.batches import Texts, embedding_of
-from simulations.train_head.samples import Piece, Source, Turn, drawn, own_prompts, written
-from simulations.train_head.unroll import Batch, Unrolled, _Scored, rows_of
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
+from simulations.train import eagle3 as heads
+from simulations.train.batches import Texts, embedding_of
+from simulations.train.samples import Piece, Source, Turn, drawn, own_prompts, written
+from simulations.train.unroll import Batch, Unrolled, _Scored, rows_of
 from tests.chat_model import chat_tokenizer
 from tests.decoding.conftest import random_llama
 from tests.decoding.test_eagle3 import plain_logits, write
@@ -52,6 +52,27 @@ def test_an_unrolled_head_is_the_head_that_drafts(target, tmp_path, normed):
         assert overlaps[step].item() == pytest.approx(
             torch.minimum(q, logits.softmax(-1)).sum().item(), abs=1e-5
         )
+
+
+@pytest.mark.parametrize("by_kl", [True, False])
+def test_anchors_stand_for_all_units(target, tmp_path, by_kl):
+    """The mean loss of one anchor is that of all."""
+    kept, text, places = list(range(0, VOCAB, 2)), torch.arange(3, 12)[None], 3
+    embedding = write(tmp_path, VOCAB, kept)["embed_tokens.weight"]
+    head, states = Eagle3Head.load(tmp_path), target(text, output_hidden_states=True).hidden_states
+    student, weight = Unrolled(head), rows_of(target, head.ids)
+    rows, units = states[-1][:, 1:-1], torch.arange(text.shape[1] - 2)[None]
+
+    def loss(anchors):
+        batch = Batch(
+            embedding[text[:, 1:-1]], torch.cat([states[layer][:, :-2] for layer in READS], -1),
+            rows, target.lm_head(rows).logsumexp(-1), torch.ones_like(units).bool(), anchors,
+            torch.ones_like(anchors).bool(),
+        )  # fmt: skip
+        return student(batch, weight, places, by_kl)[0].item()
+
+    mean = sum(loss(units[:, at : at + 1]) for at in range(units.shape[1])) / units.shape[1]
+    assert mean == pytest.approx(loss(units), rel=1e-5)
 
 
 @pytest.mark.parametrize("by_kl", [True, False])

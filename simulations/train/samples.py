@@ -75,12 +75,16 @@ class Source:
         with Progress(f"{folder.name}: pieces of {texts} texts", count) as progress:
             for number, path in enumerate(paths):
                 if not path.exists():
-                    generator = Generator().manual_seed(seed * 100_003 + number)
-                    drawn = torch.randint(len(self.beginnings), (texts,), generator=generator)
-                    some = [self.beginnings[at] for at in drawn.tolist()]
-                    written(target, some, self.turns, reads, generator).write(path)
+                    self.piece(target, texts, reads, seed * 100_003 + number).write(path)
                 progress.update(number + 1, "")
         return paths
+
+    def piece(self, target: Any, texts: int, reads: Sequence[int], seed: int) -> Piece:
+        """Return so many texts, whose beginnings are drawn."""
+        generator = Generator().manual_seed(seed)
+        some = torch.randint(len(self.beginnings), (texts,), generator=generator)
+        begun = [self.beginnings[at] for at in some.tolist()]
+        return written(target, begun, self.turns, reads, generator)
 
 
 def own_prompts(tokenizer: Any, ends: frozenset[int], prompt: int, answer: int) -> Source:
@@ -221,5 +225,6 @@ def _extend(writers: Sequence[Writer], logits: Tensor, coins: Tensor) -> None:
 def _states(model: CachedModel, row: int, length: int) -> Float[Tensor, "length reads hidden"]:
     """Return a row's states; those of its last token are zeros."""
     layers = [model.cache.hidden[layer] for layer in model.cache.hidden]
-    states = torch.stack([layer[row, : length - 1] for layer in layers if layer is not None], 1)
-    return torch.cat([states, torch.zeros_like(states[:1])])
+    kept = [layer[row, : length - 1] for layer in layers if layer is not None]
+    states = torch.stack(kept, 1) if kept else torch.empty(length - 1, 0, 0)
+    return torch.cat([states, states.new_zeros(1, *states.shape[1:])])

@@ -7,12 +7,14 @@ import torch
 
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
+from simulations.__main__ import main as simulations
 from simulations.common.inputs import PAIR, load_prompts
-from simulations.train_pair.train import num_parameters
+from simulations.common.results import read_csv
+from simulations.train.report import num_parameters
 from tests.amounts import amount, thorough
 from tests.kits.drafters import assert_drafter_properties
 
-HEAD = PAIR / "recurrent"
+HEAD = PAIR / "head"
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
 
 
@@ -28,11 +30,14 @@ def prompts(pair):
 
 def test_it_is_small_and_reported(pair):
     report = json.loads((HEAD / "report.json").read_text())
-    assert sum(path.stat().st_size for path in HEAD.iterdir()) <= 2e6
-    names = {"head.json", "model.safetensors", "report.json"}
+    assert sum(path.stat().st_size for path in HEAD.iterdir()) <= 2**21
+    names = {"config.json", "model.safetensors", "report.json"}
     assert {path.name for path in HEAD.iterdir()} == names
-    assert report["parameters"] == num_parameters(pair.draft.head)
-    assert report["training"].keys() == {"kl", "price"} and report["overlap_by_place"][0] > 0.6
+    own = pair.draft.head
+    assert report["parameters"] == num_parameters(own) - num_parameters(own.core.model.embed_tokens)
+    assert report["training"].keys() == {"first", "all", "overlap"}
+    overlaps = report["held_out"]["overlap_by_place"]
+    assert overlaps[0] > 0.6 and report["held_out"]["target_mass_of_draft_vocabulary"] > 0.99
 
 
 @thorough
@@ -57,8 +62,18 @@ def test_generate_takes_a_heads_folder(capsys):
     assert main([*asked, str(HEAD)]) == 0
     assert json.loads(capsys.readouterr().out)["policy"] == "speculative"
     assert main([*asked, str(HEAD), "--draft-stop", "0.2"]) == 2
-    assert "--draft-stop: RecurrentDrafter has none" in capsys.readouterr().err
+    assert "--draft-stop: Eagle3Drafter has none" in capsys.readouterr().err
     assert main([*asked, str(PAIR)]) == 2
     assert "draft: must be a folder with a config.json" in capsys.readouterr().err
     with pytest.raises(ValueError, match="hidden size must be that of the head, 192; got 128"):
         load_pair(PAIR / "draft", HEAD)
+
+
+@thorough
+def test_throughput_leaves_the_librarys_drafting_out_for_heads(tmp_path):
+    asked = ["throughput", "--draft", str(HEAD), "--policies", "speculative"]
+    asked += ["--num-prompts", "1", "--max-new-tokens", "4", "--repeats", "1", "--metered", "1"]
+    asked += ["--num-draft-tokens", "2", "--batch", "1", "--out", str(tmp_path)]
+    assert simulations(asked) == 0
+    found, _ = read_csv(tmp_path / "throughput.csv")
+    assert [row["method"] for row in found] == ["plain", "hf_plain", "speculative"]

@@ -1,4 +1,4 @@
-"""Training texts: the Python standard library of this machine or others, and the target's samples.
+"""Training texts: the Python standard library of this machine, or others.
 
 Which files count, which are held out and what identifies the corpus are pure
 functions of relative paths and contents, so two machines with the same Python
@@ -6,21 +6,20 @@ release agree without sharing a file. The tokenizer, byte-level BPE, is trained 
 """
 
 import hashlib
+import itertools
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Generator, Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, StaticCache
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from cactus_theory.base.prompts import prompts_of
-from cactus_theory.base.terminal import Progress
-
-from ..common.results import write_tensors
 
 SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__"})
 GENERATED_TABLE = re.compile(r"generated from .{0,200}gencodec\.py", re.DOTALL)
@@ -31,6 +30,8 @@ HELD_OUT = 0.05
 # begins another document
 TEXTS, PART = (".txt", ".md"), 2**13
 KINDS = (".py", ".jsonl", *TEXTS)
+# tokens of the beginnings that a target goes on with, from end-of-text alone to some context
+PREFIX_LENGTHS = (1, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def _read(path: Path, root: Path) -> list[Document]:
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
+# most positions of a text: the longest training windows have four times 256 tokens
+MAX_POSITIONS = 1024
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,11 @@ class Stream:
     starts: Tensor  # (m,) int64, the first token of each document or top-level definition
 
 
-def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE; id 0 is end-of-text, the rest bytes (256) and merges."""
+def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train byte-level BPE; id 0 is end-of-text, the rest bytes (256) and merges.
+
+    End-of-text is bos, eos and pad.
+    """
     if vocab_size < 257:
         raise ValueError(f"vocab_size must be at least 257, got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
@@ -155,95 +161,46 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def as_transformers(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
-    """Wrap for ``save_pretrained``; end-of-text is bos, eos and pad."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
-        model_max_length=max_length,
+        model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
 
 
-def encode_stream(tokenizer: Tokenizer, documents: list[Document]) -> Stream:
+def encoded(tokenizer: Any, documents: Sequence[Document]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield each document's tokens, and the places of those that begin a top-level definition.
+
+    The first one is among these.
+    """
+    told = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
+    for document in documents:
+        read, begins = tokenizer(document.text, **told), {0, *boundaries(document.text)}
+        offsets = enumerate(read["offset_mapping"])
+        yield read["input_ids"], [at for at, (begin, _) in offsets if begin in begins]
+
+
+def encode_stream(tokenizer: Any, documents: Sequence[Document]) -> Stream:
     """Encode the documents in the given order into one stream."""
     tokens: list[int] = []
     starts: list[int] = []
-    for document in documents:
-        encoding = tokenizer.encode(document.text)
+    for ids, begins in encoded(tokenizer, documents):
         tokens.append(END_OF_TEXT_ID)
-        first = len(tokens)
-        begins = {0, *boundaries(document.text)}
-        offsets = enumerate(encoding.offsets)
-        starts.extend(first + i for i, (begin, _) in offsets if begin in begins)
-        tokens.extend(encoding.ids)
+        starts.extend(len(tokens) + at for at in begins)
+        tokens.extend(ids)
     tokens.append(END_OF_TEXT_ID)
     return Stream(torch.tensor(tokens, dtype=torch.int32), torch.tensor(starts))
 
 
-# lengths of the prefixes of the target's samples, from end-of-text alone to some context
-PREFIX_LENGTHS = (1, 8, 16, 32, 64)
-
-
-def prefixes(stream: Stream, rows: int, length: int, generator: Generator) -> Tensor:
-    """Return (rows, length) beginnings of documents or top-level definitions.
-
-    Each is led by end-of-text, so length 1 is end-of-text alone. ValueError if no boundary is
-    followed by ``length`` tokens.
-    """
-    starts = stream.starts[stream.starts < len(stream.tokens) - length]
-    if not len(starts):
-        raise ValueError(f"stream must have a boundary {length} tokens before its end, got none")
-    begin = starts[torch.randint(len(starts), (rows,), generator=generator)]
-    rest = stream.tokens[begin[:, None] + torch.arange(length - 1)].long()
-    return torch.cat([torch.full((rows, 1), END_OF_TEXT_ID), rest], dim=1)
-
-
-@torch.inference_mode()
-def sample(model: LlamaForCausalLM, prefix: Tensor, length: int, generator: Generator) -> Tensor:
-    """Continue ``prefix`` (rows, k) at temperature 1 to (rows, length), past end-of-text too.
-
-    The cache has its final size from the start: growing one copies it at every token.
-    """
-    cache = StaticCache(config=model.config, max_cache_len=length)
-    tokens, last = [prefix], prefix
-    for _ in range(length - prefix.shape[1]):
-        output = model(last, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        probs = output.logits[:, -1].float().softmax(-1)
-        last = torch.multinomial(probs, 1, generator=generator)
-        tokens.append(last)
-    return torch.cat(tokens, dim=1)
-
-
-def build_pool(
-    target: LlamaForCausalLM,
-    stream: Stream,
-    folder: Path,
-    *,
-    chunks: int,
-    rows: int,
-    length: int,
-    seed: int,
-) -> Tensor:
-    """Return (chunks * rows, length) int32 samples of the target, one file and seed per chunk.
-
-    Chunks already on disk are kept, so a killed call goes on where it stopped.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    lengths = [k for k in PREFIX_LENGTHS if k < length]
-    pool = []
-    with Progress("target samples", chunks) as progress:
-        for chunk in range(chunks):
-            path = folder / f"{seed}-{rows}x{length}-{chunk:04d}.pt"
-            if not path.exists():
-                generator = Generator().manual_seed(seed * 100_003 + chunk)
-                prefix = prefixes(stream, rows, lengths[chunk % len(lengths)], generator)
-                write_tensors(path, sample(target, prefix, length, generator).to(torch.int32))
-            pool.append(torch.load(path, weights_only=True))
-            progress.advance()
-    return torch.cat(pool)
+def beginnings(tokenizer: Any, documents: Sequence[Document]) -> list[list[int]]:
+    """Return the first tokens of documents and top-level definitions, in several lengths."""
+    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    lengths = itertools.cycle(PREFIX_LENGTHS)
+    return [
+        [*start, *ids[at : at + max(next(lengths) - len(start), not start)]]
+        for ids, begins in encoded(tokenizer, documents)
+        for at in begins
+    ]

@@ -5,7 +5,8 @@ import torch
 
 from cactus_theory import losses
 from cactus_theory.decoding.load import load_model
-from simulations.train_pair.train import (
+from simulations.train.corpus import Stream
+from simulations.train.fit import (
     Plan,
     Shape,
     build,
@@ -50,11 +51,10 @@ def test_short_stream_and_bad_shapes_are_refused(stream):
 
 
 def test_mixed_batches_take_their_share(stream):
-    plan = Plan(steps=1, batch_size=4, length=16)
-    pool = torch.full((5, 17), 299, dtype=torch.int32)
-    batches = mixed_batches(pool, text_batches(stream, plan), share=0.5)
+    own = text_batches(Stream(torch.full((80,), 299, dtype=torch.int32), torch.tensor([1])), PLAN)
+    batches = mixed_batches(own, text_batches(stream, PLAN), share=0.5)
     generator = torch.Generator().manual_seed(0)
-    assert (batches(0, generator) == 299).all(1).sum() == 2
+    assert (batches(0, generator)[:, 1:] == 299).all(1).sum() == 2
     assert batches(7, generator).shape == (1, 65)
 
 

@@ -8,11 +8,10 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import load_pair
-from simulations.train_head import samples
-from simulations.train_head.command import add_arguments, run
-from simulations.train_pair import train
+from simulations.train import fit, samples
+from simulations.train.head import add_arguments, run
 from tests.chat_model import chat_model, chat_tokenizer
-from tests.simulations.train_pair.test_command import killed_after
+from tests.simulations.train.test_pair import killed_after
 from tests.threads import one_thread  # noqa: F401
 
 TINY = (
@@ -41,8 +40,8 @@ def test_a_head_is_the_same_however_often_it_is_stopped(folder, tmp_path, monkey
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run(parse(folder, whole)) == 0
     assert "texts: at most 192 tokens, " in capsys.readouterr().err  # 2 × 6 × 16
-    monkeypatch.setattr(train, "EVERY_S", 0.0)
-    for module, name, count in ((samples, "written", 1), (train, "_step", 2), (train, "_step", 3)):
+    monkeypatch.setattr(fit, "EVERY_S", 0.0)
+    for module, name, count in ((samples, "written", 1), (fit, "_step", 2), (fit, "_step", 3)):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, killed_after(count, getattr(module, name)))
             with pytest.raises(KeyboardInterrupt):

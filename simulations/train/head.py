@@ -6,7 +6,6 @@ skipped by its files in --work-dir, and a run that was killed ends with the same
 """
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -20,22 +19,17 @@ from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory.commands.flags import PROMPTS, add_chat, flag, given_prompts, rendered_ids
 from cactus_theory.commands.models import add_models, choose_threads
-from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.load import Pair, dtype_rule, load_pair
 from cactus_theory.decoding.models.recognised import obstacle
 
-from ..common.inputs import at_least, command_line, digest, folder_digest, model_digest
-from ..common.journal import Journal
-from ..common.results import write_text
-from ..train_pair import corpus
-from ..train_pair.ship import publish
-from ..train_pair.train import Plan, fit
-from . import head, report
+from ..common.inputs import at_least, digest, folder_digest, model_digest
+from . import corpus, eagle3, report
 from .batches import Texts, embedding_of
+from .fit import Plan, fit
 from .samples import Source, Turn, own_prompts, written
 from .unroll import Batch, Unrolled, rows_of
 
-FOLDERS = ("work_dir", "out")
 # flag → default, help
 FLAGS: dict[str, tuple[Any, str]] = {
     "draft_vocab": (8192, "tokens that the head scores: those that the texts hold most often"),
@@ -88,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--target: must be a Llama-like model of full weights; {reason}")
     choose_threads(args.threads, target)
     seen, unseen = sources(args, pair)
-    with Journal(args.work_dir / "journal.jsonl", _settings(args, seen, unseen)) as journal:
-        journal.check(lambda key, _: f"job: must not be there, as training keeps none; got {key!r}")
-        reads = head.reads_of(target)
+    with report.held(args, _settings(args, seen, unseen)):
+        reads = eagle3.reads_of(target)
         states = (*reads, target.config.num_hidden_layers)
         say_costs(args, target, seen, states)
         paths = seen.pieces(
@@ -103,13 +96,10 @@ def run(args: argparse.Namespace) -> int:
         outcomes = taught(args, own, target, texts)
         finished = args.work_dir / "head"
         name = args.target.name if isinstance(args.target, Path) else args.target
-        head.write(own, finished, target, name, args.places)
-        measured = report.measured(finished, target, Texts(scored, texts.embedding), args.places)
-        whole = {"command": command_line(args, FOLDERS)} | measured | {"training": outcomes}
-        text = json.dumps(whole | report.origin(args, target, texts), indent=2, allow_nan=False)
-        write_text(finished / "report.json", f"{text}\n")
-        publish(finished, args.out)
-    print(text)
+        eagle3.write(own, finished, target, name, args.places)
+        measured = report.measure_head(args, finished, target, Texts(scored, texts.embedding))
+        made = {"training": outcomes} | report.target_of(args, target, texts)
+        report.publish(args, finished, measured | made)
     return 0
 
 
@@ -122,7 +112,7 @@ def sources(args: argparse.Namespace, pair: Pair) -> tuple[Source, Source]:
     if args.corpus is not None:
         documents = corpus.read_corpus(args.corpus, args.held_out, args.seed)
         parts = corpus.training(documents), corpus.held_out(documents)
-        beginnings = [_beginnings(tokenizer, part) for part in parts]
+        beginnings = [corpus.beginnings(tokenizer, part) for part in parts]
     elif args.prompts is not None:
         ids = rendered_ids(args, tokenizer, given_prompts(args))
         held = [corpus.is_held_out(str(at), args.held_out, args.seed) for at in range(len(ids))]
@@ -135,21 +125,6 @@ def sources(args: argparse.Namespace, pair: Pair) -> tuple[Source, Source]:
         own = own_prompts(tokenizer, ends, args.prompt_tokens, args.answer_tokens)
         return own, own
     return Source(beginnings[0], [answer]), Source(beginnings[1], [answer])
-
-
-def _beginnings(tokenizer: Any, documents: list[corpus.Document]) -> list[list[int]]:
-    """Return the first tokens of documents and top-level definitions, in several lengths."""
-    start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    lengths, found = itertools.cycle(corpus.PREFIX_LENGTHS), []
-    for document in documents:
-        told = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
-        read = tokenizer(document.text, **told)
-        begins = {0, *corpus.boundaries(document.text)}
-        for at, (begin, _) in enumerate(read["offset_mapping"]):
-            if begin in begins:
-                new = max(next(lengths) - len(start), not start)
-                found.append([*start, *read["input_ids"][at : at + new]])
-    return found
 
 
 def say_costs(args: argparse.Namespace, target: Any, seen: Source, reads: Sequence[int]) -> None:
@@ -176,8 +151,8 @@ def start(args: argparse.Namespace, target: Any, texts: Texts, reads: Sequence[i
             raise ValueError(f"--init: must be a head that this command made; got {args.init}")
         return own.requires_grad_(True)
     ids = (piece.ids for piece in texts.pieces)
-    kept = head.draft_vocabulary(ids, args.draft_vocab, target.config.vocab_size)
-    return head.build(target, kept, reads, args.seed)
+    kept = eagle3.draft_vocabulary(ids, args.draft_vocab, target.config.vocab_size)
+    return eagle3.build(target, kept, reads, args.seed)
 
 
 def taught(args: argparse.Namespace, own: Eagle3Head, target: Any, texts: Texts) -> dict[str, Any]:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from simulations.train_pair import train
-from simulations.train_pair.command import add_arguments, run
-from simulations.train_pair.heads import RecurrentHead
+from simulations.train import fit, samples
+from simulations.train.pair import add_arguments, run
 
 TINY = (
     "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
@@ -70,7 +69,7 @@ def test_report_is_complete_and_names_no_folder(first, corpus_folder):
         report["trained"] == "target on the corpus; draft on the corpus, then on the target's law"
     )
     assert report["training"]["target"]["tokens"] == 6 * 4 * 64
-    assert report["overlap_on_target_samples"]["positions"] == 32 * (64 - 32)
+    assert report["overlap_on_target_samples"]["positions"] == 32 * 64
     for folder in (first, corpus_folder):
         assert str(folder) not in text
 
@@ -106,34 +105,13 @@ def test_a_result_in_its_journal_is_named(first, corpus_folder, tmp_path):
         ("--seed -1", "--seed: must be at least 0; got -1"),
         ("--vocab-size 20", "vocab_size must be at least 257, got 20"),
         ("--target-width 48", "head size must divide width, got 32 and 48"),
+        ("--held-out 1", r"--held-out: must be in \(0, 1\); got 1.0"),
         ("--corpus /no/such/folder", "training document .*; got none in /no/such/folder"),
-        ("--price 2", "--price: must not be given with --drafter model; got 2.0"),
-        ("--target elsewhere", "--target: must not be given with --drafter model; got elsewhere"),
-        ("--drafter recurrent --places 32", "--places: must be below --length 32; got 32"),
-        ("--drafter recurrent --price -1", "--price: must be at least 0; got -1.0"),
-        ("--drafter recurrent --head-layers 0", "--head-layers: must be at least 1; got 0"),
-        ("--drafter recurrent --steps 3000", "--steps: must not be given with --drafter recurrent"),
     ],
 )
-def test_bad_arguments_are_named(first, corpus_folder, tmp_path, flags, message):
-    args = (
-        head_of(first, corpus_folder, tmp_path, flags)
-        if "recurrent" in flags
-        else tiny(corpus_folder, tmp_path, flags)
-    )
+def test_bad_arguments_are_named(corpus_folder, tmp_path, flags, message):
     with pytest.raises(ValueError, match=message):
-        run(args)
-
-
-HEAD = (
-    "--places 3 --head-layers 1 --distil-steps 3 --overlap-steps 2 --pool-chunks 1 "
-    "--pool-rows 4 --batch-size 4 --length 32 --overlap-rows 32"
-)
-
-
-def head_of(first, corpus_folder, work, extra: str) -> argparse.Namespace:
-    folders = f"--corpus {corpus_folder} --work-dir {work} --out {work / 'out'}"
-    return parse(f"{folders} --target {first / 'out' / 'target'} {HEAD} {extra}")
+        run(tiny(corpus_folder, tmp_path, flags))
 
 
 def killed_after(count: int, real):
@@ -148,23 +126,16 @@ def killed_after(count: int, real):
     return step
 
 
-def test_a_head_is_trained_the_same_however_often_it_is_stopped(
+def test_a_pair_is_the_same_however_often_it_is_stopped(
     first, corpus_folder, tmp_path, monkeypatch
 ):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = [head_of(first, corpus_folder, at, "--drafter recurrent") for at in (whole, parts)]
-    assert run(args[0]) == 0
-    monkeypatch.setattr(train, "EVERY_S", 0.0)
-    for step in (2, 1):  # of the second stage once the first is there
+    monkeypatch.setattr(fit, "EVERY_S", 0.0)
+    for module, name, count in ((fit, "_step", 8), (samples, "written", 1), (fit, "_step", 5)):
         with monkeypatch.context() as patch:
-            patch.setattr(train, "_step", killed_after(step, train._step))
+            patch.setattr(module, name, killed_after(count, getattr(module, name)))
             with pytest.raises(KeyboardInterrupt):
-                run(args[1])
-    assert run(args[1]) == 0
-    files = [at / "out" / "model.safetensors" for at in (whole, parts)]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    report = json.loads((whole / "out" / "report.json").read_text())
-    assert len(report["overlap_by_place"]) == 3 and report["parameters"] > 1000
-    assert report["training"]["price"]["tokens"] == 2 * 4 * 32
-    assert str(tmp_path) not in json.dumps(report)
-    assert RecurrentHead.load(whole / "out").shape.places == 3
+                run(tiny(corpus_folder, tmp_path))
+    assert run(tiny(corpus_folder, tmp_path)) == 0
+    for name in ("target", "draft"):
+        one, two = (at / "out" / name / "model.safetensors" for at in (first, tmp_path))
+        assert one.read_bytes() == two.read_bytes()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.train_pair.corpus import (
+from simulations.train.corpus import (
     Stream,
     encode_stream,
     read_corpus,

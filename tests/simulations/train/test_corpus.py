@@ -6,22 +6,21 @@ import math
 import pytest
 import torch
 
-from simulations.train_pair.corpus import (
+from simulations.train.corpus import (
     END_OF_TEXT,
     END_OF_TEXT_ID,
     Document,
     Stream,
-    build_pool,
+    beginnings,
+    encode_stream,
     fingerprint,
     is_held_out,
-    prefixes,
     read_corpus,
-    sample,
     train_tokenizer,
     training,
 )
-from simulations.train_pair.ship import held_out_loss, overlap
-from simulations.train_pair.train import Shape, build
+from simulations.train.fit import Shape, build
+from simulations.train.report import held_out_loss, overlap
 
 
 def test_split_is_stable():
@@ -79,9 +78,9 @@ def test_texts_code_and_json_lines_are_documents_of_one_corpus(tmp_path):
 
 @pytest.mark.parametrize("text", ["def f(x):\n\treturn 'é\u2028'\n", "", "  \n\n x", "\x00\x7f"])
 def test_the_tokenizer_loses_nothing(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert tokenizer.token_to_id(END_OF_TEXT) == END_OF_TEXT_ID
-    assert tokenizer.get_vocab_size() == 300
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.convert_tokens_to_ids(END_OF_TEXT) == END_OF_TEXT_ID
+    assert len(tokenizer) == 300
 
 
 def test_stream_keeps_every_document_and_marks_starts(corpus_folder, tokenizer, stream):
@@ -109,34 +108,14 @@ def sharp():
     return model
 
 
-def test_cached_sampling_equals_scoring_the_whole_row(sharp):
-    prefix = torch.tensor([[0, 5, 9]])
-    row = sample(sharp, prefix, 12, torch.Generator().manual_seed(5))
-    generator, again = torch.Generator().manual_seed(5), prefix
-    with torch.no_grad():
-        while again.shape[1] < 12:
-            probs = sharp(again, use_cache=False).logits[:, -1].softmax(-1)
-            again = torch.cat([again, torch.multinomial(probs, 1, generator=generator)], 1)
-    assert torch.equal(row, again)
-
-
-def test_prefixes_begin_behind_end_of_text(stream):
-    rows = prefixes(stream, 10, 6, torch.Generator().manual_seed(0))
-    wanted = {tuple(stream.tokens[i : i + 5].tolist()) for i in stream.starts.tolist()}
-    assert (rows[:, 0] == END_OF_TEXT_ID).all()
-    assert all(tuple(row[1:]) in wanted for row in rows.tolist())
-    short = Stream(torch.zeros(5, dtype=torch.int32), torch.tensor([1]))
-    with pytest.raises(ValueError, match="boundary 6 tokens before its end"):
-        prefixes(short, 2, 6, torch.Generator())
-
-
-def test_pool_goes_on_after_a_kill(sharp, stream, tmp_path):
-    plan = {"chunks": 3, "rows": 4, "length": 10, "seed": 1}
-    whole = build_pool(sharp, stream, tmp_path, **plan)
-    chunks = sorted(tmp_path.glob("*.pt"))
-    assert whole.shape == (12, 10) and len(chunks) == 3
-    chunks[1].unlink()
-    assert torch.equal(build_pool(sharp, stream, tmp_path, **plan), whole)
+def test_beginnings_are_of_documents_and_definitions_in_several_lengths(corpus_folder, tokenizer):
+    documents = training(read_corpus(corpus_folder))[:20]
+    found, stream = beginnings(tokenizer, documents), encode_stream(tokenizer, documents)
+    ids = stream.tokens.tolist()
+    assert len(found) == len(stream.starts)
+    for own, start in zip(found, stream.starts.tolist(), strict=True):
+        assert own[0] == END_OF_TEXT_ID and ids[start : start + len(own) - 1] == own[1:]
+    assert [len(own) for own in found[:3]] == [1, 8, 16]
 
 
 @pytest.mark.parametrize("size", [3, 8, 9, 17, 30])
@@ -155,10 +134,11 @@ def test_held_out_loss_scores_every_token_once(sharp, size):
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / 100, rel=1e-5)
 
 
-def test_overlap_of_a_model_with_itself_is_one(sharp, stream):
-    found = overlap(sharp, sharp, stream, rows=32, length=12, seed=0, prefix_tokens=4)
+def test_overlap_of_a_model_with_itself_is_one(sharp):
+    begun = [[0, 5, 9], [0]]
+    found = overlap(sharp, sharp, begun, rows=32, length=8, seed=0)
     assert found["mean"] == pytest.approx(1, abs=1e-5)
     assert found["positions"] == 32 * 8 and found["sequences"] == 32
     other = build(Shape(1, 32), 300, seed=1).eval()
-    apart = overlap(sharp, other, stream, rows=32, length=12, seed=0, prefix_tokens=4)
+    apart = overlap(sharp, other, begun, rows=32, length=8, seed=0)
     assert apart["mean"] < 0.9

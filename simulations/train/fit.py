@@ -20,10 +20,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from cactus_theory.base.terminal import Progress
 
 from ..common.results import write_tensors
-from .corpus import END_OF_TEXT_ID, Stream
+from .corpus import END_OF_TEXT_ID, MAX_POSITIONS, Stream
 
-# most positions of a text: the longest training windows have four times 256 tokens
-MAX_POSITIONS = 1024
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF_TEXT_ID)
 
 
@@ -60,11 +58,6 @@ def build(shape: Shape, vocab_size: int, seed: int) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Count parameters, the tied embedding once."""
-    return sum(p.numel() for p in model.parameters())
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
@@ -228,19 +221,13 @@ def _resume(path: Path, model, optimizer, generator: Generator) -> dict:
     return checkpoint["state"]
 
 
-def mixed_batches(pool: Tensor, text: Batches, share: float) -> Batches:
-    """Return a sampler that replaces a share of each text batch by rows of the pool.
-
-    Batches whose windows have another length than the pool's rows stay pure text.
-    """
+def mixed_batches(own: Batches, text: Batches, share: float) -> Batches:
+    """Return a sampler that replaces a share of each text batch by rows of another one's."""
 
     def batch(step: int, generator: Generator) -> Tensor:
         window = text(step, generator)
-        if window.shape[1] != pool.shape[1]:
-            return window
         rows = round(share * len(window))
-        index = torch.randint(len(pool), (rows,), generator=generator)
-        return torch.cat([pool[index].long(), window[rows:]])
+        return torch.cat([own(step, generator)[:rows], window[rows:]])
 
     return batch
 

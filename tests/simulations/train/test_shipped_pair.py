@@ -7,13 +7,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
-from cactus_theory.decoding.drafters.recurrent_head import is_head
+from cactus_theory.decoding.drafters import holds_head
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.load import load_model
 from simulations.common.inputs import PAIR, ROOT
-from simulations.train_pair.corpus import END_OF_TEXT_ID, Stream
-from simulations.train_pair.ship import overlap
-from simulations.train_pair.train import num_parameters
+from simulations.train.corpus import END_OF_TEXT_ID
+from simulations.train.report import num_parameters, overlap
 from tests.amounts import thorough
 
 PROMPTS = PAIR.parent / "data" / "prompts.jsonl"
@@ -36,7 +35,7 @@ def encode():
 
 
 def test_size_and_parameters(report):
-    heads = {own.name for own in PAIR.iterdir() if is_head(own)}
+    heads = {own.name for own in PAIR.iterdir() if holds_head(own)}
     own = [p for p in PAIR.rglob("*") if p.is_file() and p.parent.name not in heads]
     assert sum(p.stat().st_size for p in own) < 12e6
     for name in ("target", "draft"):
@@ -54,10 +53,9 @@ def test_reported_quality(report):
 def test_overlap_on_our_prompts_is_near_the_reported_one(report, prompts, encode):
     """Other prefixes than the report's, so within 0.06 only."""
     ids = [encode(prompt["prompt"])[:20] for prompt in prompts]
-    tokens = torch.tensor([t for row in ids for t in [END_OF_TEXT_ID, *row]] + [0] * 40)
-    stream = Stream(tokens.int(), torch.arange(32) * 21 + 1)
+    begun = [[END_OF_TEXT_ID, *row] for row in ids]
     target, draft = load_model(PAIR / "target"), load_model(PAIR / "draft")
-    got = overlap(target, draft, stream, rows=32, length=100, seed=0, prefix_tokens=21)
+    got = overlap(target, draft, begun, rows=32, length=80, seed=0)
     assert got["mean"] == pytest.approx(report["overlap_on_target_samples"]["mean"], abs=0.06)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from safetensors.torch import save
 from torch import Tensor
 
-from cactus_theory.decoding.drafters.eagle3 import CONFIG, KIND, WEIGHTS, Eagle3Head
+from cactus_theory.decoding.drafters.eagle3_head import CONFIG, KIND, WEIGHTS, Eagle3Head
 from cactus_theory.decoding.models import text_config
 
 from ..common.results import write_bytes, write_text
@@ -21,9 +21,12 @@ FORMAT = "0.9.0"
 
 
 def reads_of(target: Any) -> tuple[int, ...]:
-    """Return the layers whose states a head reads: those of the format, fewer of a flat target."""
+    """Return the layers whose states a head reads: low, middle and high, fewer of a flat target.
+
+    Those of the format for 30 layers or more; it reads the third last, which is deep in these.
+    """
     count = text_config(target).num_hidden_layers
-    return tuple(sorted({min(2, count - 1), count // 2, max(count - 3, 0)}))
+    return tuple(sorted({min(2, count - 1), count // 2, count - min(3, max(count // 10, 1))}))
 
 
 def draft_vocabulary(

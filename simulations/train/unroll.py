@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from cactus_theory.decoding.drafters.eagle3 import Eagle3Head
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 
 # rows of logits that are worked on at once: they stay in a processor's cache
 ROWS = 128
@@ -97,7 +97,8 @@ class Unrolled(nn.Module):
 
         ``weight`` are the target's rows of the draft's tokens. Mass of the target off these is
         lost to any head: it is in no overlap, and KL is −Σ q ln p over the draft's tokens. By KL a
-        place weighs ``DECAY`` times the one before it, else as much as it would be reached.
+        place weighs ``DECAY`` times the one before it, else as much as it would be reached. Anchors
+        stand for all units.
         """
         units = torch.arange(batch.counts.shape[1]).expand_as(batch.counts)
         kind, counted = self.head.fc.weight.dtype, batch.counts
@@ -109,6 +110,7 @@ class Unrolled(nn.Module):
             if step == 1:
                 units, counted = batch.anchors, batch.real
                 stream, reached = of(stream, units), of(reached, units)
+                reached = reached * (batch.counts.sum() / counted.sum().clamp(min=1))
             at = units + step
             inside = at < batch.counts.shape[1]
             at = torch.where(inside, at, 0)

@@ -1,0 +1,189 @@
+"""An EAGLE-3 head's network, and its folder as the library ``speculators`` writes it.
+
+One Llama layer reads a token's embedding beside a stream. The stream is made of the states that the
+token *before* had in a few layers of the target; for drafted tokens, of which there are none, it is
+the layer's own output before the final norm. The head scores ``draft_vocab_size`` tokens, of which
+``d2t`` says how far each one's id lies behind its number; all others have probability 0. Source:
+EAGLE-3 (Li et al., arXiv 2503.01840).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.files import first_line
+from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.recognised import ROTARY
+
+CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
+# options of the format that are read
+READ = {KIND, "transformer_layer_config", "draft_vocab_size", "norm_before_residual"}
+READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size"}
+# those about training, serving and the file itself; others may stand there if they say no
+READ |= {"speculators_config", "speculators_version", "auto_map", "embed_requires_grad"}
+READ |= {"torch_dtype", "rope_theta", "rope_scaling"}
+# tensors of the format that are read elsewhere, or not at all: they are of the target
+BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
+EMBEDDING = "embed_tokens.weight"
+
+
+def holds_head(folder: str | Path) -> bool:
+    """Return whether a folder's configuration is that of a head for another model."""
+    try:
+        return KIND in json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+class Eagle3Head(nn.Module):
+    """The network of an :class:`Eagle3Drafter`: its only layer, maps and norms, on its target.
+
+    Attributes
+    ----------
+    ids : the target's id of each token of the draft, (D,) int64.
+    reads : layers of the target whose states are read, None for those of the format.
+    shares : whether the target's embedding stands in for one of its own.
+    cut : whether its vocabulary is not the target's.
+    """
+
+    ids: Tensor
+    settings: Tensor
+
+    def __init__(self, config: Any, options: dict[str, Any], shares: bool) -> None:
+        library = check.optional_module("transformers", "llm")
+        super().__init__()
+        self.vocab, self.hidden, self.shares = config.vocab_size, config.hidden_size, shares
+        config.vocab_size = size = options.get("draft_vocab_size") or self.vocab
+        self.reads: list[int] | None = options.get("eagle_aux_hidden_state_layer_ids")
+        wide, bias = 2 * self.hidden, config.attention_bias
+        self.fc = nn.Linear(len(self.reads or (0, 0, 0)) * self.hidden, self.hidden, bias=False)
+        self.core = library.LlamaForCausalLM(config)
+        layer, attention = self.core.model.layers[0], self.core.model.layers[0].self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(attention, name, nn.Linear(wide, getattr(attention, name).out_features, bias))
+        layer.hidden_norm = type(layer.input_layernorm)(self.hidden, config.rms_norm_eps)
+        layer.norm_before_residual = bool(options.get("norm_before_residual"))
+        self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
+        self.register_buffer("ids", torch.arange(size))
+        self.cut = size != self.vocab
+        told = [layer.norm_before_residual, *(self.reads or ())]  # for who compares states
+        self.register_buffer("settings", torch.tensor(told, dtype=torch.int64, device="cpu"))
+
+    @classmethod
+    def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
+        """Return the head in a folder, ready for inference; None is the dtype it is stored in.
+
+        Raises
+        ------
+        ValueError
+            Files that are missing or cannot be read, an option that is not followed, tensors that
+            are missing, unknown or of another shape, ids outside the target's vocabulary.
+        ModuleNotFoundError
+            transformers or safetensors are not installed (extra llm).
+        """
+        tensors = check.optional_module("safetensors.torch", "llm")
+        try:
+            options = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+            config = _layer_config(options)
+            weights = tensors.load_file(Path(folder) / WEIGHTS)
+            with torch.device("meta"):  # no memory is taken for weights that are only claimed
+                head = cls(config, options, shares=EMBEDDING not in weights)
+            offsets = weights.pop("d2t", None)
+            head._fill(weights, dtype)
+            head.cut, head.ids = offsets is not None, _ids(offsets, weights.get("t2d"), head)
+            rotary = head.core.model.rotary_emb
+            head.core.model.rotary_emb = type(rotary)(config)
+        except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
+            raise ValueError(
+                f"draft: must be a head that speculators wrote; {first_line(error)} in "
+                f"{str(folder)!r}"
+            ) from error
+        return head.eval().requires_grad_(False)
+
+    def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+        filled = {"ids": self.ids, "settings": self.settings}
+        for name, own in self.state_dict().items():
+            stored = name.removeprefix("core.").removeprefix("model.")
+            if stored == EMBEDDING and self.shares:  # never read, but for its dtype
+                filled[name] = filled["fc.weight"].new_zeros(own.shape)
+            elif name not in filled:
+                if stored not in weights:
+                    raise ValueError(f"{stored} is not there")
+                filled[name] = weights.pop(stored).to(dtype)
+                if filled[name].shape != own.shape:
+                    shapes = tuple(own.shape), tuple(filled[name].shape)
+                    raise ValueError(f"{stored}: must have shape {shapes[0]}; got {shapes[1]}")
+        if unknown := sorted(weights.keys() - BESIDE):
+            raise ValueError(f"{unknown[0]}: is no tensor of such a head; got one")
+        self.load_state_dict(filled, assign=True)
+
+    def layers(self, target_model: Any) -> Sequence[int]:
+        """Return the layers of a target whose states are read."""
+        count = text_config(target_model).num_hidden_layers
+        return self.reads or (2, count // 2, count - 3)
+
+    def check(self, target_model: Any) -> None:
+        """Raise ValueError for a target of another vocabulary, width, depth or device."""
+        config, layers = text_config(target_model), self.layers(target_model)
+        for name, own, of_target in (
+            ("vocabulary", self.vocab, config.vocab_size),
+            ("hidden size", self.hidden, config.hidden_size),
+            ("device", self.fc.weight.device, target_model.device),
+        ):
+            if own != of_target:
+                raise ValueError(
+                    f"target_model: {name} must be that of the head, {own}; got {of_target}"
+                )
+        count = config.num_hidden_layers
+        if not all(0 <= layer < count for layer in layers):
+            raise ValueError(
+                f"target_model: must have the layers that the head reads, {list(layers)}; "
+                f"got {count} layers"
+            )
+
+
+def _layer_config(options: dict[str, Any]) -> Any:
+    """Return the configuration of the head's layer; ValueError for an option not followed."""
+    library = check.optional_module("transformers", "llm")
+    layer = options.get("transformer_layer_config") or {}
+    of_library = set(library.LlamaConfig().to_dict()) | {"model_type"}
+    width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
+    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    plans = {name for name in options if name.startswith("base_model_")}
+    for name, value, followed, rule in (
+        (KIND, options.get(KIND), ("eagle3",), "eagle3"),
+        ("model_type", layer.get("model_type"), ("llama",), "llama"),
+        ("num_hidden_layers", layer.get("num_hidden_layers"), (1,), "1"),
+        ("rope_type", kind, ROTARY, f"one of {', '.join(ROTARY)}"),
+        ("target_hidden_size", options.get("target_hidden_size"), (None, width), f"{width}"),
+        *((name, own, (), "left out") for name, own in options.items()
+          if own and name not in READ | of_library | plans),
+        *((name, own, (), "left out") for name, own in layer.items()
+          if own and name not in READ | of_library),
+    ):  # fmt: skip
+        if value not in followed:
+            raise ValueError(f"{name}: must be {rule}; got {value!r}")
+    if reads is not None and not (reads and all(type(number) is int for number in reads)):
+        raise ValueError(f"eagle_aux_hidden_state_layer_ids: must be layers; got {reads!r}")
+    return library.LlamaConfig(**layer)
+
+
+def _ids(offsets: Tensor | None, marked: Tensor | None, head: Eagle3Head) -> Int[Tensor, "draft"]:
+    """Return the target's ids of the draft's tokens, from how far each lies behind its number."""
+    size, vocab = len(head.core.lm_head.weight), head.vocab
+    if offsets is None and size != vocab:
+        raise ValueError("d2t is not there")
+    ids = torch.arange(size if offsets is None else len(offsets), device="cpu")
+    ids = ids if offsets is None else ids + offsets.long()
+    if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise ValueError(f"d2t: must give {size} ids below {vocab}, each once; got others")
+    if marked is not None and not marked.nonzero()[:, 0].equal(ids.sort().values):
+        raise ValueError("t2d: must mark the ids that d2t gives; got others")
+    return ids

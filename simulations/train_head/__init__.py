@@ -1,1 +1,0 @@
-"""Train an EAGLE-3 head for any Llama-like target, on texts that the target writes."""

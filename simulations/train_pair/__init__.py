@@ -1,1 +1,0 @@
-"""Train, distil and ship our own pair of small language models."""
