@@ -5,7 +5,7 @@ import pytest
 
 from simulations.common.answers import COLUMNS, WIDE, answer_rows, sentences
 from simulations.common.grid import Config, Grid
-from simulations.common.statistics import hermite, interval, monotone_curve, resamples, spread
+from simulations.common.statistics import hermite, interval, resamples, spread
 
 PROMPTS, REPEATS = 6, 3
 PLAIN, LOSSLESS, BAND = (
@@ -98,12 +98,6 @@ def test_hermite_is_exact_on_cubics_and_empty_outside():
     assert hermite(3.1, x, x, x) is None and hermite(-0.1, x, x, x) is None
     assert hermite(3 + 1e-13, x, x, np.ones(len(x)), slack=1e-12) == pytest.approx(3)
     assert hermite(0.0, x[:1], x[:1], x[:1]) is None
-
-
-def test_a_curve_is_flat_where_its_points_turn_and_takes_one_of_equal_places() -> None:
-    x, y, slope = monotone_curve(np.array([2.0, 0.0, 1.0, 1.0]), np.array([0.0, 0.0, 1.0, 1.0]))
-    assert x.tolist() == [0, 1, 2] and y.tolist() == [0, 1, 0]
-    assert slope.tolist() == [1, 0, -1]
 
 
 def test_an_interval_is_over_the_same_resamples_for_the_same_seed() -> None:
