@@ -59,8 +59,8 @@ def _own_laws(axes: Axes, rows: list[Row]) -> None:
         errors = {"xerr": WIDE * row["calls_ratio_se"], "yerr": WIDE * row["length_ratio_se"]}
         at = row["calls_ratio"], row["length_ratio"]
         axes.errorbar(*at, **errors, **options)
-        # lenience lies on the band: its name goes to the other side
-        style.label(axes, name, at, options["color"], shift=(5, -12 if name == "band" else 6))
+        # lenience lies on the band: the name of the band goes to its left
+        style.label(axes, name, at, options["color"], shift=(-30, 8) if name == "band" else (5, 6))
     for line in (axes.axhline, axes.axvline):
         line(1, color=style.INK, lw=1, ls=":")
     axes.locator_params(axis="x", nbins=5)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from . import _style as style
 from ._style import Row
 
-PANELS = {"over_plain": "tokens a second, × plain", "seconds_per_answer": "seconds an answer"}
+PANELS = {"over_plain": "tokens/s, × plain", "seconds_per_answer": "seconds an answer"}
 
 
 def draw(data: Path) -> Figure:
