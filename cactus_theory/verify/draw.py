@@ -31,7 +31,9 @@ def pick(
     """
     if rows.is_cuda or rows.device.type != "cpu" or loops() is None:
         return _pick_blocked(rows, draw, none)
-    tokens = [pick_one(row, coin) for row, coin in zip(rows.detach(), draw.numpy(), strict=True)]
+    tokens = [
+        pick_one(row, coin) for row, coin in zip(rows.detach(), draw.detach().numpy(), strict=True)
+    ]
     found = torch.tensor(tokens, dtype=torch.int64, device=rows.device)
     return found if none == NO_TOKEN else torch.where(found == NO_TOKEN, none, found)
 

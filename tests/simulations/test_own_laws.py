@@ -5,6 +5,7 @@ import itertools
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import FourBit
 from simulations.__main__ import main
 from simulations.common.walk import walked
-from simulations.lengths import expected_calls
+from simulations.lengths import _row, expected_calls
 from simulations.price_travels import BAND, Texts, _solved
 from tests.amounts import thorough
 from tests.decoding.conftest import disturbed, random_llama
@@ -97,6 +98,17 @@ def test_calls_foretold_are_those_of_all_outcomes():
             within = within + 1 if one and within < width else 0
         mean += weight * calls
     assert expected_calls(chances, width) == pytest.approx(mean)
+
+
+def test_a_law_that_lossless_texts_were_not_asked_about_has_no_foretold_end():
+    names = ("tokens", "accepted", "kl", "end_target", "end_emitted", "ended", "calls", "answers")
+    lossless = {name: np.array([2.0, 3.0]) for name in names}
+    other = {name: np.array([4.0, 5.0]) for name in names}
+    column = "end_ratio_at_lossless_texts"
+    assert _row(lossless, lossless, "speculative")[column] == 1
+    assert _row(other, lossless, "band:price=1")[column] is None
+    asked = lossless | {"band:price=1": np.array([1.0, 1.5])}
+    assert _row(other, asked, "band:price=1")[column] == pytest.approx(0.5)
 
 
 @thorough

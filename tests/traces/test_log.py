@@ -202,3 +202,21 @@ def test_a_drafter_of_trees_is_refused(tiny, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must draft one path; Siblings drafts trees"):
         log_trace(target, Siblings(ModelDrafter(draft)), PROMPTS, tmp_path / "t", **OPTIONS)
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("most", [0, 2**30])
+def test_rows_that_were_read_stay_in_memory_up_to_a_limit(tiny, tmp_path, monkeypatch, most):
+    monkeypatch.setattr("cactus_theory.traces.trace.KEPT_BYTES", most)
+    log_trace(*tiny, PROMPTS, tmp_path / "t", **OPTIONS)
+    trace = Trace.open(tmp_path / "t")
+    first = [cycle.target_probs for cycle in trace]
+    for cycle in trace:  # what a reader does to its rows is seen by no other one
+        cycle.target_probs.zero_()
+    assert all(map(torch.equal, first, (cycle.target_probs for cycle in trace)))
+    for path in (tmp_path / "t").glob("*.safetensors"):
+        path.unlink()
+    if most:
+        assert len(list(trace)) == len(first)
+    else:
+        with pytest.raises(OSError):
+            list(trace)

@@ -48,8 +48,9 @@ class Weights:
 def _copied(model: Any) -> bool:
     """Return whether copies pay: of a small model, or of one whose weights are packed."""
     entries = sum(weight.numel() for weight in model.model.layers.parameters())
-    most = PACKED_ENTRIES if packs(model.lm_head.weight) else JOINED_ENTRIES
-    return entries <= most
+    if packs(model.model.layers[0].self_attn.q_proj.weight):
+        return entries + model.lm_head.weight.numel() <= PACKED_ENTRIES
+    return entries <= JOINED_ENTRIES
 
 
 class DecoderLayer:

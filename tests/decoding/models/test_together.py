@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cactus_theory.decoding.models import CachedModel, llama_forward
+from cactus_theory.decoding.models import CachedModel, llama_forward, projections
 from cactus_theory.decoding.models.projections import adjacent, lay_together
 
 # float64 sums of up to 48 products in another order
@@ -62,3 +62,19 @@ def test_a_large_model_computes_the_same(monkeypatch, make_model, together):
     with torch.inference_mode():
         whole = again.feed(ids, [9, 9], [9, 9])
     assert (found - whole).abs().max().item() < ROUNDING * whole.abs().max().item()
+
+
+def test_halves_are_packed_up_to_a_size_that_counts_the_head(make_model, monkeypatch):
+    model = make_model().bfloat16()
+    if not projections.packs(model.lm_head.weight):
+        pytest.skip("no such kernel")
+    layers = sum(weight.numel() for weight in model.model.layers.parameters())
+    ids = torch.tensor([[1, 5, 9, 2]])
+    for spare, packed in ((model.lm_head.weight.numel(), True), (0, False)):
+        monkeypatch.setattr(llama_forward, "PACKED_ENTRIES", layers + spare)
+        weights = llama_forward.Weights(model)
+        assert isinstance(weights.head, projections.Linear) == packed
+        with torch.inference_mode():
+            found = CachedModel(model, 4).feed(ids, [4], [4])
+            # bfloat16 of 8 bits through two layers, logits of some units
+            assert (found - model(ids).logits).abs().max() < 0.2
