@@ -2,7 +2,7 @@
 
 import argparse
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,25 @@ def at_least(args: argparse.Namespace, **least: int) -> None:
         values = getattr(args, name)
         if (value := min(values) if isinstance(values, list) else values) < low:
             raise ValueError(f"{flag(name)}: must be at least {low}; got {value}")
+
+
+# of numbers of a command: name → default, help
+Numbers = Mapping[str, tuple[Any, str]]
+
+
+def add_numbers(parser: argparse.ArgumentParser, numbers: Numbers) -> None:
+    """Declare a flag for each of some numbers; :func:`check_numbers` looks at their values."""
+    for name, (default, words) in numbers.items():
+        parser.add_argument(flag(name), type=type(default), default=default, help=words or None)
+
+
+def check_numbers(args: argparse.Namespace, numbers: Numbers) -> None:
+    """Raise ValueError for the first count below 1, seed below 0, or share outside (0, 1)."""
+    for name, (default, _) in numbers.items():
+        if isinstance(default, int):
+            at_least(args, **{name: int(name != "seed")})
+        elif not 0 < (value := getattr(args, name)) < 1:
+            raise ValueError(f"{flag(name)}: must be in (0, 1); got {value}")
 
 
 def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:

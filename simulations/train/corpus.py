@@ -8,11 +8,10 @@ release agree without sharing a file. The tokenizer, byte-level BPE, is trained 
 import hashlib
 import itertools
 import re
-import sysconfig
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,6 +25,7 @@ GENERATED_TABLE = re.compile(r"generated from .{0,200}gencodec\.py", re.DOTALL)
 TOP_LEVEL = re.compile(r"^(?:@\w|def |class |async def )", re.MULTILINE)
 # share of documents that are only scored, by a digest of their path
 HELD_OUT = 0.05
+T = TypeVar("T")
 # kinds of files of a corpus of one's own, and characters from which on a text's next paragraph
 # begins another document
 TEXTS, PART = (".txt", ".md"), 2**13
@@ -40,7 +40,6 @@ class Document:
 
     path: str
     text: str
-    unseen: bool = False
 
 
 def is_held_out(path: str, share: float = HELD_OUT, seed: int = 0) -> bool:
@@ -49,15 +48,12 @@ def is_held_out(path: str, share: float = HELD_OUT, seed: int = 0) -> bool:
     return int.from_bytes(digest[:8], "big") % 10_000 < round(10_000 * share)
 
 
-def standard_library() -> Path:
-    """Return the folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def read_corpus(
     root: Path, share: float = HELD_OUT, seed: int = 0, kinds: Sequence[str] = KINDS
-) -> list[Document]:
-    """Return every usable document of a file or a folder, sorted by relative path.
+) -> tuple[list[Document], list[Document]]:
+    """Return the documents of a file or a folder to learn from, and those only ever scored.
+
+    All that are usable, sorted by relative path.
 
     A ``.py`` file is a document; a ``.jsonl`` has one a line, as a file of prompts; a text is
     parted at blank lines. Left out: installed packages and test folders, build settings of one
@@ -66,26 +62,21 @@ def read_corpus(
     """
     files = [root] if root.is_file() else [p for p in root.rglob("*") if p.suffix in kinds]
     base = root.parent if root.is_file() else root
-    read = (document for path in sorted(files) for document in _read(path, base))
-    documents = sorted(
-        (replace(d, unseen=is_held_out(d.path, share, seed)) for d in read), key=lambda d: d.path
-    )
-    for name, part in (("training", training(documents)), ("held-out", held_out(documents))):
+    documents = sorted((d for path in files for d in _read(path, base)), key=lambda d: d.path)
+    return parted("--corpus", documents, [d.path for d in documents], share, seed)
+
+
+def parted(
+    flag: str, texts: Sequence[T], names: Iterable[str], share: float, seed: int
+) -> tuple[list[T], list[T]]:
+    """Return the texts that are learned from, and those that are held out; ValueError for none."""
+    parts: tuple[list[T], list[T]] = [], []
+    for text, name in zip(texts, names, strict=True):
+        parts[is_held_out(name, share, seed)].append(text)
+    for kind, part in zip(("training", "held-out"), parts, strict=True):
         if not part:
-            raise ValueError(
-                f"--corpus: must hold at least one {name} document ({', '.join(kinds)}); got none "
-                f"in {root}"
-            )
-    return documents
-
-
-def training(documents: list[Document]) -> list[Document]:
-    return [d for d in documents if not d.unseen]
-
-
-def held_out(documents: list[Document]) -> list[Document]:
-    """Return the documents that are only ever scored."""
-    return [d for d in documents if d.unseen]
+            raise ValueError(f"{flag}: must hold at least one {kind} text; got {len(texts)} texts")
+    return parts
 
 
 def fingerprint(documents: list[Document]) -> str:
@@ -96,11 +87,6 @@ def fingerprint(documents: list[Document]) -> str:
 
 def num_bytes(documents: list[Document]) -> int:
     return sum(len(d.text.encode()) for d in documents)
-
-
-def boundaries(text: str) -> list[int]:
-    """Return the character offsets where a top-level ``def``, ``class`` or decorator starts."""
-    return [match.start() for match in TOP_LEVEL.finditer(text)]
 
 
 def _read(path: Path, root: Path) -> list[Document]:
@@ -163,9 +149,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
         model_max_length=MAX_POSITIONS,
         clean_up_tokenization_spaces=False,
     )
@@ -178,15 +162,14 @@ def encoded(tokenizer: Any, documents: Sequence[Document]) -> Iterator[tuple[lis
     """
     told = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     for document in documents:
-        read, begins = tokenizer(document.text, **told), {0, *boundaries(document.text)}
+        begins = {0, *(found.start() for found in TOP_LEVEL.finditer(document.text))}
+        read = tokenizer(document.text, **told)
         offsets = enumerate(read["offset_mapping"])
         yield read["input_ids"], [at for at, (begin, _) in offsets if begin in begins]
 
 
 def encode_stream(tokenizer: Any, documents: Sequence[Document]) -> Stream:
-    """Encode the documents in the given order into one stream."""
-    tokens: list[int] = []
-    starts: list[int] = []
+    tokens, starts = list[int](), list[int]()
     for ids, begins in encoded(tokenizer, documents):
         tokens.append(END_OF_TEXT_ID)
         starts.extend(len(tokens) + at for at in begins)

@@ -1,15 +1,26 @@
-"""A new head for a target, its draft vocabulary, and the folder that speculators and vLLM read."""
+"""An EAGLE-3 head in training: a new one, its steps along texts and their loss, its folder.
+
+Unit u of a text stands for token u + 1: that token's embedding beside the states of token u. Step 0
+runs over all units, with their true states. At step i every unit u, an anchor, goes on with token
+u + 1 + i and the layer's own output of the step before: its query sees the units up to the anchor
+as they were at step 0, and its own chain. What it scores there is held against the target's row
+after token u + 1 + i. Source: EAGLE-3 (Li et al., arXiv 2503.01840), training-time test. The folder
+is one that speculators and vLLM read.
+"""
 
 import copy
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from cactus_theory.decoding.drafters.eagle3_head import CONFIG, KIND, WEIGHTS, Eagle3Head
 from cactus_theory.decoding.models import text_config
@@ -18,6 +29,10 @@ from ..common.results import write_bytes, write_text
 
 # version of the format that is written
 FORMAT = "0.9.0"
+# rows of logits that are worked on at once: they stay in a processor's cache
+ROWS = 128
+# weight of a place by KL, of the one before it
+DECAY = 0.8
 
 
 def reads_of(target: Any) -> tuple[int, ...]:
@@ -86,23 +101,16 @@ def write(head: Eagle3Head, folder: Path, target: Any, name: str, places: int) -
     del weights["embed_tokens.weight"]  # the target's is read
     if head.cut:
         numbers = torch.arange(len(head.ids))
-        weights |= {
-            "d2t": head.ids - numbers,
-            "t2d": torch.isin(torch.arange(head.vocab), head.ids),
-        }
+        weights["d2t"] = head.ids - numbers
+        weights["t2d"] = torch.isin(torch.arange(head.vocab), head.ids)
     write_bytes(folder / WEIGHTS, save(weights))
-    described = _described(head, target, name, places)
-    write_text(folder / CONFIG, json.dumps(described, indent=2, allow_nan=False) + "\n")
-
-
-def _described(head: Eagle3Head, target: Any, name: str, places: int) -> dict[str, Any]:
     config = head.core.config
     known = type(config)().to_dict().keys() - {"architectures", "dtype", "transformers_version"}
     layer = {name: value for name, value in config.to_diff_dict().items() if name in known}
     layer |= {"model_type": config.model_type, "vocab_size": head.vocab}
     layer["head_dim"] = head.core.model.layers[0].self_attn.head_dim
     proposal = {"proposal_type": "greedy", "speculative_tokens": places}
-    return {
+    described = {
         "architectures": ["Eagle3Speculator"],
         KIND: "eagle3",
         "speculators_version": FORMAT,
@@ -119,3 +127,148 @@ def _described(head: Eagle3Head, target: Any, name: str, places: int) -> dict[st
         },
         "transformer_layer_config": layer,
     }
+    write_text(folder / CONFIG, json.dumps(described, indent=2, allow_nan=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts (B, U units): embeddings, states of the read layers, the target's rows and which count.
+
+    A row of the target is what its head made the logits of, and their logsumexp over all tokens.
+    ``anchors`` are units from which later steps go on, any valid index where there are fewer.
+    """
+
+    embedded: Float[Tensor, "batch units hidden"]
+    states: Float[Tensor, "batch units wide"]
+    rows: Float[Tensor, "batch units hidden"]
+    norms: Float[Tensor, "batch units"]
+    counts: Bool[Tensor, "batch units"]
+    anchors: Int[Tensor, "batch anchors"]
+    real: Bool[Tensor, "batch anchors"]
+
+
+class _Scored(torch.autograd.Function):
+    """Loss and overlap of rows; gradients are made going forward, a few rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, states, weight, rows, target_weight, norms, shares, by_kl) -> Any:
+        kind = torch.bfloat16 if torch.is_autocast_enabled("cpu") else weight.dtype
+        small, states = weight.to(kind), states.to(kind)
+        gradient = states.new_empty(len(states), len(weight))
+        losses, overlaps = torch.empty(2, len(states)).unbind()
+        for start in range(0, len(states), ROWS):
+            at = slice(start, start + ROWS)
+            q = (rows[at] @ target_weight.t()).float().sub_(norms[at, None]).exp_()
+            p = (states[at] @ small.t()).float()
+            log_total = p.logsumexp(-1, keepdim=True)
+            if by_kl:  # −Σ q ln p, of the tokens that the head has
+                losses[at] = q.sum(-1) * log_total[:, 0] - (q * p).sum(-1)
+            p = p.sub_(log_total).exp_()
+            overlaps[at] = torch.minimum(q, p).sum(-1)
+            if by_kl:
+                slope = p.mul_(q.sum(-1, keepdim=True)).sub_(q)
+            else:
+                losses[at] = 1 - overlaps[at]
+                won = p * (p < q)
+                slope = p.mul_(won.sum(-1, keepdim=True)).sub_(won)
+            gradient[at] = slope.mul_(shares[at, None])
+        ctx.save_for_backward(gradient @ small, gradient.t() @ states)
+        ctx.mark_non_differentiable(overlaps)
+        return (losses * shares).sum(), overlaps
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Any) -> Any:
+        of_states, of_weight = ctx.saved_tensors
+        return of_states * upstream[0], of_weight * upstream[0], None, None, None, None, None
+
+
+def rows_of(target: Any, ids: Int[Tensor, "draft"]) -> Float[Tensor, "draft hidden"]:
+    return target.get_output_embeddings().weight.detach()[ids]
+
+
+class Unrolled(nn.Module):
+    def __init__(self, head: Eagle3Head) -> None:
+        super().__init__()
+        self.head, self.layer = head, head.core.model.layers[0]
+        attention = self.layer.self_attn
+        self.width, self.scale = attention.head_dim, attention.scaling
+        self.shared = attention.q_proj.out_features // attention.k_proj.out_features
+
+    def forward(
+        self, batch: Batch, weight: Tensor, places: int, by_kl: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss of all rows that count, and by place the overlaps' sum and the rows (K,).
+
+        ``weight`` are the target's rows of the draft's tokens. Mass of the target off these is
+        lost to any head: it is in no overlap, and KL is −Σ q ln p over the draft's tokens. By KL a
+        place weighs ``DECAY`` times the one before it, else as much as it would be reached. Anchors
+        stand for all units.
+        """
+        units = torch.arange(batch.counts.shape[1]).expand_as(batch.counts)
+        kind, counted = self.head.fc.weight.dtype, batch.counts
+        stream = self.head.fc(batch.states.to(kind))
+        reached, total = counted.float(), stream.new_zeros(())
+        overlaps, counts = torch.zeros(2, places).unbind()
+        memory: list[tuple[Tensor, Tensor]] = []
+        for step in range(places):
+            if step == 1:
+                units, counted = batch.anchors, batch.real
+                stream, reached = of(stream, units), of(reached, units)
+                reached = reached * (batch.counts.sum() / counted.sum().clamp(min=1))
+            at = units + step
+            inside = at < batch.counts.shape[1]
+            at = torch.where(inside, at, 0)
+            stream = self.step(of(batch.embedded, at).to(kind), stream, units, memory)
+            counted = counted & inside & of(batch.counts, at)
+            if not bool(counted.any()):
+                break
+            loss, overlap = _Scored.apply(
+                self.head.core.model.norm(stream)[counted], self.head.core.lm_head.weight,
+                of(batch.rows, at)[counted], weight, of(batch.norms, at)[counted],
+                reached[counted], by_kl,
+            )  # fmt: skip
+            total = total + loss
+            overlaps[step], counts[step] = overlap.sum(), len(overlap)
+            kept = overlap.new_full(overlap.shape, DECAY) if by_kl else overlap
+            reached = torch.zeros_like(reached).masked_scatter_(counted, kept * reached[counted])
+        return total, overlaps, counts
+
+    def step(
+        self, embedded: Tensor, stream: Tensor, units: Tensor, memory: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "batch some hidden"]:
+        """Return the layer's output, before the final norm; its keys and values are kept."""
+        layer, attention = self.layer, self.layer.self_attn
+        normed = layer.hidden_norm(stream)
+        pairs = torch.cat([layer.input_layernorm(embedded), normed], -1)
+        turns = self.head.core.model.rotary_emb(stream, position_ids=units + len(memory))
+        queries, keys, values = (
+            map_(pairs).unflatten(-1, (-1, self.width)).transpose(1, 2)
+            for map_ in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        queries, keys = apply_rotary_pos_emb(queries, keys, *turns)
+        memory.append((keys, values))
+        seen = self.attended(queries, units, memory).transpose(1, 2).flatten(2)
+        x = (normed if layer.norm_before_residual else stream) + attention.o_proj(seen)
+        return x + layer.mlp(layer.post_attention_layernorm(x))
+
+    def attended(
+        self, queries: Tensor, units: Tensor, memory: list[tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "batch heads some width"]:
+        """Attend to the units up to the anchor as they were at step 0, then to the own chain."""
+        (keys, values), *chain = [[repeat_kv(own, self.shared) for own in pair] for pair in memory]
+        if not chain:
+            return F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, scale=self.scale
+            )
+        hidden = torch.arange(keys.shape[2]) > units[:, None, :, None]
+        scores = (queries @ keys.transpose(2, 3)).masked_fill(hidden, -torch.inf)
+        scores = torch.cat([scores, *((queries * k).sum(-1, keepdim=True) for k, _ in chain)], -1)
+        weights = (scores.float() * self.scale).softmax(-1).to(values.dtype)
+        seen = weights[..., : keys.shape[2]] @ values
+        for place, (_, value) in enumerate(chain, keys.shape[2]):
+            seen = seen + weights[..., place : place + 1] * value
+        return seen
+
+
+def of(rows: Float[Tensor, "batch n ..."], at: Int[Tensor, "batch some"]) -> Tensor:
+    return rows[torch.arange(len(rows))[:, None], at]

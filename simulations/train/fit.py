@@ -2,8 +2,7 @@
 
 A run is a function of its plan: every random choice comes from one generator whose
 state is saved with model, optimizer and step. On one thread a run that was killed and
-resumed therefore ends with the same bits as one that was not. Losses are those of text and of the
-target's distribution.
+resumed therefore ends with the same bits as one that was not.
 """
 
 import time
@@ -25,32 +24,19 @@ from .corpus import END_OF_TEXT_ID, MAX_POSITIONS, Stream
 SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF_TEXT_ID)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Layers, width and head size of a Llama model with tied embeddings."""
-
-    layers: int
-    width: int
-    head_size: int = 32
-
-    @property
-    def feed_forward(self) -> int:
-        """Inner width of the gated feed-forward block: 8/3 of the width, in steps of 32."""
-        return -(-8 * self.width // (3 * 32)) * 32
-
-
-def build(shape: Shape, vocab_size: int, seed: int) -> LlamaForCausalLM:
-    """Return a freshly initialised float32 model; the global generator is left as it was."""
-    if shape.width % shape.head_size:
-        raise ValueError(f"head size must divide width, got {shape.head_size} and {shape.width}")
-    heads = shape.width // shape.head_size
+def build(
+    layers: int, width: int, vocab_size: int, seed: int, head_size: int = 32
+) -> LlamaForCausalLM:
+    """Return a fresh float32 Llama of tied embeddings; the global generator is left as it was."""
+    if width % head_size:
+        raise ValueError(f"head size must divide width, got {head_size} and {width}")
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=shape.width,
-        intermediate_size=shape.feed_forward,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
+        hidden_size=width,
+        intermediate_size=-(-8 * width // (3 * 32)) * 32,  # 8/3 of the width, in steps of 32
+        num_hidden_layers=layers,
+        num_attention_heads=width // head_size,
+        num_key_value_heads=width // head_size,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
         **SPECIAL,
@@ -108,7 +94,7 @@ class Plan:
         return self.peak_rate * max(0.02, min(1.0, rise, fall))
 
 
-def text_batches(stream: Stream, plan: Plan) -> Batches:
+def text_batches(stream: Stream, batch_size: int, length: int) -> Batches:
     """Return a sampler of windows (rows, length + 1) of the stream.
 
     Most windows begin anywhere; a share begins at a document or top-level definition,
@@ -116,24 +102,21 @@ def text_batches(stream: Stream, plan: Plan) -> Batches:
     eighth batch has four times the length and a quarter of the rows. ValueError if the stream is
     shorter than one long window.
     """
-    longest = LONG_FACTOR * plan.length + 1
-    if len(stream.tokens) <= longest:
-        raise ValueError(f"stream must exceed {longest} tokens, got {len(stream.tokens)}")
+    longest = LONG_FACTOR * length + 1
+    if len(stream.tokens) <= longest + 1:
+        raise ValueError(f"stream must exceed {longest + 1} tokens, got {len(stream.tokens)}")
     starts = stream.starts[stream.starts < len(stream.tokens) - longest]
 
     def batch(step: int, generator: Generator) -> Tensor:
-        long = step % LONG_EVERY == LONG_EVERY - 1 and plan.batch_size >= LONG_FACTOR
-        rows = plan.batch_size // LONG_FACTOR if long else plan.batch_size
-        length = (plan.length * LONG_FACTOR if long else plan.length) + 1
+        long = step % LONG_EVERY == LONG_EVERY - 1 and batch_size >= LONG_FACTOR
+        factor = LONG_FACTOR if long else 1
+        rows = batch_size // factor
         begin = torch.randint(len(stream.tokens) - longest, (rows,), generator=generator)
-        if len(starts):
-            start = starts[torch.randint(len(starts), (rows,), generator=generator)]
-            at_start = torch.rand(rows, generator=generator) < SHARE_AT_STARTS
-            begin = torch.where(at_start, start, begin)
-            after = at_start & (torch.rand(rows, generator=generator) < 0.5)
-        else:
-            after = torch.zeros(rows, dtype=torch.bool)
-        index = begin[:, None] - after[:, None].long() + torch.arange(length)
+        start = starts[torch.randint(len(starts), (rows,), generator=generator)]
+        at_start = torch.rand(rows, generator=generator) < SHARE_AT_STARTS
+        after = at_start & (torch.rand(rows, generator=generator) < 0.5)
+        begin = torch.where(at_start, start, begin) - after.long()
+        index = begin[:, None] + torch.arange(factor * length + 1)
         window = stream.tokens[index].long()
         window[after, 0] = END_OF_TEXT_ID
         return window
@@ -148,22 +131,22 @@ def text_loss(model: LlamaForCausalLM, window: Tensor) -> Tensor:
 
 
 def fit(
-    model: nn.Module,
-    plan: Plan,
-    batches: Batches,
-    loss: Loss,
-    checkpoint: Path,
-    *,
-    label: str,
+    model: nn.Module, plan: Plan, batches: Batches, loss: Loss, checkpoint: Path
 ) -> dict[str, Any]:
     """Run the plan from its checkpoint, or from the start; return what it took."""
-    optimizer = _optimizer(model, plan)
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": 0.0}, {"params": []}]
+    for weight in model.parameters():
+        groups[weight.ndim >= 2]["params"].append(weight)
+    optimizer = torch.optim.AdamW(
+        groups, plan.peak_rate, (0.9, 0.95), weight_decay=plan.weight_decay, fused=True
+    )
     generator = Generator().manual_seed(plan.seed)
-    state = _resume(checkpoint, model, optimizer, generator)
+    parts = {"model": model, "optimizer": optimizer}
+    state = _resume(checkpoint, parts, generator)
     start = saved = time.monotonic()
     first, before, value = state["step"], state["seconds"], state["loss"]
     model.train()
-    with Progress(label, plan.steps, state["step"]) as progress:
+    with Progress(checkpoint.stem, plan.steps, state["step"]) as progress:
         for step in range(state["step"], plan.steps):
             window = batches(step, generator)
             value = _step(model, optimizer, plan, step, window, loss)
@@ -172,21 +155,13 @@ def fit(
             progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
             if now - saved >= EVERY_S or step + 1 == plan.steps:
                 state = {"step": step + 1, "seconds": before + now - start, "loss": value}
-                _save(checkpoint, model, optimizer, generator, state)
+                kept = {name: part.state_dict() for name, part in parts.items()}
+                kept |= {"generator": generator.get_state(), "state": state}
+                write_tensors(checkpoint, kept)
                 saved = now
     model.eval()
     tokens = state["step"] * plan.batch_size * plan.length
     return {"tokens": tokens, "seconds": state["seconds"], "final_loss": state["loss"]}
-
-
-def _optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": plan.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=plan.peak_rate, betas=(0.9, 0.95), fused=True)
 
 
 def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -> float:
@@ -201,41 +176,14 @@ def _step(model, optimizer, plan: Plan, step: int, window: Tensor, loss: Loss) -
     return value.item()
 
 
-def _save(path: Path, model, optimizer, generator: Generator, state: dict) -> None:
-    checkpoint = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "generator": generator.get_state(),
-        "state": state,
-    }
-    write_tensors(path, checkpoint)
-
-
-def _resume(path: Path, model, optimizer, generator: Generator) -> dict:
+def _resume(path: Path, parts: dict[str, Any], generator: Generator) -> dict[str, Any]:
     if not path.exists():
         return {"step": 0, "seconds": 0.0, "loss": float("nan")}
     checkpoint = torch.load(path, weights_only=True)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
+    for name, part in parts.items():
+        part.load_state_dict(checkpoint[name])
     generator.set_state(checkpoint["generator"])
     return checkpoint["state"]
-
-
-def mixed_batches(own: Batches, text: Batches, share: float) -> Batches:
-    """Return a sampler that replaces a share of each text batch by rows of another one's."""
-
-    def batch(step: int, generator: Generator) -> Tensor:
-        window = text(step, generator)
-        rows = round(share * len(window))
-        return torch.cat([own(step, generator)[:rows], window[rows:]])
-
-    return batch
-
-
-def rejected(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """Return the total variation, by the softmaxes that the shipped draft was trained with."""
-    q, p = (logits.float().softmax(-1) for logits in (target_logits, draft_logits))
-    return 1 - torch.minimum(q, p).sum(-1)
 
 
 def target_loss(target: LlamaForCausalLM, loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:

@@ -1,22 +1,26 @@
-"""Texts that a target writes, in pieces on disk, with the hidden states that a head learns from."""
+"""Texts that a target writes, with states that a head learns from: pieces on disk, and batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from cactus_theory.base.prompts import Prompt, Rendering
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.models.model_with_cache import CachedModel
+from cactus_theory.verify.draw import pick
 
 from ..common.results import write_tensors
+from .eagle3 import Batch
 
-# tokens of a vocabulary that are summed before one of them is drawn
-BLOCK = 256
+# batches among which texts are sorted by length
+SORTED = 16
 # share of a batch that has ended before its rows are left out
 ENDED = 0.1
 # how a target writes a user's turn: a few likely tokens, or turns are no questions
@@ -27,12 +31,12 @@ USERS_TEMPERATURE, USERS_TOP = 0.9, 50
 class Turn:
     """Tokens that the target writes in a row: at most ``most``, until one of ``ends``.
 
-    Then ``after`` follows, whose first token is not repeated where the target wrote it.
+    Drawn from all at temperature 1, or from the ``top`` likeliest at USERS_TEMPERATURE. Then
+    ``after`` follows, whose first token is not repeated where the target wrote it.
     """
 
     most: int
     ends: frozenset[int]
-    temperature: float = 1.0
     top: int | None = None
     after: tuple[int, ...] = ()
 
@@ -50,14 +54,15 @@ class Piece:
     states: Float[Tensor, "N reads hidden"]
     norms: Float[Tensor, "N"]
 
-    def write(self, path: Path) -> None:
-        """Write the piece, whole or not at all."""
-        write_tensors(path, vars(self))
-
     @classmethod
     def read(cls, path: Path) -> Self:
         """Return the piece in a file, of which is read what is used."""
         return cls(**torch.load(path, weights_only=True, mmap=True))
+
+    def turned(self, after: Sequence[int]) -> list[list[int]]:
+        """Return the ids of each text, and what follows its turn."""
+        texts = [ids.tolist() for ids in self.ids.split(self.lengths.tolist())]
+        return [ids + [*after][ids[-1:] == [*after[:1]] :] for ids in texts]
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class Source:
         with Progress(f"{folder.name}: pieces of {texts} texts", count) as progress:
             for number, path in enumerate(paths):
                 if not path.exists():
-                    self.piece(target, texts, reads, seed * 100_003 + number).write(path)
+                    piece = self.piece(target, texts, reads, seed * 100_003 + number)
+                    write_tensors(path, vars(piece))
                 progress.update(number + 1, "")
         return paths
 
@@ -84,7 +90,9 @@ class Source:
         generator = Generator().manual_seed(seed)
         some = torch.randint(len(self.beginnings), (texts,), generator=generator)
         begun = [self.beginnings[at] for at in some.tolist()]
-        return written(target, begun, self.turns, reads, generator)
+        for turn in self.turns[:-1]:
+            begun = written(target, begun, turn, (), generator).turned(turn.after)
+        return written(target, begun, self.turns[-1], reads, generator)
 
 
 def own_prompts(tokenizer: Any, ends: frozenset[int], prompt: int, answer: int) -> Source:
@@ -93,138 +101,145 @@ def own_prompts(tokenizer: Any, ends: frozenset[int], prompt: int, answer: int) 
     ValueError for a tokenizer without a template, or with one that keeps no user's text.
     """
     mark = "\x00user\x00"
-    rendering = Rendering(chat=True)
-    opening, found, closing = rendering.text(Prompt(mark), tokenizer).partition(mark)
+    text = Rendering(chat=True).text(Prompt(mark), tokenizer)
+    opening, found, closing = text.partition(mark)
     if not found:
         raise ValueError("--prompts: must be given where the template changes a user's text")
     before, after = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in (opening, closing)
     )
-    users = Turn(prompt, ends | {after[0]}, USERS_TEMPERATURE, USERS_TOP, tuple(after))
+    users = Turn(prompt, ends | {after[0]}, USERS_TOP, tuple(after))
     return Source([before], [users, Turn(answer, ends)])
-
-
-def drawn(weights: Float[Tensor, "rows vocab"], coins: Float[Tensor, "rows"]) -> Tensor:
-    """Return the first token of each row whose cumulative weight exceeds its coin's share."""
-    if spare := -weights.shape[1] % BLOCK:
-        weights = torch.nn.functional.pad(weights, (0, spare))
-    parts = weights.view(len(weights), -1, BLOCK)
-    sums = parts.sum(-1).cumsum(-1)
-    share = coins[:, None] * sums[:, -1:]
-    at = (sums <= share).sum(-1, keepdim=True).clamp_(max=sums.shape[1] - 1)
-    before = torch.where(at > 0, sums.gather(1, (at - 1).clamp(min=0)), 0)
-    inner = parts[torch.arange(len(parts)), at[:, 0]].cumsum(-1)
-    last = (inner < inner[:, -1:]).sum(-1)  # the last token of positive weight
-    inside = torch.minimum((inner <= share - before).sum(-1), last)
-    return at[:, 0] * BLOCK + inside
 
 
 def _next(logits: Tensor, turn: Turn, coins: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token drawn from each row's logits, and their logsumexp; NaN in other laws."""
-    ids = None
+    scaled, ids = logits.float(), None
     if turn.top is not None:
-        logits, ids = logits.topk(turn.top)
-    scaled = logits.float().div_(turn.temperature)
+        scaled, ids = scaled.div(USERS_TEMPERATURE).topk(turn.top)
     most = scaled.amax(-1, keepdim=True)
-    weights = scaled.sub_(most).exp_()
-    tokens = drawn(weights, coins)
+    weights = (scaled - most).exp_()
+    tokens = pick(weights, coins.double())
     if ids is not None:
-        tokens = ids.gather(1, tokens[:, None])[:, 0]
-    own = ids is None and turn.temperature == 1
-    return tokens, weights.sum(-1).log_().add_(most[:, 0]) if own else most[:, 0] * torch.nan
-
-
-class Writer:
-    """The text of a row, its turns to come, tokens of the first one, those that must follow."""
-
-    def __init__(self, ids: Sequence[int], turns: Sequence[Turn]) -> None:
-        self.ids, self.turns, self.written = list(ids), list(turns), 0
-        self.forced: list[int] = []
-        self.norms = [torch.nan] * len(self.ids)
-
-    @property
-    def ended(self) -> bool:
-        """Return whether nothing follows."""
-        return not self.turns and not self.forced
-
-    def add(self, token: int, norm: float) -> None:
-        """Take a token drawn after a row of this norm, or the one that must stand there instead."""
-        self.norms.append(torch.nan)
-        if self.forced:
-            self.ids.append(self.forced.pop(0))
-            return
-        turn = self.turns[0]
-        self.ids.append(token)
-        self.norms[-2] = norm
-        self.written += 1
-        closes = token in turn.ends
-        if closes or self.written == turn.most:
-            met = closes and turn.after[:1] == (token,)
-            self.forced = list(turn.after[met:])
-            self.turns.pop(0)
-            self.written = 0
+        return ids.gather(1, tokens[:, None])[:, 0], most[:, 0] * torch.nan
+    return tokens, weights.sum(-1).log_().add_(most[:, 0])
 
 
 @torch.inference_mode()
 def written(
-    target: Any,
-    beginnings: Sequence[Sequence[int]],
-    turns: Sequence[Turn],
-    reads: Sequence[int],
-    generator: Generator,
+    target: Any, begun: Sequence[Sequence[int]], turn: Turn, reads: Sequence[int], source: Generator
 ) -> Piece:
-    """Let a target go on with texts for some turns; keep the states of all their tokens.
+    """Let a target go on with texts for a turn; keep the states of all their tokens.
 
     The last token of a text has none: its states are zeros.
     """
-    writers = [Writer(ids, turns) for ids in beginnings]
-    room = max(map(len, beginnings)) + sum(turn.most + len(turn.after) for turn in turns)
-    model = CachedModel(target, room, len(writers), reads=tuple(reads))
-    states: list[Tensor | None] = [None] * len(writers)
-    rows = list(range(len(writers)))
-    counts = [len(ids) for ids in beginnings]
-    fed = torch.zeros(len(rows), max(counts), dtype=torch.int64)
-    for row, ids in enumerate(beginnings):
-        fed[row, : len(ids)] = torch.tensor(ids)
+    texts, left = [list(ids) for ids in begun], [turn.most] * len(begun)
+    norms = [[torch.nan] * len(ids) for ids in texts]
+    model = CachedModel(target, max(map(len, texts)) + turn.most, len(texts), reads=tuple(reads))
+    states = [torch.empty(0)] * len(texts)
+    rows, counts = list(range(len(texts))), [len(ids) for ids in texts]
+    fed = pad_sequence([torch.tensor(ids) for ids in texts], batch_first=True)
     while rows:
         logits = model.feed(fed, counts, [1] * len(counts))[:, 0]
-        coins = torch.rand(len(writers), generator=generator)[rows]
-        _extend([writers[row] for row in rows], logits, coins)
-        ended = [place for place, row in enumerate(rows) if writers[row].ended]
+        coins = torch.rand(len(texts), generator=source)[rows]
+        tokens, sums = (own.tolist() for own in _next(logits, turn, coins))
+        for row, token, norm in zip(rows, tokens, sums, strict=True):
+            if left[row]:
+                norms[row][-1:] = [norm, torch.nan]
+                texts[row].append(token)
+                left[row] = 0 if token in turn.ends else left[row] - 1
+        ended = [place for place, row in enumerate(rows) if not left[row]]
         if len(ended) > ENDED * len(rows) or len(ended) == len(rows):
             for place in ended:
-                states[rows[place]] = _states(model, place, len(writers[rows[place]].ids))
-            kept = [place for place in range(len(rows)) if place not in set(ended)]
+                states[rows[place]] = _states(model, place, len(texts[rows[place]]))
+            kept = [place for place, row in enumerate(rows) if left[row]]
             model.keep(kept)
             rows = [rows[place] for place in kept]
-        counts = [int(not writers[row].ended) for row in rows]
-        fed = torch.tensor([writers[row].ids[-1:] for row in rows])
-    ids = [id for writer in writers for id in writer.ids]
-    lengths = torch.tensor([len(writer.ids) for writer in writers])
-    kept = [own for own in states if own is not None]
-    norms = torch.tensor([norm for writer in writers for norm in writer.norms])
-    return Piece(torch.tensor(ids), lengths, torch.cat(kept), norms)
-
-
-def _extend(writers: Sequence[Writer], logits: Tensor, coins: Tensor) -> None:
-    """Give every row that goes on its next token."""
-    tokens, norms = torch.zeros(len(writers), dtype=torch.int64), torch.zeros(len(writers))
-    groups: dict[Turn, list[int]] = {}
-    for place, writer in enumerate(writers):
-        if not writer.ended and not writer.forced:
-            groups.setdefault(writer.turns[0], []).append(place)
-    for turn, places in groups.items():
-        whole = len(places) == len(writers)
-        rows = logits if whole else logits[places]
-        tokens[places], norms[places] = _next(rows, turn, coins[places])
-    for writer, token, norm in zip(writers, tokens.tolist(), norms.tolist(), strict=True):
-        if not writer.ended:
-            writer.add(token, norm)
+        counts = [int(left[row] > 0) for row in rows]
+        fed = torch.tensor([texts[row][-1:] for row in rows])
+    ids = [torch.tensor(own) for own in texts]
+    every = torch.tensor([norm for own in norms for norm in own])
+    return Piece(torch.cat(ids), torch.tensor([*map(len, ids)]), torch.cat(states), every)
 
 
 def _states(model: CachedModel, row: int, length: int) -> Float[Tensor, "length reads hidden"]:
-    """Return a row's states; those of its last token are zeros."""
     layers = [model.cache.hidden[layer] for layer in model.cache.hidden]
     kept = [layer[row, : length - 1] for layer in layers if layer is not None]
     states = torch.stack(kept, 1) if kept else torch.empty(length - 1, 0, 0)
     return torch.cat([states, states.new_zeros(1, *states.shape[1:])])
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts of some pieces: the files are read where they are asked for."""
+
+    paths: Sequence[Path]
+    embedding: Float[Tensor, "vocab hidden"]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        return [Piece.read(path) for path in self.paths]
+
+    @cached_property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Return piece, first token and length of every text of which some row counts."""
+        found = []
+        for number, piece in enumerate(self.pieces):
+            ends = piece.lengths.cumsum(0)
+            for end, length in zip(ends.tolist(), piece.lengths.tolist(), strict=True):
+                if not piece.norms[end - length + 1 : end - 1].isnan().all():
+                    found.append((number, end - length, length))
+        return found
+
+    @cached_property
+    def rows(self) -> int:
+        """Return the mean number of rows that count in a text."""
+        count = sum(int((~piece.norms.isnan()).sum()) for piece in self.pieces)
+        return max(round(count / max(len(self.places), 1)), 1)
+
+    def batch(
+        self, numbers: Sequence[int], most: int | None = None, source: Generator | None = None
+    ) -> Batch:
+        """Return some texts, shorter ones with units that do not count behind theirs.
+
+        At most ``most`` units of a text are anchors, drawn by ``source``.
+        """
+        texts = [self._text(*self.places[number]) for number in numbers]
+        embedded, states, rows, norms = (
+            pad_sequence([*parts], batch_first=True, padding_value=value)
+            for parts, value in zip(zip(*texts, strict=True), (0, 0, 0, torch.nan), strict=True)
+        )
+        counts = ~norms.isnan()
+        likely = counts.double()
+        if source is not None:
+            likely *= 1 + torch.rand(counts.shape, generator=source, dtype=torch.float64)
+        size = min(most or counts.shape[1], int(counts.sum(1).max()))
+        anchors = likely.sort(dim=1, descending=True, stable=True).indices[:, :size]
+        real = counts.gather(1, anchors)
+        return Batch(embedded, states, rows, norms.nan_to_num(), counts, anchors, real)
+
+    def _text(self, number: int, start: int, length: int) -> tuple[Tensor, ...]:
+        piece, end = self.pieces[number], start + length - 1
+        embedded = self.embedding[piece.ids[start + 1 : end].long()]
+        states = piece.states[start:end]
+        return embedded, states[:-1, :-1].flatten(1), states[1:, -1], piece.norms[start + 1 : end]
+
+    def shuffled(self, size: int, most: int, seed: int) -> Callable[[int, Generator], Batch]:
+        """Return a batch for each step; every text is seen about once an epoch.
+
+        Texts are sorted by length among every ``SORTED`` batches, which then waste little.
+        """
+        count = len(self.places)
+        steps = max(count // size, 1)
+
+        def batch(step: int, source: Generator) -> Batch:
+            epoch, at = divmod(step, steps)
+            shuffle = Generator().manual_seed(seed * 100_003 + epoch)
+            order = torch.randperm(count, generator=shuffle).tolist()
+            some = [number for start in range(0, count, SORTED * size) for number in sorted(
+                order[start : start + SORTED * size], key=lambda n: self.places[n][2]
+            )]  # fmt: skip
+            first = int(torch.randperm(steps, generator=shuffle)[at]) * size
+            return self.batch(some[first : first + size], most, source)
+
+        return batch

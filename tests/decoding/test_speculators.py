@@ -10,7 +10,7 @@ import torch
 
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from simulations.train import eagle3 as heads
-from simulations.train.unroll import Unrolled
+from simulations.train.eagle3 import Unrolled
 from tests.decoding.conftest import random_llama
 from tests.decoding.test_eagle3 import write
 from tests.threads import one_thread  # noqa: F401

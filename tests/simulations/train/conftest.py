@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.train.corpus import (
-    Stream,
-    encode_stream,
-    read_corpus,
-    train_tokenizer,
-    training,
-)
+from simulations.train.corpus import Stream, encode_stream, read_corpus, train_tokenizer
 from tests.threads import one_thread  # noqa: F401
 
 LINES = (
@@ -37,9 +31,9 @@ def corpus_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(corpus_folder):
-    return train_tokenizer([d.text for d in training(read_corpus(corpus_folder))], 300)
+    return train_tokenizer([d.text for d in read_corpus(corpus_folder)[0]], 300)
 
 
 @pytest.fixture(scope="session")
 def stream(corpus_folder, tokenizer) -> Stream:
-    return encode_stream(tokenizer, training(read_corpus(corpus_folder)))
+    return encode_stream(tokenizer, read_corpus(corpus_folder)[0])

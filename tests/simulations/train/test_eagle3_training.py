@@ -9,9 +9,8 @@ from cactus_theory import losses
 from cactus_theory.decoding import Eagle3Drafter
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from simulations.train import eagle3 as heads
-from simulations.train.batches import Texts, embedding_of
-from simulations.train.samples import Piece, Source, Turn, drawn, own_prompts, written
-from simulations.train.unroll import Batch, Unrolled, _Scored, rows_of
+from simulations.train.eagle3 import Batch, Unrolled, _Scored, rows_of
+from simulations.train.samples import Piece, Source, Texts, Turn, own_prompts, written
 from tests.chat_model import chat_tokenizer
 from tests.decoding.conftest import random_llama
 from tests.decoding.test_eagle3 import plain_logits, write
@@ -98,16 +97,9 @@ def test_losses_are_those_of_the_package_and_know_of_lost_mass(by_kl):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_token_is_drawn_by_its_weight():
-    weights = torch.zeros(6, 700)
-    weights[:, [3, 300, 699]] = torch.tensor([1.0, 2.0, 1.0])
-    coins = torch.tensor([0.0, 0.2, 0.3, 0.7, 0.8, 1.0 - 1e-7])
-    assert drawn(weights, coins).tolist() == [3, 3, 300, 300, 699, 699]
-
-
 def test_pieces_hold_the_states_of_texts_that_the_target_wrote(target, tmp_path):
     ends = frozenset({5, 6, 7, 8})
-    turns = [Turn(6, ends, 0.9, 10, (5, 9, 9)), Turn(8, frozenset({30}))]
+    turns = [Turn(6, ends, 10, (5, 9, 9)), Turn(8, frozenset({30}))]
     source = Source([[1, 2], [3, 4, 5, 6]], turns)
     (path,) = source.pieces(target, tmp_path, 1, 12, (*READS, 4), seed=3)
     piece, start, kinds = Piece.read(path), 0, set()
@@ -130,7 +122,7 @@ def test_pieces_hold_the_states_of_texts_that_the_target_wrote(target, tmp_path)
 
 
 def test_all_first_tokens_have_the_targets_law(target):
-    turn = [Turn(1, frozenset())]
+    turn = Turn(1, frozenset())
     piece = written(target, [[1, 2, 3]] * 4000, turn, (4,), torch.Generator().manual_seed(0))
     counts = torch.bincount(piece.ids.view(-1, 4)[:, 3], minlength=VOCAB)
     law = target(torch.tensor([[1, 2, 3]])).logits[0, -1].softmax(-1)
@@ -139,7 +131,9 @@ def test_all_first_tokens_have_the_targets_law(target):
 
 def test_every_text_is_in_an_epoch_once(target, tmp_path):
     source = Source([[1], [2, 3]], [Turn(6, frozenset())])
-    texts = Texts(source.pieces(target, tmp_path, 2, 10, (*READS, 4), 0), embedding_of(target))
+    texts = Texts(
+        source.pieces(target, tmp_path, 2, 10, (*READS, 4), 0), target.model.embed_tokens.weight
+    )
     batches = texts.shuffled(4, 3, seed=1)
     seen = [batches(step, torch.Generator()) for step in range(5)]
     assert len({tuple(map(float, b.norms.flatten())) for b in seen}) == 5
@@ -175,7 +169,7 @@ def test_a_target_writes_prompts_by_its_template():
     (opening,), (user, answer) = source.beginnings, source.turns
     assert tokenizer.decode(opening) == "<|im_start|>user\n"
     assert tokenizer.decode(user.after) == "<|im_end|>\n<|im_start|>assistant\n"
-    assert (user.most, user.temperature, user.top, user.ends) == (40, 0.9, 50, {2})
+    assert (user.most, user.top, user.ends) == (40, 50, {2})
     assert answer == Turn(192, frozenset({2}))
     with pytest.raises(ValueError, match="needs a chat template"):
         own_prompts(chat_tokenizer(None), frozenset(), 1, 1)
