@@ -69,33 +69,19 @@ __all__ = [
     "verify_tree",
 ]
 
-# name → module, loaded when asked for: an engine's plugin without a policy must not load torch
-_FROM = {
-    "confidence_bound": "answer_bounds",
-    "event_bounds": "answer_bounds",
-    "generate": "decoding",
-    "divergence": "divergences",
-    "register_divergence": "divergences",
-    "audit": "emitted",
-    "emitted_law": "emitted",
-    "frontier": "optimum",
-    "optimal_acceptance": "optimum",
-    "pooled_acceptance": "optimum",
-    "pooled_frontier": "optimum",
-    "selection_law": "optimum",
-    "Budget": "policies",
-    "Declaration": "policies",
-    "PerProposal": "policies",
-    "Policy": "policies",
-    "list_policies": "policies",
-    "policy": "policies",
-    "register": "policies",
-    "rule": "policies._rule_decorator",
-    "load_tuned": "tuned",
-    "verify_block": "verify",
-    "verify_chain": "verify",
-    "verify_tree": "verify",
+# module → names, loaded when asked for: an engine's plugin without a policy must not load torch
+_NAMES = {
+    "answer_bounds": "confidence_bound event_bounds",
+    "decoding": "generate",
+    "divergences": "divergence register_divergence",
+    "emitted": "audit emitted_law",
+    "optimum": "frontier optimal_acceptance pooled_acceptance pooled_frontier selection_law",
+    "policies": "Budget Declaration PerProposal Policy list_policies policy register",
+    "policies._rule_decorator": "rule",
+    "tuned": "load_tuned",
+    "verify": "verify_block verify_chain verify_tree",
 }
+_FROM = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,15 +45,42 @@ EXACT = 1e-15
 ROUNDING = 1e-6
 # largest tilt (e^-FAR vanishes beside 1), and the least one, times the longest answer
 FAR, LEVEL = 800.0, 1e-9
-# new tokens of an answer, by default
-USUAL_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class EventBounds:
-    """The bounds of :func:`event_bounds`, whose arguments the fields are."""
+    """Bounds on the probability of an event of the answer under a cap on KL; Theorem 23.
+
+    Parameters
+    ----------
+    rate : the event's probability under the target, after temperature and truncation.
+    cap : nats for a whole answer; or else
+    per_token, tokens, burst : nats a token, the most tokens of an answer, and nats that may be
+        spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
+    lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
+        keep their probability.
+
+    Attributes
+    ----------
+    low, high : the least and the most probability of the event.
+    total_variation : the most by which the probability of any event may differ.
+    nats : the most KL of an answer. ``after(tokens)`` has the bounds of its beginning.
+
+    Raises
+    ------
+    ValueError
+        A number out of its range, nats for an answer and a token at once or neither, nats a token
+        without the number of tokens.
+
+    Examples
+    --------
+    >>> bound = ct.event_bounds(0.9, cap=0.1)
+    >>> print(f"{bound.low:.3f} to {bound.high:.3f}, total variation {bound.total_variation:.3f}")
+    0.743 to 0.999, total variation 0.222
+    """
 
     rate: float = 0.5
+    _: KW_ONLY
     cap: float | None = None
     per_token: float | None = None
     tokens: int | None = None
@@ -118,62 +145,19 @@ class EventBounds:
 
     @property
     def unit(self) -> str:
-        """Return in words whether nats were taken for an answer or a token, and the other way."""
-        count = self.tokens or USUAL_TOKENS
+        """Return in words whether nats were taken for an answer or a token."""
         if self.per_token is None:
-            other = EventBounds(self.rate, per_token=self.cap, tokens=count)
             return (
                 f"{self.cap:g} was taken as nats for a whole answer. generate --cap, Ledger and "
-                f"CACTUS_CAP take nats a token: as that (--per-token {self.cap:g} --tokens "
-                f"{count}) it is {other.nats:.4g} an answer, and {other.range}"
+                "CACTUS_CAP take nats a token, here --per-token with --tokens"
             )
-        other = EventBounds(self.rate, cap=self.per_token)
         return (
-            f"{self.per_token:g} was taken as nats a token, {self.nats:.4g} an answer of {count}. "
-            f"As nats for a whole answer (--cap {self.per_token:g}), which a decode capped at "
-            f"{self.per_token / count:.3g} a token keeps, {other.range}"
+            f"{self.per_token:g} was taken as nats a token, as generate --cap, Ledger and "
+            f"CACTUS_CAP take them: {self.nats:.4g} an answer of {self.tokens}"
         )
 
 
-def event_bounds(
-    rate: float = 0.5,
-    *,
-    cap: float | None = None,
-    per_token: float | None = None,
-    tokens: int | None = None,
-    burst: float = 0.0,
-    lossless: int = 0,
-) -> EventBounds:
-    """Bound the probability of an event of the answer under a cap on KL; Theorem 23.
-
-    Parameters
-    ----------
-    rate : the event's probability under the target, after temperature and truncation.
-    cap : nats for a whole answer; or else
-    per_token, tokens, burst : nats a token, the most tokens of an answer, and nats that may be
-        spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
-    lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
-        keep their probability.
-
-    Returns
-    -------
-    low, high : the least and the most probability of the event.
-    total_variation : the most by which the probability of any event may differ.
-    nats : the most KL of an answer. ``after(tokens)`` has the bounds of its beginning.
-
-    Raises
-    ------
-    ValueError
-        A number out of its range, nats for an answer and a token at once or neither, nats a token
-        without the number of tokens.
-
-    Examples
-    --------
-    >>> bound = ct.event_bounds(0.9, cap=0.1)
-    >>> print(f"{bound.low:.3f} to {bound.high:.3f}, total variation {bound.total_variation:.3f}")
-    0.743 to 0.999, total variation 0.222
-    """
-    return EventBounds(rate, cap, per_token, tokens, burst, lossless)
+event_bounds = EventBounds
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,6 @@ def whole(folder: Path) -> dict[str, bytes]:
         "rows.npy": held.getvalue(),
         "rows.npz": many.getvalue(),
         "rows.safetensors": save({"rows": ROWS}),
-        "rows.csv": b"0.5,0.25,0.125,0.125\n0.25,0.5,0.125,0.125\n",
         "rows.json": json.dumps(ROWS.tolist()).encode(),
         "prompts.txt": "Once upon a time\nthere was é\n".encode(),
         "prompts.jsonl": b'{"prompt": "a"}\n{"turns": ["b", "c"]}\n',

@@ -204,10 +204,8 @@ def test_by_position_the_first_tokens_are_the_targets_own():
 def test_nats_of_a_token_are_not_those_of_an_answer():
     whole, each = ct.event_bounds(cap=0.1, tokens=200), ct.event_bounds(per_token=0.1, tokens=200)
     assert each.nats == 20 and whole.nats == 0.1
-    assert "taken as nats for a whole answer" in whole.unit and "it is 20 an answer" in whole.unit
-    assert "--per-token 0.1 --tokens 200" in whole.unit and "0 % to 100 %" in whole.unit
-    assert "taken as nats a token, 20 an answer of 200" in each.unit and "--cap 0.1" in each.unit
-    assert "capped at 0.0005 a token" in each.unit and "28 % to 72 %" in each.unit
+    assert "0.1 was taken as nats for a whole answer" in whole.unit and "--per-token" in whole.unit
+    assert "taken as nats a token" in each.unit and "20 an answer of 200" in each.unit
     assert ct.event_bounds(per_token=0.1, burst=0.5, tokens=10).after(5).nats == pytest.approx(1.0)
 
 

@@ -88,8 +88,8 @@ def said(capsys, *arguments, code=0):
 
 def test_the_command_says_what_it_rests_on(tmp_path, capsys):
     path = tmp_path / "lengths.jsonl"
-    records = [{"readings": [{"num_tokens": 3}, {"num_tokens": 5}]}, {"num_tokens": 5}, [9, 9, 9]]
-    path.write_text("\n".join(map(json.dumps, [*records, 20, 21, 21, 40])))
+    first, second, *others = ({"num_tokens": tokens} for tokens in SAMPLE)
+    path.write_text("\n".join(map(json.dumps, [{"readings": [first, second]}, *others])))
     text = said(capsys, "--cap", 0.05, "--lengths", path)
     bound = mean_length(SAMPLE, ct.event_bounds(cap=0.05))
     assert f"mean length, 14.2 tokens in 10 lossless answers: at most {bound.bound:.4g}" in text
@@ -102,8 +102,8 @@ def test_the_command_says_what_it_rests_on(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "must be at least one"), ("{", "must be JSON"), ("0", "at least 1"), ('{"a": 1}', "None"),
-     ("1.5", "must be an integer"), ("true", "must be an integer")],
+    [("", "must be at least one"), ("{", "must be JSON"), ("3", "a reading each; got 3"),
+     ('{"a": 1}', "None"), ('{"num_tokens": 1.5}', "must be an integer")],
 )  # fmt: skip
 def test_bad_lengths_are_one_line(tmp_path, capsys, content, message):
     path = tmp_path / "lengths.jsonl"

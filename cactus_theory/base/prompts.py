@@ -145,14 +145,13 @@ def _part(place: str, part: Any) -> str:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a prompt becomes what a model reads: ``--chat``, ``--system`` and ``--no-template``.
+    """How a prompt becomes what a model reads: ``--chat`` and ``--system``.
 
     With ``start`` a text begins with the tokenizer's start token; a template writes its own.
     """
 
     chat: bool = False
     system: str | None = None
-    plain: bool = False
     start: bool = True
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -160,9 +159,7 @@ class Rendering:
         if self.system is not None and not is_utf8(self.system):
             raise ValueError(f"--system: must be UTF-8 text; got {self.system!r:.60}")
         chats = [prompt for prompt in prompts if prompt.messages is not None]
-        if chats and self.plain:
-            raise ValueError(f"{chats[0].place} is a chat; --no-template takes texts")
-        if self.system is not None and (self.plain or not (self.chat or chats)):
+        if self.system is not None and not (self.chat or chats):
             raise ValueError("--system: must be given with --chat or a file of messages")
         if not self.start and (self.chat or chats):
             raise ValueError("--no-start: takes texts; a template writes what a chat starts with")
@@ -211,9 +208,9 @@ class Rendering:
         if longer := [prompt for prompt in prompts if prompt.later]:
             share = f"{len(longer)} of {len(prompts)} prompts have several turns of a user"
             lines.append(f"{share}: the first is taken, as the others follow an answer")
-        if tokenizer.chat_template and not self.plain and not all(templated):
+        if tokenizer.chat_template and not all(templated):
             unused = "the tokenizer's chat template is not applied to texts"
-            lines.append(f"{unused}: --chat applies it, --no-template says that none is meant")
+            lines.append(f"{unused}: --chat applies it")
         if whole or templated[0]:
             text = self.text(prompts[0], tokenizer)
             shown = text if whole or len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -3,7 +3,6 @@
 What a file claims is held against its size before memory is taken for it, and nothing in it runs.
 """
 
-import csv
 import io
 import lzma
 import math
@@ -25,7 +24,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line, parsed_json, write_whole
 from cactus_theory.base.tolerances import NEAR_ONE
 
-SUFFIXES = (".npy", ".npz", ".safetensors", ".csv", ".json")
+SUFFIXES = (".npy", ".npz", ".safetensors", ".json")
 # most bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
 UNPACKED = 2**32
 # names of target and draft rows in a .npz that holds both
@@ -43,11 +42,10 @@ ORDINARY = (1e-3, 1e30)
 def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
     """Return the rows (..., V) held by a file.
 
-    ``path`` is a .npy, .npz, .safetensors, .csv (one row a line, no header) or .json file (a list
-    of numbers, or of such lists). ``file.npz::name`` picks one array of several, in .safetensors
-    too. A .csv of one line is one row (V,). ``logits`` become probabilities by a float64 softmax;
-    −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of them may be
-    missing in a text.
+    ``path`` is a .npy, .npz, .safetensors or .json file (a list of numbers, or of such lists).
+    ``file.npz::name`` picks one array of several, in .safetensors too. ``logits`` become
+    probabilities by a float64 softmax; −inf is a probability of 0. ``normalise`` divides rows by
+    their sums, as digits of them may be missing in a text.
 
     Floats of 8 bytes or fewer keep their dtype; integers and bfloat16 (which numpy lacks)
     become float64 and float32. Rows are not checked to be distributions here.
@@ -155,7 +153,6 @@ def _read(path: str, file: Path, suffix: str, key: str) -> Any:
         ".npy": _read_npy,
         ".npz": _read_npz,
         ".safetensors": _read_safetensors,
-        ".csv": _read_csv,
         ".json": _read_json,
     }
     if not file.is_file():
@@ -216,34 +213,6 @@ def _read_safetensors(path: str, file: Path, key: str) -> Any:
         return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     except TypeError:  # float8 and whatever else numpy lacks
         raise ValueError(f"{path}: must hold numbers; got dtype {tensor.dtype}") from None
-
-
-def _read_csv(path: str, file: Path, key: str) -> Any:
-    rows = []
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            for number, cells in enumerate(csv.reader(lines), 1):
-                if cells:
-                    rows.append(_csv_row(path, number, cells))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: must be a .csv file of numbers; {first_line(error)}") from None
-    return rows[0] if len(rows) == 1 else rows
-
-
-def _csv_row(path: str, number: int, cells: list[str]) -> list[float]:
-    try:
-        return [float(cell) for cell in cells]
-    except ValueError:
-        wrong = next(cell for cell in cells if not _is_float(cell))
-        raise ValueError(f"{path}: every cell must be a number; line {number}: {wrong!r}") from None
-
-
-def _is_float(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _read_json(path: str, file: Path, key: str) -> Any:

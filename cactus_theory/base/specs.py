@@ -5,7 +5,6 @@ verifiers and schedules are named so on the command line and in Python. Data (fi
 name what is registered only: whoever reads it looks it up with :meth:`Registry.find`.
 """
 
-import ast
 import importlib.util
 import re
 import sys
@@ -29,10 +28,6 @@ FORM = re.compile(
 
 # files that are being run: a file that names itself would run without end
 _BEING_READ: set[Path] = set()
-
-
-class BrokenRule(ValueError):
-    """A policy's file raised while it was read."""
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -101,16 +96,12 @@ def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
     ValueError for another form, OSError where there is no such file.
     """
     match = FORM.fullmatch(source)
-    name = match["name"] if match else None
-    if match is None or (name is not None and not name.isidentifier()):
+    if match is None or not (match["name"] or "").isidentifier():
         raise ValueError(f"{word}: must read file.py:name; got {source!r}")
     path = Path(match["file"])
     if not path.is_file():
         raise FileNotFoundError(f"{word}: no such file; got {match['file']!r}")
-    if name is None:
-        names = ", ".join(_written(path)) or "no function or class"
-        raise ValueError(f"{word}: must read file.py:name; got {source!r}; it holds {names}")
-    return path, name, match["knobs"] or ""
+    return path, match["name"], match["knobs"] or ""
 
 
 class Registry(Generic[Kind]):
@@ -147,8 +138,8 @@ class Registry(Generic[Kind]):
 
         It may be of ``others``, too. Its spec becomes ``FILE.py:NAME`` and its knobs, unless it
         is registered under a name. ValueError, OSError, TypeError for another form, where there is
-        no such file or name, and for a name that stands for something else; BrokenRule where the
-        file raised: the message says what, and on which line.
+        no such file or name, and for a name that stands for something else; ValueError where the
+        file raised, too: the message says what, and on which line.
         """
         path, name, _ = split(source, self.argument)
         module = _module(path.resolve(), path.stat().st_mtime_ns)
@@ -198,20 +189,6 @@ def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
     return value
 
 
-def _written(path: Path) -> list[str]:
-    """Return the functions under decorators and the classes of a file, without running it."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError):
-        return []
-    plain = (ast.FunctionDef, ast.ClassDef)
-    return [
-        node.name
-        for node in tree.body
-        if isinstance(node, plain) and (isinstance(node, ast.ClassDef) or node.decorator_list)
-    ]
-
-
 @lru_cache(maxsize=16)
 def _module(path: Path, changed: int) -> ModuleType:
     """Run a file; run it again only if it has changed on disk."""
@@ -233,7 +210,7 @@ def _module(path: Path, changed: int) -> ModuleType:
     except (Exception, SystemExit) as error:
         if sys.modules.get(path.stem) is module:
             del sys.modules[path.stem]
-        raise BrokenRule(_blame(path, error)) from error
+        raise ValueError(_blame(path, error)) from error
     finally:
         _BEING_READ.discard(path)
     return module

@@ -1,4 +1,4 @@
-"""Tables of lines that share their columns: on the terminal, as CSV, as LaTeX, as JSON."""
+"""Tables of lines that share their columns: on the terminal, as CSV, as JSON."""
 
 from __future__ import annotations
 
@@ -17,19 +17,12 @@ import torch
 from cactus_theory.base.files import write_whole
 
 Cells = Sequence[str]
-PLUS_MINUS = " ±"
-# characters that LaTeX reads as commands, and signs that it sets as mathematics
-ESCAPED = {
-    "\\": r"\textbackslash{}", "_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"$<$", ">": r"$>$", "±": r"$\pm$", "δ": r"$\delta$", "∞": r"$\infty$",
-}  # fmt: skip
 
 
 def with_error(value: float, error: float) -> str:
     """Return a number with its standard error, if there is one."""
     digits = f"{value:.4f}"
-    return digits if math.isnan(error) else f"{digits}{PLUS_MINUS}{error:.4f}"
+    return digits if math.isnan(error) else f"{digits} ±{error:.4f}"
 
 
 def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> None:
@@ -40,8 +33,6 @@ def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> N
 
 def save_table(path: str, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> None:
     """Write lines to a .csv as :func:`write_csv` does; the columns are those of the first line."""
-    if not path.endswith(".csv"):
-        raise ValueError(f"--csv: must end in .csv; got {path!r}")
     write_csv(path, list(lines[0]), lines, notes)
 
 
@@ -65,27 +56,6 @@ def write_csv(
     table.writeheader()
     table.writerows(lines)
     write_whole(path, text.getvalue().encode())
-
-
-def save_latex(
-    path: str, heads: Cells, lines: Sequence[Cells], words: Sequence[int], note: str
-) -> None:
-    r"""Write a tabular of booktabs, for ``\input``, to a .tex; ``note`` is a comment."""
-    if not path.endswith(".tex"):
-        raise ValueError(f"--latex: must end in .tex; got {path!r}")
-    columns = "".join("l" if place in words else "r" for place in range(len(heads)))
-    body = [f"% {note}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", _row(heads)]
-    body += [r"\midrule", *map(_row, lines), r"\bottomrule", r"\end{tabular}", ""]
-    write_whole(path, "\n".join(body).encode())
-
-
-def _row(cells: Cells) -> str:
-    parts = ("<=".join(map(_escaped, cell.split("<="))).replace("<=", r"$\le$") for cell in cells)
-    return " & ".join(parts) + r" \\"
-
-
-def _escaped(text: str) -> str:
-    return "".join(ESCAPED.get(letter, letter) for letter in text)
 
 
 ROUNDING = 1e-12  # magnitudes below are shown as 0; the CSV keeps every digit
@@ -173,16 +143,22 @@ def print_rows(columns: Columns) -> None:
         for name, value in arrays.items():
             print(f"  {name:<30} {_cell(value[0])}")
         return
-    _print_table(arrays, count)
+    cells = [
+        [name.rjust(12), *map(_cell, column[:ROWS_SHOWN]), _cell(column.astype(float).mean())]
+        for name, column in arrays.items()
+    ]
+    labels = ["row".rjust(6), *map(str, range(min(count, ROWS_SHOWN))), "mean"]
+    *lines, means = aligned([*zip(labels, *cells, strict=True)], ())
+    more = f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)"
+    print("\n".join([*lines, *[more] * (count > ROWS_SHOWN), means]))
 
 
 def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
     """Write one line per row under ``# key: value`` lines, all of the file or nothing."""
     arrays = _flat(columns)
     heads = ["row", *(name.replace(" ", "_") for name in arrays)]
-    count = max(map(len, arrays.values()))
-    lines = zip(range(count), *(map(_exact, column) for column in arrays.values()), strict=True)
-    save_table(path, [dict(zip(heads, line, strict=True)) for line in lines], notes)
+    lines = enumerate(zip(*(column.tolist() for column in arrays.values()), strict=True))
+    save_table(path, [dict(zip(heads, (row, *line), strict=True)) for row, line in lines], notes)
 
 
 def _flat(columns: Columns) -> dict[str, np.ndarray]:
@@ -202,22 +178,5 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-def _print_table(arrays: dict[str, np.ndarray], count: int) -> None:
-    columns = [
-        [name.rjust(12), *map(_cell, column[:ROWS_SHOWN]), _cell(column.astype(float).mean())]
-        for name, column in arrays.items()
-    ]
-    labels = [str(row) for row in range(min(count, ROWS_SHOWN))]
-    lines = aligned([*zip(["row".rjust(6), *labels, "mean"], *columns, strict=True)], ())
-    print("\n".join(lines[:-1]))
-    if count > ROWS_SHOWN:
-        print(f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)")
-    print(lines[-1])
-
-
 def _cell(value: Any) -> str:
     return str(bool(value)) if isinstance(value, bool | np.bool_) else f"{float(value):.6g}"
-
-
-def _exact(value: Any) -> str:
-    return str(bool(value)) if isinstance(value, bool | np.bool_) else repr(float(value))

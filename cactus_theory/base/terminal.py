@@ -1,7 +1,6 @@
 """Progress and end of a command.
 
-A bar on a terminal that rich can draw on, else a line now and then; one line for an error or
-Ctrl-C, and silence when the output has no reader.
+A line now and then; one line for an error or Ctrl-C, and silence when the output has no reader.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Self
 
 # exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
 BROKEN_PIPE = 141
@@ -107,7 +106,7 @@ class _Output:
         raise SystemExit(2)
 
 
-# seconds until the first line of progress where no bar can be drawn, and between two lines
+# seconds until the first line of progress, and between two lines
 FIRST_LINE_S, LINE_EVERY_S = 5.0, 15.0
 
 
@@ -138,18 +137,12 @@ class Progress:
     def __init__(self, label: str, total: int, done: int = 0) -> None:
         self.label, self.total, self.done = label, total, done
         self.shown, self.said = time.monotonic(), False
-        self._bar: Any = None
 
-    def __enter__(self) -> Progress:
-        if sys.stderr.isatty() and (bar := _bar()) is not None:
-            self._bar = bar
-            bar.start()
-            bar.add_task(self.label, total=self.total, completed=self.done, note="")
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        pass
 
     def advance(self, note: str = "") -> None:
         """Record that one more step is finished."""
@@ -160,10 +153,7 @@ class Progress:
         self.done = done
         now = time.monotonic()
         due = self.shown + (LINE_EVERY_S if self.said else FIRST_LINE_S)
-        if self._bar is not None:
-            shown = {"description": self.label, "total": self.total, "note": note}
-            self._bar.update(self._bar.task_ids[0], completed=done, **shown)
-        elif now >= due or (self.said and done == self.total):
+        if now >= due or (self.said and done == self.total):
             self.shown, self.said = now, True
             print(f"{self.label} {done}/{self.total} {note}".rstrip(), file=sys.stderr, flush=True)
 
@@ -180,21 +170,3 @@ class Progress:
     def texts(self, done: int, texts: int) -> None:
         """Record how much was logged in how many texts; the last text may add more than needed."""
         self.update(min(done, self.total), f"{texts} texts")
-
-
-def _bar() -> Any:
-    """Return a bar that goes away when it is finished, None without rich."""
-    try:
-        from rich import progress
-        from rich.console import Console
-    except ImportError:
-        return None
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )

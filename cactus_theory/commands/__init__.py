@@ -23,9 +23,6 @@ COMMANDS = {
                  "--trace simulations/data/trace --cost-ratio 0.1 --divergence-per-token 0.05"),
         "expect": ("what acceptance is healthy, at each position",
                    "--trace simulations/data/trace --observed 0.68,0.49,0.33,0.24 --rounds 500"),
-        "floor": ("how far rounding moves a target's rows, in nats",
-                  "--target simulations/pair/target --prompts simulations/data/prompts.jsonl "
-                  "--texts 4 --max-new-tokens 16"),
         "promise": ("what a cap on KL says about an answer", "--cap 0.1 --rate 0.9"),
     },
 }  # fmt: skip

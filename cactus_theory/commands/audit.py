@@ -11,7 +11,6 @@ from cactus_theory.base.tables import (
     print_json,
     print_rows,
     print_table,
-    save_latex,
     save_table,
     with_error,
 )
@@ -45,27 +44,18 @@ Line = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_rows(parser)
-    parser.add_argument(
-        "--draft-tokens",
-        metavar="IDS",
-        help="instead of draft rows, the tokens of a deterministic draft: 3,1,4 or a file",
-    )
     add_policy(parser, several=True)
-    parser.add_argument(
-        "--latex", metavar="FILE.tex", help="save the table of policies as a LaTeX tabular"
-    )
     parser.add_argument("--by", metavar="COLUMN", help="of a trace: a line per value of a column")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
     policy, *others = [ct.policy(spec).at_ends(()) for spec in args.policy]
-    if others or args.latex or args.by:
+    if others or args.by:
         spec = ct.divergence(args.divergence).spec
         return _audit_several([policy, *others], source(args), spec, args.by, output_of(args))
-    q, p, ids = rows(args)
-    drafted = None if ids is not None else p
-    report = ct.audit(policy, q, drafted, draft_token_ids=ids, divergence=args.divergence)
+    q, p = rows(args)
+    report = ct.audit(policy, q, p, divergence=args.divergence)
     spent = report.divergences[report.reference]
     columns = {"acceptance": report.acceptance, report.reference: spent}
     columns |= {
@@ -98,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 def _audit_several(
     policies: list[Policy], logged: Trace | SavedRows, spec: str, by: str | None, output: Output
 ) -> int:
-    """Print one table of policies on all rows; write the CSV, the LaTeX and the picture asked."""
+    """Print one table of policies on all rows; write the CSV and the picture asked."""
     lines, q, p = _lines(logged, policies, spec)
     notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
     heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
@@ -113,9 +103,6 @@ def _audit_several(
         table = [by, *heads], cells, (0, *(place + 1 for place in WORDS))
     if output.csv:
         save_table(output.csv, lines, notes)
-    if output.latex:
-        summary = "; ".join([f"{name} {value}" for name, value in notes.items()])
-        save_latex(output.latex, *table, note="; ".join([summary, *LEGEND.splitlines()]))
     if output.plot:
         from cactus_theory.commands.plot import save_pooled_plot
 

@@ -1,7 +1,6 @@
 """Flags that several commands share: a policy with its knobs, rows, and files written of them."""
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -87,18 +86,16 @@ PROMPTS = f"JSON lines with one of {', '.join(KEYS)}, or a prompt a line"
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     """Declare how prompts are rendered, which :func:`rendering` reads."""
-    how, add = parser.add_mutually_exclusive_group(), parser.add_argument
+    add = parser.add_argument
     chat = "texts are a user's turn, by the tokenizer's chat template (messages always are)"
-    how.add_argument("--chat", action="store_true", help=chat)
-    how.add_argument("--no-template", action="store_true", help="texts are meant as they are")
+    add("--chat", action="store_true", help=chat)
     add("--system", metavar="TEXT", help="message of the system that begins every chat")
     add("--show-prompt", action="store_true", help="show the whole first prompt as it is read")
 
 
 def rendering(args: argparse.Namespace) -> Rendering:
     """Return how the flags render prompts."""
-    start = not getattr(args, "no_start", False)
-    return Rendering(args.chat, args.system, args.no_template, start)
+    return Rendering(args.chat, args.system, not getattr(args, "no_start", False))
 
 
 def given_prompts(args: argparse.Namespace) -> list[Prompt]:
@@ -124,14 +121,14 @@ def rendered_ids(
     return ids
 
 
-OUTPUTS = {"csv": (".csv",), "latex": (".tex",), "plot": tuple(METADATA)}
+OUTPUTS = {"csv": (".csv",), "plot": tuple(METADATA)}
 OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """Declare target and draft rows, how they are read, and what is written of them."""
     parser.add_argument(
-        "target", help="target rows q: .npy .npz .safetensors .csv .json; or the folder of a trace"
+        "target", help="target rows q: .npy .npz .safetensors .json; or the folder of a trace"
     )
     parser.add_argument(
         "draft",
@@ -155,48 +152,25 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw, from 0")
 
 
-def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return target and draft rows of two files, of a .npz or of a trace.
-
-    Of a deterministic draft the last ones are its tokens, and its rows are sure of them.
-    """
-    q, p, ids = _read(args)
-    count, row = q[..., 0].size, getattr(args, "row", 0)
-    if not 0 <= row < count:
-        raise ValueError(f"--row: must lie in [0, {count - 1}]; got {row}")
-    if ids is not None:
-        ids = ids.reshape(q.shape[:-1]) if ids.size == count else ids
-        shape = np.broadcast_shapes(q.shape[:-1], ids.shape)
-        q, ids = np.broadcast_to(q, (*shape, q.shape[-1])), np.array(np.broadcast_to(ids, shape))
-        p = np.zeros_like(q)
-        np.put_along_axis(p, ids[..., None], 1.0, -1)
-    return q, p, ids
-
-
-def _read(args: argparse.Namespace) -> tuple[np.ndarray, Any, np.ndarray | None]:
-    """Return target rows, and draft rows or tokens of deterministic drafts; the other is None."""
-    tokens = getattr(args, "draft_tokens", None)
-    if tokens is None and is_trace(args.target):
-        target, draft = _trace(args).rows()
-        return target.numpy(), draft.numpy(), None
-    if not Path(args.target.partition("::")[0]).exists():
-        raise FileNotFoundError(f"target: no such file; got {args.target!r}")
-    if tokens is not None and args.draft is not None:
-        raise ValueError("draft, --draft-tokens: at most one may be given; got both")
-    if args.logits and args.normalise:
-        raise ValueError("--logits, --normalise: at most one may be given; got both")
-    read = partial(load_rows, logits=args.logits, normalise=args.normalise)
-    if tokens is not None:
-        return read(args.target), None, _token_ids(tokens)
-    target, draft = map(read, pair_of(args.target, args.draft))
-    return target, draft, None
+def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return target and draft rows of two files, of a .npz or of a trace."""
+    if is_trace(args.target):
+        target, draft = (rows.numpy() for rows in _trace(args).rows())
+    else:
+        if not Path(args.target.partition("::")[0]).exists():
+            raise FileNotFoundError(f"target: no such file; got {args.target!r}")
+        if args.logits and args.normalise:
+            raise ValueError("--logits, --normalise: at most one may be given; got both")
+        read = partial(load_rows, logits=args.logits, normalise=args.normalise)
+        target, draft = map(read, pair_of(args.target, args.draft))
+    if not 0 <= args.row < target[..., 0].size:
+        raise ValueError(f"--row: must lie in [0, {target[..., 0].size - 1}]; got {args.row}")
+    return target, draft
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:
     """Return the trace that is named, or rows as one."""
-    if args.draft_tokens is None and is_trace(args.target):
-        return _trace(args)
-    return SavedRows.of(*rows(args)[:2])
+    return _trace(args) if is_trace(args.target) else SavedRows.of(*rows(args))
 
 
 def _trace(args: argparse.Namespace) -> Trace:
@@ -214,7 +188,6 @@ class Output:
     plot: str | None
     json: bool
     out: str | None = None
-    latex: str | None = None
 
 
 def output_of(args: argparse.Namespace) -> Output:
@@ -263,13 +236,3 @@ def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
         return ct.pooled_frontier(
             q, p, divergence=divergence, points=points, on_point=progress.update
         )
-
-
-def _token_ids(text: str) -> np.ndarray:
-    """Return the token ids of ``3,1,4``, or those in a file."""
-    if re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", text):
-        return np.array([check.as_whole_number("--draft-tokens", p) for p in text.split(",")])
-    ids = load_rows(text)
-    if (ids != np.floor(ids)).any():
-        raise ValueError(f"--draft-tokens: must hold whole numbers; got {text!r}")
-    return ids.astype(np.int64)

@@ -93,10 +93,8 @@ def has_models(args: argparse.Namespace) -> bool:
     return bool(models)
 
 
-def loaded(
-    args: argparse.Namespace, change: Change | None = None, dtype: str | None = None
-) -> Pair:
-    """Return the pair that flags name, and say its dtype in a line; ``dtype`` is another one.
+def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
+    """Return the pair that flags name, and say its dtype in a line.
 
     ``change`` makes another pair of it first, and sees weights in float32 unless their own dtype
     is asked for.
@@ -106,7 +104,7 @@ def loaded(
     ValueError
         As :func:`cactus_theory.decoding.load_pair`; more than two revisions.
     """
-    asked: str = dtype or args.dtype
+    asked: str = args.dtype
     revision, draft_revision, *more = *(args.revision or ()), None, None
     if (count := getattr(args, "threads", None)) is not None:
         check.threads(count)

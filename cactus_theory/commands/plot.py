@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base import arguments as check
 from cactus_theory.base.files import write_whole
 
 # folder of the style and colours, which the project's figures read, too
@@ -71,25 +70,19 @@ def save_plot(
     """Draw the optimum for one row (V,) at ``delta``, and the policy: PNG, PDF or SVG.
 
     ``title`` says which row it is, of many.
-
-    ValueError for another suffix; ModuleNotFoundError without matplotlib (extra ``figures``).
     """
-    check_picture(path)
-    check.optional_module("matplotlib", "figures")
     import matplotlib
+    from matplotlib.figure import Figure
 
     q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
     best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
     with matplotlib.rc_context(settings()):
-        figure = _drawn(q, p, best, divergence, policy)
+        figure = Figure(figsize=(7.2, 3.5), layout="constrained")
+        band, curve = figure.subplots(1, 2)
+        _draw_band(band, q, p, best, policy)
+        _draw_frontier(curve, q, p, best, divergence, policy)
         figure.suptitle(title)
         write_picture(path, figure, 200)
-
-
-def check_picture(path: str) -> None:
-    """Raise ValueError unless a file of this name can be drawn."""
-    if Path(path).suffix not in METADATA:
-        raise ValueError(f"--plot: must end in {', '.join(METADATA)}; got {path!r}")
 
 
 def write_picture(path: str, figure: Any, dpi: int) -> None:
@@ -101,16 +94,6 @@ def write_picture(path: str, figure: Any, dpi: int) -> None:
     with matplotlib.rc_context({name: look[name] for name in ("svg.hashsalt", "pdf.fonttype")}):
         figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())
-
-
-def _drawn(q: np.ndarray, p: np.ndarray, best: Any, divergence: str, policy: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.5), layout="constrained")
-    band, curve = figure.subplots(1, 2)
-    _draw_band(band, q, p, best, policy)
-    _draw_frontier(curve, q, p, best, divergence, policy)
-    return figure
 
 
 def _draw_band(axes: Any, q: np.ndarray, p: np.ndarray, best: Any, policy: Any) -> None:
@@ -194,11 +177,8 @@ def save_pooled_plot(
 ) -> None:
     """Draw a pooled frontier with policies (name, mean divergence, mean acceptance).
 
-    The points of a line with corners are marked: nothing is known between them. Raises as
-    :func:`save_plot` does.
+    The points of a line with corners are marked: nothing is known between them.
     """
-    check_picture(path)
-    check.optional_module("matplotlib", "figures")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")

@@ -49,11 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lossless", type=int, default=0, metavar="N",
         help="so many first tokens are the target's own (ByPosition)")  # fmt: skip
     add("--readings", metavar="FILE",
-        help="what answers were charged under the cap: JSON lines of numbers, of readings or as "
-        "generate --json prints them")  # fmt: skip
-    add("--lengths", metavar="FILE",
-        help="new tokens of lossless answers: JSON lines of numbers, of readings or as generate "
-        "--json prints them")  # fmt: skip
+        help="what answers were charged under the cap: JSON lines, a reading or what generate "
+        "--json prints in each")  # fmt: skip
+    add("--lengths", metavar="FILE", help="readings of lossless answers, whose new tokens count")
     add("--trace", metavar="DIR", help="logged rows: says which temperature is as far")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -74,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     lines = [SHOWN_ONE.format(right), _equal(args.trace, first), TARGET, first.unit]
     length = None
     if args.lengths is not None:
-        length = mean_length(read_lengths(_parsed("--lengths", args.lengths)), first)
+        tokens: list[Any] = [own.get("num_tokens") for own in _readings("--lengths", args.lengths)]
+        length = mean_length(tokens, first)
         lines.insert(0, length.sentence)
     if args.json:
         content = {"nats": first.nats, "total_variation": first.total_variation, "sentences": lines}
@@ -136,57 +135,46 @@ def _equal(place: str | None, bounds: EventBounds) -> str:
 def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
     """Return the nats of each answer in a file, if a ledger with these bounds can have kept them.
 
-    JSON lines, or one JSON list: numbers, readings (``Reading.as_dict()``) or what ``generate
-    --json`` prints. ValueError for another file, or an answer that is over its cap.
+    JSON lines: readings (``Reading.as_dict()``), or what ``generate --json`` prints. ValueError
+    for another file, or an answer that is over its cap.
     """
-    answers = [answer for value in _parsed("--readings", path) for answer in _answers(value)]
-    for number, (spent, tokens) in enumerate(answers, 1):
-        allowed = bounds.nats
-        if tokens is not None and bounds.cap is None:
-            allowed = bounds.after(tokens).nats
-        if bounds.tokens is not None and tokens is not None and tokens > bounds.tokens:
+    charged: list[float] = []
+    for number, reading in enumerate(_readings("--readings", path), 1):
+        spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens")
+        if type(spent) not in (int, float) or type(tokens) is not int:
+            raise ValueError(
+                "--readings: must hold emitted_kl and num_tokens (the meter of another divergence "
+                f"bounds nothing); got {str(reading):.60}"
+            )
+        charged.append(check.number("--readings", spent, 0))
+        if bounds.tokens is not None and tokens > bounds.tokens:
             raise ValueError(f"--tokens: must be the most of any answer; got {bounds.tokens}, "
                              f"and answer {number} of --readings has {tokens}")  # fmt: skip
+        cap = bounds.cap
+        allowed = bounds.after(tokens).nats if cap is None else bounds.nats
         if spent > allowed * (1 + ROUNDING):
-            per_token = bounds.cap is not None and tokens and spent <= bounds.cap * tokens
+            per_token = cap is not None and spent <= cap * tokens
             hint = ", which is within the cap a token: was --per-token meant?" if per_token else ""
             raise ValueError(
                 f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
                 f"it; got {spent:.4g}{hint}"
             )
-    return [spent for spent, _ in answers]
+    return charged
 
 
-def read_lengths(value: Any) -> list[int]:
-    """Return new tokens of all answers in a JSON value: numbers, or as readings have them."""
-    if isinstance(value, dict):
-        value = value.get("readings", value.get("num_tokens"))
-    if isinstance(value, list):
-        return [length for item in value for length in read_lengths(item)]
-    return [check.whole_number("--lengths", value, 1)]
-
-
-def _parsed(flag: str, path: str | Path) -> list[Any]:
-    """Return the JSON values of a file, one a line or one list."""
+def _readings(flag: str, path: str | Path) -> list[dict[str, Any]]:
+    """Return the readings of a file of JSON lines: one a line, or a list under ``readings``."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{flag}: must be a readable file of JSON lines; {error}") from None
-    lines = [text] if text.lstrip().startswith("[") else text.split("\n")
-    return [parsed_json(f"{flag}: line {number} of {path} must be JSON", line)
-            for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
-
-
-def _answers(value: Any) -> list[tuple[float, int | None]]:
-    """Return nats, and new tokens where they are told, of all answers in a JSON value."""
-    value = value.get("readings", value) if isinstance(value, dict) else value
-    if isinstance(value, list):
-        return [reading for item in value for reading in _answers(item)]
-    reading = value if isinstance(value, dict) else {"emitted_kl": value}
-    spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens", None)
-    if type(spent) not in (int, float) or type(tokens) not in (int, type(None)):
-        raise ValueError(
-            "--readings: must hold nats, or emitted_kl and num_tokens (the meter of another "
-            f"divergence bounds nothing); got {str(value):.60}"
-        )
-    return [(check.number("--readings", spent, 0), tokens)]
+    readings = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            value = parsed_json(f"{flag}: line {number} of {path} must be JSON", line)
+            own = value.get("readings", [value]) if isinstance(value, dict) else [value]
+            readings += own if isinstance(own, list) else [own]
+    for reading in readings:
+        if not isinstance(reading, dict):
+            raise ValueError(f"{flag}: must hold JSON objects, a reading each; got {reading!r:.60}")
+    return readings

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the optimum of the rows; write what ``--out``, ``--csv`` and ``--plot`` name."""
-    q, p, _ = rows(args)
+    q, p = rows(args)
     if args.frontier is not None or args.pooled:
         check.one_of("--support", args.support, ("target",))
     spec, output = ct.divergence(args.divergence).spec, output_of(args)

@@ -209,9 +209,6 @@ class Forecast(Progress):
         self.spec, self.vocab, self.rows, self.start = spec, vocab, rows, time.monotonic()
         self.slow: bool | None = None  # None until FIRST_SECONDS have passed
 
-    def __enter__(self) -> Forecast:
-        return self
-
     def add(self, tokens: int) -> None:
         """Count tokens as enumerated, and warn once if the rest will be slow."""
         self.done += tokens
@@ -226,7 +223,6 @@ class Forecast(Progress):
                     f"each of {self.rows} rows; {FASTER}",
                     stacklevel=4,
                 )
-                super().__enter__()
         if self.slow:
             self.update(self.done, f"{_time(ahead - taken)} left")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.answer_bounds import USUAL_TOKENS
+from cactus_theory.base.defaults import MAX_NEW_TOKENS
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.traces.estimate import valued
@@ -68,7 +68,7 @@ def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
     lines, answers, best = [], tuned.answers, tuned.best
     lines += _warnings(tuned)
     if answers is not None and best is not None and not best.family.lossless:
-        tokens = tuned.source.get("max_new_tokens", USUAL_TOKENS)
+        tokens = tuned.source.get("max_new_tokens", MAX_NEW_TOKENS)
         lines += [answers.sentence, answers.allowed(int(str(tokens)))]
     if said := tuned.choices[0].replay.undrafted:
         lines.append(f"{said}.")

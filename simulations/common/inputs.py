@@ -67,7 +67,7 @@ def opened(
 
 ENDS = ("eos_token_ids", "no_start")
 # flags of every decode that decide it
-DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system", "no_template")
+DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system")
 
 
 def add_end_arguments(parser: argparse.ArgumentParser) -> None:
@@ -186,4 +186,4 @@ def _words(value: Any) -> str:
 
 def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
     """Return the token ids of each prompt of :func:`prompts_of`, texts as they are."""
-    return [Rendering(plain=True).ids(prompt, tokenizer) for prompt in prompts_of(path)]
+    return [Rendering().ids(prompt, tokenizer) for prompt in prompts_of(path)]

@@ -1,4 +1,4 @@
-"""Tables keep to their width, progress does without rich."""
+"""Tables keep to their width, and progress is a line now and then."""
 
 import sys
 
@@ -58,13 +58,3 @@ def test_progress_says_a_line_now_and_then(monkeypatch, capsys) -> None:
         for note in ("", "b", "c"):
             shown_progress.advance(note)
     assert capsys.readouterr().err == "decoding 2/3 b\ndecoding 3/3 c\n"
-
-
-@pytest.mark.parametrize("rich", [True, False])
-def test_a_terminal_gets_a_bar_if_rich_is_there(monkeypatch, capsys, rich: bool) -> None:
-    if not rich:
-        monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Progress("decoding", 1) as shown_progress:
-        assert (shown_progress._bar is not None) == rich
-        shown_progress.advance()

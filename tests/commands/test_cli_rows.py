@@ -49,9 +49,8 @@ def test_several_policies_are_one_table(files, capsys) -> None:
 
 
 def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
-    out = {name: str(tmp_path / f"t.{name}") for name in ("csv", "tex", "png")}
-    flags = ("--csv", out["csv"], "--latex", out["tex"], "--plot", out["png"])
-    assert main(["audit", *files, *TABLE, *flags]) == 0
+    out = {name: str(tmp_path / f"t.{name}") for name in ("csv", "png")}
+    assert main(["audit", *files, *TABLE, "--csv", out["csv"], "--plot", out["png"]]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "12 rows of 12 texts" and len(shown) == 2 + len(SPECS) + 4
     assert "kl <= 0.1 per proposal" in shown[3] and re.search(r"\d+ of 12$", shown[3])
@@ -66,7 +65,7 @@ def test_the_table_is_printed_and_saved(files, tmp_path, capsys) -> None:
 
 
 @thorough
-def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path, capsys) -> None:
+def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path) -> None:
     marked, smooth = tmp_path / "few.svg", tmp_path / "many.svg"
     for out, points in ((marked, "5"), (smooth, "80")):
         assert main(["solve", *files, "--frontier", points, "--plot", str(out)]) == 0
@@ -76,8 +75,6 @@ def test_a_frontier_of_few_points_marks_them_in_any_format(files, tmp_path, caps
     assert main(["audit", *files, *TABLE, "--plot", str(table)]) == 0
     assert {"lossless", *SPECS} <= set(words_of(table))
     assert main(["solve", *files, "--frontier", "--plot", str(tmp_path / "x.pdf")]) == 0
-    assert main(["solve", *files, "--frontier", "--plot", "x.gif"]) == 2
-    assert "--plot: must end in .png, .pdf, .svg" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [
@@ -101,33 +98,6 @@ def test_a_picture_holds_its_marks_and_lists_what_it_draws(
     listed = {text.get_text() for text in axes.get_legend().get_texts()}
     inside = {name for name, xy in lines.items() if (xy[0] <= right).any() and name[0] != "_"}
     assert listed == inside
-
-
-def test_the_latex_is_a_whole_tabular_of_booktabs(files, tmp_path) -> None:
-    out = tmp_path / "t.tex"
-    assert main(["audit", *files, "--policy", "top_k:k=2", "--latex", str(out)]) == 0
-    comment, begin, *body, end, last = out.read_text().split("\n")
-    assert comment.startswith("% divergence kl; rows 12") and last == ""
-    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", begin)
-    assert columns and end == r"\end{tabular}"
-    rules = [r"\toprule", r"\midrule", r"\bottomrule"]
-    assert [line for line in body if line in rules] == rules
-    rows = [line for line in body if line not in rules]
-    assert len(rows) == 2 and all(row.endswith(r" \\") for row in rows)
-    assert {row.count("&") for row in rows} == {len(columns[1]) - 1}
-    assert r"top\_k:k=2" in rows[1] and r"$\pm$" in rows[1]
-    # no command but these, and every character plain
-    assert set(re.findall(r"\\([a-z]+)", "\n".join(rows))) <= {"pm", "le"}
-    assert "\n".join(rows).isascii() and not re.search(r"(?<!\\)[_%#]", "\n".join(rows))
-
-
-def test_deterministic_drafts_in_a_table(files, capsys) -> None:
-    ids = ("--draft-tokens", ",".join(["1", "2"] * 6))
-    table = ("--policy", "speculative", "--policy", "cactus:delta=0.1")
-    found = run_json(capsys, "audit", files[0], *ids, *table)
-    q = np.load(files[0])
-    seen = ct.audit(ct.policy(SPECS[1]), q, None, draft_token_ids=np.array([1, 2] * 6))
-    assert found["policies"][1]["acceptance"] == pytest.approx(seen.acceptance.mean(), abs=PRINTED)
 
 
 def test_one_budget_over_all_rows(files, tmp_path, capsys) -> None:

@@ -149,7 +149,6 @@ def test_every_command_renders_chats_and_drafts_by_name(tmp_path, capsys, folder
 @pytest.mark.parametrize(
     ("flags", "line", "said"),
     [
-        (("--no-template",), chat("Tom"), "is a chat; --no-template takes texts"),
         (("--system", "Be kind."), {"prompt": "Tom"}, "--system: must be given with --chat or"),
         (("--system", "Be kind."), {"messages": [{"role": "system", "content": "x"},
          {"role": "user", "content": "x"}]}, "has a message of the system, as has --system"),

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import main
-from tests.simulations.missing import without_rich
 
 SMALL = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1", "--num-draft-tokens", "2"]
 
@@ -20,9 +19,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
     policies = ["speculative", "cactus:delta=0.1", "band:price=0.5", "band:delta=0.1"]
-    with pytest.MonkeyPatch.context() as patch:
-        without_rich(patch)
-        assert main(["demo", *SMALL, "--policies", *policies, "--out", str(out)]) == 0
+    assert main(["demo", *SMALL, "--policies", *policies, "--out", str(out)]) == 0
     return out
 
 

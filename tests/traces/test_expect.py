@@ -471,14 +471,6 @@ def test_all_of_a_generation_config_is_asked_for(monkeypatch, capsys) -> None:
     assert main(["expect", *PAIR]) == 2 and "decodes" in capsys.readouterr().err
 
 
-def test_the_floor_is_a_command_of_its_own(capsys) -> None:
-    pair = "--target simulations/pair/target --prompts simulations/data/prompts.jsonl".split()
-    found = run_json(capsys, "floor", *pair, "--texts", "2", "--max-new-tokens", "4")
-    assert found["floors"][0]["rows"] == 8 and found["floors"][0]["kl_per_token"] < 1e-6
-    assert main(["floor", *pair, "--texts", "0"]) == 2
-    assert "--texts: must be an integer of at least 1" in capsys.readouterr().err
-
-
 def test_texts_are_grouped_by_a_column(tmp_path: Path, tiny, capsys) -> None:
     groups = {"task": ["code", "prose", "code"]}
     trace = log_trace(*tiny, [[1, 2], [3, 4], [5]], tmp_path / "t", num_draft_tokens=2,

@@ -13,7 +13,6 @@ from simulations.common.grid import Config
 from simulations.common.inputs import prompt_ids
 from simulations.common.results import read_csv
 from simulations.throughput import command, table
-from tests.simulations.missing import without_rich
 
 SMALL = (
     "throughput --policies speculative band:price=1 band:price=0.1 cactus:delta=0.001 "
@@ -43,13 +42,11 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         made.append(1)
         return real(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        without_rich(patch)
-        with pytest.MonkeyPatch.context() as deadly:
-            deadly.setattr(table, "record", dies_after_seven)
-            assert main(call(out)) == 2
-        kept = lines_of(out)
-        assert main(call(out)) == 0
+    with pytest.MonkeyPatch.context() as deadly:
+        deadly.setattr(table, "record", dies_after_seven)
+        assert main(call(out)) == 2
+    kept = lines_of(out)
+    assert main(call(out)) == 0
     return out, kept
 
 
