@@ -146,18 +146,18 @@ def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
                 "--readings: must hold emitted_kl and num_tokens (the meter of another divergence "
                 f"bounds nothing); got {str(reading):.60}"
             )
-        charged.append(check.number("--readings", spent, 0))
+        charged.append(nats := check.number("--readings", spent, 0))
         if bounds.tokens is not None and tokens > bounds.tokens:
             raise ValueError(f"--tokens: must be the most of any answer; got {bounds.tokens}, "
                              f"and answer {number} of --readings has {tokens}")  # fmt: skip
         cap = bounds.cap
         allowed = bounds.after(tokens).nats if cap is None else bounds.nats
-        if spent > allowed * (1 + ROUNDING):
-            per_token = cap is not None and spent <= cap * tokens
+        if nats > allowed * (1 + ROUNDING):
+            per_token = cap is not None and nats <= cap * tokens
             hint = ", which is within the cap a token: was --per-token meant?" if per_token else ""
             raise ValueError(
                 f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
-                f"it; got {spent:.4g}{hint}"
+                f"it; got {nats:.4g}{hint}"
             )
     return charged
 
