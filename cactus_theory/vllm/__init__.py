@@ -7,11 +7,8 @@ nor vLLM, and does nothing but look for misspelt settings::
     CACTUS_POLICY=band:price=2.0 vllm serve TARGET --speculative-config '{"method": "draft_model",
         "model": "DRAFT", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
 
-See ``settings`` for what can be asked for, ``admission`` for what a request gets, and
-``model_runner_v1`` and ``model_runner_v2`` for what is replaced, ``logits_processor`` for the third
-way, ``batch`` for the law that is emitted, and ``metrics`` for what is counted and where it is
-seen. ``VLLM_PLUGINS``, where it is set, must name ``cactus_theory``; a server that it leaves out is
-not changed.
+``VLLM_PLUGINS``, where it is set, must name ``cactus_theory``; a server that it leaves out is not
+changed.
 """
 
 from contextlib import suppress
@@ -30,14 +27,12 @@ def register() -> None:
         if server_settings is None:
             return
         from cactus_theory.vllm import model_runner_v2
-        from cactus_theory.vllm.admission import Admission
         from cactus_theory.vllm.install import install
 
-        admission = Admission(server_settings)
-        install(admission)
+        install(server_settings)
         # where it fails, require_hook stops the servers that need it
         with suppress(ImportError, replace.UnknownVersion):
-            model_runner_v2.install(admission)
+            model_runner_v2.install(server_settings)
     except (ValueError, replace.UnknownVersion) as error:
         replace.stop(str(error))
     except ImportError as error:

@@ -36,8 +36,6 @@ from cactus_theory.policies.raised import Speculative
 
 # log-odds of the drafted token at h_d = 1, by dtype: the others' mass is 0 in that dtype
 MOST_ODDS = {torch.float32: 110.0, torch.float64: 760.0}
-# highest temperature T: a bias T ln r stays far inside float32, and rows are uniform long before
-HOTTEST = 1e6
 # largest constant ln r: it outweighs every difference of logits, and stays finite
 MOST_UNIT = 1e4
 

@@ -1,21 +1,31 @@
-"""Put the hook of model runner V1 in place, as a process starts.
+"""Put the hook of model runner V1 in place, and look at what a server is to be.
 
 What is replaced are functions that vLLM does not promise to keep. So nothing goes by version
 numbers alone: before anything is replaced, names of parameters and fields are compared with those
-that are relied on, and a mismatch stops the start-up with one line. What a server was asked for is
-looked at in :mod:`cactus_theory.vllm.configuration`, before its processes start.
+that are relied on, and a mismatch stops the start-up with one line.
 """
 
 import atexit
+import os
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
-from cactus_theory.vllm.admission import OF_HOOK, OF_PROCESSOR, Admission
-from cactus_theory.vllm.configuration import check_config, names_processor, served_name, show_info
-from cactus_theory.vllm.metrics import Prometheus, Reporter
+import torch
+
+from cactus_theory.vllm.metrics import Reporter
 from cactus_theory.vllm.model_runner_v1 import Hook
-from cactus_theory.vllm.replace import require_names, require_parameters, unknown_version, wrapped
+from cactus_theory.vllm.replace import (
+    UnknownVersion,
+    require_names,
+    require_parameters,
+    served_name,
+    stop,
+    unknown_version,
+    wrapped,
+)
 from cactus_theory.vllm.requests import reporter_of
+from cactus_theory.vllm.settings import MARGIN, PROCESSOR, Settings, refuse_accounts
 
 PARAMETERS = (
     "draft_token_ids",
@@ -33,9 +43,12 @@ FREE = ("self", "request")
 ENDS = "cactus_ends"  # our own attribute of a scheduler and of what it tells a runner
 PARTIAL = "discard_request_mask"  # of a runner: requests whose prompts go on after this step
 METADATA = ("temperature", "all_greedy", "all_random", "generators")
+LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
+DRAFTS = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
+SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where processes of a server share counters
 
 
-def install(admission: Admission) -> Hook:
+def install(settings: Settings) -> Hook:
     """Replace and wrap vLLM's functions; a second call changes nothing.
 
     UnknownVersion if names differ from those that are relied on.
@@ -48,42 +61,39 @@ def install(admission: Admission) -> Hook:
     if isinstance(hook_in_place, Hook):
         return hook_in_place
     check_names(module, worker)
-    prove_it_is_called(module)
     logger = init_logger("vllm.plugins.cactus_theory")
-    hook = Hook(admission, module.rejection_sample, logger.warning)
+    hook = Hook(settings, module.rejection_sample, logger.warning)
     module.rejection_sample = hook.rejection_sample
     _wrap_runner(worker.GPUModelRunner, hook, logger.info)
-    _wrap_ends(worker.GPUModelRunner, hook)
-    _wrap_requests(admission)
-    _wrap_config(admission, logger.warning, logger.info)
-    if admission.settings.readings:
+    _wrap_requests(settings)
+    _wrap_config(settings, logger.warning, logger.info)
+    if settings.readings:
         _wrap_scheduler(hook)
     return hook
 
 
 def check_names(module: Any, worker: Any) -> None:
-    """Raise UnknownVersion unless every name that is relied on is there."""
+    """Raise UnknownVersion unless every name that is relied on is there.
+
+    And unless the sampler looks the function up in its module, by name.
+    """
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample.metadata import SamplingMetadata  # pyright: ignore[reportMissingImports]
 
     runner = worker.GPUModelRunner
-    require_parameters(module.rejection_sample, PARAMETERS, "rejection_sample")
-    require_names(module, ["RejectionSampler"], "rejection_sampler")
-    require_names(SamplingMetadata, METADATA, "SamplingMetadata")
-    require_names(runner, ["_sample", "_update_states"], "GPUModelRunner")
-    require_parameters(runner._update_states, UPDATE, "GPUModelRunner._update_states")
-    require_names(SchedulerOutput, ["finished_req_ids"], "SchedulerOutput")
-    require_parameters(runner._sample, SAMPLE, "GPUModelRunner._sample")
-    require_names(worker.InputBatch, ["req_ids"], "InputBatch")
-    require_names(worker.CachedRequestState, ["sampling_params"], "CachedRequestState")
-    require_names(SamplingParams, ["verify", "extra_args"], "SamplingParams")
-    require_names(EngineArgs, ["create_engine_config"], "EngineArgs")
-
-
-def prove_it_is_called(module: Any) -> None:
-    """Raise UnknownVersion unless the sampler looks the function up in its module, by name."""
+    require_parameters(module.rejection_sample, PARAMETERS)
+    require_names(module, "RejectionSampler")
+    require_names(SamplingMetadata, *METADATA)
+    require_names(runner, "_sample", "_update_states")
+    require_parameters(runner._update_states, UPDATE)
+    require_names(SchedulerOutput, "finished_req_ids")
+    require_parameters(runner._sample, SAMPLE)
+    require_names(worker.InputBatch, "req_ids")
+    require_names(worker.CachedRequestState, "sampling_params")
+    require_names(SamplingParams, "verify", "extra_args")
+    require_names(EngineArgs, "create_engine_config")
     forward = module.RejectionSampler.forward
     is_named = "rejection_sample" in forward.__code__.co_names
     if not is_named or forward.__globals__ is not vars(module):
@@ -91,7 +101,7 @@ def prove_it_is_called(module: Any) -> None:
 
 
 def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> None:
-    """Tell the hook which runner samples, and stop an engine that does not call it."""
+    """Tell the hook which runner samples and what has ended; stop an engine that passes it by."""
 
     @wrapped(runner_class, "_sample")
     def sample(original: Any, runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
@@ -111,6 +121,11 @@ def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> N
             raise unknown_version("a step with drafts did not call rejection_sample")
         return output
 
+    @wrapped(runner_class, "_update_states")
+    def update(original: Any, runner: Any, scheduler_output: Any) -> Any:
+        hook.end(scheduler_output.finished_req_ids, getattr(scheduler_output, ENDS, None))
+        return original(runner, scheduler_output)
+
 
 def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
     """Start counting: in the first of the processes that share a model, once it samples."""
@@ -118,10 +133,9 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
     import vllm.envs as envs  # pyright: ignore[reportMissingImports]
 
     hook.counts_here = distributed.get_tensor_model_parallel_rank() == 0
-    interval = float(envs.VLLM_LOG_STATS_INTERVAL)
-    hook.model = served_name(config)
+    interval, hook.model = float(envs.VLLM_LOG_STATS_INTERVAL), served_name(config)
     engine = getattr(config.parallel_config, "data_parallel_index", 0)
-    hook.reporter = Reporter(Prometheus(hook.tally, hook.model, engine), log, interval)
+    hook.reporter = Reporter(hook.tally, log, interval, model=hook.model, engine=engine)
     if hook.counts_here:
         atexit.register(hook.reporter.finish)
         if hook.settings.readings:
@@ -135,13 +149,6 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
             atexit.register(lambda: hook.end(list(hook.requests), hook.last_ends))
 
 
-def _wrap_ends(runner_class: Any, hook: Hook) -> None:
-    @wrapped(runner_class, "_update_states")
-    def update(original: Any, runner: Any, scheduler_output: Any) -> Any:
-        hook.end(scheduler_output.finished_req_ids, getattr(scheduler_output, ENDS, None))
-        return original(runner, scheduler_output)
-
-
 def _wrap_scheduler(hook: Hook) -> None:
     """Let what the scheduler tells the runner say why requests have ended, and at which length.
 
@@ -150,9 +157,9 @@ def _wrap_scheduler(hook: Hook) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request  # pyright: ignore[reportMissingImports]
 
-    require_parameters(Scheduler._free_request, FREE, "Scheduler._free_request")
-    require_names(Scheduler, ["schedule"], "Scheduler")
-    require_names(Request, ["get_finished_reason", "num_output_tokens"], "Request")
+    require_parameters(Scheduler._free_request, FREE)
+    require_names(Scheduler, "schedule")
+    require_names(Request, "get_finished_reason", "num_output_tokens")
 
     @wrapped(Scheduler, "_free_request")
     def freed(free: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +174,7 @@ def _wrap_scheduler(hook: Hook) -> None:
         return output
 
 
-def _wrap_requests(admission: Admission) -> None:
+def _wrap_requests(settings: Settings) -> None:
     """Refuse a request that is not admitted when it is submitted."""
     from vllm.exceptions import VLLMValidationError  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
@@ -175,19 +182,16 @@ def _wrap_requests(admission: Admission) -> None:
     @wrapped(SamplingParams, "verify")
     def verify(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            admission.grant(params)
+            settings.grant(params)
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
         return original(params, *args, **kwargs)
 
 
 def _wrap_config(
-    admission: Admission, warn: Callable[[str], None], log: Callable[[str], None]
+    settings: Settings, warn: Callable[[str], None], log: Callable[[str], None]
 ) -> None:
-    """Refuse, before processes start, what would bypass the hook; say once what was asked for.
-
-    Which way serves requests is known from the configuration alone.
-    """
+    """Refuse, before processes start, what would bypass the hook; say once what was asked for."""
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
 
     said = []
@@ -195,9 +199,123 @@ def _wrap_config(
     @wrapped(EngineArgs, "create_engine_config")
     def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
-        check_config(config, warn, admission.settings)
-        admission.keys = OF_PROCESSOR if names_processor(config) else OF_HOOK
+        check_config(config, warn, settings)
         if config.speculative_config is not None and not said:
-            show_info(admission.settings, config, log, warn)
+            show_info(settings, config, log, warn)
             said.append(True)
         return config
+
+
+def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
+    """Stop the start-up with one line where the hook would be bypassed or contradicted.
+
+    That is: another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
+    processor beside sampled drafts or on model runner V1, a margin without a logits processor, a
+    cap or readings that this runner does not keep, a CPU build that scales logits with memory it
+    has not written (vLLM issue 55005). A server without drafts is let through with a warning: it
+    emits the target's own law.
+    """
+    speculative, on_v2 = config.speculative_config, getattr(config, "use_v2_model_runner", False)
+    loaded = getattr(config.model_config, "logits_processors", None) or ()
+    with_processor = any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
+    if with_processor and not on_v2:
+        stop(
+            "CactusLogitsProcessor is for model runner V2, and this server has V1, where "
+            "CACTUS_POLICY alone decides drafts: leave --logits-processors out"
+        )
+    if settings.margin and not with_processor:
+        stop(f"{MARGIN}: does nothing without --logits-processors {PROCESSOR}; unset it")
+    if speculative is None:
+        return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
+    if on_v2:
+        try:
+            refuse_accounts(settings.cap is not None, settings.readings, settings.trace)
+            if with_processor:
+                drafts_of(config)
+                return None
+        except (ValueError, UnknownVersion) as error:
+            stop(str(error))
+        from cactus_theory.vllm.model_runner_v2 import require_hook
+
+        require_hook(warn)
+    method = getattr(speculative, "rejection_sample_method", LAWFUL)
+    if method != LAWFUL:
+        stop(
+            f"rejection_sample_method must be {LAWFUL} with CACTUS_POLICY; got {method} "
+            "(for blocks: CACTUS_VERIFIER=block)"
+        )
+    if not _temperature_arrives():
+        stop(
+            "this CPU build of vllm scales logits with memory that it has not written "
+            "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
+        )
+
+
+def drafts_of(vllm_config: Any) -> int:
+    """Return the most tokens that are drafted, 0 without speculation.
+
+    ValueError for drafts that are sampled and for an engine whose own method is not lossless.
+    """
+    drafts = vllm_config.speculative_config
+    if drafts is None:
+        return 0
+    require_names(drafts, *DRAFTS)
+    if drafts.draft_sample_method != "greedy":
+        raise ValueError(
+            "draft_sample_method: must be greedy for CactusLogitsProcessor, since a biased logit "
+            f"is the law of deterministic drafts alone; got {drafts.draft_sample_method!r}"
+        )
+    if drafts.rejection_sample_method not in (LAWFUL, "block"):
+        raise ValueError(
+            "rejection_sample_method: must be standard or block for CactusLogitsProcessor, since "
+            f"the engine has to be lossless; got {drafts.rejection_sample_method!r}"
+        )
+    return drafts.num_speculative_tokens
+
+
+def _temperature_arrives() -> bool:
+    """Return whether a request's temperature reaches its rows, which is tried on a CPU only."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+    from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
+
+    if not current_platform.is_cpu():
+        return True
+    heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
+    try:
+        expanded = module.expand_batch_to_tokens(heat, ends, 5)
+    except Exception:  # its kernels are put in place when a worker starts; not here yet
+        current_platform.register_triton_kernel_overrides()
+        expanded = module.expand_batch_to_tokens(heat, ends, 5)
+    return bool(torch.equal(expanded, heat.repeat_interleave(torch.tensor([2, 1, 2]))))
+
+
+def show_info(
+    settings: Settings, config: Any, log: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
+    """Set the gauge ``cactus:info``, log its labels and paths, warn of counters nobody sees."""
+    import prometheus_client as client  # pyright: ignore[reportMissingImports]
+    import vllm.envs as envs  # pyright: ignore[reportMissingImports]
+
+    labels = {
+        "version": version("cactus-theory"),
+        "policy": settings.policy.spec,
+        "verifier": settings.verifier.spec,
+        "cap": "none" if settings.cap is None else f"{settings.cap:g}",
+        "meter": str(settings.meter or "off"),
+        "policies": ", ".join(settings.policies),
+        "divergence": settings.divergence.spec,
+        "margin": f"{settings.margin:g}",
+    }
+    gauge = client.Gauge(
+        "cactus:info", "What cactus-theory was asked for", [*labels, "model_name"],
+        multiprocess_mode="mostrecent",
+    )  # fmt: skip
+    gauge.labels(**labels, model_name=served_name(config)).set(1)
+    said = labels | {"readings": settings.readings or "off", "trace": settings.trace or "off"}
+    log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in said.items()))
+    apart = envs.VLLM_ENABLE_V1_MULTIPROCESSING and not os.environ.get(SHARED)
+    if apart and not getattr(config, "use_v2_model_runner", False):
+        warn(
+            "cactus-theory: /metrics will not show the counters, which stay in the engine's own "
+            f"process: set {SHARED} to an empty folder"
+        )

@@ -11,16 +11,14 @@ deterministic drafts: ``draft_sample_method`` greedy, vLLM's default, or an
 n-gram drafter. A server whose drafts are sampled is refused at start-up (there the hook of
 :mod:`cactus_theory.vllm.model_runner_v2` is for), and so are vLLM's own lossy methods.
 
-A request may choose its own policy in ``SamplingParams.extra_args`` (HTTP: ``vllm_xargs``) by
-``cactus``, as in :mod:`cactus_theory.vllm.settings`, and ``cactus_margin``: the
-bias in logits where the temperature is 0 (default: ``CACTUS_MARGIN``, else 0, which changes
-nothing there). Without any of these logits stay untouched. With ``CACTUS_VERIFIER=block`` a band at
-a KL price looks ahead, which is the best law of whole blocks; nothing else depends on it.
+Requests pick policies as everywhere (:mod:`cactus_theory.vllm.settings`). Greedy ones take the
+margin of ``CACTUS_MARGIN`` (0 if unset), unless they ask for ``speculative``. With
+``CACTUS_VERIFIER=block`` a band at a KL price looks ahead, which is the best law of whole blocks.
 
 * vLLM's top_p, top_k and min_p act after a processor, on the biased row, and would cut another
   set. Beside a lossy policy they are taken over: the processor cuts q first (a sort of every row
   of the batch), the policy acts on what is left, and vLLM's sampler sees a copy of the request
-  without them. ``cactus_top_p``, ``cactus_top_k`` and ``cactus_min_p`` ask for the same.
+  without them.
 * Penalties, bad words and a grammar come before: q is the row after them, and tokens that they
   exclude are not raised. A thinking budget is enforced afterwards.
 * Raw logprobs, vLLM's default, are the target's own; processed ones are those of the bias.
@@ -36,23 +34,23 @@ its names, batches in its layout against the exact laws, and the runner's real r
 import copy
 import importlib.util
 import logging
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.vllm.admission import of_processor
-from cactus_theory.vllm.bias import Cut, drafted_bias, lifts_of, truncate_
-from cactus_theory.vllm.configuration import drafts_of
+from cactus_theory.policies import Policy
+from cactus_theory.vllm.bias import Cut, drafted_bias, is_lossless, lifts_of, truncate_
+from cactus_theory.vllm.install import drafts_of
 from cactus_theory.vllm.replace import (
-    TESTED_V2,
     require_names,
     require_parameters,
     unknown_version,
     wrapped,
 )
-from cactus_theory.vllm.settings import check_names
+from cactus_theory.vllm.settings import Settings, check_names, read
 
 INTERFACE = "vllm.v1.worker.gpu.sample.logits_processor.interface"
 METHODS = {
@@ -78,15 +76,21 @@ try:
         LogitsProcRequestState,
     )
 except ImportError as error:
-    raise unknown_version(f"{INTERFACE} cannot be imported ({error})", TESTED_V2) from None
+    raise unknown_version(f"{INTERFACE} cannot be imported ({error})") from None
 
 for _name, _parameters in METHODS.items():
-    require_parameters(
-        getattr(LogitsProcessor, _name), _parameters, f"LogitsProcessor.{_name}", TESTED_V2
-    )
-require_names(LogitsProcessor, ("validate_params",), "LogitsProcessor", TESTED_V2)
-require_names(LogitsContext, CONTEXT, "LogitsContext", TESTED_V2)
-require_names(LogitsProcRequestState, STATE, "LogitsProcRequestState", TESTED_V2)
+    require_parameters(getattr(LogitsProcessor, _name), _parameters)
+require_names(LogitsProcessor, "validate_params")
+require_names(LogitsContext, *CONTEXT)
+require_names(LogitsProcRequestState, *STATE)
+
+
+@lru_cache(maxsize=1)
+def server_settings() -> Settings:
+    """Return the settings of the server; ValueError for a bad one."""
+    settings = read(by_bias=True)
+    assert settings is not None
+    return settings
 
 
 class CactusLogitsProcessor(LogitsProcessor):
@@ -99,45 +103,38 @@ class CactusLogitsProcessor(LogitsProcessor):
         self.width = drafts_of(vllm_config)
         model_runner_v2.remove()  # else the policy would act twice
         take_over_cuts()
-        server_settings = of_processor().settings  # a bad setting stops the start-up here
+        settings = server_settings()  # a bad setting stops the start-up here
         self.device, requests = req_states.device, req_states.max_num_reqs
-        self.policies = [server_settings.policy] * requests
-        self.whole = server_settings.verifier.name == "block"
+        policies = {rule.spec: rule for rule in (settings.policy, *settings.policies.values())}
+        self.numbers = {spec: number for number, spec in enumerate(policies)}
+        whole = settings.verifier.name == "block"
+        self.lifts = lifts_of([*policies.values()], self.device, whole=whole)
         self.acting, self.cutting = np.zeros((2, requests), dtype=bool)
         self.table = torch.zeros(requests, len(COLUMNS), dtype=torch.float64, device="cpu")
         self.on_device = self.table.to(self.device)
-        self.lifts = lifts_of([server_settings.policy], whole=self.whole)
         self.changed = False
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         """Raise ValueError for a request that cannot be served as it asks."""
-        of_processor().grant(sampling_params)
+        server_settings().grant(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take over a slot; return whether logits of the request are changed."""
-        granted = of_processor().served(sampling_params, _log.warning)
-        temperature = float(sampling_params.temperature)
-        self.policies[req_idx] = granted.policy
-        self.cutting[req_idx] = temperature > 0 and granted.cut != Cut()
-        acts = self.width > 0 and granted.acts(temperature)
-        self.acting[req_idx] = acts or self.cutting[req_idx]
-        values = [temperature, granted.margin, *granted.cut]
-        self.table[req_idx, 1:] = torch.tensor(values, dtype=torch.float64, device="cpu")
+        policy, _, margin = server_settings().served(sampling_params, _log.warning)
+        temperature, cut = float(sampling_params.temperature), cut_of(policy, sampling_params)
+        self.cutting[req_idx] = cut != Cut()
+        raises = not is_lossless(policy) if temperature > 0 else margin > 0
+        self.acting[req_idx] = (self.width > 0 and raises) or self.cutting[req_idx]
+        values = [self.numbers[policy.spec], temperature, margin, *cut]
+        self.table[req_idx] = torch.tensor(values, dtype=torch.float64, device="cpu")
         self.changed = True
         return bool(self.acting[req_idx])
 
     def apply_staged_writes(self) -> None:
         """Bring what joined since the last step to the device."""
-        if not self.changed:
-            return
-        different = {policy.spec: policy for policy in self.policies}
-        number = {spec: place for place, spec in enumerate(different)}
-        for slot, policy in enumerate(self.policies):
-            self.table[slot, 0] = number[policy.spec]
-        self.lifts = lifts_of([*different.values()], self.device, whole=self.whole)
-        self.on_device = self.table.to(self.device)
-        self.changed = False
+        if self.changed:
+            self.on_device, self.changed = self.table.to(self.device), False
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
         """Truncate ``logits`` (rows, V) where asked, and add the bias, in place."""
@@ -159,20 +156,26 @@ class CactusLogitsProcessor(LogitsProcessor):
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])
 
 
+def cut_of(policy: Policy, sampling_params: Any) -> Cut:
+    """Return a request's own cuts where they are made here, before a lossy policy acts."""
+    own = sampling_params
+    if not own.temperature > 0 or is_lossless(policy):
+        return Cut()
+    return Cut(own.top_p, max(own.top_k or 0, 0), own.min_p or 0.0)
+
+
 def take_over_cuts() -> None:
     """Let vLLM's sampler, which is shown requests first, see copies without their cuts."""
     from vllm.v1.worker.gpu.sample.states import SamplingStates  # pyright: ignore
 
-    require_parameters(
-        SamplingStates.add_request, METHODS["add_request"], "SamplingStates.add_request", TESTED_V2
-    )
+    require_parameters(SamplingStates.add_request, METHODS["add_request"])
     if hasattr(SamplingStates.add_request, "cactus_original"):
         return
 
     @wrapped(SamplingStates, "add_request")
     def add_request(original: Any, states: Any, req_idx: int, sampling_params: Any) -> Any:
-        temperature = float(sampling_params.temperature)
-        if temperature > 0 and of_processor().served(sampling_params, _log.warning).acts(1.0):
+        granted = server_settings().served(sampling_params, _log.warning)
+        if cut_of(granted.policy, sampling_params) != Cut():
             sampling_params = copy.copy(sampling_params)
             for name, value in Cut()._asdict().items():
                 setattr(sampling_params, name, value)

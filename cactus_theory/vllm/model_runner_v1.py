@@ -42,12 +42,11 @@ from torch import Tensor
 
 from cactus_theory.decoding._verification import assigned, policies_of
 from cactus_theory.verify.draft import Verified
-from cactus_theory.vllm.admission import LOSSLESS, Admission
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.replace import refuse_other_rules
 from cactus_theory.vllm.requests import End, Request
-from cactus_theory.vllm.settings import LONGEST_LINE
+from cactus_theory.vllm.settings import LONGEST_LINE, Settings
 
 if TYPE_CHECKING:
     from cactus_theory.vllm.recorder import Recorder
@@ -64,10 +63,9 @@ class Hook:
     """
 
     def __init__(
-        self, admission: Admission, original: Callable[..., Tensor], warn: Callable[[str], None]
+        self, settings: Settings, original: Callable[..., Tensor], warn: Callable[[str], None]
     ) -> None:
-        self.admission, self.settings = admission, admission.settings
-        self.original, self.warn = original, warn
+        self.settings, self.original, self.warn = settings, original, warn
         self.calls = 0
         self.runner: Any = None
         self.tally = Tally(self.settings)
@@ -152,9 +150,10 @@ class Hook:
             if request.meter is not None and self.write is not None:
                 self.write(request.reading(name, (ends or {}).get(name, (None, None)), self.model))
                 if not request.greedy:
-                    self.tally.end(request.policy, request.meter.sums()[1])
+                    spent = request.meter.sums()[1]
+                    self.tally.answers.append((request.policy.spec, spent))
         if known and not self.requests and self.reporter is not None and self.counts_here:
-            self.reporter.flush()
+            self.reporter.send()
 
     def _count(
         self, requests: Sequence[Request], counts: Sequence[int],
@@ -184,7 +183,7 @@ class Hook:
         params = getattr(state, "sampling_params", None)
         request = self.requests.get(name)
         if request is None or request.params is not params:  # new, or asked anew under the same id
-            granted = self.admission.served(params, self.warn_once)
+            granted = self.settings.served(params, self.warn_once)
             request = self.requests[name] = Request(params, granted, self.settings)
         return request
 
@@ -206,7 +205,7 @@ class Hook:
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self.warn_once(f"{message}; drafts of this step are judged without loss")
-            return verify_flat(self.settings.verifier, [LOSSLESS], replace(batch))
+            return verify_flat(self.settings.verifier, [self.settings.lossless], replace(batch))
         if booked and verified is not None:
             for place, row in enumerate(batch.drafted):
                 self.tally.take(requests[row].policy, *requests[row].book(verified, place))

@@ -35,6 +35,8 @@ published layout under Triton's interpreter against exact laws, and beside the r
 
 import inspect
 import logging
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -46,15 +48,16 @@ from torch import Tensor
 
 from cactus_theory.kernels import verify_logits
 from cactus_theory.policies import Policy
-from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.replace import (
-    TESTED_V2,
+    UnknownVersion,
     refuse_other_rules,
     require_parameters,
+    stop,
     unknown_version,
     unwrap,
     wrapped,
 )
+from cactus_theory.vllm.settings import PROCESSOR, Settings
 
 # XOR mask of seeds, digits of π in 62 bits: no two requests' seeds differ by it by accident
 SALT = 0x3141592653589793
@@ -155,8 +158,8 @@ class Hook:
     chunk, on the host, None outside.
     """
 
-    def __init__(self, admission: Admission) -> None:
-        self.admission, self.settings, self.calls = admission, admission.settings, 0
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.calls = settings, 0
         self.policies: dict[int, Policy] = {}
         self.slots: np.ndarray | None = None
 
@@ -183,7 +186,7 @@ class Hook:
     def add_request(self, slot: int, sampling_params: Any) -> None:
         """Take note of what a request asks for; one that is not admitted is lossless."""
         self.policies.pop(slot, None)
-        policy = self.admission.served(sampling_params, _warn).policy
+        policy = self.settings.served(sampling_params, _warn).policy
         if policy is not self.settings.policy:
             self.policies[slot] = policy
 
@@ -199,7 +202,7 @@ class Hook:
         return list(groups.values())
 
 
-def install(admission: Admission) -> Hook:
+def install(settings: Settings) -> Hook:
     """Let the policy decide the drafts of model runner V2; a second call changes nothing.
 
     UnknownVersion for functions with other parameters than those known here, ImportError for a vLLM
@@ -209,7 +212,7 @@ def install(admission: Admission) -> Hook:
     if hook is not None:
         return hook
     module, sampler = known_functions()
-    hook = Hook(admission)
+    hook = Hook(settings)
     at = VERIFY.index("idx_mapping_np")
 
     @wrapped(module.RejectionSampler, "_verify")
@@ -241,10 +244,23 @@ def install(admission: Admission) -> Hook:
 
 def installed() -> Hook | None:
     """Return the hook that is in its place, None if there is none."""
-    import sys
-
     module = sys.modules.get(MODULE)
     return getattr(getattr(module, "rejection_sample", None), "cactus_hook", None)
+
+
+def require_hook(warn: Callable[[str], None]) -> None:
+    """Stop the start-up unless the hook is in place."""
+    if installed() is not None:
+        return warn("cactus-theory: drafts are decided on model runner V2; nothing is counted")
+    why = "it is not installed"
+    try:
+        known_functions()
+    except (ImportError, UnknownVersion) as error:
+        why = str(error)
+    stop(
+        f"no hook for model runner V2 ({why}); set VLLM_USE_V2_MODEL_RUNNER=0, or load "
+        f"--logits-processors {PROCESSOR}"
+    )
 
 
 def remove() -> None:
@@ -263,18 +279,14 @@ def known_functions() -> tuple[Any, Any]:
     """Return the module of ``rejection_sample`` and the class Sampler; raise as :func:`install`."""
     module: Any = import_module(MODULE)
     sampler: Any = import_module(SAMPLER).Sampler
-    where = "MRV2 rejection_sample"
-    require_parameters(module.rejection_sample, PARAMETERS, where, TESTED_V2)
+    require_parameters(module.rejection_sample, PARAMETERS)
     known_parameters = {*PARAMETERS, *PRECISION, *REFUSED, *IGNORED}
     new = [name for name in inspect.signature(module.rejection_sample).parameters
            if name not in known_parameters]  # fmt: skip
     if new:
-        raise unknown_version(f"{where} also takes {', '.join(new)}", TESTED_V2)
-    require_parameters(
-        module.RejectionSampler._verify, VERIFY, "MRV2 RejectionSampler._verify", TESTED_V2
-    )
-    names = ("self", "req_idx", "sampling_params")
-    require_parameters(sampler.add_request, names, "MRV2 Sampler.add_request", TESTED_V2)
+        raise unknown_version(f"rejection_sample also takes {', '.join(new)}")
+    require_parameters(module.RejectionSampler._verify, VERIFY)
+    require_parameters(sampler.add_request, ("self", "req_idx", "sampling_params"))
     return module, sampler
 
 

@@ -35,8 +35,7 @@ from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces._shard import Shard, pack
 from cactus_theory.verify.draft import Verified
 from cactus_theory.vllm.batch import FlatBatch
-from cactus_theory.vllm.configuration import served_name
-from cactus_theory.vllm.replace import vllm_version
+from cactus_theory.vllm.replace import served_name, vllm_version
 from cactus_theory.vllm.requests import Request
 from cactus_theory.vllm.settings import Settings
 

@@ -1,9 +1,4 @@
-"""Replace functions of vLLM once their names and parameters are compared, or say why not.
-
-:func:`require_parameters` and :func:`require_names` compare what is relied on with what there is,
-:func:`wrapped` replaces a function, :func:`refuse_other_rules` keeps vLLM's own lossy rules apart,
-and :func:`stop` ends the start of a server with one line.
-"""
+"""Replace functions of vLLM once their names and parameters are compared, or say why not."""
 
 import functools
 import inspect
@@ -11,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-# versions run in an engine; the first eight parameters were read in 0.18.0, 0.22.0, 0.27.0, 0.33.0
-TESTED = ("0.32.0",)
-TESTED_V2 = ("0.32.0", "0.33.0")  # functions and interface of model runner V2; no engine was run
+# run in an engine; of model runner V2, and of 0.33.0, functions and interface alone were tested
+TESTED = "0.32.0"
 
 
 class UnknownVersion(RuntimeError):
@@ -29,37 +23,38 @@ def vllm_version() -> str:
     return str(getattr(vllm, "__version__", "unknown"))
 
 
-def unknown_version(difference: str, tested: Sequence[str] = TESTED) -> UnknownVersion:
+def served_name(config: Any) -> str:
+    """Return the name that vLLM serves a model by, its label ``model_name``."""
+    return str(config.model_config.served_model_name)
+
+
+def unknown_version(difference: str) -> UnknownVersion:
     """Return the one-line refusal."""
     return UnknownVersion(
-        f"vllm {vllm_version()}: {difference}; "
-        f"cactus-theory was tested with vllm {', '.join(tested)}. "
-        f"Try: pip install 'cactus-theory[vllm]' vllm=={tested[-1]}; or unset CACTUS_POLICY"
+        f"vllm {vllm_version()}: {difference}; cactus-theory was tested with vllm {TESTED}. "
+        f"Try: pip install 'cactus-theory[vllm]' vllm=={TESTED}; or unset CACTUS_POLICY"
     )
 
 
-def require_parameters(
-    function: Callable[..., Any],
-    names: Sequence[str],
-    where: str,
-    tested: Sequence[str] = TESTED,
-) -> None:
+def require_parameters(function: Callable[..., Any], names: Sequence[str]) -> None:
     """Raise UnknownVersion unless the first parameters of a function have these names."""
     parameters = tuple(inspect.signature(function).parameters)[: len(names)]
     if parameters != tuple(names):
         raise unknown_version(
-            f"{where} takes ({', '.join(parameters)}), not ({', '.join(names)})", tested
+            f"{_name(function)} takes ({', '.join(parameters)}), not ({', '.join(names)})"
         )
 
 
-def require_names(
-    thing: Any, names: Sequence[str], where: str, tested: Sequence[str] = TESTED
-) -> None:
+def require_names(thing: Any, *names: str) -> None:
     """Raise UnknownVersion unless a module, class or dataclass has these names."""
     field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
     missing = [name for name in names if name not in field_names and not hasattr(thing, name)]
     if missing:
-        raise unknown_version(f"{where} has no {', '.join(missing)}", tested)
+        raise unknown_version(f"{_name(thing)} has no {', '.join(missing)}")
+
+
+def _name(thing: Any) -> str:
+    return getattr(thing, "__qualname__", None) or getattr(thing, "__name__", type(thing).__name__)
 
 
 def stop(line: str) -> None:

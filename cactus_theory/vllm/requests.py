@@ -5,25 +5,8 @@ not emitted again, and cost nothing. Tokens of an account are those of rounds an
 a draft, the prompt's own among them, so that the cap of
 :class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer.
 
-With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends, by the names of
-:mod:`cactus_theory.decoding.readings`, which ``promise --readings`` reads:
-
-======================  ===================================================================
-``time``                of its end, ISO 8601 in UTC
-``model``, ``request``  the name that the model is served by, and vLLM's id of the request
-``finish_reason``       vLLM's: ``stop``, ``length``, ``abort``, …; null where its scheduler did
-                        not say. A stop string is found by the front end, which then aborts the
-                        request here: ``abort``
-``policy``, ``cap``     what it was admitted with; the policy is null for a greedy request, which
-                        vLLM decides by the largest logit
-``num_tokens``          tokens of the answer, as the engine's scheduler has it
-``num_calls``           steps that made them, with or without a draft; a prompt's own is one
-``num_drafts``          those with a draft, rounds
-``num_draft_tokens``    tokens that were drafted for it
-``num_accepted_tokens`` accepted ones among them
-``emitted_kl``          D(out‖q) summed over its verified rows, every one of them measured; named
-                        after the divergence. Under a cap at most ``cap`` times ``num_tokens``
-======================  ===================================================================
+With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends, which ``promise
+--readings`` reads; SERVING.md has its fields.
 
 The engine may end a text inside a round: tokens of that round that come after the end are in the
 numbers of drafts and steps, as in the counters, and not in the answer: at most K of them, with
@@ -42,8 +25,7 @@ from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import Rule, verified_rows
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.verify.draft import Verified
-from cactus_theory.vllm.admission import Grant
-from cactus_theory.vllm.settings import LOG, Settings
+from cactus_theory.vllm.settings import LOG, Grant, Settings
 
 End = tuple[str | None, int | None]  # why an answer has ended and its tokens; None: not told
 LONGEST_NAME = 200  # most characters of a request's id, which a client may choose

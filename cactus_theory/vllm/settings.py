@@ -1,40 +1,24 @@
-"""Settings of a server from its environment, and which of them one request may change.
+"""Settings of a server from its environment, and what a request may ask of them.
 
-======================  ===================================================================
-``CACTUS_POLICY``       spec of the policy, such as ``band:price=2.0``; unset or empty: the
-                        server is left as it is
-``CACTUS_POLICIES``     others that a request may name: ``gentle=band:price=4; fast=band:price=1``
-``CACTUS_VERIFIER``     ``chain`` (default) or ``block``
-``CACTUS_DIVERGENCE``   what the meter reads, such as ``kl`` (default) or ``renyi:a=2``
-``CACTUS_METER``        ``off``, or n: one verified row in n is measured, chosen at random
-                        (default 16; 1: all of them)
-``CACTUS_CAP``          nats of KL that an answer may spend per token, at every length it may
-                        end at; ``inf``: only where its request sets one
-``CACTUS_READINGS``     ``log``, or a file: a line of each request's own numbers at its end
-                        (see :mod:`cactus_theory.vllm.requests`); every row is measured
-``CACTUS_TRACE``        a folder: rounds of requests are written there, as traces that ``tune``
-                        and ``replay`` read (see :mod:`cactus_theory.vllm.recorder`); unset: none
-``CACTUS_TRACE_BYTES``  the most bytes of all that lies in that folder, 1e9 by default
-``CACTUS_MARGIN``       of the logits processor alone: logits that a greedy request gives up
-======================  ===================================================================
+SERVING.md has a table of the variables. A setting that nobody would read stops the start: another
+name that begins with ``CACTUS_``, one of these without a policy, ``CACTUS_TRACE_BYTES`` without a
+folder. Names of the project's tests (``CACTUS_THEORY_…``) and those that Kubernetes makes of a
+service named cactus are left alone.
 
-Another variable that begins with ``CACTUS_`` stops the start, whether a policy is set or not, and
-so does one of these without a policy, or ``CACTUS_TRACE_BYTES`` without a folder: settings that
-nobody would read. Those of the project's tests (``CACTUS_THEORY_…``) and the ones
-that Kubernetes makes of a service named cactus are left alone.
+Requests come from strangers. In ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``) one picks
+a policy by a name that the server offers, ``{"cactus": "gentle"}``, or ``speculative``, which is
+lossless, and may lower the cap of its answer, ``{"cactus_cap": 0.01}``. No text of it is parsed or
+looked up beyond those names, and refusals repeat a short part of it in one line.
 
-A request may name one of them in ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``),
-``{"cactus": "gentle"}``, or ``speculative``, which is lossless, and lower its cap,
-``{"cactus_cap": 0.01}``; see :mod:`cactus_theory.vllm.admission`. Nothing here imports torch before
-a policy is asked for.
+Nothing here imports torch before a policy is asked for.
 """
 
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from cactus_theory.divergences import Divergence
@@ -48,14 +32,28 @@ MARGIN, TRACE, TRACE_BYTES = "CACTUS_MARGIN", "CACTUS_TRACE", "CACTUS_TRACE_BYTE
 NAMES = (POLICY, POLICIES, VERIFIER, DIVERGENCE, METER, CAP, READINGS, TRACE, TRACE_BYTES, MARGIN)
 PREFIX = "CACTUS_"
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
-ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # keys of ``extra_args``
+KEYS = ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # of ``extra_args``
 SPECULATIVE = "speculative"  # what every request may ask for
 OFFERED = re.compile(r"\s*([A-Za-z0-9_.-]{1,40})\s*=\s*(\S.*?)\s*", flags=re.S)
 LOG = "log"
+# logits processor that decides deterministic drafts of model runner V2
+PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 MOST_MARGIN = 1e6  # largest margin, in logits
+MOST_CAP = 1e6  # largest cap of a request, in nats a token
+# highest temperature T: a bias T ln r stays far inside float32, and rows are uniform long before
+HOTTEST = 1e6
 TRACED = 1e9  # most bytes of a trace folder, by default
 MEASURED = 16  # one verified row in so many is measured: a large row costs a batch's verification
 LONGEST_LINE = 1000  # most characters of a refusal
+SHOWN = 60  # characters of a request's value that a refusal repeats
+
+
+class Grant(NamedTuple):
+    """The policy, cap and margin that a request was granted."""
+
+    policy: "Policy"
+    cap: float | None = None  # nats a token of its answer, kept by the hook of model runner V1
+    margin: float = 0.0  # logits that the logits processor adds at temperature 0
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,78 @@ class Settings:
     """The settings of a server."""
 
     policy: "Policy"  # of every request that names none
+    policies: Mapping[str, "Policy"]  # what a request may name
     verifier: "Verifier"
     divergence: "Divergence"
     meter: int = MEASURED  # one verified row in so many is measured; 0: none
-    policies: Mapping[str, "Policy"] = field(default_factory=dict)  # what a request may name
     cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
     readings: str = ""  # ``log`` or a file for the numbers of single requests
     trace: str = ""  # folder of traces
     trace_bytes: float = TRACED
     margin: float = 0.0  # logits that greedy requests give up; the logits processor alone
+
+    @property
+    def lossless(self) -> "Policy":
+        """Return the policy that is lossless."""
+        return self.policies[SPECULATIVE]
+
+    def grant(self, sampling_params: Any) -> Grant:
+        """Return the grant of a request; ValueError, in one line, for a request that is refused."""
+        extra = getattr(sampling_params, "extra_args", None)
+        asked = {} if extra is None else extra
+        if not isinstance(asked, Mapping):
+            raise ValueError(f"extra_args: must be a mapping; got {shown(asked)}")
+        for key in asked:
+            if isinstance(key, str) and key not in KEYS and key.lower().startswith(ARGUMENT):
+                raise ValueError(
+                    f"extra_args (over HTTP vllm_xargs): must be one of {', '.join(KEYS)}; "
+                    f"got {shown(key)}"
+                )
+        heat = getattr(sampling_params, "temperature", None)
+        if heat is not None and not heat <= HOTTEST:
+            raise ValueError(
+                f"temperature: must be at most {HOTTEST:g} with a policy of cactus-theory; "
+                f"got {shown(heat)}"
+            )
+        name, cap = asked.get(ARGUMENT), self._cap_of(asked.get(CAP_ARGUMENT))
+        if name is None:
+            return Grant(self.policy, cap, self.margin)
+        if not isinstance(name, str) or name not in self.policies:
+            raise ValueError(
+                f"extra_args[{ARGUMENT!r}]: must be one of {', '.join(self.policies)}, as this "
+                f"server offers them; got {shown(name)}"
+            )
+        return Grant(self.policies[name], cap, 0.0 if name == SPECULATIVE else self.margin)
+
+    def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
+        """Return the grant of a request in a step; one that was not refused before is lossless."""
+        try:
+            return self.grant(sampling_params)
+        except ValueError as error:
+            warn(f"{error}; the request is served without loss")
+            return Grant(self.lossless)
+
+    def _cap_of(self, value: Any) -> float | None:
+        """Return a request's cap in nats a token, None for none; ValueError above the server's."""
+        if value is None:
+            return None if self.cap == float("inf") else self.cap
+        if self.cap is None:
+            raise ValueError(f"{CAP_ARGUMENT}: must not be given, as this server takes no caps")
+        most, is_number = min(self.cap, MOST_CAP), isinstance(value, int | float)
+        if not is_number or isinstance(value, bool) or not 0 <= value <= most:
+            raise ValueError(
+                f"{CAP_ARGUMENT}: must lie in [0, {most:g}], in nats a token; got {shown(value)}"
+            )
+        return float(value)
+
+
+def shown(value: Any) -> str:
+    """Return a request's value in as many characters as a refusal repeats."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= SHOWN else f"{value[:SHOWN]!r}…"
+    if isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= SHOWN):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
 
 
 def check_names(environ: Mapping[str, str] = os.environ) -> None:
@@ -95,15 +156,18 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         if text[name] and not text[of]:
             lossless = " (speculative is lossless)" if of == POLICY else ""
             raise ValueError(f"{name}: does nothing without {of}; set that{lossless}, or unset it")
-    spec = text[POLICY] or ("speculative" if by_bias else "")
+    spec = text[POLICY] or (SPECULATIVE if by_bias else "")
     if not spec:
         return None
-    from cactus_theory.base.arguments import number
+    from cactus_theory.base.arguments import number, one_of
+    from cactus_theory.decoding.ledger import Ledger
     from cactus_theory.divergences import divergence
     from cactus_theory.policies import policy
+    from cactus_theory.verify import find_verifier
     from cactus_theory.vllm.bias import check_policy
 
-    verifier = named(VERIFIER, _chain_or_block, text[VERIFIER] or "chain")
+    kind = named(VERIFIER, one_of, "verifier", text[VERIFIER] or "chain", ("chain", "block"))
+    verifier = find_verifier(kind)
     cap = number(CAP, text[CAP], 0) if text[CAP] else None
     if by_bias:
         refuse_accounts(text[CAP], text[READINGS], text[TRACE])
@@ -115,15 +179,15 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
             return rule
         named(VERIFIER, verifier.check, rule)
         if cap is not None:
-            named(CAP, _check_ledger, rule, cap)
+            named(CAP, Ledger, rule, min(cap, 1.0))
         return rule
 
     return Settings(
         policy=named(POLICY, checked, spec),
+        policies=named(POLICIES, _offered, text[POLICIES], checked),
         verifier=verifier,
         divergence=named(DIVERGENCE, divergence, text[DIVERGENCE] or "kl"),
         meter=_meter(text[METER], text[READINGS]),
-        policies=named(POLICIES, _offered, text[POLICIES], checked),
         cap=cap,
         readings=_readings(text[READINGS]),
         trace=_folder(text[TRACE]),
@@ -141,11 +205,18 @@ def refuse_accounts(cap: Any, readings: Any, trace: Any) -> None:
             )
 
 
-def _chain_or_block(name: str) -> "Verifier":
-    from cactus_theory.base.arguments import one_of
-    from cactus_theory.verify import find_verifier
-
-    return find_verifier(one_of("verifier", name, ("chain", "block")))
+def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:
+    """Return the policies of a list, by name: ``gentle=band:price=4; fast=band:price=1``."""
+    policies = {SPECULATIVE: checked(SPECULATIVE)}
+    for part in filter(str.strip, text.split(";")):
+        line = OFFERED.fullmatch(part)
+        if line is None:
+            raise ValueError(f"must be name=spec, with ; between two; got {part.strip()!r:.60}")
+        name, spec = line.groups()
+        if name in policies:
+            raise ValueError(f"{name}: must be named once, and {SPECULATIVE} is there anyway")
+        policies[name] = named(name, checked, spec)
+    return policies
 
 
 def _meter(text: str, readings: str) -> int:
@@ -158,26 +229,6 @@ def _meter(text: str, readings: str) -> int:
     if text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{METER}: must be off or a whole number; got {text!r}")
     return int(text) if text else MEASURED
-
-
-def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:
-    """Return the policies of a list, by name: ``gentle=band:price=4; fast=band:price=1``."""
-    policies: dict[str, Policy] = {}
-    for part in filter(str.strip, text.split(";")):
-        line = OFFERED.fullmatch(part)
-        if line is None:
-            raise ValueError(f"must be name=spec, with ; between two; got {part.strip()!r:.60}")
-        name, spec = line.groups()
-        if name in policies or name == SPECULATIVE:
-            raise ValueError(f"{name}: must be named once, and {SPECULATIVE} is there anyway")
-        policies[name] = named(name, checked, spec)
-    return policies
-
-
-def _check_ledger(policy: "Policy", cap: float) -> None:
-    from cactus_theory.decoding.ledger import Ledger
-
-    Ledger(policy, min(cap, 1.0))
 
 
 def _readings(text: str) -> str:

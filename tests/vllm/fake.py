@@ -1,4 +1,4 @@
-"""The parts of vLLM that the package touches, as modules of a few lines."""
+"""The parts of vLLM that the package touches, as modules of a few lines, and a server of them."""
 
 import re
 import sys
@@ -6,6 +6,8 @@ import types
 from dataclasses import dataclass, field
 
 import torch
+
+from cactus_theory.vllm.settings import PROCESSOR
 
 REJECTION_SAMPLER = """
 import torch
@@ -46,28 +48,24 @@ class Metadata:
 
 
 class SamplingParams:
+    extra_args = None
+
     def __init__(self, extra_args=None):
         self.extra_args = extra_args
         self.verified = False
-
-    extra_args = None
 
     def verify(self, *args):
         self.verified = True
 
 
+@dataclass
 class InputBatch:
-    def __init__(self, names):
-        self.names = names
-
-    @property
-    def req_ids(self):
-        return self.names
+    req_ids: list = field(default_factory=list)
 
 
 @dataclass
 class CachedRequestState:
-    sampling_params: SamplingParams | None
+    sampling_params: SamplingParams | None = None
 
 
 @dataclass
@@ -132,6 +130,43 @@ CONFIG = types.SimpleNamespace(
     parallel_config=types.SimpleNamespace(data_parallel_index=1),
     speculative_config=types.SimpleNamespace(num_speculative_tokens=3, model="/at/draft"),
 )
+
+
+def config(processor=False, **more):
+    """Return what a server is to be, with drafts and perhaps with the logits processor."""
+    loaded = [PROCESSOR] if processor else None
+    model = types.SimpleNamespace(served_model_name="served", logits_processors=loaded)
+    drafts = types.SimpleNamespace(rejection_sample_method="standard", num_speculative_tokens=2)
+    own = {"speculative_config": drafts, "use_v2_model_runner": False, "model_config": model}
+    return types.SimpleNamespace(**(own | more))
+
+
+def requests(*policies):
+    """Return requests by their names, with what each asks for."""
+    every = [None if own is None else {"cactus": named(own)} for own in policies]
+    return {f"r{n}": CachedRequestState(SamplingParams(extra)) for n, extra in enumerate(every)}
+
+
+def seeded(seed, rows):
+    return {row: torch.Generator().manual_seed(seed + row) for row in range(rows)}
+
+
+def call(batch, metadata=None):
+    """Return the arguments of one call of the rejection sampler."""
+    ends = torch.tensor(batch.counts, dtype=torch.int32).cumsum(0)
+    own = metadata or Metadata(torch.ones(len(batch.counts)), generators=batch.generators)
+    given = [batch.ids, batch.counts, batch.width, ends, batch.draft_probs, batch.target_logits]
+    return [*given, batch.bonus[:, None], own]
+
+
+def step(runner, batch, names=None, metadata=None):
+    """Let requests take a step, in this order; return what is emitted."""
+    runner.input_batch = InputBatch(list(names or runner.requests))
+    return runner._sample(None, call(batch, metadata))
+
+
+def end(runner, *names):
+    runner._update_states(SchedulerOutput(set(names)))
 
 
 def module(name, **own):

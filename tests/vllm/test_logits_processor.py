@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.vllm import model_runner_v2, settings
+from cactus_theory.vllm.replace import UnknownVersion
 from tests.rows import two_tokens
 from tests.vllm import fake, published
 from tests.vllm.nothing_read import NothingRead
@@ -17,6 +19,10 @@ NAME = "cactus_theory.vllm.logits_processor"
 WIDTH, VOCAB, REQUESTS = 3, 6, 8
 # logits up to 12 in float32, divided by T ≥ 0.5
 SINGLE = 5e-6
+WHOLE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+ASKED = ["cactus:delta=0.5", "cactus:delta=1", *(f"band:price={own}" for own in (0.5, 0.7, 1, 2))]
 
 
 @pytest.fixture
@@ -32,17 +38,13 @@ def processor_class(monkeypatch):
     sys.modules.pop(NAME, None)
 
 
-ASKED = ["cactus:delta=0.5", "cactus:delta=1", *(f"band:price={own}" for own in (0.5, 0.7, 1, 2))]
-
-
 def chosen(spec):
     return {"cactus": fake.named(spec)}
 
 
-def params(temperature=1.0, **own):
-    extra = own.pop("extra", None)
-    plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, **own}
-    return SimpleNamespace(temperature=temperature, extra_args=extra, **plain)
+def params(temperature=1.0, spec=None, **own):
+    extra = None if spec is None else chosen(spec)
+    return SimpleNamespace(temperature=temperature, extra_args=extra, **(WHOLE | own))
 
 
 def config(sample="greedy", method="standard"):
@@ -53,6 +55,8 @@ def config(sample="greedy", method="standard"):
 
 
 def made(processor_class, given=None):
+    """Return a processor of a server that is started anew."""
+    sys.modules[NAME].server_settings.cache_clear()
     state = published.LogitsProcRequestState(torch.device("cpu"), REQUESTS, VOCAB)
     return processor_class(given or config(), state)
 
@@ -102,8 +106,8 @@ def test_each_request_has_its_own_policy_and_temperature(processor_class, monkey
     monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
     step, heats = Step(), (1.0, 0.7, 0.5, 1.3)
     specs = ("band:price=2", "band:price=2", "cactus:delta=0.5", "band:price=0.5")
-    wishes = (None, None, chosen(specs[2]), chosen(specs[3]))
-    given = [params(heat, extra=wish) for heat, wish in zip(heats, wishes, strict=True)]
+    wishes = (None, None, specs[2], specs[3])
+    given = [params(heat, wish) for heat, wish in zip(heats, wishes, strict=True)]
     moved = step.run(made(processor_class), given)
     for row, own in enumerate(step.of_row.tolist()):
         law = (moved[row].double() / heats[own]).softmax(-1)
@@ -134,7 +138,7 @@ def kept(row, top_p, top_k, min_p):
     """Return the truncated row by the words of the three rules, token after token."""
     q = row.double().softmax(-1)
     q = torch.where(q >= min_p * q.max(), q, 0.0)
-    if top_k:
+    if top_k > 0:
         q = torch.where(q >= q.sort(descending=True).values[min(top_k, len(q)) - 1], q, 0.0)
     q, order, mass = q / q.sum(), q.argsort(descending=True).tolist(), 0.0
     for token in order:
@@ -144,53 +148,63 @@ def kept(row, top_p, top_k, min_p):
     return q / q.sum()
 
 
-CUTS = ({"cactus_top_p": 0.7}, {"cactus_top_k": "3"}, {"cactus_min_p": 0.3})
-EXTREMES = ({"cactus_top_p": 1e-17}, {"cactus_top_k": 40}, {"cactus_min_p": 1.0})
+CUTS = ({"top_p": 0.7}, {"top_k": 3}, {"top_k": -1, "min_p": 0.3})
+EXTREMES = ({"top_p": 1e-17}, {"top_k": 40}, {"min_p": 1.0})
 
 
 @pytest.mark.parametrize("cuts", [CUTS, EXTREMES], ids=["usual", "extreme"])
 @pytest.mark.parametrize("lossy", [False, True])
-def test_q_is_cut_before_the_policy_acts(processor_class, lossy, cuts):
-    """On every row, the bonus row too; a drafted token that is cut is not raised, ties are kept."""
-    step, heats = Step(), (1.0, 0.7, 1.3, 0.8)
-    policy = chosen("band:price=0.7") if lossy else {}
+def test_the_engines_own_cuts_are_made_before_a_policy_acts(processor_class, lossy, cuts):
+    """The law is the hook's: q is cut, then the policy acts; vLLM's sampler has nothing to cut.
+
+    On every row, the bonus row too; a drafted token that is cut is not raised, ties are kept.
+    """
+    step, heats, policy = Step(), (1.0, 0.7, 1.3, 0.8), "band:price=0.7" if lossy else None
+    processor, sampler = made(processor_class), sys.modules[published.STATES].SamplingStates()
     every = (*cuts, {name: value for own in cuts for name, value in own.items()})
     step.logits[1, 4] = step.logits[1, 1]
-    given = [params(heat, extra=policy | cut) for heat, cut in zip(heats, every, strict=True)]
-    moved, cut_drafts = step.run(made(processor_class), given), 0
+    given = [params(heat, policy, **cut) for heat, cut in zip(heats, every, strict=True)]
+    for slot, own in zip(step.slots, given, strict=True):
+        processor_class.validate_params(own)
+        sampler.add_request(slot, own)
+    moved, cut_drafts = step.run(processor, given), 0
     for row, own in enumerate(step.of_row.tolist()):
-        wish = {name.removeprefix("cactus_"): float(value) for name, value in every[own].items()}
-        wish = {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | wish
-        wish["top_k"] = int(wish["top_k"])
-        q = kept(step.logits[row] / heats[own], **wish)
+        asked = WHOLE | every[own]
+        seen = {name: getattr(sampler.seen[step.slots[own]], name) for name in WHOLE}
+        assert seen == (WHOLE if lossy else asked)
+        assert {name: getattr(given[own], name) for name in WHOLE} == asked  # the caller's object
+        q = kept(step.logits[row] / heats[own], **(asked if lossy else WHOLE))
         law, drafted = (moved[row].double() / heats[own]).softmax(-1), int(step.drafted[row])
         cut_drafts += drafted >= 0 and float(q[drafted]) == 0
-        exact = expected("band:price=0.7" if lossy else None, q.log(), drafted, 1.0)
+        exact = expected(policy, q.log(), drafted, 1.0)
         torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
-    assert cut_drafts
+    assert not lossy or cut_drafts
 
 
 def test_cuts_leave_greedy_and_other_requests_alone(processor_class):
-    step, cut = Step(), {"cactus_top_k": 1}
-    given = [params(extra=cut), params(0.0, extra=cut), params(), params(0.0, extra=cut)]
+    step, own = Step(), {"spec": "band:price=0.7", "top_k": 1}
+    given = [params(**own), params(0.0, **own), params(top_k=1), params(0.0, top_k=1)]
+    sampler = sys.modules[published.STATES].SamplingStates()
     moved = step.run(made(processor_class), given)
     assert torch.equal(moved[4:], step.logits[4:])
     assert (moved[:4] > -torch.inf).sum(-1).tolist() == [1] * 4
+    for slot, asked in enumerate(given):
+        sampler.add_request(slot, asked)
+    assert [seen.top_k for seen in sampler.seen.values()] == [0, 1, 1, 1]
 
 
 def test_policies_of_requests_that_are_gone_are_not_solved(processor_class, monkeypatch):
     step, processor = Step(), made(processor_class)
     for slot, policy in ((1, "cactus:delta=1"), (3, "band:price=0.5")):
-        processor.add_request(slot, params(extra=chosen(policy)))
+        processor.add_request(slot, params(spec=policy))
     monkeypatch.setattr("cactus_theory.vllm.bias.log_entries", None)
-    moved = step.run(processor, [params(extra=chosen("band:price=1"))] * 4)
+    moved = step.run(processor, [params(spec="band:price=1")] * 4)
     assert float(moved[0, 4] - step.logits[0, 4]) == pytest.approx(1.0)
 
 
 def test_a_step_reads_nothing_on_the_host(processor_class):
     step, processor = Step(), made(processor_class)
-    extra = chosen("band:price=2") | {"cactus_top_p": 0.8, "cactus_top_k": 3}
-    step.run(processor, [params(extra=extra)] * 4)
+    step.run(processor, [params(spec="band:price=2", top_p=0.8, top_k=3)] * 4)
     with NothingRead():
         processor.apply(step.logits, step.context)
     drafted, logits = step.drafted, step.logits
@@ -208,8 +222,8 @@ def test_without_a_setting_logits_are_the_same_object_and_numbers(processor_clas
 
 def test_only_requests_that_ask_are_touched_and_slots_are_taken_over(processor_class):
     step, processor = Step(), made(processor_class)
-    asked = params(extra=chosen("band:price=1"))
-    assert processor.add_request(7, params(extra={"cactus": "bad"})) is False  # without loss
+    asked = params(spec="band:price=1")
+    assert processor.add_request(7, params(spec="bad")) is False  # without loss
     assert processor.add_request(7, asked) is True
     moved = step.run(processor, [params(), params(), asked, params()])
     changed = (moved != step.logits).nonzero().tolist()
@@ -218,54 +232,25 @@ def test_only_requests_that_ask_are_touched_and_slots_are_taken_over(processor_c
     assert (again != step.logits).nonzero().tolist() == [[0, 4], [1, 1], [2, 0]]
 
 
-def test_greedy_requests_take_their_margin(processor_class, monkeypatch):
+def test_greedy_requests_take_the_margin(processor_class, monkeypatch):
+    """But those that ask for lossless decoding."""
     monkeypatch.setenv("CACTUS_POLICY", "band:price=0.01")
-    step, processor = Step(), made(processor_class)
-    assert torch.equal(step.run(processor, [params(0.0)] * 4), step.logits)
-    monkeypatch.setenv("CACTUS_MARGIN", "2")
-    asked = [params(0.0, extra={"cactus_margin": given}) for given in ("1.5", 0, 0, 0)]
-    moved = step.run(processor, asked)
-    changed = (moved != step.logits).nonzero().tolist()
-    assert changed == [[0, 4], [1, 1], [2, 0]]
-    assert moved[0, 4] == step.logits[0, 4] + 1.5
-    monkeypatch.setenv("CACTUS_MARGIN", "0.25")
-    moved = step.run(processor, [params(0.0)] * 4)
-    assert moved[8, 3] == step.logits[8, 3] + 0.25
-
-
-@pytest.mark.parametrize(
-    ("own", "said"),
-    [
-        ({"extra": {"cactus": "no_such"}}, r"extra_args\['cactus'\]: must be one of speculative, "),
-        ({"extra": {"cactus_margin": -1}}, r"cactus_margin: must lie in \[0, 0\], in logits"),
-        ({"extra": {"cactus_margin": "much"}}, "cactus_margin: .* got 'much'"),
-        ({"extra": {"cactus_top_p": 0}}, r"cactus_top_p: must lie in \(0, 1\]; got 0"),
-        ({"extra": {"cactus_top_k": 2.5}}, "cactus_top_k: must be a whole number"),
-        ({"extra": {"cactus_top_k": 10**400}}, "cactus_top_k: .* got a whole number of 1,329 bits"),
-        ({"extra": {"cactus_margin": 10**400}}, "cactus_margin: .* got a whole number"),
-        ({"extra": {"cactus_margin": "1" * 10**6}}, r"cactus_margin: .* \(1,000,000 characters\)"),
-        ({"extra": {"cactus_cap": 0.1}}, "cactus_cap: must not be given"),
-        ({"temperature": 1e300}, r"temperature: must be at most 1e\+06 .* got 1e\+300"),
-        ({"extra": {"cactus_min_p": 1.5}}, "cactus_min_p: must lie in"),
-    ],
-)
-def test_what_is_refused_at_admission(processor_class, monkeypatch, own, said):
-    monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
-    with pytest.raises(ValueError, match=said) as refusal:
-        processor_class.validate_params(params(**own))
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "admitted"), [(0, True), (1, True), ("1.5", True), (2, False), (True, False)]
-)
-def test_a_request_may_lower_the_margin(processor_class, monkeypatch, given, admitted):
+    step = Step()
+    assert torch.equal(step.run(made(processor_class), [params(0.0)] * 4), step.logits)
     monkeypatch.setenv("CACTUS_MARGIN", "1.5")
-    asked = params(0.0, extra={"cactus_margin": given})
-    if admitted:
-        return processor_class.validate_params(asked)
-    with pytest.raises(ValueError, match=r"cactus_margin: must lie in \[0, 1.5\], in logits"):
-        processor_class.validate_params(asked)
+    asked = [params(0.0, spec) for spec in (None, None, "speculative", "band:price=1")]
+    moved = step.run(made(processor_class), asked)
+    changed = (moved != step.logits).nonzero().tolist()
+    assert changed == [[0, 4], [1, 1], [2, 0], [8, 3]]
+    assert moved[0, 4] == step.logits[0, 4] + 1.5
+
+
+def test_what_is_refused_at_admission(processor_class):
+    for bad in (params(spec="no_such"), params(1e300)):
+        with pytest.raises(ValueError, match="must be"):
+            processor_class.validate_params(bad)
+    for good in (params(top_p=0.9, top_k=3), params(0.0, top_p=0.9), params(spec=ASKED[0])):
+        processor_class.validate_params(good)
 
 
 @pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS"])
@@ -273,50 +258,6 @@ def test_accounts_of_requests_stop_the_start(processor_class, monkeypatch, name)
     monkeypatch.setenv(name, "0.5")
     with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
         made(processor_class)
-
-
-WHOLE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-# the engine's own cuts of a request, those it asks this package for, and what both leave
-BOTH = [
-    ({"top_p": 0.7}, {}, {"top_p": 0.7}),
-    ({"top_k": 3}, {}, {"top_k": 3}),
-    ({"top_k": -1, "min_p": 0.3}, {}, {"min_p": 0.3}),
-    ({"top_p": 0.9, "top_k": 4}, {"cactus_top_p": 0.6, "cactus_top_k": 5},
-     {"top_p": 0.6, "top_k": 4}),
-    ({"top_p": 0.9}, {"cactus_min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("own", "extra", "both"), BOTH)
-@pytest.mark.parametrize("lossy", [False, True])
-def test_the_engines_own_cuts_are_taken_over(processor_class, lossy, own, extra, both):
-    """The law is the hook's: q is cut, then the policy acts; vLLM's sampler has nothing to cut."""
-    step, policy = Step(), chosen("band:price=0.7") if lossy else {}
-    processor, sampler = made(processor_class), sys.modules[published.STATES].SamplingStates()
-    asked, greedy = (params(heat, extra=policy | extra, **own) for heat in (0.7, 0.0))
-    for slot, given in ((5, asked), (2, greedy)):
-        processor_class.validate_params(given)
-        sampler.add_request(slot, given)
-    taken = lossy or bool(extra)  # else the row is vLLM's own, to cut as well
-    seen = {name: getattr(sampler.seen[5], name) for name in WHOLE}
-    assert seen == (WHOLE if taken else WHOLE | own)
-    for same in (asked, sampler.seen[2]):  # the caller's object is as it was
-        assert {name: getattr(same, name) for name in own} == own
-    moved = step.run(processor, [asked, greedy, params(), params()])
-    for row in range(4):
-        cut = kept(step.logits[row] / 0.7, **(WHOLE | (both if taken else {})))
-        exact = expected(
-            "band:price=0.7" if lossy else None, cut.log(), int(step.drafted[row]), 1.0
-        )
-        law = (moved[row].double() / 0.7).softmax(-1)
-        torch.testing.assert_close(law, exact, rtol=0, atol=SINGLE)
-
-
-def test_what_is_not_refused(processor_class, monkeypatch):
-    processor_class.validate_params(params(top_p=0.9, top_k=3))
-    monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
-    processor_class.validate_params(params(0.0, top_p=0.9))
-    processor_class.validate_params(params(top_p=0.9, extra={"cactus": "speculative"}))
 
 
 @pytest.mark.parametrize(
@@ -334,12 +275,7 @@ def test_servers_on_which_the_law_would_be_another(processor_class, given, said)
 
 def test_the_hook_makes_way_for_the_processor(processor_class):
     """Else the policy would act twice."""
-    from cactus_theory.vllm import model_runner_v2, settings
-    from cactus_theory.vllm.admission import Admission
-
-    asked = settings.read({settings.POLICY: "band:price=2"})
-    assert asked is not None
-    model_runner_v2.install(Admission(asked))
+    model_runner_v2.install(settings.read({settings.POLICY: "band:price=2"}))
     with pytest.raises(ValueError):
         made(processor_class, config("probabilistic"))
     assert model_runner_v2.installed() is not None
@@ -360,8 +296,6 @@ def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_cla
 
 
 def test_other_versions_are_refused_with_one_line(monkeypatch):
-    from cactus_theory.vllm.replace import UnknownVersion
-
     class Other(published.LogitsProcessor):
         def apply(self, logits, context):
             return logits

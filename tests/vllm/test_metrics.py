@@ -6,7 +6,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.vllm import settings
 from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.metrics import Prometheus, Reporter, Tally
+from cactus_theory.vllm.metrics import Reporter, Tally
 from tests.amounts import amount
 from tests.vllm import fake
 from tests.vllm.flat import CHAIN, emitted, random_batch
@@ -30,7 +30,7 @@ def serve(own, batches, policies=None, width=3):
         rules = policies or [own.settings.policy]
         chosen = [rules[row % len(rules)] for row in range(len(counts))]
         output, seen = verify_flat(own.settings.verifier, chosen, batch)
-        own.add(seen)
+        own.add(seen, [chosen[row] for row in batch.drafted])
         for place, row in enumerate(batch.drafted):
             if not batch.greedy[row]:
                 tokens, count = emitted(output)[row], batch.counts[row]
@@ -96,7 +96,7 @@ def test_no_request_is_always_the_one_that_is_measured():
     own = tally("2")
     rules = [ct.policy("mixture:alpha=1"), ct.policy("lenience:lenience=0.1")]
     for seed in range(20):
-        own.add(verify_flat(CHAIN, rules, random_batch(seed, [1, 1]))[1])
+        own.add(verify_flat(CHAIN, rules, random_batch(seed, [1, 1]))[1], rules)
     assert all(0 < own.totals(rule.spec)["measured_rows"] < 20 for rule in rules)
 
 
@@ -120,7 +120,7 @@ def test_each_policy_has_a_label_of_its_own():
 def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     fake.install(monkeypatch)
     own, logged = tally(), []
-    reporter = Reporter(Prometheus(own, "served", 3), logged.append, interval=0.0, send=0.0)
+    reporter = Reporter(own, logged.append, 0.0, model="served", engine=3, send=0.0)
     serve(own, 10)
     reporter.step()
     serve(own, 10)
@@ -143,12 +143,13 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     reporter.step()  # counts are current, the meter waits
     assert fake.shown("cactus:verified_rows") == [(labels, own.counts[BAND]["verified_rows"])]
     assert fake.shown("cactus:measured_rows") == [(labels, before)] and len(logged) == 2
-    reporter.flush()
+    reporter.send()
     assert fake.shown("cactus:measured_rows") == [(labels, own.totals(BAND)["measured_rows"])]
 
 
 def test_nothing_is_counted_where_no_policy_decides():
     own = tally()
     batch = random_batch(0, [2, 2], greedy=[True, True])
-    own.add(verify_flat(CHAIN, [own.settings.policy], batch)[1])
+    policies = [own.settings.policy] * 2
+    own.add(verify_flat(CHAIN, policies, batch)[1], policies)
     assert own.totals(BAND)["verified_rows"] == 0

@@ -9,7 +9,6 @@ import torch
 import cactus_theory as ct
 from cactus_theory.kernels import random_numbers, verify_logits
 from cactus_theory.vllm import model_runner_v2, settings
-from cactus_theory.vllm.admission import Admission
 from cactus_theory.vllm.replace import UnknownVersion
 from tests.amounts import amount
 from tests.kernels.conftest import device  # noqa: F401
@@ -25,9 +24,7 @@ OF_SLOT = torch.tensor([4, 8, 0, 2, 6, 7], dtype=torch.int32)
 
 def asked(policy="band:price=1", verifier="chain"):
     environ = {settings.POLICY: policy, settings.VERIFIER: verifier, settings.POLICIES: OFFERED}
-    found = settings.read(environ)
-    assert found is not None
-    return Admission(found)
+    return settings.read(environ)
 
 
 class Batch:

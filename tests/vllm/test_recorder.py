@@ -12,11 +12,10 @@ from cactus_theory.traces.faults import visible_faults
 from cactus_theory.tuning import Costs, tune
 from cactus_theory.tuning.report import notes
 from cactus_theory.verify.contract import find_verifier
-from cactus_theory.vllm import install, recorder, settings
-from cactus_theory.vllm.admission import OF_PROCESSOR, Admission
+from cactus_theory.vllm import recorder, settings
 from tests.vllm import fake
+from tests.vllm.fake import end, requests, seeded, step
 from tests.vllm.flat import VOCAB, random_batch
-from tests.vllm.test_hook import call, requests, seeded
 
 BAND = "band:price=0.5"
 ASKED = [f"band:price={1 + number}" for number in range(2 * recorder.MOST_SETTINGS)]
@@ -25,28 +24,15 @@ ROUNDING = 2 * 2.0**-8
 
 
 @pytest.fixture
-def server(monkeypatch, tmp_path):
+def started(server):
     """Return a function that starts a fake server: its runner's class, hook and warnings."""
 
-    def start(**environ):
-        logged = []
-        _, runner = fake.install(monkeypatch, logged=logged)
-        read = settings.read(
-            {"CACTUS_POLICY": BAND, "CACTUS_POLICIES": fake.offered(*ASKED)} | environ
-        )
-        return runner, install.install(Admission(read)), logged
+    def start(folder, **environ):
+        where = {} if folder is None else {"CACTUS_TRACE": str(folder)}
+        found = server(BAND, CACTUS_POLICIES=fake.offered(*ASKED), **where, **environ)
+        return found.runner, found.hook, found.logged
 
     return start
-
-
-def step(runner, batch, names=None, heat=None):
-    """Let requests take a step; return what is emitted."""
-    runner.input_batch = fake.InputBatch(list(names or runner.requests))
-    return runner._sample(None, call(batch, heat))
-
-
-def end(runner, *names):
-    runner._update_states(fake.SchedulerOutput(set(names)))
 
 
 def traces_in(folder):
@@ -60,10 +46,10 @@ def size_of(folder):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("verifier", ["chain", "block"])
 def test_a_trace_holds_every_round_of_every_request(
-    server, tmp_path, deterministic, verifier, monkeypatch
+    started, tmp_path, deterministic, verifier, monkeypatch
 ):
     monkeypatch.setattr("cactus_theory.traces.estimate.FEWEST_TEXTS", 2)  # as many as requests
-    kind, _, _ = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_VERIFIER=verifier)
+    kind, _, _ = started(tmp_path / "t", CACTUS_VERIFIER=verifier)
     runner, position = kind(**requests(None, None)), {"r0": 1, "r1": 1}
     rounds = {"r0": [], "r1": []}
     runner._sample(None, None)  # their prompts' own
@@ -108,10 +94,10 @@ def test_a_trace_holds_every_round_of_every_request(
     assert "7 of 10 target calls had a draft" in said
 
 
-def test_steps_without_a_draft_are_in_every_rate(server, tmp_path, monkeypatch):
+def test_steps_without_a_draft_are_in_every_rate(started, tmp_path, monkeypatch):
     """As with n-grams, which seldom find anything: a trace is replayed as what the engine did."""
     monkeypatch.setattr("cactus_theory.traces.estimate.FEWEST_TEXTS", 4)  # as many as requests
-    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"), CACTUS_METER="1")
+    kind, hook, logged = started(tmp_path / "t", CACTUS_METER="1")
     names = ["r0", "r1", "r2", "r3"]
     runner = kind(**requests(*[None] * 4))
     runner.input_batch = fake.InputBatch(names)
@@ -163,9 +149,9 @@ def tuned(trace):
     return tune(trace, Costs.ratios(0.1), 0.02, policies=["mixture:alpha"], widths=[3])
 
 
-def test_nothing_is_written_unless_it_is_asked_for(server, tmp_path, monkeypatch):
+def test_nothing_is_written_unless_it_is_asked_for(started, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kind, hook, _ = server()
+    kind, hook, _ = started(None)
     runner = kind(**requests(None))
     step(runner, random_batch(0, [3]))
     end(runner, "r0")
@@ -175,12 +161,11 @@ def test_nothing_is_written_unless_it_is_asked_for(server, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("most", "vocab"), [(0, 150), (9_000, 150), (300_000, 150), (2_750_000, 40_000)]
 )
-def test_all_that_is_written_stays_within_the_bytes(server, tmp_path, monkeypatch, most, vocab):
+def test_all_that_is_written_stays_within_the_bytes(started, tmp_path, monkeypatch, most, vocab):
     """Through restarts, too; of one text only so much is kept that there is room for others."""
-    where = {"CACTUS_TRACE": str(tmp_path / "t"), "CACTUS_TRACE_BYTES": str(most)}
     for start in range(3):
         monkeypatch.setattr("os.getpid", lambda: start)  # noqa: B023
-        kind, hook, logged = server(**where)
+        kind, hook, logged = started(tmp_path / "t", CACTUS_TRACE_BYTES=str(most))
         texts, full = 0, []
         while not full and texts < 100:
             runner, texts = kind(**requests("speculative", "speculative")), texts + 2
@@ -197,13 +182,12 @@ def test_all_that_is_written_stays_within_the_bytes(server, tmp_path, monkeypatc
         assert trace.texts > recorder.FEWEST_TEXTS and 2 * trace.texts < len(trace)
 
 
-def test_a_request_has_no_say_in_it(server, tmp_path):
+def test_a_request_has_no_say_in_it(started, tmp_path):
     """It names no folder, passes no limit, and no odd settings fill the disk with folders."""
-    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"))
-    assert not any("trace" in key for key in OF_PROCESSOR)
+    kind, hook, logged = started(tmp_path / "t")
     for key in ("cactus_trace", "cactus_trace_bytes", "CACTUS_TRACE"):
         with pytest.raises(ValueError, match="must be one of cactus, cactus_cap; got"):
-            hook.admission.grant(fake.SamplingParams({key: str(tmp_path / "other")}))
+            hook.settings.grant(fake.SamplingParams({key: str(tmp_path / "other")}))
     runner = kind(**requests(*ASKED))
     step(runner, random_batch(0, [2] * len(ASKED)))
     end(runner, *list(runner.requests))
@@ -217,23 +201,23 @@ def test_a_request_has_no_say_in_it(server, tmp_path):
     assert any("some requests are not traced" in line for line in logged)
 
 
-def test_rounds_that_no_policy_decides_are_left_out(server, tmp_path):
+def test_rounds_that_no_policy_decides_are_left_out(started, tmp_path):
     """Greedy requests, drafts whose rows were lost, and those that a placeholder ends."""
-    kind, hook, _ = server(CACTUS_TRACE=str(tmp_path / "t"))
+    kind, hook, _ = started(tmp_path / "t")
     runner = kind(**requests(None, None, None))
     runner.requests["r0"].sampling_params.temperature = 0.0
     heat = fake.Metadata(torch.tensor([0.0, 1.0, 1.0]), all_random=False)
     batch = random_batch(0, [2, 2, 2])
     batch.ids[3] = -1
-    step(runner, batch, heat=heat)
+    step(runner, batch, metadata=heat)
     end(runner, "r0", "r1", "r2")
     (trace,) = traces_in(tmp_path / "t")
     (cycle,) = trace
     assert cycle.draft_token_ids.tolist() == batch.ids[4:].tolist()
 
 
-def test_a_full_disk_does_not_end_the_engine(server, tmp_path, monkeypatch):
-    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "t"))
+def test_a_full_disk_does_not_end_the_engine(started, tmp_path, monkeypatch):
+    kind, hook, logged = started(tmp_path / "t")
 
     def full(*_):
         raise OSError("no space left")
@@ -249,7 +233,7 @@ def test_a_full_disk_does_not_end_the_engine(server, tmp_path, monkeypatch):
     step(kind(**requests(None)), random_batch(1, [2]))
     assert not any("CACTUS_TRACE_BYTES" in line for line in logged)  # it is not exceeded
     monkeypatch.setattr(recorder, "Folder", full)  # before there is a folder, too
-    kind, hook, logged = server(CACTUS_TRACE=str(tmp_path / "other"))
+    kind, hook, logged = started(tmp_path / "other")
     step(kind(**requests(None)), random_batch(0, [2]))
     assert any("no space left" in line for line in logged)
 
@@ -269,9 +253,9 @@ def test_bad_settings_are_refused(tmp_path):
         settings.read(policy | folder, by_bias=True)
 
 
-def test_a_manifest_states_the_cuts_of_both_models(server, tmp_path):
+def test_a_manifest_states_the_cuts_of_both_models(started, tmp_path):
     """The engine cuts the target's rows as a request asks; its drafts come from whole rows."""
-    kind, *_ = server(CACTUS_TRACE=str(tmp_path / "t"))
+    kind, *_ = started(tmp_path / "t")
     runner = kind(**requests(None))
     for name, value in {"top_k": 3, "top_p": 0.9, "min_p": 0.01}.items():
         setattr(runner.requests["r0"].sampling_params, name, value)

@@ -4,22 +4,19 @@ import json
 import resource
 import sys
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import cactus_theory as ct
 from cactus_theory.cli import main
-from cactus_theory.vllm import install, settings
-from cactus_theory.vllm.admission import Admission
+from cactus_theory.policies.cactus import Cactus
 from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.configuration import check_config
 from cactus_theory.vllm.requests import reporter_of
 from tests.amounts import amount
 from tests.vllm import fake
+from tests.vllm.fake import call, end, requests, seeded
 from tests.vllm.flat import CHAIN, random_batch
-from tests.vllm.test_hook import call, requests, seeded
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 CAP, LOOSE = 0.05, "band:price=0.1"
@@ -27,32 +24,33 @@ ROUNDING = 1e-6  # the meter adds float32 rows up in another order, some hundred
 
 
 @pytest.fixture
-def server(monkeypatch, tmp_path):
-    """Return a function that starts a fake server: its runner's class and its hook."""
+def started(server, tmp_path):
+    """Return a function that starts a fake server: its runner's class, its hook, its readings."""
 
-    def start(**environ):
-        logged = []
-        _, runner = fake.install(monkeypatch, logged=logged)
-        meter = {} if "CACTUS_READINGS" in environ else {"CACTUS_METER": "off"}
-        read = settings.read({"CACTUS_POLICY": LOOSE} | meter | environ)
-        hook = install.install(Admission(read))
-        hook.logged = logged
-        return runner, hook
+    def start(readings=False, **environ):
+        file = tmp_path / "readings"
+        file.unlink(missing_ok=True)
+        own = {"CACTUS_READINGS": str(file)} if readings else {"CACTUS_METER": "off"}
+        found = server(LOOSE, **(own | environ))
+        return found.runner, found.hook, file
 
     return start
 
 
 def step(runner, seed, names, counts):
     """Let the requests of these names take a step, in this order."""
-    runner.input_batch = fake.InputBatch(list(names))
-    return runner._sample(None, call(random_batch(seed, counts, generators=seeded(9, len(counts)))))
+    batch = random_batch(seed, counts, generators=seeded(9, len(counts)))
+    return fake.step(runner, batch, names)
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
-def test_every_answer_keeps_its_cap_at_every_length(server, tmp_path, verifier):
+def test_every_answer_keeps_its_cap_at_every_length(started, verifier):
     """Of three requests, in batches of other orders and sizes; r2 has a cap of its own."""
-    where = {"CACTUS_READINGS": str(tmp_path / "readings"), "CACTUS_VERIFIER": verifier}
-    kind, hook = server(CACTUS_CAP=str(CAP), **where)
+    kind, hook, _ = started(True, CACTUS_CAP=str(CAP), CACTUS_VERIFIER=verifier)
     asked = requests(None, "speculative", None)
     asked["r2"].sampling_params.extra_args = {"cactus_cap": CAP / 10}
     runner = kind(**asked)
@@ -73,8 +71,8 @@ def test_every_answer_keeps_its_cap_at_every_length(server, tmp_path, verifier):
     assert found["r1"] == 0 < found["r2"]
 
 
-def test_without_a_cap_the_same_requests_spend_more(server, tmp_path):
-    kind, hook = server(CACTUS_READINGS=str(tmp_path / "readings"))
+def test_without_a_cap_the_same_requests_spend_more(started):
+    kind, hook, _ = started(True)
     runner = kind(**requests(None, None))
     for seed in range(6):
         step(runner, seed, ["r0", "r1"], [3, 3])
@@ -82,41 +80,42 @@ def test_without_a_cap_the_same_requests_spend_more(server, tmp_path):
         assert own.followed.state is None and own.meter.sums()[1] > 2 * CAP * own.emitted
 
 
-def test_an_account_ends_with_its_request_or_its_abort(server, tmp_path):
-    file = tmp_path / "readings"
-    kind, hook = server(CACTUS_CAP=str(CAP), CACTUS_READINGS=str(file))
+def test_an_account_ends_with_its_request_or_its_abort(started):
+    kind, hook, file = started(True, CACTUS_CAP=str(CAP))
     runner = kind(**requests(None, None))
     emitted = 0
     for seed in range(4):
         output = step(runner, seed, ["r0", "r1"], [3, 2])
         emitted += int((output[0] >= 0).sum())
     assert file.read_text() == ""
-    assert runner._update_states(fake.SchedulerOutput({"r0", "unknown"})) is None
+    end(runner, "r0", "unknown")
     assert set(hook.requests) == {"r1"} and "r0" not in runner.requests
-    (line,) = file.read_text().splitlines()
-    found = json.loads(line)
+    (found,) = lines_of(file)
     assert found["request"] == "r0" and found["cap"] == CAP and found["num_tokens"] == emitted
     assert found["num_draft_tokens"] == 12 and found["num_accepted_tokens"] == emitted - 4
     assert found["num_drafts"] == found["num_calls"] == 4
     assert 0 < found["emitted_kl"] <= CAP * emitted
     runner.requests |= requests(None)  # the same id, asked anew
     step(runner, 9, ["r0", "r1"], [3, 2])
-    assert hook.requests["r0"].emitted <= 4 and hook.requests["r1"].emitted > 4
+    again = hook.requests["r0"]
+    assert again.emitted <= 4 and hook.requests["r1"].emitted > 4
+    runner.requests = requests(None)  # and without that its end was told
+    step(runner, 1, ["r0"], [3])
+    assert hook.requests["r0"] is not again
 
 
-def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server, tmp_path):
+def test_counters_have_all_that_the_readings_have_once_no_request_is_left(started):
     """Under a cap, whose rows other prices judge: they count as the request's own policy."""
-    file = tmp_path / "readings"
-    kind, hook = server(CACTUS_CAP=str(CAP), CACTUS_READINGS=str(file))
+    kind, hook, file = started(True, CACTUS_CAP=str(CAP))
     runner = kind(**requests(None, None, "speculative"))
     names = list(runner.requests)
     step(runner, 0, names, [3, 2, 1])
     hook.reporter.send_interval = 1e9  # as if a second never passed
     for seed in range(1, amount(6, 30)):
         step(runner, seed, names, [3, 2, 1])
-    runner._update_states(fake.SchedulerOutput({"r0", "r2"}))
-    runner._update_states(fake.SchedulerOutput({"r1"}))
-    readings = [json.loads(line) for line in file.read_text().splitlines()]
+    end(runner, "r0", "r2")
+    end(runner, "r1")
+    readings = lines_of(file)
     spent = {LOOSE: 0.0, "speculative": 0.0}
     for own in readings:
         spent[own["policy"]] += own["emitted_kl"]
@@ -124,7 +123,7 @@ def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server
     # a float32 row is summed in another order
     shown = {labels["policy"]: own for labels, own in fake.shown("cactus:emitted_divergence_nats")}
     assert shown == {LOOSE: pytest.approx(spent[LOOSE], abs=ROUNDING)}
-    hook.reporter.flush()  # an answer is entered once
+    hook.reporter.send()  # an answer is entered once
     answers = {labels["policy"]: own for labels, own in fake.shown("cactus:answer_divergence_nats")}
     assert answers == {label: pytest.approx(own, abs=ROUNDING) for label, own in spent.items()}
     verified = fake.shown("cactus:verified_rows")
@@ -135,38 +134,36 @@ def test_counters_have_all_that_the_readings_have_once_no_request_is_left(server
         assert counted == sum(own[of_reading] for own in readings)
 
 
-def test_the_meter_reads_rows_under_a_cap_by_the_price_that_judged_them(server, tmp_path):
+def test_the_meter_reads_rows_under_a_cap_by_the_price_that_judged_them(started):
     shown = []
-    for meter in ({"CACTUS_READINGS": str(tmp_path / "readings")}, {"CACTUS_METER": "1"}):
-        kind, _ = server(CACTUS_CAP=str(CAP), **meter)
+    for readings in (True, False):
+        kind, *_ = started(readings, CACTUS_CAP=str(CAP), CACTUS_METER="1")
         runner = kind(**requests(None, None))
         for seed in range(6):
             step(runner, seed, ["r0", "r1"], [3, 3])
-        runner._update_states(fake.SchedulerOutput({"r0", "r1"}))
+        end(runner, "r0", "r1")
         shown += fake.shown("cactus:emitted_divergence_nats")
     (labels, spent), metered = shown
     assert spent > 0 and metered == (labels, pytest.approx(spent, abs=ROUNDING))
 
 
-def test_a_reading_says_when_what_and_why(server, tmp_path):
+def test_a_reading_says_when_what_and_why(started):
     """A request that vLLM decides (greedy), and one that never had a draft, have theirs, too."""
-    file = tmp_path / "readings"
-    kind, _ = server(CACTUS_READINGS=str(file))
+    kind, _, file = started(True)
     runner = kind(**requests(None, None, None))
     runner._sample(None, None)
     greedy = fake.Metadata(None, all_greedy=True, all_random=False)
-    runner.input_batch = fake.InputBatch(["r0"])
-    runner._sample(None, call(random_batch(0, [3]), greedy))  # the fake one emits no token
+    fake.step(runner, random_batch(0, [3]), ["r0"], greedy)  # the fake one emits no token
     mixed = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
-    runner.input_batch = fake.InputBatch(["r0", "r1"])
-    first = int((runner._sample(None, call(random_batch(0, [3, 3]), mixed))[0] >= 0).sum())
-    scheduler = sys.modules["vllm.v1.core.sched.scheduler"].Scheduler()
+    output = fake.step(runner, random_batch(0, [3, 3]), ["r0", "r1"], mixed)
+    first = int((output[0] >= 0).sum())
+    scheduler = sys.modules[SCHEDULER].Scheduler()
     for name, reason, length in (("r0", "length", 9), ("r1", "stop", 2)):
         scheduler._free_request(fake.Request(name, reason, length))
     runner._update_states(scheduler.schedule())
     assert scheduler.schedule().cactus_ends == {}  # said once
-    runner._update_states(fake.SchedulerOutput({"r2"}))  # by a scheduler that is not vLLM's own
-    found = {own["request"]: own for own in map(json.loads, file.read_text().splitlines())}
+    end(runner, "r2")  # by a scheduler that is not vLLM's own
+    found = {own["request"]: own for own in lines_of(file)}
     assert {name: own["finish_reason"] for name, own in found.items()} == {
         "r0": "length", "r1": "stop", "r2": None,
     }  # fmt: skip
@@ -181,34 +178,24 @@ def test_a_reading_says_when_what_and_why(server, tmp_path):
     assert (labels["policy"], spent) == (LOOSE, found["r1"]["emitted_kl"])
 
 
-def test_the_same_id_with_other_parameters_is_another_request(server):
-    kind, hook = server(CACTUS_CAP=str(CAP))
-    runner = kind(**requests(None))
-    step(runner, 0, ["r0"], [3])
-    first = hook.requests["r0"]
-    runner.requests = requests(None)  # its end was not told
-    step(runner, 1, ["r0"], [3])
-    assert hook.requests["r0"] is not first
-
-
 def test_readings_go_to_the_log_in_one_line_each(server):
-    kind, hook = server(CACTUS_READINGS="log")
+    found = server(LOOSE, CACTUS_READINGS="log")
     name = "evil\n\x1b[31m" + "x" * 10**5
-    runner = kind(**{name: requests(None)["r0"]})
+    runner = found.runner(**{name: requests(None)["r0"]})
     step(runner, 0, [name], [3])
-    runner._update_states(fake.SchedulerOutput({name}))
-    (line,) = [own for own in hook.logged if own.startswith("Cactus reading: ")]
+    end(runner, name)
+    (line,) = [own for own in found.logged if own.startswith("Cactus reading: ")]
     assert line.isprintable() and len(line) < 1000
 
 
-def test_by_default_nothing_is_kept_of_a_request_but_its_policy(server):
-    kind, hook = server()
+def test_by_default_nothing_is_kept_of_a_request_but_its_policy(started):
+    kind, hook, _ = started()
     runner = kind(**requests(None))
     step(runner, 0, ["r0"], [3])
     own = hook.requests["r0"]
     assert own.followed.state is None and own.meter is None and hook.write is None
-    runner._update_states(fake.SchedulerOutput({"r0"}))
-    assert not hook.requests and not any("reading" in line for line in hook.logged)
+    end(runner, "r0")
+    assert not hook.requests
 
 
 def test_a_disk_that_is_full_does_not_end_the_engine(tmp_path):
@@ -244,11 +231,10 @@ def test_a_line_is_there_whole_or_not_at_all(tmp_path, before):
 
 
 @pytest.mark.parametrize("capped", [False, True])
-def test_promise_reads_what_an_engine_writes(server, tmp_path, capsys, capped):
+def test_promise_reads_what_an_engine_writes(started, capsys, capped):
     """Tokens behind the end are in no answer, and what they were charged is within its cap."""
-    file, names = tmp_path / "readings", ["r0", "r1", "r2"]
-    cap = {"CACTUS_CAP": str(CAP)} if capped else {}
-    kind, _ = server(CACTUS_READINGS=str(file), **cap)
+    names = ["r0", "r1", "r2"]
+    kind, _, file = started(True, **({"CACTUS_CAP": str(CAP)} if capped else {}))
     runner, scheduler = kind(**requests(None, None, None)), sys.modules[SCHEDULER].Scheduler()
     runner._sample(None, None)
     for seed in range(6):
@@ -256,7 +242,7 @@ def test_promise_reads_what_an_engine_writes(server, tmp_path, capsys, capped):
     for name in names:
         scheduler._free_request(fake.Request(name, "length", 7))
     runner._update_states(scheduler.schedule())
-    found = [json.loads(line) for line in file.read_text().splitlines()]
+    found = lines_of(file)
     assert [own["num_tokens"] for own in found] == [7] * 3
     amount = ["--per-token", str(CAP)] if capped else ["--cap", "50"]
     assert main(["promise", *amount, "--tokens", "7", "--readings", str(file), "--json"]) == 0
@@ -264,13 +250,12 @@ def test_promise_reads_what_an_engine_writes(server, tmp_path, capsys, capped):
     assert bound["mean"] == pytest.approx(sum(own["emitted_kl"] for own in found) / 3)
 
 
-def test_a_cap_counts_steps_without_a_draft(server):
+def test_a_cap_counts_steps_without_a_draft(started):
     """After t tokens an answer was charged at most t times the cap, whatever was drafted."""
     spent = []
     for undrafted in (0, 40):
-        kind, hook = server(CACTUS_CAP=str(CAP))
+        kind, hook, _ = started(CACTUS_CAP=str(CAP))
         runner = kind(**requests(None))
-        runner.input_batch = fake.InputBatch(["r0"])
         for _ in range(undrafted):
             runner._sample(None, None)
         for seed in range(3):
@@ -281,8 +266,8 @@ def test_a_cap_counts_steps_without_a_draft(server):
     assert spent[1] > spent[0] > 0
 
 
-def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
-    kind, hook = server(CACTUS_CAP=str(CAP), CACTUS_READINGS=str(tmp_path / "readings"))
+def test_greedy_requests_and_lost_rows_are_charged_nothing(started):
+    kind, hook, _ = started(True, CACTUS_CAP=str(CAP))
     runner = kind(**requests(None, None))
     heat = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
     runner._sample(None, call(random_batch(0, [3, 3]), heat))
@@ -293,11 +278,9 @@ def test_greedy_requests_and_lost_rows_are_charged_nothing(server, tmp_path):
 def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more(
     server, monkeypatch
 ):
-    kind, hook = server(CACTUS_POLICIES=fake.offered("cactus:delta=0.5"))
-    runner = kind(**requests("cactus:delta=0.5", None))
+    own = server(LOOSE, CACTUS_POLICIES=fake.offered("cactus:delta=0.5"))
+    runner = own.runner(**requests("cactus:delta=0.5", None))
     step(runner, 0, ["r0", "r1"], [3, 2])
-    from cactus_theory.policies.cactus import Cactus
-
     monkeypatch.setattr(Cactus, "gamma", lambda *given: 1 / 0)
     found = step(runner, 1, ["r0", "r1"], [3, 2])
     lossless = ct.policy("speculative")
@@ -305,27 +288,4 @@ def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more
     verify_flat(CHAIN, [lossless], first)  # the numbers that the failed attempt took
     again = random_batch(1, [3, 2], generators=first.generators)
     assert torch.equal(found, verify_flat(CHAIN, [lossless], again)[0])
-    assert any("ZeroDivisionError" in line and "without loss" in line for line in hook.logged)
-
-
-@pytest.mark.parametrize("own", [{"CACTUS_CAP": "0"}, {"CACTUS_READINGS": "log"}])
-def test_runner_v2_is_refused_by_name_where_accounts_are_asked_for(own):
-    asked = settings.read({"CACTUS_POLICY": LOOSE} | own)
-    config = SimpleNamespace(
-        speculative_config=SimpleNamespace(), use_v2_model_runner=True, model_config=fake.MODEL
-    )
-    (name,) = own
-    with pytest.raises(SystemExit, match=f"{name}: is kept by model runner V1 alone"):
-        check_config(config, print, asked)
-
-
-def test_requests_with_a_bad_cap_are_refused_when_they_are_submitted(server):
-    server(CACTUS_CAP=str(CAP))
-    params = sys.modules["vllm.sampling_params"].SamplingParams
-    with pytest.raises(sys.modules["vllm.exceptions"].VLLMValidationError, match="cactus_cap"):
-        params({"cactus_cap": 2 * CAP}).verify(None)
-    params({"cactus_cap": CAP / 2}).verify(None)
-    hot = params({})
-    hot.temperature = 1e300
-    with pytest.raises(sys.modules["vllm.exceptions"].VLLMValidationError, match="temperature"):
-        hot.verify(None)
+    assert any("ZeroDivisionError" in line and "without loss" in line for line in own.logged)

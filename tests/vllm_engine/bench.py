@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from cactus_theory.vllm import settings
-from cactus_theory.vllm.admission import Admission
-from cactus_theory.vllm.metrics import Prometheus, Reporter
+from cactus_theory.vllm.metrics import Reporter
 from cactus_theory.vllm.model_runner_v1 import Hook
 
 BATCH, DRAFTS = 8, 4
@@ -59,12 +58,12 @@ def kinds():
     for policy, verifier, meter in CASES:
         asked = {"POLICY": policy, "VERIFIER": verifier, "METER": meter}
         own = settings.read({f"CACTUS_{name}": value for name, value in asked.items()})
-        hook = Hook(Admission(own), stock, print)
+        hook = Hook(own, stock, print)
         prompts = SimpleNamespace(np=[False] * BATCH)
         hook.runner = SimpleNamespace(
             input_batch=batch, requests={}, discard_request_mask=prompts
         )  # fmt: skip
-        hook.reporter = Reporter(Prometheus(hook.tally, registry=CollectorRegistry()), print, NEVER)
+        hook.reporter = Reporter(hook.tally, print, NEVER, registry=CollectorRegistry())
         found[f"{policy}, {verifier}, meter {meter}"] = hook.rejection_sample
     return found
 

@@ -99,7 +99,7 @@ def counters() -> dict[str, dict[str, float]]:
 
     hook = getattr(rejection_sampler.rejection_sample, "__self__", None)
     if getattr(hook, "reporter", None) is not None:
-        hook.reporter.prometheus.send()
+        hook.reporter.send()
     found = {}
     for metric in get_prometheus_registry().collect():
         for sample in metric.samples:

@@ -89,8 +89,9 @@ def sampler_of(batch, job):
     params = SamplingParams(temperature=job["heat"], **job.get("cuts", {}))
     processors = []
     if job["deterministic"]:
-        from cactus_theory.vllm.logits_processor import CactusLogitsProcessor
+        from cactus_theory.vllm.logits_processor import CactusLogitsProcessor, server_settings
 
+        server_settings.cache_clear()
         nothing = dict.fromkeys(("all_token_ids", "prompt_len", "prefill_len", "total_len"))
         state = LogitsProcRequestState(torch.device("cpu"), count, batch.vocab, **nothing)
         drafts = SimpleNamespace(
@@ -131,9 +132,8 @@ def verified(batch, job):
     draft_logits = None
     if not job["deterministic"]:
         from cactus_theory.vllm import model_runner_v2, settings
-        from cactus_theory.vllm.admission import Admission
 
-        hook = model_runner_v2.install(Admission(settings.read()))
+        hook = model_runner_v2.install(settings.read())
         draft_logits = batch.draft.expand(len(batch.slots), -1, -1).contiguous()
         os.environ.pop("TRITON_INTERPRET")  # ours in torch: interpreted, it takes minutes
     _, sampled, counts = runner._verify(
