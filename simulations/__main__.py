@@ -11,6 +11,7 @@ from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 try:  # Ctrl-C while torch is imported
     from cactus_theory.base.arguments import refuse_empty
     from cactus_theory.base.files import check_writable
+    from simulations.figures.command import TABLES
 except KeyboardInterrupt:
     sys.exit(interrupted("python -m simulations"))
 
@@ -44,12 +45,12 @@ GROUPS = {
                 "--quick --only overspend --out build/example/all", "all_tables"),
         "table": ("one table of a figure or a page (CSV); some resume",
                   "overspend --points 21 --out build/example/overspend.csv", "figures.command"),
-        "sweep": ("tiny models over a grid, here or on a cluster; resumes after any kill",
-                  "--policies speculative band:price --knobs 0.5 1 --num-draft-tokens 2 "
+        "sweep": ("tiny models over a grid, here or on a cluster; resumes",
+                  "--policies speculative band:price=1 --num-draft-tokens 2 "
                   "--out build/example/sweep", "sweep"),
         "bench": ("time the closed forms against named alternatives",
                   "verify --repeats 1 --out build/example/bench.csv", "bench"),
-        "train-pair": ("train and ship the target/draft pair",
+        "train-pair": ("train and ship the target/draft pair; resumes",
                        "--corpus simulations/common --held-out 0.3 --target-layers 1 "
                        "--steps 2 --draft-steps 2 --distil-steps 2 --overlap-steps 2 "
                        "--pool-chunks 1 --pool-rows 4 --batch-size 4 --length 32 "
@@ -77,19 +78,7 @@ WRITTEN = ("out", "work", "work_dir")
 # commands with threads of their own; the others have one, but for --threads and --inflate
 OWN_THREADS = ("train-pair", "train-head", "gpu-check")
 
-# commands whose finished work is kept when Ctrl-C stops them
-RESUMED = (
-    *(
-        "train-pair",
-        "compare",
-        "train-head",
-        "throughput",
-        "trace",
-        "sweep",
-        "price-travels",
-    ),
-    *("table ledger", "table lengths"),
-)
+# of a command whose summary says that it resumes, and of others that keep something
 GOES_ON = "what is finished is kept: the same command goes on from there"
 MADE_AGAIN = {
     "all": "tables that are finished are kept in --out; --only makes the others",
@@ -118,8 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"speeds and costs: {args.cost}")
         return code
     except KeyboardInterrupt as error:
-        named = {chosen, " ".join(arguments[:2])}
-        kept = GOES_ON if named & {*RESUMED} else MADE_AGAIN.get(chosen)
+        every = COMMANDS | {f"table {name}": entry for name, entry in TABLES.items()}
+        summary, *_ = every.get(" ".join(arguments[:2])) or every.get(chosen, ("",))
+        kept = GOES_ON if summary.endswith("resumes") else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
         print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)

@@ -1,8 +1,7 @@
 """Replay policies and verifiers on a trace, without its models: exact, nothing is sampled.
 
-TRACE is a folder from ``python -m simulations trace``, or a file of target rows with DRAFT beside
-it, which are then drafts of one token. Errors count texts; differences are paired with the
-first line's.
+TRACE is a folder from ``python -m simulations trace``. Errors count texts; differences are paired
+with the first line's.
 """
 
 import argparse
@@ -11,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.rows import load_rows
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_rule, followers, read_rule
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.traces import Estimate, Replay, SavedRows, Trace, replay
+from cactus_theory.traces import Estimate, Replay, Trace, replay
 from cactus_theory.traces.estimate import tokens_at, valued
 from cactus_theory.verify.contract import find_verifier, verifiers
 
@@ -28,7 +26,6 @@ from .common.results import columns, publish
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
-    add("draft_rows", type=Path, nargs="?", metavar="DRAFT", help="draft rows, with target rows")
     add("--policy", nargs="+", action="extend", required=True, metavar="SPEC",
         help="or FILE.py:NAME, a schedule too")  # fmt: skip
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
@@ -40,13 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.draft_rows is None:
-        source = Trace.open(args.trace)
-    else:
-        source = SavedRows.of(*(load_rows(str(path)) for path in (args.trace, args.draft_rows)))
-    if args.by is not None and not isinstance(source, Trace):
-        raise ValueError(f"--by: rows have no prompts, a trace has; got {args.by!r}")
-    groups = source.groups(args.by) if args.by and isinstance(source, Trace) else {}
+    source = Trace.open(args.trace)
+    groups = source.groups(args.by) if args.by else {}
     specs = [checked_policy(spec, source.ends) for spec in args.policy]
     replays = _replays(args, source, specs)
     rows = replay_rows(replays, args.divergence)
@@ -57,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.out is not None:
         grouped = [{"group": value} | row for value, rows in by_group.items() for row in rows]
-        told = source.header.details if isinstance(source, Trace) else {}
+        told = source.header.details
         ran = {"dtype": told["model_dtype"]} if "model_dtype" in told else {}
         publish(args, grouped or rows, **{k: str(v) for k, v in (notes | ran).items()})
     if args.json:
@@ -74,9 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _replays(
-    args: argparse.Namespace, source: Trace | SavedRows, policies: Sequence[str]
-) -> list[Replay]:
+def _replays(args: argparse.Namespace, source: Trace, policies: Sequence[str]) -> list[Replay]:
     names = *args.verifier, *verifiers()
     able_of = {policy: followers(read_rule(policy), names)[0] for policy in policies}
     pairs = [(name, policy) for name in args.verifier for policy in policies

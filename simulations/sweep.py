@@ -1,6 +1,6 @@
 """Enumerate texts of tiny models over a grid of policies, verifiers, K and pairs; resume.
 
-A policy whose knob has no value, such as band:price, takes each of --knobs. Rows of finished tasks
+Rows of finished tasks
 are kept in journal.jsonl under --out, whatever the grid: the same command goes on from there, and a
 larger one computes what is new. sweep.csv has the grid's order and the same bytes wherever its
 tasks ran, on processors of one kind. Tasks that fail are named, and tried again by the same
@@ -77,7 +77,6 @@ class Task:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
-    add("--knobs", nargs="+", default=[], metavar="VALUE", help="of policies such as band:price")
     add("--verifiers", nargs="+", default=["chain", "block"], metavar="NAME")
     add("--num-draft-tokens", type=int, nargs="+", default=[4], metavar="K")
     add("--seeds", type=int, nargs="+", default=[0], help="of the pair")
@@ -126,10 +125,9 @@ def run(args: argparse.Namespace) -> int:
 def tasks_of(args: argparse.Namespace) -> list[Task]:
     """Return the grid's tasks in order, each once; raise for what would make them fail."""
     at_least(args, num_draft_tokens=1, seeds=0)
-    specs = [spec for policy in args.policies for spec in _each_knob(policy, args.knobs)]
     cells = [
         (spec, verifier)
-        for spec in dict.fromkeys(map(checked_policy, specs))
+        for spec in dict.fromkeys(map(checked_policy, args.policies))
         for verifier in followers(spec, args.verifiers)
     ]
     tasks, widths = [], list[int](args.num_draft_tokens)
@@ -149,17 +147,6 @@ def task_of(spec: str, case: Mapping[str, Any]) -> Task:
     for file in files:
         spec = spec.replace(str(file), str(file.resolve()))
     return Task(spec, named | dict(case), [digest(file.read_bytes()) for file in files])
-
-
-def _each_knob(spec: str, values: Sequence[str]) -> list[str]:
-    """Return the spec once per value if its first knob has none, as in ``band:price``."""
-    head, colon, knobs = spec.rpartition(":")
-    first, *others = knobs.split(",")
-    if not colon or "=" in first or head.endswith(".py"):
-        return [spec]
-    if not values:
-        raise ValueError(f"--knobs: must hold values for {spec}; got none")
-    return [f"{head}:{','.join([f'{first}={value}', *others])}" for value in values]
 
 
 def perform(task: Task, planned: Mapping[str, str | None]) -> Outcome:

@@ -274,9 +274,9 @@ def test_no_flag_is_empty(tmp_path: Path, capsys, flag: str, joined: bool) -> No
     assert main(["solve", rows, rows, "--delta", "1", *given]) == 2
     one_line(capsys, f"{flag}: must not be empty")
     for command, name in ((solvers, "optimal"), (simulations, "replay")):
-        more = ["--delta", "1"] if command is solvers else ["--policy", "speculative"]
+        more = [rows, "--delta", "1"] if command is solvers else ["--policy", "speculative"]
         given = ["--out="] if joined else ["--out", ""]
-        assert command([name, rows, rows, *more, *given]) == 2
+        assert command([name, rows, *more, *given]) == 2
         one_line(capsys, "--out: must not be empty")
 
 

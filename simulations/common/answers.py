@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.base.significance import WIDE
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
 
-from .grid import BASELINES, Config, Record, Runs, name, total
+from .grid import BASELINES, Config, Record, Runs, total
 from .statistics import resamples, spread
 
 LOSSLESS = (*BASELINES, "speculative")
@@ -109,28 +108,3 @@ def _seconds(own: Runs, lossless: Sequence[Runs], prompts: int, seed: int) -> Ro
         rival = max(lossless, key=lambda its: float(np.median(its.speeds)))
         row["speed_ratio"] = float(np.median(own.speeds / rival.speeds))
     return row
-
-
-def _largest_error(row: Row) -> float:
-    """Return the error of a length over prompts, or over answers to these where it is larger."""
-    return max(row["length_ratio_se"] or 0.0, row["length_ratio_se_given_prompts"] or 0.0)
-
-
-def sentences(rows: Sequence[Row]) -> list[str]:
-    """Return in words where answers are longer or shorter than lossless ones, at 95 %."""
-    said = []
-    for row in rows:
-        ratio, error = row["length_ratio"], _largest_error(row)
-        if ratio is None or not abs(ratio - 1) > WIDE * error:
-            continue
-        ends = f"{ratio - WIDE * error:.2f} to {ratio + WIDE * error:.2f}"
-        length = f"{ratio:.2f} ({ends}) times the length"
-        if row["speed_ratio"]:
-            whole = f": {row['answer_speed_ratio']:.2f} times as fast an answer"
-            length = f"{row['speed_ratio']:.2f} times the tokens a second, {length}{whole}"
-        said.append(f"Batch {row['batch']}, {name(row)}: {length}.")
-    if all(row["cut"] == 1 for row in rows):
-        said.append("Every answer ran into the limit: nothing is known of their lengths.")
-    elif not said:
-        said.append("No line's answers differ in length from lossless ones beyond 95 %.")
-    return said

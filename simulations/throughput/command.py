@@ -23,7 +23,7 @@ from cactus_theory.commands.flags import given_prompts
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
 from ..common.answers import HEADS as ANSWERS
-from ..common.answers import answer_rows, sentences
+from ..common.answers import answer_rows
 from ..common.decode import Harness
 from ..common.grid import (
     BASELINES,
@@ -158,15 +158,11 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
         tuned = _tuned([row for row in rows if row["batch"] == batch])
         texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
-    answers = tables.get("answers", [])
-    if answers:
-        named, last = [row | {"name": name(row)} for row in answers], "length_ratio_se"
-        known = {column for row in named for column in row if row[column] not in (None, "")}
-        heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
-        texts.append(columns(named, heads, "\nwhole answers", last))
-    said = sentences(answers) if answers else []
-    filled = [textwrap.fill(sentence, width, subsequent_indent="    ") for sentence in said]
-    return "\n".join([*texts, "", *filled])
+    named, last = [row | {"name": name(row)} for row in tables["answers"]], "length_ratio_se"
+    known = {column for row in named for column in row if row[column] not in (None, "")}
+    heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
+    texts.append(columns(named, heads, "\nwhole answers", last))
+    return "\n".join(texts)
 
 
 def _tuned(rows: Sequence[Row]) -> list[Row]:

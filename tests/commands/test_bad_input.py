@@ -156,7 +156,6 @@ sim table blocks nowhere | must be the folder of a trace; no such folder
 sim table blocks TRACE --num-draft-tokens 5 | num_draft_tokens: must be at most the 4 logged; got 5
 sim table blocks TRACE --num-draft-tokens 0 | num_draft_tokens: must be an integer of at least 1; go
 sim SWEEP --policies bandd | bandd
-sim SWEEP --policies band:price | --knobs: must hold values for band:price
 sim SWEEP --policies typical --verifiers block | one must be able to follow typical
 sim SWEEP --verifiers knot | must be among
 sim SWEEP --num-draft-tokens 0 | --num-draft-tokens: must be at least 1; got 0

@@ -12,7 +12,7 @@ from simulations.markov import Setting, markov_pair, measured
 from simulations.sweep import Task, perform, release, task_of
 from tests.amounts import thorough
 
-MARKOV = "sweep --policies speculative band:price --knobs 0.5 2".split()
+MARKOV = "sweep --policies speculative band:price=0.5 band:price=2".split()
 MARKOV += "--length 3 --num-draft-tokens 2 --distance 0.5 --seeds".split()
 # a policy that fails or kills its process, once, if the flag is there
 BAD = """
