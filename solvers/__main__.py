@@ -113,11 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
     """Add every row's answer, or why there is none, to ``results``; return False if interrupted."""
-    showing = sys.stderr.isatty()
     try:
         for number, job in enumerate(jobs):
-            if showing:
-                print(f"\r{program}: row {number}", end="", file=sys.stderr, flush=True)
             try:
                 with ticking(f"{program}: row {number}"):
                     results.append(job())
@@ -125,9 +122,6 @@ def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
                 results.append(Failed(one_line(error)))
     except KeyboardInterrupt:
         return False
-    finally:
-        if showing:
-            print("\r\033[K", end="", file=sys.stderr)
     return True
 
 

@@ -92,6 +92,12 @@ def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = 
     return float(kind.price_from_generator(price, zero))
 
 
+def forced(q: np.ndarray, cap: np.ndarray, price: float) -> "Answer":
+    """Return the answer h = q, where nothing else is allowed."""
+    value = float(np.minimum(cap, q).sum())
+    return Answer(q, 0.0, value, 0.0, price, value, "identity", "exact")
+
+
 class SolverGaveUp(RuntimeError):
     """No attempt returned a row that is feasible and meets its dual bound."""
 

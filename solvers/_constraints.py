@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -82,10 +82,12 @@ class Quantities:
 class Constraint:
     """A named constraint on the row being designed.
 
-    ``placed`` in a program it has cvxpy ``constraints``. Once these are solved, ``slack`` is the
-    least distance to the limit (negative: broken), ``price`` what one more unit of room would buy
-    (0 where the row stays away from it), and ``charge`` enters both into a bound. Rows h are (m,),
-    on tokens with q > 0.
+    ``build`` returns cvxpy's constraints, and remembers what reads their dual values; ``placed`` in
+    a program it has them as ``constraints``. Once these are solved, at a row h (m,) on tokens with
+    q > 0, ``slack`` is the least distance to the limit (negative: broken), ``price`` the dual
+    value, in acceptance per unit of room (0 unless h is at the limit: a solver's dual of what does
+    not bind is noise, and divided by the scale of an unlikely token it may be anything), and
+    ``charge`` enters the constraint into a bound, and returns whether that could be done.
     """
 
     name: str
@@ -93,32 +95,16 @@ class Constraint:
     constraints: list[Any] = field(init=False, repr=False)
 
     linear = True
+    build: ClassVar[Any]
+    slack: ClassVar[Any]
+    price: ClassVar[Any]
+    charge: ClassVar[Any]
 
     def placed(self, quantities: Quantities) -> "Constraint":
         """Return the constraint in the scaled variables of a program."""
         inside = copy.copy(self)
         inside.row, inside.constraints = quantities.row, inside.build(quantities)
         return inside
-
-    def build(self, quantities: Quantities) -> list[Any]:
-        """Return cvxpy's constraints, and remember what reads their dual values."""
-        raise NotImplementedError
-
-    def slack(self, h: np.ndarray) -> float:
-        """Return the distance to the limit at the row ``h``."""
-        raise NotImplementedError
-
-    def price(self, h: np.ndarray) -> Dual:
-        """Return the dual value, in acceptance per unit of room; 0 unless ``h`` is at the limit.
-
-        A solver's dual of a constraint that does not bind is noise, and divided by the scale of
-        an unlikely token it may be anything.
-        """
-        raise NotImplementedError
-
-    def charge(self, lagrangian: Lagrangian, h: np.ndarray) -> bool:
-        """Enter the constraint into ``lagrangian``; return whether that could be done at ``h``."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -9,16 +9,10 @@ one path keeps to these limits, whatever coins it shares and wherever it looks, 
 the block towards h = g/t keeps t at the least of them (Sun et al. 2024, arXiv 2403.10444): the
 value is the optimum, and h reaches it. Divergence is metered: D(h‖q) at every node that is
 reached, nothing for the bonus token. Source: THEORY.md, Theorem 13.
-
-The solver sees the part of the tree that can be reached, in variables of order one: w with
-g = p(u) s∘w at every node u, and the alive ratio P = t/p of every child that can be drafted. In
-them t ≤ g reads (p/s) P ≤ w, t ≤ p(ux) reads P ≤ 1, Σ g = t reads s·w = P, and a node pays
-p(u) Σ q P f(s w/(qP)).
 """
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,9 +24,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _attempts
-from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from ._dual_bounds import halved, lossless_multipliers, price_bound
-from ._perspective import Terms, cvxpy, perspective, times
+from ._perspective import cvxpy
+from ._trees import Flow, Layout, TreeProgram
 from .path_tree import Followed, PathTree, follow
 
 # halvings of the bracket [0, 1] of a row's lower edge, to below an ulp
@@ -108,19 +102,18 @@ def solve(
     program = Program(tree, kind, goal)
     answer = _without_solver(tree, kind, goal) or program.solve(program.guess)
     followed = answer.followed
-    value = followed.tokens if answer.solver == "identity" else goal.value(followed)
     return BlockProgram(
         tokens=followed.tokens,
         divergence=followed.divergence,
         per_token=followed.per_token,
         lossless=follow(tree, tree.target, kind).tokens,
-        value=value,
+        value=answer.value,
         price=answer.price,
         target=answer.target,
         alive=followed.alive,
         reached=followed.reached,
         multipliers=answer.alpha,
-        **_attempts.proof_of(answer, value, started),
+        **_attempts.proof_of(answer, answer.value, started),
     )
 
 
@@ -154,128 +147,13 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The tokens that a program is about: those with q > 0 at nodes that can be reached.
-
-    Of one tree or of several of one shape, one after another. ``start``, ``node`` and ``token``
-    (m,) are the tree of each entry, its node there, and its token.
-    """
-
-    trees: Sequence[PathTree]
-    start: np.ndarray
-    node: np.ndarray
-    token: np.ndarray
-
-    @classmethod
-    def of(cls, trees: Sequence[PathTree]) -> "Layout":
-        """Return the layout of trees."""
-        reachable = [tree.possible[: len(tree.target), None] > 0 for tree in trees]
-        kept = [tree.target > 0 for tree in trees]
-        return cls(trees, *np.nonzero(np.stack(reachable) & np.stack(kept)))
-
-    @cached_property
-    def target(self) -> np.ndarray:
-        """Return (S, nodes, V) the target's rows of every tree."""
-        return np.stack([tree.target for tree in self.trees])
-
-    @cached_property
-    def q(self) -> np.ndarray:
-        """Return (m,) the target."""
-        return self.entries(self.target)
-
-    @cached_property
-    def p(self) -> np.ndarray:
-        """Return (m,) the draft."""
-        return self.entries(np.stack([tree.draft for tree in self.trees]))
-
-    @cached_property
-    def weight(self) -> np.ndarray:
-        """Return (m,) the probability of drafting each entry's node."""
-        return np.stack([tree.possible for tree in self.trees])[self.start, self.node]
-
-    @cached_property
-    def children(self) -> np.ndarray:
-        """Return (n,) the entries that may be drafted; each has a prefix of its own."""
-        return np.flatnonzero(self.weight * self.p > 0)
-
-    @property
-    def child_prefixes(self) -> np.ndarray:
-        """Return (n,) the prefix of each child, its number in its tree."""
-        return (self.node * self.target.shape[-1] + self.token + 1)[self.children]
-
-    @property
-    def alive_at(self) -> Any:
-        """Return the matrix (m, n) of the alive ratio at each entry's node, 0 at a root."""
-        count, inner = len(self.children), np.flatnonzero(self.node > 0)
-        child = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)
-        child[self.start[self.children], self.child_prefixes] = np.arange(count)
-        places = inner, child[self.start[inner], self.node[inner]]
-        return counted(*places, (len(self.q), count))
-
-    def entries(self, rows: np.ndarray) -> np.ndarray:
-        """Return the entries (m,) of rows (S, nodes, V)."""
-        return rows[self.start, self.node, self.token]
-
-    def spread(self, entries: np.ndarray) -> np.ndarray:
-        """Return entries (m,) as rows (S, nodes, V), 0 elsewhere."""
-        rows = np.zeros_like(self.target)
-        rows[self.start, self.node, self.token] = entries
-        return rows
-
-    def normalised(self, raw: np.ndarray) -> np.ndarray:
-        """Return g (m,) as rows (S, nodes, V) that sum to 1; q where a node has no mass."""
-        rows = self.spread(np.maximum(raw, 0.0))
-        mass = rows.sum(-1, keepdims=True)
-        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.target)
-
-
-class Flow:
-    """The constraints of every verifier, in scaled variables w and t, on S trees with ``rounds``.
-
-    ``alive`` (m,) is P at each entry's node, ``tokens`` what is emitted; the first of ``limits`` is
-    t ≤ g.
-    """
-
-    def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:
-        cp, children, begun = cvxpy(), layout.children, rounds[layout.start]
-        self.layout, self.scale = layout, scale
-        self.w, self.accepted = (cp.Variable(len(x), nonneg=True) for x in (scale, children))
-        self.alive = layout.alive_at @ self.accepted + times((layout.node == 0) * 1.0, begun)
-        emission = times(layout.p[children] / scale[children], self.accepted) <= self.w[children]
-        node = layout.start * layout.target.shape[1] + layout.node
-        _, first, node = np.unique(node, return_index=True, return_inverse=True)
-        sums = counted(node, np.arange(len(node)), (len(first), len(node)))
-        whole = sums @ times(scale, self.w) == self.alive[first]
-        self.limits = [emission, self.accepted <= begun[children], whole]
-        self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.accepted
-
-    def spent(self, f: FDivergence) -> tuple[Any, list[Any]]:
-        """Return the metered divergence, and the constraints that its form needs."""
-        terms = Terms(self.w, self.alive, self.scale / self.layout.q)
-        return (self.layout.weight * self.layout.q) @ perspective(terms, f), terms.constraints
-
-    @property
-    def multipliers(self) -> np.ndarray:
-        """Return α (S, nodes, V) of t ≤ g, once solved."""
-        children, alpha = self.layout.children, np.zeros(len(self.scale))
-        worth = self.layout.weight[children] * self.scale[children]
-        alpha[children] = self.limits[0].dual_value / worth
-        return self.layout.spread(alpha)
-
-
-def counted(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
-    """Return the sparse matrix of ones at (rows, columns), which adds entries up."""
-    sparse = check.optional_module("scipy.sparse", "solvers")
-    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape)
-
-
-@dataclass(frozen=True)
 class Answer:
-    """A checked answer: h and α (nodes, V), what h comes to, ν, the bound, and labels."""
+    """A checked answer: h and α (nodes, V), what h comes to and is worth, ν, the bound, labels."""
 
     target: np.ndarray
     alpha: np.ndarray
     followed: Followed
+    value: float
     price: float
     bound: float
     solver: str
@@ -283,14 +161,12 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Program(Attempted[Answer]):
+class Program(TreeProgram[Answer]):
     """The program of a goal on a tree, given an f-divergence."""
 
     tree: PathTree
     f: FDivergence
     goal: Goal
-
-    promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"
 
     @cached_property
     def layout(self) -> Layout:
@@ -315,49 +191,35 @@ class Program(Attempted[Answer]):
         slope = torch.tensor(self.f.slope_at_one + step, dtype=torch.float64)
         return np.clip(p, q, q * float(self.f.ratio_at(slope)))
 
-    def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
-        """Return one solver's answer, its rows followed exactly, with its bound."""
-        problem, flow, budget = self._built(scale)
-        if not _attempts.believable(problem, *solver) or flow.limits[0].dual_value is None:
-            return None
-        alpha, price = self._multipliers(flow, budget)
-        (target,) = self.layout.normalised(scale * flow.w.value)
-        followed = follow(self.tree, target, self.f)
-        bound = self.goal.bound(self.tree, alpha, self.f, price)
-        return Answer(target, alpha, followed, price, bound, solver[0], problem.status)
-
-    def fault(self, answer: Answer) -> str | None:
-        """Return why an answer is refused; None if it keeps its budget and meets its bound."""
-        excess = self.goal.excess(answer.followed)
-        if not excess <= FEASIBILITY:
-            return f"{answer.status}, but the budget is exceeded by {excess:.3g}"
-        return unproven(answer.status, self.goal.value(answer.followed), answer.bound)
-
-    def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
-        """Return the size of g at an answer, or q if there was none."""
-        if answer is None:
-            return self.layout.q
-        size = answer.followed.alive[: len(answer.target), None] * answer.target
-        return np.maximum(self.layout.entries(size[None]), SMALLEST_SCALE * self.layout.q)
-
-    def _built(self, scale: np.ndarray) -> tuple[Any, Flow, Any | None]:
+    def built(self, scale: np.ndarray) -> tuple[Any, Flow, tuple[Any, ...]]:
         """Return the problem in one scaling, its flow, and the budget's constraint if any."""
         cp, goal, flow = cvxpy(), self.goal, Flow(self.layout, scale, np.ones(1))
         spent, forms = flow.spent(self.f)
         limits = [*flow.limits, *forms]
         if goal.form == PRICE:
-            return cp.Problem(cp.Maximize(flow.tokens - goal.amount * spent), limits), flow, None
+            return cp.Problem(cp.Maximize(flow.tokens - goal.amount * spent), limits), flow, ()
         budget = spent <= goal.amount * (flow.tokens if goal.form == PER_TOKEN else 1)
-        return cp.Problem(cp.Maximize(flow.tokens), [*limits, budget]), flow, budget
+        return cp.Problem(cp.Maximize(flow.tokens), [*limits, budget]), flow, (budget,)
 
-    def _multipliers(self, flow: Flow, budget: Any | None) -> tuple[np.ndarray, float]:
-        """Return α (nodes, V) and ν of the price form.
+    def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
+        """Return an answer of the price form, α (nodes, V) and ν.
 
         Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
         """
-        price = self.goal.amount if budget is None else max(0.0, float(np.sum(budget.dual_value)))
+        price = max(0.0, float(np.sum(more[0].dual_value))) if more else self.goal.amount
         unit = 1 + price * self.goal.amount if self.goal.form == PER_TOKEN else 1.0
-        return flow.multipliers[0] / unit, price / unit
+        alpha, price = flow.multipliers[0] / unit, price / unit
+        followed = follow(self.tree, rows[0], self.f)
+        bound = self.goal.bound(self.tree, alpha, self.f, price)
+        return Answer(rows[0], alpha, followed, self.goal.value(followed), price, bound, *labels)
+
+    def excess(self, answer: Answer) -> float:
+        """Return by how much an answer exceeds the budget."""
+        return self.goal.excess(answer.followed)
+
+    def size(self, answer: Answer) -> np.ndarray:
+        """Return g (1, nodes, V) of an answer."""
+        return (answer.followed.alive[: len(answer.target), None] * answer.target)[None]
 
 
 def _goal(**knobs: float | None) -> Goal:
@@ -388,7 +250,7 @@ def _known(tree: PathTree, rows: np.ndarray, f: FDivergence, price: float) -> An
     followed = follow(tree, rows, f)
     alpha = lossless_multipliers(tree, followed.alive) if price else np.zeros_like(rows)
     bound = price_bound(tree, alpha, f, price)
-    return Answer(rows, alpha, followed, price, bound, "identity", "exact")
+    return Answer(rows, alpha, followed, followed.tokens, price, bound, "identity", "exact")
 
 
 def accepting_rows(tree: PathTree) -> np.ndarray:

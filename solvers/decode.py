@@ -29,10 +29,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _attempts
-from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from ._dual_bounds import price_bound
 from ._perspective import cvxpy, times
-from .block import Flow, Layout, counted
+from ._trees import Flow, Layout, TreeProgram, counted
 from .path_tree import Followed, PathTree, count_prefixes, follow, state_tree
 
 # squarings of the lazy chain of states, until only its recurrent part is left
@@ -104,12 +103,12 @@ def solve(
     program = Program(paths, np.stack(states), moves, kind, budget)
     answer = program.solve(program.layout.q)
     return DecodeProgram(
-        tokens=answer.tokens,
+        tokens=answer.value,
         divergence=answer.divergence,
         price=answer.price,
         occupancy=answer.occupancy,
         target=answer.target,
-        **_attempts.proof_of(answer, answer.tokens, started),
+        **_attempts.proof_of(answer, answer.value, started),
     )
 
 
@@ -161,18 +160,18 @@ class Answer:
     status: str
 
     @property
-    def tokens(self) -> float:
+    def value(self) -> float:
         """Return the tokens per call."""
         return float(self.occupancy @ [each.tokens for each in self.followed])
 
     @property
     def divergence(self) -> float:
         """Return the metered divergence per token."""
-        return float(self.occupancy @ [each.divergence for each in self.followed]) / self.tokens
+        return float(self.occupancy @ [each.divergence for each in self.followed]) / self.value
 
 
 @dataclass(frozen=True)
-class Program(Attempted[Answer]):
+class Program(TreeProgram[Answer]):
     """The program of S trees; ``states`` (S, nodes + V^K) are those at every prefix."""
 
     trees: Sequence[PathTree]
@@ -180,8 +179,6 @@ class Program(Attempted[Answer]):
     following: np.ndarray
     f: FDivergence
     budget: float
-
-    promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"
 
     @property
     def linear(self) -> bool:
@@ -193,37 +190,27 @@ class Program(Attempted[Answer]):
         """Return the tokens that it is about."""
         return Layout.of(self.trees)
 
-    def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
-        """Return one solver's answer, its rows followed exactly, with its bound."""
-        problem, flow, rounds, balance, budget = self._built(scale)
-        if not _attempts.believable(problem, *solver) or flow.limits[0].dual_value is None:
-            return None
-        target = self.layout.normalised(scale * flow.w.value)
-        pairs = zip(self.trees, target, strict=True)
-        followed = [follow(tree, rows, self.f) for tree, rows in pairs]
-        ends = zip(self.states, target, followed, strict=True)
+    def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
+        """Return the rows followed exactly, how often rounds begin in each state, and the bound."""
+        rounds, *multipliers = more
+        pairs = zip(self.trees, rows, strict=True)
+        followed = [follow(tree, own, self.f) for tree, own in pairs]
+        ends = zip(self.states, rows, followed, strict=True)
         moves = np.stack([self._ends(*each) for each in ends])
         occupancy = settled(np.maximum(rounds.value, 0.0), moves)
-        price, bound = self._proof(flow, balance, budget)
-        return Answer(target, followed, occupancy, price, bound, solver[0], problem.status)
+        return Answer(rows, followed, occupancy, *self._proof(flow, *multipliers), *labels)
 
-    def fault(self, answer: Answer) -> str | None:
-        """Return why an answer is refused; None if it keeps its budget and meets its bound."""
-        excess = (answer.divergence - self.budget) * answer.tokens
-        if not excess <= FEASIBILITY:
-            return f"{answer.status}, but the budget is exceeded by {excess:.3g}"
-        return unproven(answer.status, answer.tokens, answer.bound)
+    def excess(self, answer: Answer) -> float:
+        """Return by how much an answer exceeds the budget."""
+        return (answer.divergence - self.budget) * answer.value
 
-    def rescaled(self, answer: Answer | None, scale: np.ndarray) -> np.ndarray:
-        """Return the size of g at an answer, or q if there was none."""
-        if answer is None:
-            return self.layout.q
+    def size(self, answer: Answer) -> np.ndarray:
+        """Return g (S, nodes, V) of an answer."""
         alive = np.stack([each.alive for each in answer.followed])[:, : answer.target.shape[1]]
-        size = answer.occupancy[:, None, None] * alive[..., None] * answer.target
-        return np.maximum(self.layout.entries(size), SMALLEST_SCALE * self.layout.q)
+        return answer.occupancy[:, None, None] * alive[..., None] * answer.target
 
-    def _built(self, scale: np.ndarray) -> tuple[Any, ...]:
-        """Return the problem in one scaling, its flow, μ, the balance of states, and the budget."""
+    def built(self, scale: np.ndarray) -> tuple[Any, Flow, tuple[Any, ...]]:
+        """Return the problem in one scaling, its flow, and μ, balance of states, budget."""
         cp, layout = cvxpy(), self.layout
         rounds = cp.Variable(len(self.trees), nonneg=True)
         flow = Flow(layout, scale, rounds)
@@ -235,7 +222,7 @@ class Program(Attempted[Answer]):
             spent, forms = flow.spent(self.f)
             budget = spent <= self.budget * flow.tokens
             limits += [*forms, budget]
-        return cp.Problem(cp.Maximize(flow.tokens), limits), flow, rounds, balance, budget
+        return cp.Problem(cp.Maximize(flow.tokens), limits), flow, (rounds, balance, budget)
 
     def _proof(self, flow: Flow, balance: Any, budget: Any | None) -> tuple[float, float]:
         """Return the price of divergence and a proven bound on the tokens per call."""

@@ -47,8 +47,6 @@ from .per_proposal import raised_ceiling
 POLISHING = 8
 # name and options of the method tried first on a large design
 DUAL = ("lagrange dual", {})
-# least price, relative to the largest of a design (or to 1), that is not a solver's noise
-NOISE = 1e-6
 
 Tokens = int | Iterable[int]
 
@@ -67,10 +65,9 @@ class DesignedRow:
 
     ``duals`` are by constraint the acceptance that one unit of room buys: of a higher budget, cap
     or ``at_most``, of a lower floor or ``at_least``. By token for limits, in probability. 0 where
-    the row is further than 1e-4 from the limit (relative to it), and below 1e-6 of the largest:
-    there a solver's dual values are noise. ``proof`` is ``dual bound``, or ``two
-    scalings`` where a constraint has no tangent at the optimum: then two solves in differently
-    scaled variables agree, and bound is that agreement.
+    the row is further than 1e-4 from the limit (relative to it). ``proof`` is ``dual bound``, or
+    ``two scalings`` where a constraint has no tangent at the optimum: then two solves in
+    differently scaled variables agree, and bound is that agreement.
     """
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
@@ -404,7 +401,7 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
         acceptance=value,
         lossless=float(np.minimum(p, q).sum()),
         slacks={name: each.slack(h) for name, each in answer.constraints.items()},
-        duals=duals if zero else _prices(duals),
+        duals=duals,
         proof=answer.proof,
         **_attempts.proof_of(answer, value, started),
     )
@@ -420,22 +417,6 @@ def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
         raise Infeasible([zero.name, broken[0]])
     answer.bound = answer.value
     return answer
-
-
-def _prices(duals: dict[str, Dual]) -> dict[str, Dual]:
-    """Return the prices with those that are noise beside the others set to 0."""
-    sizes = [abs(price) for dual in duals.values() for price in _prices_of(dual)]
-    least = NOISE * max(1.0, *sizes) if sizes else 0.0
-
-    def clean(price: float) -> float:
-        return price if abs(price) > least else 0.0
-
-    return {
-        name: {token: clean(price) for token, price in dual.items()}
-        if isinstance(dual, dict)
-        else clean(dual)
-        for name, dual in duals.items()
-    }
 
 
 def _prices_of(dual: Dual) -> list[float]:

@@ -81,9 +81,7 @@ def solve(
     free = support == "free" and outside > 0 and affordable
     target = q.copy()
     if delta == 0:
-        price = _attempts.lossless_price(q, p, kind, free)
-        accepted = float(np.minimum(p, q).sum())
-        answer = _attempts.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+        answer = _attempts.forced(q, p, _attempts.lossless_price(q, p, kind, free))
     else:
         cap, zero_cap = p[inside], outside if free else None
         scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))

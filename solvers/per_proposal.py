@@ -95,8 +95,8 @@ def solve(
     token = _attempts.token_index(token, len(q))
     target, inside, reward = q.copy(), q > 0, np.arange(len(q)) == token
     if delta == 0 or q[token] in (0.0, 1.0):
-        price = _attempts.lossless_price(q, reward * 1.0, kind)
-        answer = _attempts.Answer(q, 0.0, q[token], 0.0, price, q[token], "identity", "exact")
+        cap = reward * 1.0
+        answer = _attempts.forced(q, cap, _attempts.lossless_price(q, cap, kind))
     else:
         scale = np.where(reward[inside], raised_ceiling(q[inside], kind, delta), q[inside])
         answer = _attempts.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)

@@ -81,8 +81,7 @@ def solve(
     target, inside = q.copy(), q > 0
     if delta == 0:
         price = max(_attempts.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
-        accepted = float(np.minimum(q, p).sum())
-        answer = _attempts.Answer(q, 0.0, accepted, 0.0, price, accepted, "identity", "exact")
+        answer = _attempts.forced(q, p, price)
     else:
         promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their bound"
         position = np.nonzero(inside)[0]

@@ -19,15 +19,10 @@ stream, so time, memory and arithmetic are those of the large shape:
 The function is the same but for these copies and the constant's :math:`2^{-64}` in the norms' sums
 of squares. In float32 logits agree to rounding; in bfloat16 as far as those of the model itself in
 bfloat16 agree with its own.
-
-``inflate(model, SHAPES["8b"], device="cuda")`` returns a Hugging Face model whose logits are
-those of ``model``, and whose weights, cache and arithmetic are those of the shape;
-``inflate_pair(pair, "134m")`` does so for a pair in shapes that go together.
 """
 
 import argparse
 import math
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,25 +40,16 @@ from cactus_theory.decoding.models.projections import lay_together
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama-like model.
+    """The sizes of a Llama-like model."""
 
-    Attributes
-    ----------
-    hidden : width of the residual stream.
-    layers, heads, kv_heads, head : decoder layers, query heads, key and value heads, head size.
-    inner : units of each gated MLP.
-    vocab : rows of the embedding and of the output projection.
-    tied : whether these two are one matrix.
-    """
-
-    hidden: int
+    hidden: int  # width of the residual stream
     layers: int
     heads: int
     kv_heads: int
-    head: int
-    inner: int
+    head: int  # size of one
+    inner: int  # units of each gated MLP
     vocab: int
-    tied: bool = False
+    tied: bool = False  # whether embedding and output projection are one matrix
 
     @property
     def parameters(self) -> int:
@@ -72,21 +58,20 @@ class Shape:
         return ends + self.layers * layer + self.hidden
 
 
-# name → shape; 8b, 14b and 0.6b are those of the models named beside them, 1b is TinyLlama's
+# name → shape; 8b and 0.6b are those of the models named beside them, 1b is TinyLlama's
 SHAPES = {
     "134m": Shape(768, 12, 12, 12, 64, 2048, 32_000),
     "5m": Shape(144, 2, 4, 4, 32, 384, 32_000, tied=True),
     "1b": Shape(2048, 22, 32, 4, 64, 5632, 32_000),
     "40m": Shape(512, 8, 8, 4, 64, 1376, 32_000, tied=True),
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 151_936),  # Llama 3 8B
-    "14b": Shape(5120, 40, 40, 8, 128, 17408, 151_936),  # Qwen3 14B
     "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936, tied=True),  # Qwen3 0.6B
     "tiny": Shape(216, 12, 6, 3, 128, 528, 2176),
     "tiny-draft": Shape(160, 2, 8, 4, 64, 384, 2176, tied=True),
 }
 
 # target → its draft, of the same vocabulary
-DRAFTS = {"134m": "5m", "1b": "40m", "8b": "0.6b", "14b": "0.6b", "tiny": "tiny-draft"}
+DRAFTS = {"134m": "5m", "1b": "40m", "8b": "0.6b", "tiny": "tiny-draft"}
 
 # value of the constant channel; its square is lost in any sum of squares of the stream
 CONSTANT = 2.0**-32
@@ -102,35 +87,18 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def inflate_pair(
-    pair: Any,
+    pair: Pair,
     name: str,
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-) -> Any:
-    """Return a :class:`~cactus_theory.decoding.load.Pair` in the shapes that ``DRAFTS`` names.
+) -> Pair:
+    """Return a pair of Llama models in the shapes that ``DRAFTS`` names, the target's by name.
 
-    Parameters
-    ----------
-    pair : two Llama models.
-    name : the target's shape.
-
-    Raises
-    ------
-    ValueError
-        An unknown name, a draft that is no model, less free memory than the weights take, and as
-        :func:`inflate`.
+    ValueError for an unknown name, a draft that is no model, less free memory than the weights
+    take, and as :func:`inflate`.
     """
     shapes = [SHAPES[part] for part in (check.one_of("inflate", name, tuple(DRAFTS)), DRAFTS[name])]
-    _check_memory(name, shapes, dtype, device)
-    models = zip((pair.target, pair.draft), shapes, strict=True)
-    large = [inflate(*model, device=device, dtype=dtype) for model in models]
-    return replace(pair, target=large[0], draft=large[1])
-
-
-def _check_memory(
-    name: str, shapes: Sequence[Shape], dtype: torch.dtype, device: str | torch.device
-) -> None:
     needed = sum(shape.parameters for shape in shapes) * dtype.itemsize
     free = free_memory(torch.device(device))
     if needed > free:
@@ -138,6 +106,9 @@ def _check_memory(
             f"inflate: the weights of {name} and its draft take {needed / 1e6:,.0f} MB in "
             f"{str(dtype).removeprefix('torch.')}; {free / 1e6:,.0f} MB are free"
         )
+    models = zip((pair.target, pair.draft), shapes, strict=True)
+    large = [inflate(*model, device=device, dtype=dtype) for model in models]
+    return replace(pair, target=large[0], draft=large[1])
 
 
 def free_memory(device: torch.device) -> float:
@@ -159,17 +130,9 @@ def inflate(
     """Return a ``LlamaForCausalLM`` of this shape that computes the function of ``model``.
 
     It is built on ``device``, one tensor after another, and takes no other memory there.
-
-    Parameters
-    ----------
-    model : a ``LlamaForCausalLM`` without biases, of the default rotary embedding.
-    shape : at least as large as the model in everything; more hidden channels.
-
-    Raises
-    ------
-    ValueError
-        A model of another kind, a shape that is too small, heads that do not divide, a dtype
-        whose range is too small for the constant (float16).
+    ValueError for a model with biases, of another kind or rotary embedding, a shape that is not as
+    large as the model in everything, with more hidden channels, heads that do not divide, a dtype
+    whose range is too small for the constant (float16).
     """
     _check(model, shape, dtype)
     if model.dtype.itemsize < 4:  # what is scaled is rounded once, at the end
@@ -220,6 +183,8 @@ def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype) -> Any:
     import transformers
 
     small = model.config
+    kept = ("max_position_embeddings", "rope_parameters", "bos_token_id", "eos_token_id",
+            "pad_token_id")  # fmt: skip
     config = transformers.LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -228,13 +193,9 @@ def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype) -> Any:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head,
-        max_position_embeddings=small.max_position_embeddings,
         rms_norm_eps=small.rms_norm_eps * small.hidden_size / shape.hidden,
-        rope_parameters=dict(small.rope_parameters),
         tie_word_embeddings=shape.tied,
-        bos_token_id=small.bos_token_id,
-        eos_token_id=small.eos_token_id,
-        pad_token_id=small.pad_token_id,
+        **{name: deepcopy(getattr(small, name)) for name in kept},
     )
     with torch.device("meta"):
         large: Any = transformers.LlamaForCausalLM(config)
@@ -331,13 +292,11 @@ def _rows_of_head(weight: Tensor, number: int, size: int) -> Tensor:
 
 def add_inflate(parser: argparse.ArgumentParser) -> None:
     """Declare ``--inflate``, which :func:`enlarging` follows."""
+    words = f"a target of so many parameters and its draft ({', '.join(DRAFTS)})"
     parser.add_argument(
-        "--inflate",
-        choices=tuple(DRAFTS),
-        metavar="SHAPE",
-        help="give both models the cost of larger ones, which keeps their law: a target of so "
-        f"many parameters and its draft ({', '.join(DRAFTS)})",
-    )
+        "--inflate", choices=tuple(DRAFTS), metavar="SHAPE",
+        help=f"give both models the cost of larger ones, which keeps their law: {words}",
+    )  # fmt: skip
 
 
 def enlarging(args: argparse.Namespace) -> Change | None:
@@ -345,6 +304,8 @@ def enlarging(args: argparse.Namespace) -> Change | None:
 
     It notes in ``args.cost`` what that means. Raises ValueError as :func:`inflate_pair`.
     """
+    if args.inflate is None:
+        return None
 
     def enlarged(pair: Pair) -> Pair:
         dtype = pair.target.dtype if args.dtype == AUTO else getattr(torch, args.dtype)
@@ -357,4 +318,4 @@ def enlarging(args: argparse.Namespace) -> Change | None:
         )
         return pair
 
-    return None if args.inflate is None else enlarged
+    return enlarged

@@ -1,0 +1,167 @@
+"""Programs on trees of drafted paths: their entries, the constraints of every verifier, the checks.
+
+The solver sees the part of a tree that can be reached, in variables of order one: w with
+g = p(u) s∘w at every node u, and the alive ratio P = t/p of every child that can be drafted. In
+them t ≤ g reads (p/s) P ≤ w, t ≤ p(ux) reads P ≤ 1, Σ g = t reads s·w = P, and a node pays
+p(u) Σ q P f(s w/(qP)).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cactus_theory.base import arguments as check
+from cactus_theory.divergences import FDivergence
+
+from . import _attempts
+from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solution, Solver, unproven
+from ._perspective import Terms, cvxpy, perspective, times
+from .path_tree import PathTree
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tokens that a program is about: those with q > 0 at nodes that can be reached.
+
+    Of one tree or of several of one shape, one after another. ``start``, ``node`` and ``token``
+    (m,) are the tree of each entry, its node there, and its token.
+    """
+
+    trees: Sequence[PathTree]
+    start: np.ndarray
+    node: np.ndarray
+    token: np.ndarray
+
+    @classmethod
+    def of(cls, trees: Sequence[PathTree]) -> "Layout":
+        reachable = [tree.possible[: len(tree.target), None] > 0 for tree in trees]
+        kept = [tree.target > 0 for tree in trees]
+        return cls(trees, *np.nonzero(np.stack(reachable) & np.stack(kept)))
+
+    @cached_property
+    def target(self) -> np.ndarray:
+        return np.stack([tree.target for tree in self.trees])  # (S, nodes, V)
+
+    @cached_property
+    def q(self) -> np.ndarray:
+        return self.entries(self.target)
+
+    @cached_property
+    def p(self) -> np.ndarray:
+        return self.entries(np.stack([tree.draft for tree in self.trees]))
+
+    @cached_property
+    def weight(self) -> np.ndarray:
+        """Return (m,) the probability of drafting each entry's node."""
+        return np.stack([tree.possible for tree in self.trees])[self.start, self.node]
+
+    @cached_property
+    def children(self) -> np.ndarray:
+        """Return (n,) the entries that may be drafted; each has a prefix of its own."""
+        return np.flatnonzero(self.weight * self.p > 0)
+
+    @property
+    def child_prefixes(self) -> np.ndarray:
+        """Return (n,) the prefix of each child, its number in its tree."""
+        return (self.node * self.target.shape[-1] + self.token + 1)[self.children]
+
+    @property
+    def alive_at(self) -> Any:
+        """Return the matrix (m, n) of the alive ratio at each entry's node, 0 at a root."""
+        count, inner = len(self.children), np.flatnonzero(self.node > 0)
+        child = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)
+        child[self.start[self.children], self.child_prefixes] = np.arange(count)
+        places = inner, child[self.start[inner], self.node[inner]]
+        return counted(*places, (len(self.q), count))
+
+    def entries(self, rows: np.ndarray) -> np.ndarray:
+        return rows[self.start, self.node, self.token]
+
+    def spread(self, entries: np.ndarray) -> np.ndarray:
+        """Return entries (m,) as rows (S, nodes, V), 0 elsewhere."""
+        rows = np.zeros_like(self.target)
+        rows[self.start, self.node, self.token] = entries
+        return rows
+
+    def normalised(self, raw: np.ndarray) -> np.ndarray:
+        """Return g (m,) as rows (S, nodes, V) that sum to 1; q where a node has no mass."""
+        rows = self.spread(np.maximum(raw, 0.0))
+        mass = rows.sum(-1, keepdims=True)
+        return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.target)
+
+
+class Flow:
+    """The constraints of every verifier, in scaled variables w and t, on S trees with ``rounds``.
+
+    ``alive`` (m,) is P at each entry's node, ``tokens`` what is emitted; the first of ``limits`` is
+    t ≤ g.
+    """
+
+    def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:
+        cp, children, begun = cvxpy(), layout.children, rounds[layout.start]
+        self.layout, self.scale = layout, scale
+        self.w, self.accepted = (cp.Variable(len(x), nonneg=True) for x in (scale, children))
+        self.alive = layout.alive_at @ self.accepted + times((layout.node == 0) * 1.0, begun)
+        emission = times(layout.p[children] / scale[children], self.accepted) <= self.w[children]
+        node = layout.start * layout.target.shape[1] + layout.node
+        _, first, node = np.unique(node, return_index=True, return_inverse=True)
+        sums = counted(node, np.arange(len(node)), (len(first), len(node)))
+        whole = sums @ times(scale, self.w) == self.alive[first]
+        self.limits = [emission, self.accepted <= begun[children], whole]
+        self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.accepted
+
+    def spent(self, f: FDivergence) -> tuple[Any, list[Any]]:
+        """Return the metered divergence, and the constraints that its form needs."""
+        terms = Terms(self.w, self.alive, self.scale / self.layout.q)
+        return (self.layout.weight * self.layout.q) @ perspective(terms, f), terms.constraints
+
+    @property
+    def multipliers(self) -> np.ndarray:
+        """Return α (S, nodes, V) of t ≤ g, once solved."""
+        children, alpha = self.layout.children, np.zeros(len(self.scale))
+        worth = self.layout.weight[children] * self.scale[children]
+        alpha[children] = self.limits[0].dual_value / worth
+        return self.layout.spread(alpha)
+
+
+def counted(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
+    """Return the sparse matrix of ones at (rows, columns), which adds entries up."""
+    sparse = check.optional_module("scipy.sparse", "solvers")
+    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape)
+
+
+class TreeProgram(Attempted[Solution]):
+    """A program whose answers have rows ``target``, ``value``, ``bound``, ``status``.
+
+    ``built`` returns the problem in one scaling, its flow, and what else the answer is read from;
+    ``answered`` that answer, of rows (S, nodes, V); ``excess`` by how much one exceeds the budget,
+    ``size`` its g (S, nodes, V).
+    """
+
+    promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"
+    layout: Any
+    built: Any
+    answered: Any
+    excess: Any
+    size: Any
+
+    def attempt(self, scale: np.ndarray, solver: Solver) -> Solution | None:
+        problem, flow, more = self.built(scale)
+        if not _attempts.believable(problem, *solver) or flow.limits[0].dual_value is None:
+            return None
+        rows = self.layout.normalised(scale * flow.w.value)
+        return self.answered(rows, flow, more, (solver[0], problem.status))
+
+    def fault(self, answer: Any) -> str | None:
+        if not (excess := self.excess(answer)) <= FEASIBILITY:
+            return f"{answer.status}, but the budget is exceeded by {excess:.3g}"
+        return unproven(answer.status, answer.value, answer.bound)
+
+    def rescaled(self, answer: Any, scale: np.ndarray) -> np.ndarray:
+        q = self.layout.q
+        if answer is None:
+            return q
+        return np.maximum(self.layout.entries(self.size(answer)), SMALLEST_SCALE * q)
