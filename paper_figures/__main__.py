@@ -20,11 +20,8 @@ def names() -> list[str]:
 def drawable(data: Path) -> list[str]:
     """Return all figures, those of a GPU and of a real model only where these were measured."""
     tables = {"gpu": ("gpu_verify", "gpu_decode"), "compare": ("compare",)}
-    return [
-        name
-        for name in names()
-        if name not in tables or any((data / f"{one}.csv").is_file() for one in tables[name])
-    ]
+    return [name for name in names()
+            if all((data / f"{one}.csv").is_file() for one in tables.get(name, ()))]  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -76,6 +76,18 @@ def band_of(row: Row) -> str:
     return "band_block" if paths else name
 
 
+def path_look(key: tuple[str, str]) -> dict[str, Any]:
+    """Return the options of ``band_of`` a row and its verifier, hollow token by token."""
+    name, verifier = key
+    options = look("band_price" if name == "band" else name).options()
+    return options | ({"mfc": "white"} if verifier == "chain" else {})
+
+
+def series(name: str, knob: Any) -> str:
+    """Return the name of a policy's curve: bands are one by knob."""
+    return f"{name}_{str(knob or '').partition('=')[0]}" if name == "band" else name
+
+
 def read(path: Path) -> list[Row]:
     """Return the rows of a CSV below its ``#`` lines: numbers as float, empty fields as None."""
     with path.open(newline="", encoding="utf-8") as file:

@@ -1,13 +1,7 @@
 """Acceptance of each policy against the KL it emits, and the KL it pays above the best."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # policies in the order they are drawn, from back to front
 LINES = ("typical_target", "typical", "cactus_exact", "cactus", "band_delta", "band_price")

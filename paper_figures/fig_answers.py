@@ -1,13 +1,7 @@
 """Lengths of answers under lossy policies, beside lossless ones of the same prompts."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # half-width of a 95 % interval, in standard errors
 WIDE = 1.96

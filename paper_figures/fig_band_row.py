@@ -1,12 +1,7 @@
 """The band on one real row: the optimum stays between a·q and b·q, and where it clips."""
 
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Axes, Figure, Path, Row
 
 # number of tokens whose names fit under the bars
 LABELLED = 9

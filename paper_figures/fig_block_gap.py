@@ -1,12 +1,7 @@
 """Gap of policies to the best verification of a drafted path, on exact random trees."""
 
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Axes, Figure, Path, Row
 
 CURVES = {
     ("band_block", "block"): "band, block",
@@ -15,7 +10,6 @@ CURVES = {
     ("band", "chain"): "band, token by token",
     ("cactus", "chain"): "Cactus, token by token",
 }
-SERIES = {"band": "band_price"}
 # least and most nats a token drawn; beyond, everything drafted is accepted and no gap is left
 LEAST, MOST = 1e-3, 0.2
 TICKS = (0.001, 0.003, 0.01, 0.03, 0.1)
@@ -31,10 +25,9 @@ def draw(data: Path) -> Figure:
     tree.plot(*zip(*bound, strict=True), color=style.INK, lw=2.2, label="the bound: any verifier")
     for key, name in CURVES.items():
         for number, name_of_tree in enumerate(sorted({row["tree"] for row in rows})):
-            points = [r for r in rows if r["tree"] == name_of_tree and _key(r) == key and _shown(r)]
-            look = style.look(SERIES.get(key[0], key[0])).options()
-            if key[1] == "chain":
-                look["mfc"] = "white"
+            own = [r for r in rows if r["tree"] == name_of_tree and _shown(r)]
+            points = [r for r in own if (style.band_of(r), r["verifier"]) == key]
+            look = style.path_look(key)
             keys = "divergence_per_token", "tokens_per_call", "gap_percent"
             spent, tokens, gap = style.curve(points, *keys)
             if name_of_tree == first:
@@ -54,7 +47,3 @@ def _shown(row: Row) -> bool:
 def _frame(axes: Axes, height: str, title: str) -> None:
     style.log_axis(axes.xaxis, TICKS, "metered KL, nats per token")
     axes.set(ylabel=height, title=title)
-
-
-def _key(row: Row) -> tuple[str, str]:
-    return style.band_of(row), row["verifier"]

@@ -1,13 +1,7 @@
 """Whole drafted paths against single tokens: tokens per target call at equal emitted KL."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # half-length of error bars in standard errors: one of a paired difference says little by eye
 ERRORS = 2

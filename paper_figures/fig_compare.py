@@ -1,12 +1,7 @@
 """Speed over plain decoding and seconds of an answer at equal nats, with 90 %."""
 
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Axes, Figure, Path, Row
 
 PANELS = {"over_plain": "tokens/s, × plain", "seconds_per_answer": "seconds an answer"}
 

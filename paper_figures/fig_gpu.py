@@ -1,14 +1,9 @@
 """A GPU in two panels: one verification against its floor, and speed against fidelity."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # share of the copy bandwidth that is aimed at
 BANDWIDTH_GOAL = 0.7
@@ -24,9 +19,8 @@ BLOCK = "block"
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``gpu_verify.csv`` and ``gpu_decode.csv``, where they exist."""
-    files = (data / f"gpu_{name}.csv" for name in ("verify", "decode"))
-    verify, decode = (style.read(file) if file.is_file() else [] for file in files)
+    """Return the figure from ``gpu_verify.csv`` and ``gpu_decode.csv``."""
+    verify, decode = (style.read(data / f"gpu_{name}.csv") for name in ("verify", "decode"))
     decode = [row for row in decode if str(row["loop"]).startswith("device")]
     figure, panels = style.panels(2, height=3.1)
     place, pair_rows = _first_place(decode)
@@ -43,17 +37,8 @@ def _first_place(rows: list[Row]) -> tuple[str, list[Row]]:
     return name, [row for row in rows if all(row[key] == rows[0][key] for key in keys)]
 
 
-def _absent(axes: Axes, title: str) -> None:
-    axes.set_title(title)
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, "not measured", ha="center", color=style.MUTED, transform=axes.transAxes)
-
-
 def _steps(axes: Axes, rows: list[Row]) -> None:
     """Draw microseconds over the floor's, kernels filled and torch open."""
-    title = "one verification against its floor"
-    if not rows:
-        return _absent(axes, title)
     for policy, (colour, _) in POLICIES.items():
         timed = [row for row in rows if str(row["policy"]).partition(":")[0] == policy]
         for column, fill in (("kernel_us", None), ("torch_us", "white")):
@@ -69,7 +54,7 @@ def _steps(axes: Axes, rows: list[Row]) -> None:
     axes.plot(ends, [end / BANDWIDTH_GOAL for end in ends], color=style.MUTED, lw=1, ls="--")
     style.label(axes, "floor", (ends[1], ends[1]), style.INK, shift=(3, -6))
     axes.set(xlabel="a copy of the bytes that must be read, µs", ylabel="one verification, µs")
-    axes.set_title(title)
+    axes.set_title("one verification against its floor")
     note = f"filled: kernel, open: torch\ndashed: {BANDWIDTH_GOAL:.0%} of copy bandwidth"
     corner: Any = {"ha": "right", "fontsize": 7.5, "transform": axes.transAxes}
     axes.text(0.98, 0.03, note, color=style.MUTED, **corner)
@@ -77,10 +62,7 @@ def _steps(axes: Axes, rows: list[Row]) -> None:
 
 def _speeds(axes: Axes, rows: list[Row]) -> None:
     """Draw tokens per second over emitted KL, each method at its fastest K."""
-    title = "speed against fidelity"
     drafted = [row for row in rows if row["num_draft_tokens"]]
-    if not drafted:
-        return _absent(axes, title)
     for policy, (colour, name) in POLICIES.items():
         for verifier in ("chain", BLOCK):
             line = [r for r in drafted if (r["policy"], r["verifier"]) == (policy, verifier)]
@@ -96,7 +78,8 @@ def _speeds(axes: Axes, rows: list[Row]) -> None:
             axes.axhline(row["tokens_per_second"], color=style.MUTED, lw=1)
             at = (0, row["tokens_per_second"])
             style.label(axes, "target alone", at, style.MUTED, shift=(2, 5))
-    axes.set(xlabel="emitted KL, nats per token", ylabel="tokens per second", title=title)
+    axes.set(xlabel="emitted KL, nats per token", ylabel="tokens per second")
+    axes.set_title("speed against fidelity")
     axes.legend(frameon=False, fontsize=7)
 
 

@@ -1,10 +1,7 @@
 """Overlap of SmolLM2's EAGLE-3 head against the tokens that it was trained on; one run."""
 
-from pathlib import Path
-
-from matplotlib.figure import Figure
-
 from . import _style as style
+from ._style import Figure, Path
 
 # places that are drawn, and the look of each
 PLACES = {1: "-", 2: "--", 3: "-.", 4: ":"}

@@ -1,13 +1,7 @@
 """A hard cap on every answer beside a constant price that spends as much on average."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 CAP, VERIFIER = 0.05, "chain"
 LOOK = {

@@ -1,13 +1,7 @@
 """KL that Cactus spends over its budget, per proposal and in the emitted law."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # colours of budgets, light to dark, in the hue of the published formula
 SHADES = ("#F2A774", "#E67E38", style.look("cactus").colour, "#9C4300", "#5E2900")

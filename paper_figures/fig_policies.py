@@ -1,12 +1,7 @@
 """Tokens a target call against emitted KL of each policy in a real decode."""
 
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Axes, Figure, Path, Row
 
 LOSSLESS_AT = 1e-3  # where an emitted KL of zero is drawn on the logarithmic axis
 
@@ -38,8 +33,9 @@ def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> None:
     axes.set_ylabel(name)
     if key == "speedup":
         axes.axhline(1, color=style.MUTED, lw=0.8, ls=":")
-    for series in sorted({_series(row) for row in rows}):
-        own = sorted((row for row in rows if _series(row) == series), key=lambda r: _at(r, key))
+    named = [(style.series(row["policy"], row["knob"]), row) for row in rows]
+    for series in sorted({name for name, _ in named}):
+        own = sorted((row for name, row in named if name == series), key=lambda r: _at(r, key))
         points = zip(*(_at(row, key) for row in own), strict=True)
         look = style.look(series).options(4.5)
         axes.plot(*points, lw=0.9, label=_name(own), **look)
@@ -55,8 +51,3 @@ def _name(rows: list[Row]) -> str:
     values = ", ".join(str(row["knob"] or "").partition("=")[2] for row in rows)
     name = rows[0]["policy"].replace("_", " ")
     return f"{name}, {knob.replace('delta', 'δ')} {values}" if knob else name
-
-
-def _series(row: Row) -> str:
-    knob = str(row["knob"] or "").partition("=")[0]
-    return f"{row['policy']}_{knob}" if row["policy"] == "band" else row["policy"]

@@ -1,14 +1,9 @@
 """Knobs that spend the same nats under several laws, and the same nats spent elsewhere."""
 
 import math
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # family → the policy whose look it has, and how its knob is named
 FAMILIES = {

@@ -1,14 +1,9 @@
 """Cost of the lossy rules of engines beside the band's: nats, tokens, changes."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 PAIRS = {"rules": "shipped pair", "rules_stories": "stories pair"}
 WIDTH = 5  # drafted tokens

@@ -1,12 +1,7 @@
 """Tokens a call against the KL of whole texts, enumerated."""
 
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Axes, Figure, Path
 
 CURVES = {
     ("band_block", "block"): "band, block",
@@ -15,7 +10,6 @@ CURVES = {
     ("cactus", "chain"): "Cactus, token by token",
     ("mixture", "chain"): "mixture, token by token",
 }
-SERIES = {"band": "band_price"}
 KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3, 1)
 
 
@@ -24,10 +18,9 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "sequence_kl.csv")
     figure, (calls, slack) = style.panels(2, height=3.5)
     for key, name in CURVES.items():
-        points = [row for row in rows if _key(row) == key and row["kl"] > 0]
-        look = style.look(SERIES.get(key[0], key[0])).options()
-        if key[1] == "chain":
-            look["mfc"] = "white"
+        lossy = [row for row in rows if row["kl"] > 0]
+        points = [row for row in lossy if (style.band_of(row), row["verifier"]) == key]
+        look = style.path_look(key)
         kl, tokens, meter = style.curve(points, "kl", "tokens_per_call", "meter")
         calls.plot(kl, tokens, lw=1.2, label=name, **look)
         slack.plot(kl, [m / k for m, k in zip(meter, kl, strict=True)], lw=1.2, **look)
@@ -48,7 +41,3 @@ def _frame(axes: Axes, height: str, title: str) -> None:
     style.log_axis(axes.xaxis, KL_TICKS, "KL of the whole text, nats")
     axes.set_xlim(KL_TICKS[0] * 0.8, None)
     axes.set(ylabel=height, title=title)
-
-
-def _key(row: Row) -> tuple[str, str]:
-    return style.band_of(row), row["verifier"]

@@ -1,12 +1,7 @@
 """End-to-end speed against what is emitted: a curve a family of policies, a panel a batch size."""
 
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Axes, Figure, Path, Row
 
 CURVES = ("band_price", "band_delta", "cactus")
 # least KL on the logarithmic axis; lossless methods emit none, and are horizontal lines
@@ -14,11 +9,7 @@ LEAST_KL = 3e-3
 # least distance between the names of baselines, as a share of the panel's height
 ROOM = 0.055
 KL_TICKS = (0.003, 0.01, 0.03, 0.1, 0.3)
-BASELINES = {
-    "plain": "plain",
-    "hf_plain": "HF generate",
-    "hf_assisted": "HF assisted",
-}
+BASELINES = {"plain": "plain", "hf_plain": "HF generate", "hf_assisted": "HF assisted"}
 
 
 def draw(data: Path) -> Figure:
@@ -70,7 +61,11 @@ def _others(axes: Axes, rows: list[Row]) -> None:
     """Draw policies that are no family here as points, with names that stay inside."""
     for row in rows:
         spent = row["emitted_kl_per_token"]
-        if _family(row) in CURVES or row["method"] in BASELINES or (spent or 0.0) < LEAST_KL:
+        if (
+            style.series(row["method"], row["knob"]) in CURVES
+            or row["method"] in BASELINES
+            or (spent or 0.0) < LEAST_KL
+        ):
             continue
         look = style.look(row["method"])
         at = (spent, row["tokens_per_second"])
@@ -121,9 +116,4 @@ def _kl(row: Row) -> float:
 def _series(row: Row) -> str:
     """Return the family with ``@verifier``, which tables of the chain alone may leave out."""
     verifier = row.get("verifier") or "chain"
-    return _family(row) + f"@{verifier}" * (verifier != "chain")
-
-
-def _family(row: Row) -> str:
-    knob = str(row["knob"] or "").partition("=")[0]
-    return f"{row['method']}_{knob}" if row["method"] == "band" else row["method"]
+    return style.series(row["method"], row["knob"]) + f"@{verifier}" * (verifier != "chain")

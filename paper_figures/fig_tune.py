@@ -1,13 +1,7 @@
 """The tuner's predictions against decodes, and where relaxing beats a better K."""
 
-from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from . import _style as style
-from ._style import Row
+from ._style import Any, Axes, Figure, Path, Row
 
 # family → colour, marker and name; the chain's markers are full, the block's hollow
 FAMILIES = {
