@@ -28,8 +28,6 @@ LAST_COIN = 1 - 2.0**-53
 WIDEST = 512
 # bound for numbers that only have to be finite
 FINITE = torch.finfo(torch.float64).max
-# expected counts: below NEVER an outcome must not occur, below LEAST outcomes are merged
-NEVER, LEAST = 1e-6, 5
 
 
 @dataclass(frozen=True)
@@ -92,20 +90,6 @@ class Bounds:
 
 def _number(bound: Any) -> Tensor:
     return torch.as_tensor(bound, dtype=torch.float64)
-
-
-def chance_of_counts(counts: Tensor, expected: Tensor) -> Tensor:
-    """Return the probability () of a χ² of counts (N,) as large, rare outcomes put together."""
-    common = expected > LEAST
-    cells_found, cells = (
-        torch.cat([part[common], part[~common].sum()[None]]) for part in (counts.double(), expected)
-    )
-    filled = cells > NEVER
-    if bool((cells_found[~filled] > 0).any()):
-        return torch.zeros((), dtype=torch.float64)
-    distance = ((cells_found - cells) ** 2 / cells.clamp(min=NEVER))[filled].sum()
-    freedom = max(int(filled.sum()) - 1, 1)
-    return torch.special.gammaincc(torch.tensor(freedom / 2).double(), distance / 2)
 
 
 class Seen:

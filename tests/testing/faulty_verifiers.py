@@ -220,8 +220,6 @@ FAULTS = (
           "coins_decide_as_stated"),
     Fault("one coin to accept and to draw", plain(verify=shared_coin),
           "draws_follow_the_stated_law"),
-    Fault("the same, seen by frequencies", plain(verify=shared_coin),
-          "frequencies_follow_the_stated_law"),
     Fault("alive ratios of 1", plain(law=alive_is_one), "alive_is_the_chance_of_passing"),
     Fault("the meter is given q",
           plain(emitted=lambda self, policy, q, p, path: Emitted(

@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -50,17 +51,6 @@ def verifier_property(
     10
     """
     return VERIFIER_PROPERTIES.register(applies, hint=hint)
-
-
-@dataclass(frozen=True)
-class PathLaw:
-    """The law stated by a verifier on every path of every tree: ``VerdictLaw`` with a tree axis."""
-
-    stop: Float[Tensor, "trees paths K1"]
-    last: Float[Tensor, "trees paths K1 vocab"]
-    alive: Float[Tensor, "trees paths K1"]
-    emitted: Float[Tensor, "trees paths K vocab"] | None
-    turns: Float[Tensor, "trees paths K"] | None
 
 
 class Enumeration(Seen):
@@ -118,25 +108,21 @@ class Enumeration(Seen):
         return self.trees.reached[-1]
 
     @cached_property
-    def law(self) -> PathLaw:
+    def law(self) -> Any:
         """Return the verifier's law on the trees' own rows."""
         return self.law_of(self.q, self.p)
 
-    def law_of(self, q: Tensor, p: Tensor, verifier: Verifier | None = None) -> PathLaw:
-        """Return the law of a verifier (default: its own) on rows (T, V^K, …) along every path."""
-        count, paths = q.shape[:2]
-        ids = self.trees.paths.repeat(count, 1)
+    def law_of(self, q: Tensor, p: Tensor, verifier: Verifier | None = None) -> Any:
+        """Return the law of a verifier (default: its own) on rows (T, V^K, …) along every path.
+
+        Its entries are those of ``VerdictLaw``, (T, V^K, …) float64.
+        """
+        ids = self.trees.paths.repeat(len(q), 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
         law = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
-        shape = (count, paths)
-        optional = (law.emitted, law.turns)
-        return PathLaw(
-            *(values.unflatten(0, shape).double() for values in (law.stop, law.last, law.alive)),
-            *(
-                None if values is None else values.unflatten(0, shape).double()
-                for values in optional
-            ),
-        )
+        entries = {name: own for name, own in vars(law).items() if own is not None}
+        shaped = {name: own.unflatten(0, q.shape[:2]).double() for name, own in entries.items()}
+        return SimpleNamespace(**vars(law) | shaped)
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
         """Return sums (T, V^depth, …) of values of paths (T, V^K, …) over each node's paths."""
@@ -174,24 +160,21 @@ class Enumeration(Seen):
     def alive(self) -> ByNode:
         """Return by depth the alive ratio that the verifier states at each node."""
         by_depth = []
-        for depth in range(self.trees.depth + 1):
-            nodes = self.trees.vocab**depth
-            likeliest = self.weight.unflatten(1, (nodes, -1)).argmax(-1, keepdim=True)
-            ratios = self.law.alive[..., depth].unflatten(1, (nodes, -1))
-            ratios = ratios.gather(-1, likeliest)[..., 0]
-            by_depth.append(torch.where(self.trees.reached[depth] > 0, ratios, 0.0))
+        for depth, reached in enumerate(self.trees.reached):
+            of_node = (self.trees.vocab**depth, -1)
+            likeliest = self.weight.unflatten(1, of_node).argmax(-1, keepdim=True)
+            ratios = self.law.alive[..., depth].unflatten(1, of_node).gather(-1, likeliest)
+            by_depth.append(torch.where(reached > 0, ratios[..., 0], 0.0))
         return tuple(by_depth)
 
     @cached_property
     def target(self) -> RowsByNode:
         """Return by depth the row h that the token after each node must follow."""
-        return tuple(self._target(depth) for depth in range(self.trees.depth))
-
-    def _target(self, depth: int) -> Tensor:
-        q, p = self.trees.q[depth], self.trees.p[depth]
-        path = Path(self.alive[depth].flatten())
-        rows = q.flatten(0, 1), p.flatten(0, 1)
-        return aim(self.verifier, self.policy, *rows, path).reshape(q.shape)
+        by_depth = []
+        for q, p, alive in zip(self.trees.q, self.trees.p, self.alive, strict=False):
+            rows, path = (q.flatten(0, 1), p.flatten(0, 1)), Path(alive.flatten())
+            by_depth.append(aim(self.verifier, self.policy, *rows, path).reshape(q.shape))
+        return tuple(by_depth)
 
     @cached_property
     def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:

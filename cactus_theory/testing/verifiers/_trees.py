@@ -7,7 +7,7 @@ that can be drafted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -87,10 +87,6 @@ def _smooth(count: int, vocab: int, source: torch.Generator, spread: float = 2.0
     return logits[0].softmax(-1), logits[1].softmax(-1)
 
 
-def _tiny(count: int, vocab: int, source: torch.Generator) -> Pair:
-    return _smooth(count, vocab, source, 8.0)
-
-
 def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
     """Return rows with a support of their own each."""
     rows = torch.stack(_smooth(count, vocab, source))
@@ -107,8 +103,8 @@ def _one_hot(count: int, vocab: int, source: torch.Generator) -> Pair:
     which = torch.randint(0, 3, (count, 1), generator=source)
     for number, uncertain in enumerate((1, 0)):
         token = torch.randint(0, vocab, (count,), generator=source)
-        one_hot = torch.nn.functional.one_hot(token, vocab).double()
-        rows[number] = torch.where(which != uncertain, one_hot, rows[number])
+        hot = torch.nn.functional.one_hot(token, vocab).double()
+        rows[number] = torch.where(which != uncertain, hot, rows[number])
     return rows[0], rows[1]
 
 
@@ -125,7 +121,6 @@ def _nearly_equal(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _swapped(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows of which the draft's are the target's with its probabilities in reverse order."""
     q = _smooth(count, vocab, source)[0].sort(-1).values
     return q, q.flip(-1)
 
@@ -142,14 +137,10 @@ def _fractions(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 def _heavy(count: int, vocab: int, source: torch.Generator) -> Pair:
     """Return rows that sum to 1 + 2^−52, as rounding may leave them."""
-    q, p = _one_hot(count, vocab, source)
-    return _raised(q), _raised(p)
-
-
-def _raised(rows: Rows) -> Rows:
-    whole = (rows / ULP).round()  # whole numbers add up exactly, in any order
+    whole = (torch.stack(_one_hot(count, vocab, source)) / ULP).round()  # add up exactly
     missing = 1 / ULP + 1 - whole.sum(-1, keepdim=True)
-    return whole.scatter_add(-1, whole.argmax(-1, keepdim=True), missing) * ULP
+    rows = whole.scatter_add(-1, whole.argmax(-1, keepdim=True), missing) * ULP
+    return rows[0], rows[1]
 
 
 KINDS: dict[str, Callable[[int, int, torch.Generator], Pair]] = {
@@ -161,7 +152,7 @@ KINDS: dict[str, Callable[[int, int, torch.Generator], Pair]] = {
     "nearly equal": _nearly_equal,
     "swapped": _swapped,
     "heavy": _heavy,
-    "tiny": _tiny,
+    "tiny": partial(_smooth, spread=8.0),
 }
 # kinds of whole trees in turn; in a mixed one every node has a kind of its own
 TURNS = (*KINDS, "mixed", "mixed", "mixed")
@@ -176,33 +167,32 @@ def _rows(kind: str, count: int, vocab: int, source: torch.Generator) -> Pair:
     return q, p
 
 
-def _tree(number: int, seed: int) -> tuple[list[Pair], str]:
-    """Return the rows of one tree by depth, which do not depend on how many there are."""
-    vocab, depth = SHAPES[number % len(SHAPES)]
-    kind = TURNS[number % len(TURNS)]
-    source = torch.Generator().manual_seed(2**32 * seed + number)
-    return [_rows(kind, vocab**i, vocab, source) for i in range(depth + 1)], kind
-
-
 @lru_cache(maxsize=4)
 def trees(count: int, seed: int = 0) -> tuple[Trees, ...]:
-    """Return ``count`` trees in groups of one shape, the smallest first."""
+    """Return ``count`` trees in groups of one shape, the smallest first.
+
+    A tree's rows do not depend on how many there are.
+    """
     numbers: dict[tuple[int, int], list[int]] = {}
     for number in range(count):
         numbers.setdefault(SHAPES[number % len(SHAPES)], []).append(number)
-    groups = []
-    for shape in sorted(numbers, key=lambda shape: shape[0] ** shape[1]):
-        group = numbers[shape]
-        for first in range(0, len(group), TOGETHER):
-            groups.append(_group(group[first : first + TOGETHER], seed))
-    return tuple(groups)
-
-
-def _group(numbers: list[int], seed: int) -> Trees:
-    pairs = [_tree(number, seed) for number in numbers]
-    depths = list(zip(*(rows for rows, _ in pairs), strict=True))
-    q, p = (
-        tuple(torch.stack([pair[i] for pair in depth_pairs]) for depth_pairs in depths)
-        for i in range(2)
+    return tuple(
+        _group(shape, numbers[shape][first : first + TOGETHER], seed)
+        for shape in sorted(numbers, key=lambda shape: shape[0] ** shape[1])
+        for first in range(0, len(numbers[shape]), TOGETHER)
     )
-    return Trees(q, p[:-1], tuple(kind for _, kind in pairs), tuple(numbers))
+
+
+def _group(shape: tuple[int, int], numbers: list[int], seed: int) -> Trees:
+    vocab, depth = shape
+    kinds = tuple(TURNS[number % len(TURNS)] for number in numbers)
+    made = [
+        (kind, torch.Generator().manual_seed(2**32 * seed + number))
+        for kind, number in zip(kinds, numbers, strict=True)
+    ]
+    levels = [
+        zip(*(_rows(kind, vocab**i, vocab, own) for kind, own in made), strict=True)
+        for i in range(depth + 1)
+    ]
+    q, p = (tuple(map(torch.stack, rows)) for rows in zip(*levels, strict=True))
+    return Trees(q, p[:-1], kinds, tuple(numbers))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +15,7 @@ from cactus_theory.testing.verifiers._enumeration import (
     some_paths,
     verifier_property,
 )
+from cactus_theory.verify import Verdict
 
 # distance of a tried coin from where a decision turns; a policy decides to about 1e-12
 INSIDE = 1e-9
@@ -31,35 +31,25 @@ INSIDE_SINGLE, COUNTED_SINGLE = 1e-5, 1e-3
 RARE = 1e-6
 # number of coin patterns with which the token after each count is drawn
 PATTERNS = 3
-# number of paths tried with every value for every coin
-EXTRA = 20
 # distance of a coin above a threshold, and the denominator of exact coins
 BESIDE, SHORT = 1e-11, 2.0**20
 
 
-@dataclass(frozen=True)
-class Cells:
-    """Coins that stand for all others: (N, patterns, coins) and the mass (N, patterns) of each."""
+def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> tuple[Tensor, Tensor]:
+    """Return coins that stand for all others, (N, patterns, coins), and the mass of each pattern.
 
-    accept: Tensor
-    mass: Tensor
-
-
-def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> Cells:
-    """Return coins just inside both ends of each interval between edges, all combined.
-
-    A decision that turns anywhere but at an edge weighs as much as half the interval. Intervals
-    too thin to have an inside, between two roundings of one edge for example, have no mass.
+    They are just inside both ends of each interval between edges, all combined: a decision that
+    turns anywhere but at an edge weighs as much as half the interval. Intervals too thin to have an
+    inside, between two roundings of one edge for example, have no mass.
     """
     ends = torch.zeros_like(edges[..., :1])
     cuts = torch.cat([ends, edges, ends + 1], -1).sort(-1).values
     low, high = cuts[..., :-1], cuts[..., 1:]
     step = torch.minimum((high - low) / 2, torch.tensor(inside))
     points = torch.cat([low + step, high - step], -1).clamp(0.0, LAST_COIN)
-    width = high - low
-    mass = torch.where(width > 4 * inside, width / 2, 0.0).repeat(1, 1, 2)
+    mass = torch.where(high - low > 4 * inside, (high - low) / 2, 0.0).repeat(1, 1, 2)
     choices = combinations(points.shape[-1], points.shape[1])
-    return Cells(combined(points, choices), combined(mass, choices).prod(-1))
+    return combined(points, choices), combined(mass, choices).prod(-1)
 
 
 def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
@@ -82,67 +72,47 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     alive ratios that a verdict reports are those of the law; so also on float32 rows.
     """
     paths = some_paths(seen)
-    patterns = cells(_own_edges(paths), INSIDE)
-    verdict = paths.verify(patterns.accept)
-    shares = _shares(paths, verdict.num_accepted, patterns.mass)
-    wrong = ((shares - paths.stop).abs() > COUNTED).any(-1).nonzero()[:, 0][:EXTRA]
-    if len(wrong):  # perhaps its coins are not one a token: try every value for every coin
-        part = paths.part(wrong)
-        patterns = cells(_all_edges(part), INSIDE)
-        counts = part.verify(patterns.accept).num_accepted
-        shares[wrong] = _shares(part, counts, patterns.mass)
+    verdict, shares = _over_coins(paths, INSIDE)
     rare = (shares < RARE) & (paths.stop < RARE)
-    weights = _weights(paths)
+    # a path with a token below FAINT weighs as much as it is probable
+    drafted = paths.p.gather(-1, paths.ids[..., None])[..., 0]
+    weights = torch.where((drafted >= FAINT).all(-1), 1.0, paths.weight)[:, None]
     shares, stop = torch.where(rare, paths.stop, shares) * weights, paths.stop * weights
     about = paths.about(lambda i: f"chance of {i[1]} accepted tokens, over all coins")
     yield Bounds(shares, stop, stop, about, COUNTED, rows=paths.tree)
     if verdict.alive is not None:
-        yield _alive_ratios(paths, verdict.alive, verdict.num_accepted)
+        alive = verdict.alive.reshape(len(paths.ids), -1, paths.length)
+        counts = verdict.num_accepted.reshape(alive.shape[:2])
+        expected = paths.alive[:, None, :-1].expand(alive.shape)
+        charged = torch.arange(paths.length) <= counts[..., None]
+        about = paths.about(lambda i: f"alive ratio of row {i[2]}")
+        yield Bounds(alive, expected, expected, about, COUNTED, charged, paths.tree)
     if seen.policy.declares.continuous:
-        yield _in_single_precision(paths)
+        first = torch.ones_like(paths.tree, dtype=torch.bool)
+        first[1:] = paths.tree[1:] != paths.tree[:-1]
+        paths = paths.part(first.nonzero()[:, 0])
+        weight = paths.weight[:, None]
+        found = weight * _over_coins(paths, INSIDE_SINGLE, torch.float32)[1]
+        about = paths.about(lambda i: f"chance of it and of {i[1]} accepted tokens, float32 rows")
+        expected = weight * paths.stop
+        yield Bounds(found, expected, expected, about, COUNTED_SINGLE, rows=paths.tree)
 
 
-def _weights(paths: Paths) -> Tensor:
-    """Return each path's weight, (N, 1): 1, or its probability if it has a token below FAINT."""
-    drafted = paths.p.gather(-1, paths.ids[..., None])[..., 0]
-    return torch.where((drafted >= FAINT).all(-1), 1.0, paths.weight)[:, None]
-
-
-def _own_edges(paths: Paths) -> Tensor:
-    """Return for each coin the values that its own token's decision may turn at."""
-    return paths.thresholds if paths.coins == paths.length else _all_edges(paths)
-
-
-def _all_edges(paths: Paths) -> Tensor:
+def _edges(paths: Paths) -> Tensor:
+    """Return for each coin the values that its own token's decision may turn at, or any does."""
+    if paths.coins == paths.length:
+        return paths.thresholds
     return paths.thresholds.flatten(1)[:, None].expand(-1, paths.coins, -1)
 
 
-def _shares(paths: Paths, counts: Tensor, mass: Tensor) -> Tensor:
-    """Return the mass of the patterns that accept each count, (N, K + 1)."""
-    counts = counts.reshape(mass.shape)
-    return torch.zeros_like(paths.stop).scatter_add(-1, counts, mass)
-
-
-def _alive_ratios(paths: Paths, alive: Tensor, counts: Tensor) -> Bounds:
-    shape = (len(paths.ids), -1, paths.length)
-    expected = paths.alive[:, None, :-1].expand(len(paths.ids), len(counts) // len(paths.ids), -1)
-    charged = torch.arange(paths.length) <= counts.reshape(*shape[:2])[..., None]
-    about = paths.about(lambda i: f"alive ratio of row {i[2]}")
-    alive = alive.reshape(shape)
-    return Bounds(alive, expected, expected, about, COUNTED, charged, paths.tree)
-
-
-def _in_single_precision(paths: Paths) -> Bounds:
-    first = torch.ones_like(paths.tree, dtype=torch.bool)
-    first[1:] = paths.tree[1:] != paths.tree[:-1]
-    paths = paths.part(first.nonzero()[:, 0])
-    patterns = cells(_own_edges(paths), INSIDE_SINGLE)
-    verdict = paths.verify(patterns.accept, dtype=torch.float32)
-    weight = paths.weight[:, None]
-    shares = weight * _shares(paths, verdict.num_accepted, patterns.mass)
-    expected = weight * paths.stop
-    about = paths.about(lambda i: f"chance of it and of {i[1]} accepted tokens, float32 rows")
-    return Bounds(shares, expected, expected, about, COUNTED_SINGLE, rows=paths.tree)
+def _over_coins(
+    paths: Paths, inside: float, dtype: torch.dtype = torch.float64
+) -> tuple[Verdict, Tensor]:
+    """Return the verdicts over all cells, and the mass of those that accept each count."""
+    accept, mass = cells(_edges(paths), inside)
+    verdict = paths.verify(accept, dtype=dtype)
+    counts = verdict.num_accepted.reshape(mass.shape)
+    return verdict, torch.zeros_like(paths.stop).scatter_add(-1, counts, mass)
 
 
 @verifier_property(hint="a draw that reads another row, or a coin that is used twice")
@@ -152,9 +122,15 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     Whatever the acceptance coins were, and just inside both ends of every token's share.
     """
     paths = some_paths(seen)
-    patterns = cells(_own_edges(paths), INSIDE)
-    counts = paths.verify(patterns.accept).num_accepted.reshape(patterns.mass.shape)
-    accept, occurs = _by_count(paths, counts, patterns)
+    every, mass = cells(_edges(paths), INSIDE)
+    counts = paths.verify(every).num_accepted.reshape(mass.shape)
+    # some patterns that lead to each count
+    source = torch.Generator().manual_seed(seen.seed)
+    lots = torch.rand(counts.shape, generator=source)
+    lead = (counts[:, None] == torch.arange(paths.length + 1)[:, None]) & (mass > 0)[:, None]
+    ranked = torch.where(lead, 1 + lots[:, None], 0.0).topk(min(PATTERNS, mass.shape[1]), -1)
+    accept = every[torch.arange(len(every))[:, None, None], ranked.indices]
+    occurs = ranked.values > 0
     high = paths.last.cumsum(-1)
     low = high - paths.last
     step = torch.full_like(low, INSIDE)
@@ -174,18 +150,6 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
 
     tokens = verdict.last.reshape(shape)
     yield Bounds(tokens, token, token, paths.about(describe), 0.0, judged, paths.tree)
-
-
-def _by_count(paths: Paths, counts: Tensor, patterns: Cells) -> tuple[Tensor, Tensor]:
-    """Return (N, K + 1, patterns, coins) coins that lead to each count, and whether they do."""
-    source = torch.Generator().manual_seed(paths.seen.seed)
-    lots = torch.rand(counts.shape, generator=source)
-    most = min(PATTERNS, counts.shape[1])
-    place = torch.arange(paths.length + 1)[:, None]
-    lead = (counts[:, None] == place) & (patterns.mass > 0)[:, None]
-    ranked = torch.where(lead, 1 + lots[:, None], 0.0).topk(most, -1)
-    each = torch.arange(len(counts))[:, None, None]
-    return patterns.accept[each, ranked.indices], ranked.values > 0
 
 
 @verifier_property(hint="coin <= value, not coin < value; or a support that is not declared")

@@ -10,7 +10,6 @@ from cactus_theory.policies._decisions import Path
 from cactus_theory.testing._property import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
-    PathLaw,
     row_by_row,
     verifier_property,
 )
@@ -191,15 +190,8 @@ def single_precision_agrees(seen: Enumeration) -> Iterator[Bounds]:
         return
     rounded = seen.law_of(seen.q.float(), seen.p.float())
     about = "path {0}: chance of {1} accepted tokens"
-    yield _unmoved(seen, rounded.stop, seen.law.stop, about)
-    about = "path {0}: chance of {1} accepted tokens and token {2}"
-    yield _unmoved(seen, _joint(rounded), _joint(seen.law), about)
-
-
-def _joint(law: PathLaw) -> Tensor:
-    return law.stop[..., None] * law.last
-
-
-def _unmoved(seen: Enumeration, rounded: Tensor, expected: Tensor, about: str) -> Bounds:
-    rounded, expected = seen.drafted(rounded), seen.drafted(expected)
-    return Bounds(rounded, expected, expected, about, SINGLE)
+    both = rounded, seen.law
+    found, expected = (seen.drafted(law.stop) for law in both)
+    yield Bounds(found, expected, expected, about, SINGLE)
+    found, expected = (seen.drafted(law.stop[..., None] * law.last) for law in both)
+    yield Bounds(found, expected, expected, f"{about} and token {{2}}", SINGLE)
