@@ -7,7 +7,7 @@ where it was.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -113,49 +113,39 @@ def read_manifest(path: Path) -> Manifest:
     if not isinstance(shards, list) or not shards:
         raise ValueError(f"{path}: shards must be a list of at least one; got {shards!r}")
     manifest = Manifest(header, tuple(_read_entry(path, item) for item in shards))
+    if fault := next(_faults(content, manifest), None):
+        raise ValueError(f"{path}: {fault}")
+    return manifest
+
+
+def _faults(content: dict[str, Any], manifest: Manifest) -> Iterator[str]:
+    """Yield where parts of a manifest do not agree with each other."""
     file, times = Counter(entry.file for entry in manifest.shards).most_common(1)[0]
     if times > 1:
-        raise ValueError(f"{path}: each shard must be listed once; got {file!r} {times} times")
-    if content.get("texts") != len(shards):
-        raise ValueError(
-            f"{path}: texts must be the number of shards, {len(shards)}; "
-            f"got {content.get('texts')!r:.60}"
-        )
-    for name in COUNTS:
-        if content.get(name) != manifest.total(name):
-            raise ValueError(
-                f"{path}: {name} must be the sum over shards, {manifest.total(name)}; "
-                f"got {content.get(name)!r:.60}"
-            )
-    most = header.num_draft_tokens
+        yield f"each shard must be listed once; got {file!r} {times} times"
+    sums = {"texts": ("number of", len(manifest.shards))}
+    sums |= {name: ("sum over", manifest.total(name)) for name in COUNTS}
+    for name, (what, count) in sums.items():
+        if content.get(name) != count:
+            yield f"{name} must be the {what} shards, {count}; got {content.get(name)!r:.60}"
+    most = manifest.header.num_draft_tokens
     for entry in manifest.shards:
         drafted = entry.target_rows - entry.cycles
         counts = entry.cycles, entry.undrafted, entry.bytes
         if not 0 <= entry.draft_rows <= drafted <= most * entry.cycles or min(counts) < 0:
-            raise ValueError(
-                f"{path}: {entry.file} must have at most {most} drafted tokens a cycle and a row "
+            yield (
+                f"{entry.file} must have at most {most} drafted tokens a cycle and a row "
                 f"for each; got {entry.cycles} cycles, {entry.undrafted} undrafted steps, "
                 f"{entry.target_rows} target rows and {entry.draft_rows} draft rows"
             )
-    return manifest
 
 
 def _header(path: Path, content: dict[str, Any]) -> Header:
-    values = _fields(path, content, Header)
-    header = Header(**values)
-    if header.dtype not in DTYPES:
-        raise ValueError(f"{path}: dtype must be one of {', '.join(DTYPES)}; got {header.dtype!r}")
-    for name in ("vocab_size", "num_draft_tokens"):
-        value = values[name]
-        if value < 1:
-            raise ValueError(f"{path}: {name} must be at least 1; got {value!r:.60}")
-    if header.num_draft_tokens > MOST_DRAFTED:
-        raise ValueError(
-            f"{path}: num_draft_tokens must be at most {MOST_DRAFTED}; "
-            f"got {header.num_draft_tokens!r:.60}"
-        )
-    if not math.isfinite(header.temperature) or header.temperature < 0:
-        raise ValueError(f"{path}: temperature must be finite; got {header.temperature!r}")
+    header = Header(**_fields(path, content, Header))
+    check.one_of(f"{path}: dtype", header.dtype, tuple(DTYPES))
+    check.number(f"{path}: vocab_size", header.vocab_size, 1)
+    check.number(f"{path}: num_draft_tokens", header.num_draft_tokens, 1, MOST_DRAFTED)
+    check.finite(f"{path}: temperature", header.temperature, 0)
     for token in header.eos_token_ids:
         if type(token) is not int or not 0 <= token < 2**63:
             raise ValueError(f"{path}: eos_token_ids must be token ids; got {token!r:.60}")
@@ -177,9 +167,8 @@ def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
         if expected is float and type(value) is int:
             value = check.number(f"{path}: {name}", value, -math.inf)
         if type(value) is not expected:  # True is no integer here
-            raise ValueError(
-                f"{path}: {name} must be of type {expected.__name__}; got {value!r:.60}"
-            )
+            kind = expected.__name__
+            raise ValueError(f"{path}: {name} must be of type {kind}; got {value!r:.60}")
         values[name] = value
     return values
 

@@ -6,7 +6,7 @@ probabilities would lose most of a large vocabulary. Of draft rows that all lack
 holds the columns of the others alone, and which these are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -147,21 +147,9 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
     if (columns := tensors.pop(COLUMNS, None)) is not None:
         tensors["draft_log_probs"] = _spread(where, tensors.get("draft_log_probs"), columns, vocab)
-    if sorted(tensors) != sorted(NAMES):
-        raise ValueError(
-            f"{where}: must hold {', '.join(NAMES)}; got {', '.join(sorted(tensors)) or 'nothing'}"
-        )
-    for name, dtype in LISTS.items():
-        values = tensors[name]
-        if values.dtype != dtype or values.ndim != 1:
-            kind = str(dtype).removeprefix("torch.")
-            raise ValueError(
-                f"{where}: {name} must be {kind} numbers, one after another; "
-                f"got {values.dtype}, shape {tuple(values.shape)}"
-            )
-    for name in ROWS:
-        _check_kind(f"{where}: {name}", tensors[name], vocab)
-    return checked(where, Shard(**tensors), vocab, most)
+    if fault := next(_faults(tensors, vocab, most), None):
+        raise ValueError(f"{where}: {fault}")
+    return Shard(**tensors)
 
 
 def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Tensor:
@@ -184,79 +172,70 @@ def checked(where: str, shard: Shard, vocab: int, most: int) -> Shard:
     Raises ValueError for shapes that do not fit together, more than ``most`` drafted tokens a
     cycle, ids that are no tokens, rows that are no log-probabilities.
     """
-    for name in ROWS:
-        _check_rows(f"{where}: {name}", getattr(shard, name), vocab)
-    _check_offsets(where, shard)
-    _check_ids(where, shard, vocab)
-    if bool((shard.position < 0).any()):
-        first = shard.position[shard.position < 0][0].item()
-        raise ValueError(f"{where}: position must be at least 0; got {first}")
-    if (longest := max(shard.counts, default=0)) > most:
-        raise ValueError(f"{where}: must have drafted at most {most} tokens a cycle; got {longest}")
+    if fault := next(_faults(vars(shard), vocab, most), None):
+        raise ValueError(f"{where}: {fault}")
     return shard
+
+
+def _faults(tensors: Mapping[str, Tensor], vocab: int, most: int) -> Iterator[str]:
+    """Yield what is wrong with a shard's tensors, each said of tensors that keep all before it."""
+    if sorted(tensors) != sorted(NAMES):
+        yield f"must hold {', '.join(NAMES)}; got {', '.join(sorted(tensors)) or 'nothing'}"
+    for name, dtype in LISTS.items():
+        values = tensors[name]
+        if values.dtype != dtype or values.ndim != 1:
+            kind = str(dtype).removeprefix("torch.")
+            yield (
+                f"{name} must be {kind} numbers, one after another; "
+                f"got {values.dtype}, shape {tuple(values.shape)}"
+            )
+    for name in ROWS:
+        rows = tensors[name]
+        if rows.dtype not in STORED_SUM_TOLERANCE or rows.ndim != 2 or rows.shape[1] != vocab:
+            yield (
+                f"{name}: must be float16 or float32 rows of {vocab} tokens; "
+                f"got {rows.dtype}, shape {tuple(rows.shape)}"
+            )
+        sums, tolerance = rows.float().exp().sum(-1), STORED_SUM_TOLERANCE[rows.dtype]
+        for row in (~((sums - 1).abs() <= tolerance)).nonzero()[:1, 0].tolist():  # NaN is not
+            yield (
+                f"{name}: rows must be log-probabilities, summing to 1 within {tolerance:g}; "
+                f"row {row} sums to {float(sums[row]):.6g}"
+            )
+    position, ids = tensors["position"], tensors["draft_token_ids"]
+    cycles, tokens = len(position), len(ids)
+    target_rows, draft_rows = (len(tensors[name]) for name in ROWS)
+    for name, last in (("token_offsets", tokens), ("draft_offsets", draft_rows)):
+        offsets = tensors[name]
+        fits = offsets.shape == (cycles + 1,) and offsets[0] == 0 and offsets[-1] == last
+        if not fits or bool((offsets.diff() < 0).any()):
+            yield (
+                f"{name} must rise from 0 to {last} in {cycles + 1} steps; "
+                f"got {offsets[:8].tolist()}"
+            )
+    if target_rows != tokens + cycles:
+        yield (
+            "target_log_probs must have a row for every drafted token and cycle, "
+            f"{tokens} + {cycles}; got {target_rows}"
+        )
+    drafted, row_counts = (tensors[name].diff() for name in ("token_offsets", "draft_offsets"))
+    if bool(((row_counts != drafted) & (row_counts != 0)).any()):
+        yield "a cycle must have a draft row for every token, or none"
+    for token in ids[(ids < 0) | (ids >= vocab)][:1].tolist():
+        yield f"draft_token_ids must lie in [0, {vocab}); got {token}"
+    sampled = ids[(row_counts > 0).repeat_interleave(drafted)].long()
+    entries = tensors["draft_log_probs"].gather(1, sampled[:, None])[:, 0]
+    for row in (entries == -torch.inf).nonzero()[:1, 0].tolist():
+        yield (
+            "a drafted token must have a probability in the row it was drawn from; "
+            f"got 0 for token {int(sampled[row])} in draft row {row}"
+        )
+    for first in position[position < 0][:1].tolist():
+        yield f"position must be at least 0; got {first}"
+    if (longest := max(drafted.tolist(), default=0)) > most:
+        yield f"must have drafted at most {most} tokens a cycle; got {longest}"
 
 
 def _check_shape(name: str, rows: Tensor, count: int, vocab: int) -> None:
     if tuple(rows.shape) != (count, vocab):
         raise ValueError(f"{name}: shape must be {(count, vocab)}; got {tuple(rows.shape)}")
-
-
-def _check_offsets(where: str, shard: Shard) -> None:
-    cycles, tokens = len(shard), len(shard.draft_token_ids)
-    ends = (
-        ("token_offsets", shard.token_offsets, tokens),
-        ("draft_offsets", shard.draft_offsets, len(shard.draft_log_probs)),
-    )
-    for name, offsets, last in ends:
-        fits = offsets.shape == (cycles + 1,) and offsets[0] == 0 and offsets[-1] == last
-        if not fits or bool((offsets.diff() < 0).any()):
-            raise ValueError(
-                f"{where}: {name} must rise from 0 to {last} in {cycles + 1} steps; "
-                f"got {offsets.flatten()[:8].tolist()}"
-            )
-    if len(shard.target_log_probs) != tokens + cycles:
-        raise ValueError(
-            f"{where}: target_log_probs must have a row for every drafted token and cycle, "
-            f"{tokens} + {cycles}; got {len(shard.target_log_probs)}"
-        )
-    drafted, row_counts = shard.token_offsets.diff(), shard.draft_offsets.diff()
-    if bool(((row_counts != drafted) & (row_counts != 0)).any()):
-        raise ValueError(f"{where}: a cycle must have a draft row for every token, or none")
-
-
-def _check_ids(where: str, shard: Shard, vocab: int) -> None:
-    ids = shard.draft_token_ids
-    wrong = ids[(ids < 0) | (ids >= vocab)]
-    if len(wrong):
-        raise ValueError(
-            f"{where}: draft_token_ids must lie in [0, {vocab}); got {wrong[0].item()}"
-        )
-    has_row = shard.draft_offsets.diff() > 0
-    sampled = ids[has_row.repeat_interleave(shard.token_offsets.diff())]
-    excluded = shard.draft_log_probs.gather(1, sampled.long()[:, None])[:, 0] == -torch.inf
-    if bool(excluded.any()):
-        row = int(excluded.nonzero()[0])
-        raise ValueError(
-            f"{where}: a drafted token must have a probability in the row it was drawn from; "
-            f"got 0 for token {sampled[row].item()} in draft row {row}"
-        )
-
-
-def _check_kind(where: str, rows: Tensor, vocab: int) -> None:
-    if rows.dtype not in STORED_SUM_TOLERANCE or rows.ndim != 2 or rows.shape[1] != vocab:
-        raise ValueError(
-            f"{where}: must be float16 or float32 rows of {vocab} tokens; "
-            f"got {rows.dtype}, shape {tuple(rows.shape)}"
-        )
-
-
-def _check_rows(where: str, rows: Tensor, vocab: int) -> None:
-    _check_kind(where, rows, vocab)
-    misses = (rows.float().exp().sum(-1) - 1).abs()
-    tolerance = STORED_SUM_TOLERANCE[rows.dtype]
-    if not bool((misses <= tolerance).all()):  # NaN is not
-        row = int((~(misses <= tolerance)).nonzero()[0])
-        raise ValueError(
-            f"{where}: rows must be log-probabilities, summing to 1 within {tolerance:g}; "
-            f"row {row} sums to {rows[row].float().exp().sum().item():.6g}"
-        )

@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Real
+from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.defaults import FEWEST_TEXTS
@@ -60,23 +62,11 @@ class Estimate:
         return float(np.sqrt((count - 1) / count * (around**2).sum()))
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        """Return the paired difference.
-
-        Raises
-        ------
-        ValueError
-            Estimates from different texts.
-        """
+        """Return the paired difference; ValueError for estimates from different texts."""
         return combined(np.subtract, self, other)
 
     def __truediv__(self, other: "Estimate") -> "Estimate":
-        """Return the paired ratio.
-
-        Raises
-        ------
-        ValueError
-            Estimates from different texts.
-        """
+        """Return the paired ratio; ValueError for estimates from different texts."""
         return combined(np.divide, self, other)
 
 
@@ -136,10 +126,43 @@ class Replay:
     drafts: PerText
     drafted: PerText
 
-    @property
-    def name(self) -> str:
-        """Return policy, verifier and K as tables show them."""
-        return f"{self.policy}, {self.verifier}, K={self.num_draft_tokens}"
+    @classmethod
+    def begun(
+        cls,
+        policy: str,
+        verifier: str,
+        width: int,
+        source: str,
+        undrafted: Sequence[int],
+        divergences: Sequence[str],
+    ) -> "Replay":
+        """Return the sums before the first cycle: those of calls without a draft, by text."""
+        nothing, rows = np.zeros(len(undrafted)), np.zeros((width, len(undrafted)))
+        spent = {spec: nothing.copy() for spec in divergences}
+        sums = nothing + undrafted, nothing + undrafted, nothing, spent, rows, rows.copy()
+        return cls(policy, verifier, width, source, *sums, nothing.copy(), nothing.copy())
+
+    def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
+        """Add cycles, of longer drafts their first K tokens.
+
+        ``text`` (B,) is whose they are; ``alive`` and ``going`` (B, K + 1) how probably so many
+        tokens are accepted, and whether the text goes on; ``spent`` (B, K) divergences of rows.
+        """
+        where = text.numpy()
+        alive, going = (part[:, : self.num_draft_tokens + 1] for part in (alive, going))
+        after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives
+        reached, accepted = after[:, :-1], torch.where(going[:, :-1], alive[:, 1:], 0.0)
+        width = accepted.shape[1]
+        np.add.at(self.cycles, where, 1.0)
+        np.add.at(self.drafts, where, float(width > 0))
+        np.add.at(self.drafted, where, float(width))
+        np.add.at(self.tokens, where, after.sum(-1).numpy())
+        np.add.at(self.accepted, where, accepted.sum(-1).numpy())
+        np.add.at(self.reached[:width].T, where, reached.numpy())
+        np.add.at(self.accepted_at[:width].T, where, accepted.numpy())
+        for spec, values in spent.items():
+            charged = torch.where(reached > 0, reached * values[:, :width], 0.0)
+            np.add.at(self.spent[spec], where, charged.sum(-1).numpy())
 
     @cached_property
     def tokens_per_call(self) -> Estimate:
@@ -208,15 +231,7 @@ def tokens_at(
     ValueError
         A level that the replays do not reach on both sides, replays of different traces.
     """
-    names = "level", f"{divergence} per token"
-    return _between(
-        replays,
-        lambda replay: replay.divergence_per_token(divergence),
-        level,
-        names,
-        _mixed,
-        divergence,
-    )
+    return _between(replays, level, divergence, of_tokens=False)
 
 
 def divergence_at(
@@ -231,44 +246,41 @@ def divergence_at(
     ValueError
         Tokens per call that the replays do not reach on both sides, replays of different traces.
     """
-    names = "tokens", "tokens per call"
-    return _between(replays, lambda one: one.tokens_per_call, tokens, names, _spent, divergence)
+    return _between(replays, tokens, divergence, of_tokens=True)
 
 
 def _between(
-    replays: Sequence[Replay],
-    measure: Callable[[Replay], Estimate],
-    amount: float | Estimate,
-    names: tuple[str, str],
-    mixture: Callable[..., Any],
-    divergence: str,
+    replays: Sequence[Replay], amount: float | Estimate, divergence: str, of_tokens: bool
 ) -> Estimate:
-    """Return the mixture that measures ``amount``, of the replays next to it on both sides."""
-    ordered = sorted(replays, key=lambda replay: measure(replay).value)
-    values = [measure(replay).value for replay in ordered]
+    """Return the coin between the replays next to ``amount``: its tokens a call, or its nats.
+
+    ``amount`` is of tokens per call, or of divergence per token; the other one is returned.
+    """
+
+    def measure(own: Replay) -> Estimate:
+        return own.tokens_per_call if of_tokens else own.divergence_per_token(divergence)
+
+    def mixture(amount: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
+        if of_tokens:
+            share = (amount - tokens_a) / (tokens_b - tokens_a)
+            return (spent_a + share * (spent_b - spent_a)) / amount
+        over_a, over_b = spent_a - amount * tokens_a, spent_b - amount * tokens_b
+        return tokens_a + over_a / (over_a - over_b) * (tokens_b - tokens_a)
+
+    ordered = sorted(replays, key=lambda own: measure(own).value)
+    values = [measure(own).value for own in ordered]
     value = amount.value if isinstance(amount, Estimate) else amount
-    if len({replay.source for replay in ordered}) > 1:
+    if len({own.source for own in ordered}) > 1:
         raise ValueError("replays: must all be of the same trace; got several")
     for low, high, lower, higher in zip(ordered, ordered[1:], values, values[1:], strict=False):
         if lower <= value <= higher and lower < higher:
             if not isinstance(amount, Estimate):
                 amount = Estimate(amount, np.full(len(low.cycles), float(amount)), low.source)
-            numbers = [replay.tokens_per_call for replay in (low, high)]
-            numbers += [replay.divergence_per_call(divergence) for replay in (low, high)]
+            numbers = [own.tokens_per_call for own in (low, high)]
+            numbers += [own.divergence_per_call(divergence) for own in (low, high)]
             return combined(mixture, amount, *numbers)
-    name, unit = names
+    name, unit = (
+        ("tokens", "tokens per call") if of_tokens else ("level", f"{divergence} per token")
+    )
     span = f"{values[0]:.4g} to {values[-1]:.4g}" if values else "nothing"
     raise ValueError(f"{name}: must lie between two of the replays' {unit}, {span}; got {value}")
-
-
-def _mixed(level: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
-    """Return tokens per call of the coin between a and b that spends ``level`` a token."""
-    over_a, over_b = spent_a - level * tokens_a, spent_b - level * tokens_b
-    share = over_a / (over_a - over_b)
-    return tokens_a + share * (tokens_b - tokens_a)
-
-
-def _spent(tokens: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
-    """Return the divergence per token of the coin between a and b that has so many tokens."""
-    share = (tokens - tokens_a) / (tokens_b - tokens_a)
-    return (spent_a + share * (spent_b - spent_a)) / tokens

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int
 
 from cactus_theory.base import arguments as check
@@ -227,7 +226,6 @@ def expectations(
     verifiers = {name: find_verifier(judge) for name, judge in judges.items()}
     for verifier in verifiers.values():
         verifier.check(rule)
-    ends = torch.tensor(trace.ends, dtype=torch.int64, device="cpu")
     longest, done = trace.header.details.get("max_new_tokens"), 0
     nothing = np.zeros(0, int), np.zeros((0, width + 1))
     parts: list[Any] = [(*nothing[:1] * 3, nothing[1].astype(bool), *nothing[1:] * len(verifiers))]
@@ -237,7 +235,7 @@ def expectations(
         on_cycles(done)
         if not drafted:
             continue
-        laws = [batch_law(batch, rule, own, {}, ends) for own in verifiers.values()]
+        laws = [batch_law(batch, rule, own, {}, trace.ends) for own in verifiers.values()]
         left = np.full(count, width)
         if longest is not None:  # beside the token that every call gives
             left = np.clip(longest - 1 - batch.position.numpy(), 0, width)

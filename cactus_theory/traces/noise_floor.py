@@ -135,12 +135,11 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
     kl = divergence("kl").value
     lossless, chain = find_policy("speculative"), find_verifier("chain")
     colder = [find_policy("tempered", temperature=temperature) for temperature in temperatures]
     for batch in trace.batches(ENTRIES):
-        alive, going, _ = batch_law(batch, lossless, chain, {}, ends)
+        alive, going, _ = batch_law(batch, lossless, chain, {}, trace.ends)
         reached = torch.where(going, alive, 0.0)
         if trace.header.bonus_drawn:
             reached[:, -1] = 0.0

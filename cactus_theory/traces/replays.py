@@ -11,10 +11,10 @@ verifier the numbers are consistent; for others they are what these would do at 
 which is what makes them comparable, with paired errors far smaller than their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +40,9 @@ from cactus_theory.verify.draft import Assignment, Draft
 
 # seed, plus the text's number, of the tokens that a replay draws for a schedule
 SEED = 0
-OnCycles = Callable[[int], None]
+OnCycles = Callable[[int], Any]
+# texts (B,) of cycles, and their alive, whether their text goes on, and what they are charged
+CyclesLaw = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 
 
 def replay(
@@ -50,7 +52,7 @@ def replay(
     *,
     num_draft_tokens: int | None = None,
     divergences: Sequence[str | Divergence] = ("kl",),
-    on_cycles: OnCycles | None = None,
+    on_cycles: OnCycles = int,
 ) -> Replay:
     """Replay a policy and a verifier on logged cycles; exact, nothing is sampled.
 
@@ -133,34 +135,50 @@ def _replays(
     verifier: str | Verifier,
     widths: Sequence[int],
     divergences: Sequence[str | Divergence],
-    on_cycles: OnCycles | None = None,
+    on_cycles: OnCycles = int,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    policy, verifier = read_rule(policy).at_ends(source.ends), find_verifier(verifier)
+    rule, verifier = read_rule(policy).at_ends(source.ends), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
-    sums = [TextSums(source.texts, width, tuple(kinds)) for width in widths]
-    for one in sums:
-        one.cycles += source.undrafted
-        one.tokens += source.undrafted
-    if isinstance(policy, Schedule):
-        if isinstance(source, SavedRows):
-            raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
-        sums = sums[-1:]
-        _replay_schedule(source, policy, verifier, kinds, sums[0], on_cycles)
-    elif isinstance(source, SavedRows):
-        verifier.check(policy)
-        _replay_rows(source, policy, verifier, kinds, sums[-1], on_cycles)
+    if isinstance(rule, Schedule) and isinstance(source, SavedRows):
+        raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
+    check_rule(rule, verifier)
+    names = rule.spec, verifier.spec
+    replays = {
+        width: Replay.begun(*names, width, source.fingerprint, source.undrafted, tuple(kinds))
+        for width in widths
+    }
+    done, longest = 0, max(widths)
+    for text, *law in _laws(source, rule, verifier, kinds, longest):
+        for own in replays.values():
+            own.add(text, *law)
+        done += len(text)
+        on_cycles(done)
+    return replays
+
+
+def _laws(
+    source: Source,
+    rule: Policy | Schedule,
+    verifier: Verifier,
+    kinds: dict[str, Divergence],
+    width: int,
+) -> Iterator[CyclesLaw]:
+    """Yield the texts of some cycles, and what :func:`batch_law` returns of them."""
+    if isinstance(source, SavedRows):
+        assert isinstance(rule, Policy)
+        size = max(1, ENTRIES // source.target_probs.shape[-1])
+        for place in torch.arange(len(source), device="cpu").split(size):
+            q, p = source.target_probs[place], source.draft_probs[place]
+            acceptance, emitted = mean_alive(verifier, rule, q, p)
+            alive = torch.stack([torch.ones_like(acceptance), acceptance], -1)
+            spent = {spec: kind.value(emitted, q)[:, None] for spec, kind in kinds.items()}
+            yield place, alive, alive >= 0, spent
+    elif isinstance(rule, Schedule):
+        yield from _scheduled(source, rule, verifier, kinds, width)
     else:
-        verifier.check(policy)
-        ends = torch.tensor(source.ends, dtype=torch.int64, device="cpu")
-        for batch in source.batches(ENTRIES, widths[-1]):
-            law = batch_law(batch, policy, verifier, kinds, ends)
-            for one in sums:
-                one.add(batch.text, *law)
-            if on_cycles is not None:
-                on_cycles(int(sums[-1].cycles.sum()) - sum(source.undrafted))
-    specs = policy.spec, verifier.spec, source.fingerprint
-    return {one.width: one.result(*specs) for one in sums}
+        for batch in source.batches(ENTRIES, width):
+            yield batch.text, *batch_law(batch, rule, verifier, kinds, source.ends)
 
 
 def draft_width(source: Source, width: int | None) -> int:
@@ -172,21 +190,31 @@ def draft_width(source: Source, width: int | None) -> int:
 
 
 def batch_law(
-    batch: Batch, policy: Policy, verifier: Verifier, kinds: dict[str, Divergence], ends: Tensor
+    batch: Batch,
+    policy: Policy,
+    verifier: Verifier,
+    kinds: dict[str, Divergence],
+    ends: Sequence[int],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
     ids, q = batch.draft_token_ids, batch.target_probs
-    ended = torch.isin(ids, ends).cumsum(-1) > 0
-    going = torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
-    if not ids.shape[1]:
+    going, width = _going(ids, ends), ids.shape[1]
+    if not width:
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
-    draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
+    draft = Draft(ids, [width] * len(ids), batch.draft_probs)
     if isinstance(verifier, Chain | Block):
         raised = verifier.looked_ahead(policy, q, draft)
-        alive, spent = _followed([policy] * ids.shape[1], verifier, q, draft, kinds, raised)
-        return alive, going, spent
-    law = verifier.law(Assignment((policy,)), q, draft)
-    return law.alive, going, _charged(law, verifier, q, kinds)
+        alive, spent = _followed([policy] * width, verifier, q, draft, kinds, raised)
+    else:
+        law = verifier.law(Assignment((policy,)), q, draft)
+        alive, spent = law.alive, _charged(law, verifier, q, kinds)
+    return alive, going, spent
+
+
+def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
+    """Return (B, K + 1) whether none of so many tokens ends the text."""
+    ended = torch.isin(ids, ids.new_tensor(ends)).cumsum(-1) > 0
+    return torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
 
 
 def _followed(
@@ -236,109 +264,46 @@ def _charged(
     return {spec: kind.value(*rows) for spec, kind in kinds.items()}
 
 
-def _replay_rows(
-    rows: SavedRows,
-    policy: Policy,
-    verifier: Verifier,
-    kinds: dict[str, Divergence],
-    sums: "TextSums",
-    on_cycles: OnCycles | None,
-) -> None:
-    size = max(1, ENTRIES // rows.target_probs.shape[-1])
-    places = torch.arange(len(rows.target_probs), device="cpu").split(size)
-    for place in places:
-        q, p = rows.target_probs[place], rows.draft_probs[place]
-        acceptance, emitted = mean_alive(verifier, policy, q, p)
-        alive = torch.stack([torch.ones_like(acceptance), acceptance], -1)
-        spent = {spec: kind.value(emitted, q)[:, None] for spec, kind in kinds.items()}
-        sums.add(place, alive, torch.ones_like(alive, dtype=torch.bool), spent)
-        if on_cycles is not None:
-            on_cycles(int(place[-1]) + 1)
-
-
-def _replay_schedule(
+def _scheduled(
     trace: Trace,
     schedule: Schedule,
     verifier: Verifier,
     kinds: dict[str, Divergence],
-    sums: "TextSums",
-    on_cycles: OnCycles | None,
-) -> None:
-    """Add to ``sums`` what each cycle does under a schedule, as the cycles of one policy.
+    width: int,
+) -> Iterator[CyclesLaw]:
+    """Yield what each cycle does under a schedule, as a cycle of one policy.
 
     Given a schedule's state all coins of a cycle are integrated out. The state goes on with one
     outcome that is drawn: the rows that were verified, and the tokens that followed. It begins
     without the prompt, which a trace does not hold.
     """
-    check_rule(schedule, verifier)
-    ends = torch.tensor(trace.header.eos_token_ids, dtype=torch.int64, device="cpu")
     text, state, source = -1, None, torch.Generator()
     for cycle in trace:
         if cycle.text != text:
             text, state = cycle.text, schedule.begin([])
             source.manual_seed(SEED + text)
-        ids, q = cycle.draft_token_ids[: sums.width], cycle.target_probs[: sums.width + 1]
-        p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[: sums.width]
+        ids, q = cycle.draft_token_ids[:width], cycle.target_probs[: width + 1]
+        p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[:width]
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
         choice, _ = schedule.choose_by_nodes(state, q[None], draft, verifier)
         law = verifier.law(Assignment(schedule.policies, choice[None]), q[None], draft)
         if law.emitted is None or verifier.looks_ahead:
             raise NotImplementedError(NO_ROW.format(verifier.name))
-        ended = torch.isin(ids, ends).cumsum(-1) > 0
-        going = torch.cat([ended.new_zeros(1), ended]).logical_not()[None]
+        policies = tuple(schedule.policies[number] for number in choice[: len(ids)].tolist())
         if isinstance(verifier, Chain | Block):
-            chosen = [schedule.policies[number] for number in choice[: len(ids)].tolist()]
-            alive, spent = _followed(chosen, verifier, q[None], draft, kinds, law.raised)
+            alive, spent = _followed(policies, verifier, q[None], draft, kinds, law.raised)
         else:
             alive, spent = law.alive, _charged(law, verifier, q[None], kinds)
-        sums.add(torch.tensor([text], device="cpu"), alive, going, spent)
-        if on_cycles is not None:
-            on_cycles(int(sums.cycles.sum()))
+        yield torch.tensor([text], device="cpu"), alive, _going(ids[None], trace.ends), spent
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
         if rows := min(count + 1, len(ids)):
-            policies = tuple(schedule.policies[number] for number in choice[:rows].tolist())
-            raised = None if law.raised is None else law.raised[0, :rows]
-            path = Reached(law.alive[0, :rows], raised)
+            path = Reached(
+                law.alive[0, :rows], None if law.raised is None else law.raised[0, :rows]
+            )
             accepted = torch.arange(rows, device="cpu") < count
             verified = VerifiedRows(
-                q[:rows], p[:rows], ids[:rows], accepted, policies, verifier, path
+                q[:rows], p[:rows], ids[:rows], accepted, policies[:rows], verifier, path
             )
             state = schedule.observe(state, *copied((verified,)))
         state = schedule.advance(state, [*ids[:count].tolist(), token])
-
-
-class TextSums:
-    """Adds up cycles by text."""
-
-    def __init__(self, texts: int, width: int, specs: tuple[str, ...]) -> None:
-        self.width = width
-        self.cycles, self.tokens, self.accepted = (np.zeros(texts) for _ in range(3))
-        self.drafts, self.drafted = np.zeros(texts), np.zeros(texts)
-        self.spent = {spec: np.zeros(texts) for spec in specs}
-        self.reached, self.accepted_at = (np.zeros((width, texts)) for _ in range(2))
-
-    def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
-        """Add a batch, of longer drafts their first K tokens: see :func:`batch_law`."""
-        where = text.numpy()
-        alive, going = alive[:, : self.width + 1], going[:, : self.width + 1]
-        spent = {spec: values[:, : self.width] for spec, values in spent.items()}
-        reached = torch.where(going[:, :-1], alive[:, :-1], 0.0)
-        accepted = torch.where(going[:, :-1], alive[:, 1:], 0.0)
-        after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives
-        np.add.at(self.cycles, where, 1.0)
-        np.add.at(self.drafts, where, float(accepted.shape[1] > 0))
-        np.add.at(self.drafted, where, float(accepted.shape[1]))
-        np.add.at(self.tokens, where, after.sum(-1).numpy())
-        np.add.at(self.accepted, where, accepted.sum(-1).numpy())
-        for spec, values in spent.items():
-            charged = torch.where(reached > 0, reached * values, 0.0).sum(-1)
-            np.add.at(self.spent[spec], where, charged.numpy())
-        for place in range(accepted.shape[1]):
-            np.add.at(self.reached[place], where, reached[:, place].numpy())
-            np.add.at(self.accepted_at[place], where, accepted[:, place].numpy())
-
-    def result(self, policy: str, verifier: str, source: str) -> Replay:
-        """Return the sums with their names."""
-        sums = self.cycles, self.tokens, self.accepted, self.spent, self.reached, self.accepted_at
-        return Replay(policy, verifier, self.width, source, *sums, self.drafts, self.drafted)

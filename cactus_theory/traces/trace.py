@@ -200,8 +200,12 @@ class Trace:
         """Yield every cycle, text after text."""
         for text in range(self.texts):
             shard = self.shard(text)
-            for number in range(len(shard)):
-                yield _cycle(text, shard, number)
+            kinds = zip(shard.counts, shard.deterministic, strict=True)
+            for number, (count, deterministic) in enumerate(kinds):
+                own = _batch(text, shard, [number], count, deterministic)
+                p = None if own.draft_probs is None else own.draft_probs[0]
+                rows = own.draft_token_ids[0], own.target_probs[0], p
+                yield Cycle(text, int(own.position[0]), *rows)
 
     def shard(self, text: int) -> Shard:
         """Return the cycles of one text as they are stored.
@@ -248,9 +252,8 @@ class Trace:
             shard = self.shard(text)
             drafted |= set(shard.counts)
             numbers_by_kind: dict[tuple[int, bool], list[int]] = {}
-            for number, (count, deterministic) in enumerate(
-                zip(shard.counts, shard.deterministic, strict=True)
-            ):
+            kinds = zip(shard.counts, shard.deterministic, strict=True)
+            for number, (count, deterministic) in enumerate(kinds):
                 numbers_by_kind.setdefault((min(count, most), deterministic), []).append(number)
             for (width, deterministic), numbers in sorted(numbers_by_kind.items()):
                 size = max(1, entries // ((width + 1) * self.header.vocab_size))
@@ -294,18 +297,6 @@ def is_trace(path: str | Path) -> bool:
 def _probs(rows: Tensor) -> Tensor:
     probs = rows.double().exp()
     return probs / probs.sum(-1, keepdim=True)
-
-
-def _cycle(text: int, shard: Shard, number: int) -> Cycle:
-    first, last = shard.token_offsets[number : number + 2].tolist()
-    start, end = shard.draft_offsets[number : number + 2].tolist()
-    return Cycle(
-        text,
-        int(shard.position[number]),
-        shard.draft_token_ids[first:last].long(),
-        _probs(shard.target_log_probs[first + number : last + number + 1]),
-        _probs(shard.draft_log_probs[start:end]) if end > start else None,
-    )
 
 
 def _batch(text: int, shard: Shard, numbers: list[int], width: int, deterministic: bool) -> Batch:

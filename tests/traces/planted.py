@@ -191,13 +191,12 @@ class Pool:
         cls, source: Rounds, judge: Verifier, short_ends: bool = False, told: bool = False
     ) -> "Pool":
         rule = find_policy("speculative")
-        ends = torch.tensor(source.header.eos_token_ids)
         alive, text, lengths = [], [], []
         for batch in source.batches(0):
             ids = batch.draft_token_ids
             draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
             stop = judge.law(Assignment((rule,)), batch.target_probs, draft).stop
-            _, going, _ = batch_law(batch, rule, judge, {}, ends)
+            _, going, _ = batch_law(batch, rule, judge, {}, source.ends)
             own = stop.flip(-1).cumsum(-1).flip(-1)  # of this draft, however it was drawn
             left = torch.full_like(batch.position, ids.shape[1])
             if short_ends:
