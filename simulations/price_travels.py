@@ -219,7 +219,7 @@ def _elsewhere(family: Family, levels: Sequence[float], texts: Texts) -> list[Ro
     rows = [{"spent": name} | row for row in _solved(texts, family, levels, alone)]
     halves = _solved(texts, family, [level / 2 for level in levels], alone)
     for level, half in zip(levels, halves, strict=True):
-        shape = find_policy(family.template.format(half["knob"]))
+        shape = family.at(half["knob"])
         on_top = _solved(texts, BAND, [level], lambda own, policy, shape=shape:
                          own.replay(policy, shape, own=False))  # fmt: skip
         rows += [{"spent": f"{name}, half by the band"} | row for row in on_top]

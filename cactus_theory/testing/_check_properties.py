@@ -116,12 +116,6 @@ class Checker:
     asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None
     shrink_seconds: float = 10.0
 
-    def behaviour(
-        self, group: Pair, policy: Policy | None = None, knobs: dict[str, float] | None = None
-    ) -> Behaviour:
-        """Return the policy, or the policy at other knobs, on a batch of rows."""
-        return Behaviour(self.policy if policy is None else policy, *group, knobs)
-
     def worst(self, prop: Property, seen: Behaviour) -> Worst:
         """Return the worst entry of a property; the rule's exceptions pass."""
         self.asking(prop, seen)
@@ -136,8 +130,7 @@ class Checker:
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:
-            error = self.error_on(prop, seen)
-            if error is None:
+            if (error := self.error_on(prop, seen)) is None:
                 sound.append(seen)
                 continue
             rows = [seen.on(seen.q[i : i + 1], seen.p[i : i + 1]) for i in range(len(seen.q))]

@@ -1,19 +1,17 @@
 """Check a policy against its properties on a pool of rows: the runner, and the assertion."""
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies._user_function import VECTORISE, FunctionPolicy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._property import Property
-from cactus_theory.testing._report import PropertyVerdict, Report, declared, message, row
+from cactus_theory.testing._report import PropertyVerdict, Report, declared, message
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -54,13 +52,18 @@ def check_policy(
     chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
     claims = declared(policy)
-    verdicts = {name: _unchecked(name) for name in chosen}
     start = time.monotonic()
-    so_far = {first.name: _unchecked(first.name)} | verdicts
+    so_far = {
+        name: PropertyVerdict(name, PROPERTIES[name].statement, "not checked", 0, None)
+        for name in (first.name, *chosen)
+    }
+    verdicts = {name: so_far[name] for name in chosen}
     progress(first.name, Report(policy.spec, claims, [*so_far.values()]))
     groups = list(groups)
     others = _at_other_knobs(checker, groups, seed) if elsewhere else []
-    behaviours, crashed = checker.without_crashes(first, map(checker.behaviour, groups))
+    behaviours, crashed = checker.without_crashes(
+        first, (Behaviour(policy, *group) for group in groups)
+    )
     for name in chosen:
         prop = PROPERTIES[name]
         progress(name, Report(policy.spec, claims, [*verdicts.values()]))
@@ -74,34 +77,15 @@ def check_policy(
             verdict = checker.judge(prop, behaviours + (others if prop.at_other_knobs else []))
         if prop is first:  # one mistake, one finding: the other properties use the sound rows
             behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
-            others = _sound(checker, others)
+            answering = (b for b in others if checker.error_on(first, b) is None)
+            others = [b for b in map(checker.with_numbers, answering) if len(b.q)]
         verdicts[name] = verdict
     slow = time.monotonic() - start > SLOW_SECONDS
     scalar = isinstance(policy, FunctionPolicy) and not policy.source.vectorised
     advice = [f"slow: {VECTORISE}"] if slow and scalar else []
-    advice += _most_spent(behaviours) if policy.declares.budget is None else []
     judged = {name for name, verdict in verdicts.items() if verdict.examples}
     advice += _knob_values(policy, elsewhere, others, judged)
     return Report(policy.spec, claims, [*verdicts.values()], "\n".join(advice))
-
-
-def _unchecked(name: str) -> PropertyVerdict:
-    return PropertyVerdict(name, PROPERTIES[name].statement, "not checked", 0, None)
-
-
-def _most_spent(behaviours: list[Behaviour]) -> list[str]:
-    """Return, in words, the most KL of an emitted law that a property has looked at."""
-    most, rows = -math.inf, ""
-    for seen in behaviours:
-        if "emitted" not in vars(seen) or not len(seen.q):
-            continue
-        spent = divergence("kl").value(seen.emitted.clamp(min=0.0), seen.q)
-        at = int(spent.argmax())
-        if float(spent[at]) > most:
-            q, p = seen.q[at].tolist(), seen.p[at].tolist()
-            most, rows = float(spent[at]), f"  target q  {row(q)}\n  draft  p  {row(p)}"
-    count = f"no budget is declared; the most KL that it emits on these rows is {most:.6g}"
-    return [f"{count}\n{rows}"] if rows else []
 
 
 def _knob_values(
@@ -133,14 +117,9 @@ def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Beh
     q, p = max(narrow, key=lambda group: len(group[0]))
     rows = q[:ROWS_AT_OTHER_KNOBS], p[:ROWS_AT_OTHER_KNOBS]
     return [
-        checker.behaviour(rows, policy, {checker.policy.knob: value})
+        Behaviour(policy, *rows, {checker.policy.knob: value})
         for value, policy in other_knobs(checker.policy, seed)
     ]
-
-
-def _sound(checker: Checker, others: list[Behaviour]) -> list[Behaviour]:
-    answering = (b for b in others if checker.error_on(PROPERTIES["answers"], b) is None)
-    return [b for b in map(checker.with_numbers, answering) if len(b.q)]
 
 
 def assert_policy_properties(

@@ -68,8 +68,8 @@ class Report:
 
     Attributes
     ----------
-    advice : what would make the next check easier, what a rule without a budget spends, and the
-        values of the knob that were tried, in words; empty if nothing.
+    advice : what would make the next check easier, and the values of the knob that were tried, in
+        words; empty if nothing.
     """
 
     policy: str
@@ -111,10 +111,6 @@ class Report:
         """Return the rows on which there was no answer in time."""
         late = (v.finding for v in self.properties if v.verdict == "inconclusive")
         return [finding for finding in late if finding is not None]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"passed": self.passed, "outcome": self.outcome} | asdict(self)
 
 
 def declared(policy: Policy) -> str:
@@ -209,7 +205,7 @@ def pasted_test(source: str, finding: Finding) -> str:
 
 def payload(report: Report, source: str) -> dict[str, Any]:
     """Return the report as plain values for JSON, with the tests to paste."""
-    plain = report.as_dict()
+    plain = {"passed": report.passed, "outcome": report.outcome} | asdict(report)
     for verdict, entry in zip(plain["properties"], report.properties, strict=True):
         if entry.finding is not None:
             verdict["finding"]["test"] = pasted_test(source, entry.finding)

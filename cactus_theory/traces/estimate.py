@@ -4,7 +4,7 @@ The cycles of a text are alike, so errors are the jackknife's over texts; those 
 of levels at equal divergence are paired.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -133,11 +133,11 @@ class Replay:
         verifier: str,
         width: int,
         source: str,
-        undrafted: Sequence[int],
-        divergences: Sequence[str],
+        undrafted: PerText,
+        divergences: Iterable[str],
     ) -> "Replay":
         """Return the sums before the first cycle: those of calls without a draft, by text."""
-        nothing, rows = np.zeros(len(undrafted)), np.zeros((width, len(undrafted)))
+        nothing, rows = 0.0 * undrafted, np.zeros((width, len(undrafted)))
         spent = {spec: nothing.copy() for spec in divergences}
         sums = nothing + undrafted, nothing + undrafted, nothing, spent, rows, rows.copy()
         return cls(policy, verifier, width, source, *sums, nothing.copy(), nothing.copy())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,10 +144,9 @@ def _replays(
     if isinstance(rule, Schedule) and isinstance(source, SavedRows):
         raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
     check_rule(rule, verifier)
-    names = rule.spec, verifier.spec
+    names, alone = (rule.spec, verifier.spec), np.zeros(source.texts) + source.undrafted
     replays = {
-        width: Replay.begun(*names, width, source.fingerprint, source.undrafted, tuple(kinds))
-        for width in widths
+        width: Replay.begun(*names, width, source.fingerprint, alone, kinds) for width in widths
     }
     done, longest = 0, max(widths)
     for text, *law in _laws(source, rule, verifier, kinds, longest):

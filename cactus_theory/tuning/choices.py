@@ -108,7 +108,7 @@ def answers_of(
     free = replay(trace, choice.policy, verifier, num_draft_tokens=width)
     per_text = free.spent["kl"] / free.tokens
     price = getattr(find_policy(choice.policy), "price", None)
-    looser = choice.policy if price is None else choice.family.spec(LOOSER / price)
+    looser = choice.policy if price is None else choice.family.policy(LOOSER / price).spec
     ledger, own = Ledger(looser, level), {"num_draft_tokens": width, "on_cycles": on_cycles}
     capped = replay(trace, ledger, verifier, **own)
     return Answers(

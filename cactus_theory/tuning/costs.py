@@ -161,27 +161,6 @@ class Costs:
         verify = self.verify[check.one_of("family", family, tuple(self.verify))]
         return spent + self._read(verify, width)
 
-    def as_ratios(self) -> dict[str, float]:
-        """Return the arguments of :meth:`ratios`: slopes and the rest, from least to largest K.
-
-        Verification is that of the mean family.
-        """
-        low, high = self.widths[0], self.widths[-1]
-        steps = max(high - low, 1)
-        parts: list[Sequence[float]] = [self.target]
-        if self.verify:
-            by_width = zip(*self.verify.values(), strict=True)
-            parts.append([sum(column) / len(column) for column in by_width])
-        draft = self.draft[-1] / high
-        slope = sum(part[-1] - part[0] for part in parts) / steps
-        whole = sum(part[0] for part in (*parts, self.draft, self.other))
-        rest = whole - low * (draft + slope) - self.plain
-        return {
-            "cost_ratio": draft / self.plain,
-            "verify_cost": max(slope, 0.0) / self.plain,
-            "fixed_cost": max(rest, 0.0) / self.plain,
-        }
-
     def as_json(self) -> dict[str, Any]:
         """Return all of it for JSON."""
         return asdict(self)

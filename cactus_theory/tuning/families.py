@@ -7,7 +7,7 @@ straight line in logarithms between the nearest two known ones on either side.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cactus_theory.base import arguments as check
@@ -30,14 +30,16 @@ class Family:
     Attributes
     ----------
     name, verifier : ``band:price``, ``chain``.
-    template : spec with ``{}`` where the knob's value goes; without, there is nothing to tune.
+    base : the policy at some value of its knob.
+    varied : the knob's name; without, there is nothing to tune.
     knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
     least, first, most : x nearest to lossless, to begin with, and loosest.
     """
 
     name: str
     verifier: str
-    template: str
+    base: Policy
+    varied: str = ""
     knob: Callable[[float], float] = float
     least: float = 1.0
     first: float = 1.0
@@ -53,13 +55,13 @@ class Family:
         """Return whether it emits the target's law."""
         return self.name == LOSSLESS
 
-    def spec(self, looseness: float) -> str:
-        """Return the policy; its knob has six digits."""
-        return self.template.format(f"{self.knob(looseness):.6g}")
+    def at(self, value: float) -> Policy:
+        """Return the policy at a value of its knob."""
+        return find_policy(self.base, **{self.varied: value})
 
     def policy(self, looseness: float) -> Policy:
-        """Return the policy of that spec."""
-        return find_policy(self.spec(looseness))
+        """Return the policy at a looseness; its knob has six digits."""
+        return self.at(float(f"{self.knob(looseness):.6g}")) if self.varied else self.base
 
 
 # knob → its value by looseness, and the least, first and most looseness that are tried
@@ -119,31 +121,23 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
     whole, _, judge = name.partition("@")
     family, comma, others = whole.partition(",")
     if family in (*USUAL, *OTHERS) and family != LOSSLESS:
-        tuned = _tuned(family, kind, [find_verifier(judge).name] if judge else None)
-        if not comma:
-            return tuned
-        _, comma, others = (
-            find_policy(tuned[0].spec(1.0) + comma + others).at_ends(ends).spec.partition(",")
-        )
-        return [replace(own, name=whole, template=f"{family}={{}}{comma}{others}") for own in tuned]
+        varied = family.split(":")[1]
+        if varied == "price" and not kind.priced:
+            return []
+        knob = KNOBS[varied]
+        base = find_policy(f"{family}={knob[0](1.0)}{comma}{others}").at_ends(ends)
+        if family in FOR_DIVERGENCE and kind.spec != "kl":
+            base = find_policy(base, divergence=kind.spec)
+        tried = [find_verifier(judge).name] if judge else (USUAL | OTHERS)[family]
+        return [Family(whole, verifier, base, varied, *knob) for verifier in tried]
     if "=" not in name and ":" in name:
         names = ", ".join((*USUAL, *OTHERS))
         raise ValueError(
             f"policies: must be a policy with its knobs, or one of {names}; got {name!r}"
         )
-    spec = find_policy(name).at_ends(ends).spec
-    return [Family(spec, verifier, spec) for verifier in USUAL.get(name, _followers(spec))]
-
-
-def _tuned(name: str, kind: Divergence, verifiers: Sequence[str] | None = None) -> list[Family]:
-    knob = name.split(":")[1]
-    if knob == "price" and not kind.priced:
-        return []
-    template = f"{name}={{}}"
-    if name in FOR_DIVERGENCE and kind.spec != "kl":
-        template += f",divergence={kind.spec}"
-    tried = verifiers or (USUAL | OTHERS)[name]
-    return [Family(name, verifier, template, *KNOBS[knob]) for verifier in tried]
+    base = find_policy(name).at_ends(ends)
+    judges = USUAL.get(name) or _followers(base.spec)
+    return [Family(base.spec, verifier, base) for verifier in judges]
 
 
 def _followers(spec: str) -> list[str]:

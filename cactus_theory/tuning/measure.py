@@ -156,10 +156,11 @@ def _costs(
 def _widths(settings: Sequence[TimedSetting]) -> tuple[int, ...]:
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
-    by_family: dict[str, set[int]] = {}
-    for setting in settings:
-        by_family.setdefault(setting.family, set()).add(setting.width)
-    different = {tuple(sorted(widths)) for widths in by_family.values()}
+    families = {setting.family for setting in settings}
+    different = {
+        tuple(sorted({own.width for own in settings if own.family == family}))
+        for family in families
+    }
     if len(different) > 1:
         raise ValueError(f"settings: every family must be at the same K; got {different}")
     return different.pop()

@@ -149,7 +149,7 @@ def _chosen(tuned: Tuned) -> dict[str, Any]:
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
-        "costs": tuned.costs.as_json() | {"ratios": tuned.costs.as_ratios()},
+        "costs": tuned.costs.as_json(),
     }
 
 

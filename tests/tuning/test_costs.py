@@ -61,15 +61,6 @@ def test_ratios_are_a_line_in_k() -> None:
     for width in (1, 2, 7, 12):
         wanted = 1 + 0.3 + width * (0.1 + 0.02)
         assert costs.call(width, "any") == pytest.approx(wanted, rel=ROUNDING)
-    again = Costs.ratios(**costs.as_ratios())
-    assert again.call(5, "any") == pytest.approx(costs.call(5, "any"), rel=ROUNDING)
-
-
-def test_measured_costs_as_ratios_are_the_line_through_their_ends() -> None:
-    costs = Costs.ratios(**MEASURED.as_ratios())
-    for width in (1, 12):  # verification is the mean of both families
-        mean = sum(MEASURED.call(width, family) for family in "ab") / 2 / MEASURED.plain
-        assert costs.call(width, "any") == pytest.approx(mean, rel=ROUNDING)
 
 
 def test_the_speed_of_a_text_by_hand() -> None:

@@ -46,7 +46,7 @@ def test_other_divergences_are_metered_as_themselves(trace, spec: str) -> None:
 def test_a_family_that_cannot_spend_the_level_is_at_its_loosest(trace) -> None:
     band = next(own for own in TUNED if own.key == "band:price@chain")
     found = Knobs(trace, band, [1], "kl").at(1, 50.0)
-    assert found is not None and found.policy == band.spec(band.most)
+    assert found is not None and found.policy == band.policy(band.most).spec
     kept = found.accepted.sum() / found.cycles.sum()
     assert kept == pytest.approx(1, abs=0.02)  # the draft has tokens that float16 rows lack
 
@@ -71,10 +71,10 @@ def test_a_family_that_always_spends_more_is_left_out(trace) -> None:
     ],
 )
 def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
-    """Replays are taken from a formula of the looseness x, which the policy's spec holds."""
+    """Replays are taken from a formula of the looseness x, in the place of a policy."""
 
     def made(source, spec, verifier, widths, divergences):
-        x = float(spec)
+        x = spec
         names = ("cycles", "tokens", "accepted", "drafts", "drafted")
         each = dict.fromkeys(names, np.ones(1))
         rows = {"reached": np.ones((1, 1)), "accepted_at": np.ones((1, 1))}
@@ -84,8 +84,8 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
 
     monkeypatch.setattr(sys.modules[Knobs.__module__], "replay_widths", made)
     monkeypatch.setattr(sys.modules[Knobs.__module__], "shares_rows", lambda spec, verifier: True)
-    family = replace(TUNED[0], template="{}", knob=float, least=1e-9, most=1e2, first=1.0)
-    monkeypatch.setattr(type(family), "policy", type(family).spec)
+    family = replace(TUNED[0], least=1e-9, most=1e2, first=1.0)
+    monkeypatch.setattr(type(family), "policy", lambda self, looseness: looseness)
     for level in (0.02, 0.1, 0.15):
         solver = Knobs(None, family, [1], "kl")
         found = solver.at(1, level)

@@ -224,15 +224,18 @@ def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[f
     if value is None:
         return []
     whole = isinstance(value, int)
-    fixed = _fixed(policy, value, whole)
-    fixed = (
-        {float(round(x)) for x in fixed if math.isfinite(x)} if whole else set(map(float, fixed))
-    )
-    rungs = _made(policy, fixed | {float(value)}, whole)
+
+    def made(values: set[float]) -> dict[float, Policy]:
+        """Return the rungs at values; a knob of whole numbers is given ints."""
+        if whole:
+            values = {float(round(x)) for x in values if math.isfinite(x)}
+        rungs = {x: at_knob(policy, int(x) if whole else x) for x in map(float, values)}
+        return {x: rung for x, rung in rungs.items() if rung is not None}
+
+    rungs = made(_fixed(policy, value, whole) | {value})
     if between and rungs:
-        drawn = _drawn([rung for rung, _ in rungs], between, seed, whole)
-        rungs = sorted(rungs + _made(policy, drawn, whole), key=lambda rung: rung[0])
-    return rungs
+        rungs |= made(_drawn(sorted(rungs), between, seed) - set(rungs))
+    return sorted(rungs.items())
 
 
 def other_knobs(policy: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
@@ -251,12 +254,6 @@ def other_knobs(policy: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
     return [rung for rung in knob_ladder(policy, BETWEEN, seed) if rung[0] not in fixed]
 
 
-def _made(policy: Policy, values: set[float], whole: bool) -> list[tuple[float, Policy]]:
-    """Return the rungs at values; a knob of whole numbers is given ints."""
-    rungs = ((value, at_knob(policy, int(value) if whole else value)) for value in sorted(values))
-    return [(value, made) for value, made in rungs if made is not None]
-
-
 def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
     source = getattr(policy, "source", None)
     if source is None:
@@ -270,15 +267,12 @@ def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
     return {value for value in values if low <= value <= high}
 
 
-def _drawn(rungs: list[float], between: int, seed: int, whole: bool) -> set[float]:
+def _drawn(rungs: list[float], between: int, seed: int) -> set[float]:
     """Return values inside every gap of ``rungs``, which rise."""
-    draw = random.Random(seed)
-    values = set()
+    draw, values = random.Random(seed), set[float]()
     for low, high in zip(rungs, rungs[1:], strict=False):
-        if math.isinf(low):
-            continue
-        top = high if math.isfinite(high) else max(BEYOND * low, low + BEYOND)
-        step = (top - low) / between
-        inside = {low + step * (part + draw.random()) for part in range(between)}
-        values |= {float(round(x)) for x in inside} if whole else inside
-    return values - set(rungs)
+        if math.isfinite(low):
+            top = high if math.isfinite(high) else max(BEYOND * low, low + BEYOND)
+            step = (top - low) / between
+            values |= {low + step * (part + draw.random()) for part in range(between)}
+    return values

@@ -131,7 +131,7 @@ def _resummed(seen: Behaviour) -> Tensor:
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
 
 
-# distance from the border of two tokens within which a draw may give either
+# least share of a token whose middle is clear of its borders
 BORDER = 1e-9
 # most rows, and most drafted tokens in them, whose coins are enumerated
 MOST_ROWS, MOST_PAIRS = 10, 40
@@ -149,13 +149,6 @@ def _coins_at(phi: Tensor) -> Tensor:
     at = torch.where(short, phi[:, 0], 0.0)
     coins = [torch.zeros_like(at), phi[:, 1] - APART, at, phi[:, 3] + APART]
     return torch.stack(coins, 1).nan_to_num(0.0).clamp(0, LAST_COIN)
-
-
-def _first(cumulative: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the token a draw points at, and whether that is clear of any border."""
-    index = (cumulative <= draw[..., None]).sum(-1).clamp(max=cumulative.shape[-1] - 1)
-    clear = ((cumulative - draw[..., None]).abs() > BORDER).all(-1)
-    return index, clear
 
 
 @policy_property(
@@ -177,8 +170,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     row, n = row[chosen], n[chosen]
     shape = (len(n), COINS, len(draws))
     each, ids = (x[:, None, None].expand(shape).reshape(-1, 1) for x in (row, n))
-    bonus = seen.q[:rows].flip(-1)
-    target = torch.stack([seen.q[:rows], bonus], 1)[each[:, 0]]
+    target = torch.stack([seen.q[:rows]] * 2, 1)[each[:, 0]]
     draft = seen.p[each]
     # called with the same shapes as in the verifier, so that φ agrees to the last bit
     phi = seen.policy.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
@@ -205,11 +197,3 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     emitted = verdict.output_token_ids[:, 0].reshape(shape)
     expected = torch.where(accepted, n[:, None, None], token)
     yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
-    after, sure = _first(bonus.cumsum(-1)[row][:, None, None, :].expand(*shape, vocab), draw)
-    emitted = verdict.output_token_ids[:, 1].reshape(shape)
-    expected = torch.where(accepted, after, -1)
-
-    def about_bonus(index: tuple[int, ...]) -> str:
-        return "bonus token (−1 for none) after the " + about(index)
-
-    yield Bounds(emitted, expected, expected, about_bonus, 0.0, sharp & (sure | ~accepted), row)
