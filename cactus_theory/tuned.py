@@ -110,11 +110,10 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
 
     Examples
     --------
-    >>> from cactus_theory import tuning
-    >>> from cactus_theory.traces.rows import SavedRows
-    >>> q, p = np.array([[0.2, 0.8]] * 5), np.array([[0.9, 0.1]] * 5)
-    >>> found = tuning.tune(SavedRows.of(q, p), tuning.Costs.ratios(0.1), 0.05)
-    >>> tuning.save_tuned(found, "tuned.json")
+    >>> from cactus_theory import traces, tuning
+    >>> trace, costs = traces.Trace.open("simulations/data/trace"), tuning.Costs.ratios(0.1)
+    >>> few = {"policies": ["mixture:alpha"], "widths": [1]}
+    >>> tuning.save_tuned(tuning.tune(trace, costs, 0.05, **few), "tuned.json")
     >>> setting = ct.load_tuned("tuned.json")
     >>> setting.num_draft_tokens, setting.verifier
     (1, 'chain')

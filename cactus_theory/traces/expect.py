@@ -23,8 +23,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, check_texts, ratio_of_sums
 from cactus_theory.traces.replays import batch_law, draft_width
-from cactus_theory.traces.rows import ENTRIES
-from cactus_theory.traces.trace import Trace
+from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
 
 

@@ -22,8 +22,7 @@ from cactus_theory.divergences import divergence
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import batch_law
-from cactus_theory.traces.rows import ENTRIES
-from cactus_theory.traces.trace import Trace
+from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draw import pick
 

@@ -32,8 +32,7 @@ from cactus_theory.policies._copies import copied
 from cactus_theory.policies._decisions import Path as Reached
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.traces.estimate import Replay
-from cactus_theory.traces.rows import ENTRIES, SavedRows, Source, mean_alive
-from cactus_theory.traces.trace import Batch, Trace
+from cactus_theory.traces.trace import ENTRIES, Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import NO_ROW, VerdictLaw, Verifier, find_verifier
@@ -47,7 +46,7 @@ CyclesLaw = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 
 
 def replay(
-    source: Source | str | Path,
+    trace: Trace | str | Path,
     policy: str | Policy | Schedule,
     verifier: str | Verifier = defaults.VERIFIER,
     *,
@@ -59,11 +58,10 @@ def replay(
 
     Parameters
     ----------
-    source : a trace, its folder, or saved rows: each row is then a draft of one token, averaged
-        over the draft's row, and a text of its own.
+    trace : a trace or its folder.
     policy : a Policy or a spec, such as ``"band:price=1"``; or a schedule (also as
         ``FILE.py:NAME``), whose state is drawn with a fixed seed, while everything else stays
-        exact. A schedule needs a trace.
+        exact.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
     divergences : which ones the meter adds up; none where a verifier looks ahead of sampled
@@ -92,29 +90,27 @@ def replay(
 
     Examples
     --------
-    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
-    >>> from cactus_theory.traces.rows import SavedRows
-    >>> tokens = replay(SavedRows.of(q, p), "speculative").tokens_per_call
+    >>> tokens = replay("simulations/data/trace", "speculative").tokens_per_call
     >>> print(f"{tokens.value:.2f} ± {tokens.standard_error:.2f} tokens a call")
-    1.60 ± 0.30 tokens a call
+    2.98 ± 0.10 tokens a call
     """
-    source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
-    width = draft_width(source, num_draft_tokens)
-    return _replays(source, policy, verifier, [width], divergences, on_cycles)[width]
+    trace = trace if isinstance(trace, Trace) else Trace.open(trace)
+    width = draft_width(trace, num_draft_tokens)
+    return _replays(trace, policy, verifier, [width], divergences, on_cycles)[width]
 
 
 def replay_widths(
-    source: Source,
+    trace: Trace,
     policy: str | Policy,
     verifier: str | Verifier,
     widths: Sequence[int],
     divergences: Sequence[str | Divergence] = ("kl",),
 ) -> dict[int, Replay]:
     """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it."""
-    checked = sorted({draft_width(source, width) for width in widths})
+    checked = sorted({draft_width(trace, width) for width in widths})
     if shares_rows(policy, verifier):
-        return _replays(source, policy, verifier, checked, divergences)
-    parts = (_replays(source, policy, verifier, [width], divergences) for width in checked)
+        return _replays(trace, policy, verifier, checked, divergences)
+    parts = (_replays(trace, policy, verifier, [width], divergences) for width in checked)
     return {width: result for part in parts for width, result in part.items()}
 
 
@@ -131,7 +127,7 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
 
 @one_thread()
 def _replays(
-    source: Source,
+    trace: Trace,
     policy: str | Policy | Schedule,
     verifier: str | Verifier,
     widths: Sequence[int],
@@ -139,17 +135,22 @@ def _replays(
     on_cycles: OnCycles = int,
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
-    rule, verifier = read_rule(policy).at_ends(source.ends), find_verifier(verifier)
+    rule, verifier = read_rule(policy).at_ends(trace.ends), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
-    if isinstance(rule, Schedule) and isinstance(source, SavedRows):
-        raise ValueError("policy: a schedule needs a trace, whose cycles follow each other")
     check_rule(rule, verifier)
-    names, alone = (rule.spec, verifier.spec), np.zeros(source.texts) + source.undrafted
+    names, alone = (rule.spec, verifier.spec), np.array(trace.undrafted, dtype=np.float64)
     replays = {
-        width: Replay.begun(*names, width, source.fingerprint, alone, kinds) for width in widths
+        width: Replay.begun(*names, width, trace.fingerprint, alone, kinds) for width in widths
     }
-    done, longest = 0, max(widths)
-    for text, *law in _laws(source, rule, verifier, kinds, longest):
+    if isinstance(rule, Schedule):
+        laws = _scheduled(trace, rule, verifier, kinds, max(widths))
+    else:
+        laws = (
+            (batch.text, *batch_law(batch, rule, verifier, kinds, trace.ends))
+            for batch in trace.batches(ENTRIES, max(widths))
+        )
+    done = 0
+    for text, *law in laws:
         for own in replays.values():
             own.add(text, *law)
         done += len(text)
@@ -157,33 +158,9 @@ def _replays(
     return replays
 
 
-def _laws(
-    source: Source,
-    rule: Policy | Schedule,
-    verifier: Verifier,
-    kinds: dict[str, Divergence],
-    width: int,
-) -> Iterator[CyclesLaw]:
-    """Yield the texts of some cycles, and what :func:`batch_law` returns of them."""
-    if isinstance(source, SavedRows):
-        assert isinstance(rule, Policy)
-        size = max(1, ENTRIES // source.target_probs.shape[-1])
-        for place in torch.arange(len(source), device="cpu").split(size):
-            q, p = source.target_probs[place], source.draft_probs[place]
-            acceptance, emitted = mean_alive(verifier, rule, q, p)
-            alive = torch.stack([torch.ones_like(acceptance), acceptance], -1)
-            spent = {spec: kind.value(emitted, q)[:, None] for spec, kind in kinds.items()}
-            yield place, alive, alive >= 0, spent
-    elif isinstance(rule, Schedule):
-        yield from _scheduled(source, rule, verifier, kinds, width)
-    else:
-        for batch in source.batches(ENTRIES, width):
-            yield batch.text, *batch_law(batch, rule, verifier, kinds, source.ends)
-
-
-def draft_width(source: Source, width: int | None) -> int:
+def draft_width(trace: Trace, width: int | None) -> int:
     """Return K, all that were logged for None; ValueError for more."""
-    logged = source.num_draft_tokens
+    logged = trace.num_draft_tokens
     if width is not None and whole_number("num_draft_tokens", width, 1) > logged:
         raise ValueError(f"num_draft_tokens: must be at most the {logged} logged; got {width}")
     return logged if width is None else width

@@ -16,26 +16,18 @@ from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.emitted import Audit, audit
 from cactus_theory.policies import Declaration, Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._decisions import Path as Reached
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
-from cactus_theory.traces.trace import Trace
-from cactus_theory.verify.block import Block
-from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.traces.trace import ENTRIES, Trace
 
-# entries of target rows judged at once: 64 rows at V=2,048, so that arrays stay near a core
-ENTRIES = 2**17
 Rows = Float[Tensor, "rows vocab"]
 
 
 @dataclass(frozen=True, eq=False)
 class SavedRows:
-    """N pairs of rows, each the cycle of a draft of one token and a text of its own.
+    """N pairs of rows, each a text of its own.
 
-    The drafted token is averaged over the draft's row, so none is needed. Rows along one text
-    are alike; errors that take each for a text of its own are then too small.
+    Rows along one text are alike; errors that take each for a text of its own are then too small.
 
     Attributes
     ----------
@@ -44,13 +36,10 @@ class SavedRows:
 
     target_probs: Rows
     draft_probs: Rows
-    num_draft_tokens = 1
-    undrafted = (0,)  # steps without a draft, as of a trace's texts
-    ends = ()  # ids that end its texts, as of a trace
 
     @classmethod
     def of(cls, target_probs: check.ArrayLike, draft_probs: check.ArrayLike) -> "SavedRows":
-        """Return rows (..., V) as cycles.
+        """Return rows (..., V) one after another.
 
         Raises
         ------
@@ -69,7 +58,7 @@ class SavedRows:
         return len(self.target_probs)
 
     def __len__(self) -> int:
-        """Return the number of cycles: rows."""
+        """Return the number of rows."""
         return len(self.target_probs)
 
     @cached_property
@@ -80,34 +69,6 @@ class SavedRows:
 
 
 Source = Trace | SavedRows
-
-
-def mean_alive(
-    verifier: Verifier, policy: Policy, q: Rows, p: Rows
-) -> tuple[Float[Tensor, "rows"], Rows]:
-    """Return the probability that the token drafted from p is accepted, and the emitted law.
-
-    Σ p φ for the chain and Σ min(p, h) for blocks, which at one token is the same for a
-    fixed h; any other verifier's law is enumerated over tokens, O(V²) a row.
-    """
-    start = Reached(torch.ones(len(q), dtype=torch.float64, device="cpu"))
-    emitted = verifier.emitted(policy, q, p, start).laws
-    if isinstance(verifier, Chain):
-        return (p * policy.acceptance_row(q, p)).sum(-1), emitted
-    if isinstance(verifier, Block):
-        return torch.minimum(p, emitted).sum(-1), emitted
-    acceptance = [_enumerated(verifier, policy, *rows) for rows in zip(q, p, strict=True)]
-    return torch.stack(acceptance), emitted
-
-
-def _enumerated(verifier: Verifier, policy: Policy, q: Tensor, p: Tensor) -> Tensor:
-    """Return Σ_n p_n alive_1(n) of one row (V,)."""
-    total = q.new_zeros(())
-    for token in p.nonzero()[:, 0]:
-        draft = Draft(token[None, None], [1], p[None, None])
-        law = verifier.law(Assignment((policy,)), q.expand(1, 2, -1), draft)
-        total += p[token] * law.alive[0, 1]
-    return total
 
 
 @dataclass(frozen=True, eq=False)

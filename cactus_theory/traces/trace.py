@@ -21,6 +21,8 @@ from cactus_theory.traces._shard import Cycle, Shard, from_bytes
 
 # cycles from which equal drafts shorter than the manifest's K are an error, not chance
 ENOUGH_CYCLES = 8
+# entries of target rows judged at once: 64 rows at V=2,048, so that arrays stay near a core
+ENTRIES = 2**17
 # rows that a trace holds in memory once they are read
 KEPT_BYTES = 2**30
 

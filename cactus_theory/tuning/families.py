@@ -17,7 +17,8 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.policies.band import EOS
 from cactus_theory.traces.estimate import Replay
-from cactus_theory.traces.replays import Source, replay_widths, shares_rows
+from cactus_theory.traces.replays import replay_widths, shares_rows
+from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 LOSSLESS = "speculative"
@@ -175,7 +176,7 @@ class Knobs:
 
     Parameters
     ----------
-    source : a trace or saved rows.
+    trace : what is replayed.
     family : what is tuned.
     widths : every K that will be asked for.
     divergence : spec of what the meter adds up.
@@ -184,13 +185,13 @@ class Knobs:
 
     def __init__(
         self,
-        source: Source,
+        trace: Trace,
         family: Family,
         widths: Sequence[int],
         divergence: str,
         on_pass: Callable[[], Any] = lambda: None,
     ) -> None:
-        self.source, self.family, self.divergence = source, family, divergence
+        self.trace, self.family, self.divergence = trace, family, divergence
         self.widths = list(widths)
         self.shared = shares_rows(family.policy(family.first), family.verifier)
         self.passes, self.on_pass = 0, on_pass
@@ -237,7 +238,7 @@ class Knobs:
         policy, verifier = self.family.policy(looseness), self.family.verifier
         self.on_pass()
         self.passes += 1
-        replays = replay_widths(self.source, policy, verifier, widths, (self.divergence,))
+        replays = replay_widths(self.trace, policy, verifier, widths, (self.divergence,))
         for other, replay in replays.items():
             self.replays[other][looseness] = replay
         return replays[width]

@@ -167,9 +167,9 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
 
     Examples
     --------
-    >>> from cactus_theory.traces.rows import SavedRows
-    >>> q, p = np.array([[0.2, 0.8]] * 5), np.array([[0.9, 0.1]] * 5)
-    >>> save_tuned(tune(SavedRows.of(q, p), Costs.ratios(0.1), 0.05), "tuned.json")
+    >>> trace = cactus_theory.traces.Trace.open("simulations/data/trace")
+    >>> few = {"policies": ["mixture:alpha"], "widths": [1]}
+    >>> save_tuned(tune(trace, Costs.ratios(0.1), 0.05, **few), "tuned.json")
     >>> ct.load_tuned("tuned.json").level
     0.05
     """

@@ -15,7 +15,6 @@ from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.traces.estimate import Replay, check_texts
-from cactus_theory.traces.replays import Source
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.choices import Halves, Tuned, answers_of, priced
 from cactus_theory.tuning.costs import Costs, plain_speed
@@ -32,7 +31,7 @@ OnStep = Callable[[str, int, int], None]
 
 
 def tune(
-    source: Source,
+    trace: Trace,
     costs: Costs | Measure,
     level: float,
     *,
@@ -48,7 +47,7 @@ def tune(
 
     Parameters
     ----------
-    source : a trace, or saved rows (K = 1 only).
+    trace : logged rows.
     costs : of a call, or what measures them for settings that it is given.
     level : divergence per emitted token that may be metered, in its unit (nats for KL).
     divergence : what the meter adds up.
@@ -68,41 +67,36 @@ def tune(
 
     Examples
     --------
-    >>> from cactus_theory.traces.rows import SavedRows
-    >>> q, p = np.array([[0.2, 0.8]] * 5), np.array([[0.9, 0.1]] * 5)
-    >>> best = tune(SavedRows.of(q, p), Costs.ratios(0.1), level=0.05).best
+    >>> trace = cactus_theory.traces.Trace.open("simulations/data/trace")
+    >>> few = {"policies": ["mixture:alpha"], "widths": [1]}
+    >>> best = tune(trace, Costs.ratios(0.1), level=0.05, **few).best
     >>> best.verifier, best.num_draft_tokens
     ('chain', 1)
     >>> round(best.replay.divergence_per_token().value, 3)
     0.05
     """
     level, kind = checked_level(level), find_divergence(divergence)
-    check_texts(source.texts)
+    check_texts(trace.texts)
     on_step = on_step or (lambda what, done, total: None)
-    widths = _widths(source, widths)
-    candidates = families(kind, policies, source.ends)
-    groups = [range(source.texts)]
-    if by is not None:
-        if not isinstance(source, Trace):
-            raise ValueError(f"by: rows have no prompts, a trace has; got {by!r}")
-        groups = source.groups(by).values()
+    widths = _widths(trace.num_draft_tokens, widths)
+    candidates = families(kind, policies, trace.ends)
+    groups = [range(trace.texts)] if by is None else trace.groups(by).values()
     halves = Halves.of(groups, whole_number("seed", seed, 0))
-    solved = _solved(source, candidates, widths, level, kind.spec, on_step)
+    solved = _solved(trace, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = [priced(family, replay, costs, halves) for family, replay in solved]
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
-    about = _about(source) | {"tried": tried, "halves": {"seed": seed, "by": by}}
+    about = _about(trace) | {"tried": tried, "halves": {"seed": seed, "by": by}}
     answers = None
-    if capped and kind.spec == "kl" and isinstance(source, Trace):
-        what, cycles = "replaying a cap on every answer", len(source)
-        answers = answers_of(source, choices, level, lambda done: on_step(what, done, cycles))
+    if capped and kind.spec == "kl":
+        what, cycles = "replaying a cap on every answer", len(trace)
+        answers = answers_of(trace, choices, level, lambda done: on_step(what, done, cycles))
     plain = plain_speed(costs)
     return Tuned(level, kind.spec, costs, plain, tuple(choices), halves, about, answers)
 
 
-def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
-    logged = source.num_draft_tokens
+def _widths(logged: int, widths: Sequence[int] | None) -> list[int]:
     if widths is None:
         return sorted({min(width, logged) for width in TUNED_WIDTHS})
     for width in widths:
@@ -114,7 +108,7 @@ def _widths(source: Source, widths: Sequence[int] | None) -> list[int]:
 
 
 def _solved(
-    source: Source,
+    trace: Trace,
     candidates: Sequence[Family],
     widths: Sequence[int],
     level: float,
@@ -125,7 +119,7 @@ def _solved(
     solved, total = [], len(candidates) * len(widths)
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
-        knobs = Knobs(source, family, widths, divergence)
+        knobs = Knobs(trace, family, widths, divergence)
         for place, width in enumerate(widths):
             knobs.on_pass = partial(step, number * len(widths) + place, total)
             if (replay := knobs.at(width, level)) is not None:
@@ -150,18 +144,15 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
     return settings
 
 
-def _about(source: Source) -> dict[str, object]:
-    about: dict[str, object] = {
-        "cycles": len(source),
-        "undrafted": sum(source.undrafted),
-        "texts": source.texts,
-        "fingerprint": source.fingerprint,
+def _about(trace: Trace) -> dict[str, object]:
+    header = trace.header
+    details = header.details | vars(header)
+    return {
+        "cycles": len(trace),
+        "undrafted": sum(trace.undrafted),
+        "texts": trace.texts,
+        "fingerprint": trace.fingerprint,
         "knob_tolerance": TOLERANCE,
+        "drafts": "sampled" if trace.manifest.total("draft_rows") else "deterministic",
+        **{name: details[name] for name in OF_TRACE if name in details},
     }
-    if not isinstance(source, Trace):
-        return about
-    header = source.header
-    names = ("target", "draft", "temperature")
-    details = header.details | {name: getattr(header, name) for name in names}
-    about["drafts"] = "sampled" if source.manifest.total("draft_rows") else "deterministic"
-    return about | {name: details[name] for name in OF_TRACE if name in details}

@@ -12,7 +12,6 @@ from cactus_theory.cli import main
 from cactus_theory.decoding import Between, ByPosition, Ledger, speculative_generate
 from cactus_theory.traces import Trace, replay
 from cactus_theory.traces.log import log_trace
-from cactus_theory.traces.rows import SavedRows
 from cactus_theory.vllm import settings
 from simulations.__main__ import main as simulate
 
@@ -89,7 +88,6 @@ def test_elsewhere_it_is_refused_by_name(tiny, capsys):
         lambda: ct.generate(*tiny, IDS, policy=SPEC, max_new_tokens=4),  # whose texts have no end
         lambda: ct.emitted_law(ct.policy(SPEC), q, p),
         lambda: ct.audit(ct.policy(SPEC), q, p),
-        lambda: replay(SavedRows.of(q, p), SPEC),
         lambda: settings.read({"CACTUS_POLICY": SPEC}),
     )
     for door in doors:

@@ -74,29 +74,27 @@ class CountsCalls(Base):
         return torch.full_like(drafted, state % 2)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Base(),
-        Spender(),
-        Between("cactus:delta=1", opening=7, closing=(8, 9)),
-        ByPosition([(0, "speculative"), (3, "typical")]),
-    ],
+GOOD = (
+    Base(),
+    Spender(),
+    Between("cactus:delta=1", opening=7, closing=(8, 9)),
+    ByPosition([(0, "speculative"), (3, "typical")]),
 )
+BAD = {
+    LooksAtItsToken: "token 0 must not depend on that token",
+    LooksAtLaterRows: "must not depend on that token, on later ones or on later rows",
+    NeverReset: "begin: a text's choices must not depend on other texts",
+    OutOfRange: "choose: must return 6 numbers below 2",
+    CountsCalls: "advance: tokens one by one",
+}
+
+
+@pytest.mark.parametrize("schedule", GOOD)
 def test_good_schedules_pass(schedule):
     assert_schedule_properties(schedule)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (LooksAtItsToken(), "token 0 must not depend on that token"),
-        (LooksAtLaterRows(), "must not depend on that token, on later ones or on later rows"),
-        (NeverReset(), "begin: a text's choices must not depend on other texts"),
-        (OutOfRange(), "choose: must return 6 numbers below 2"),
-        (CountsCalls(), "advance: tokens one by one"),
-    ],
-)
-def test_bad_ones_are_noticed(schedule, message):
-    with pytest.raises(AssertionError, match=message):
-        assert_schedule_properties(schedule)
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_ones_are_noticed(kind):
+    with pytest.raises(AssertionError, match=BAD[kind]):
+        assert_schedule_properties(kind())

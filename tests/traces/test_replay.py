@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
-from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import VerdictLaw, Verifier, find_verifier
+from cactus_theory.traces import Cycle, Trace, log_trace, replay, save_trace
+from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import amount
 from tests.decoding.test_schedule import Taking
@@ -107,7 +106,7 @@ def test_replay_is_what_the_logged_decode_did_on_average(logged: Trace, tmp_path
     ("policy", "verifier"),
     [*((policy, verifier) for policy in POLICIES for verifier in BOTH), ("typical", "chain")],
 )
-def test_saved_rows_average_the_drafted_token_over_the_draft(
+def test_one_drafted_token_averaged_over_its_row_is_what_an_audit_says(
     tmp_path: Path, policy: str, verifier: str
 ) -> None:
     source = torch.Generator().manual_seed(1)
@@ -118,31 +117,13 @@ def test_saved_rows_average_the_drafted_token_over_the_draft(
         for n in range(VOCAB)
     ]
     trace = save_trace(tmp_path / "t", every, vocab_size=VOCAB, num_draft_tokens=1)
-    tokens = replay(trace, policy, verifier).tokens.reshape(4, VOCAB)
-    rows = replay(SavedRows.of(q, p), policy, verifier)
-    by_token = (tokens * p.numpy()).sum(-1)
-    np.testing.assert_allclose(rows.tokens, by_token, rtol=STORED)
+    found = replay(trace, policy, verifier)
+    tokens = found.tokens.reshape(4, VOCAB)
     report = ct.audit(ct.policy(policy), q, p)
-    np.testing.assert_allclose(rows.accepted, report.acceptance, rtol=EXACT)
-    np.testing.assert_allclose(rows.spent["kl"], report.divergences["kl"], rtol=EXACT, atol=EXACT)
-
-
-def test_saved_rows_under_any_verifier() -> None:
-    class Stranger(Verifier):
-        """Has the chain's law and no other relation to it."""
-
-        name = "stranger"
-
-        def verify(self, *arguments):
-            raise NotImplementedError
-
-        def law(self, *arguments) -> VerdictLaw:
-            return Chain().law(*arguments)
-
-    source = torch.Generator().manual_seed(2)
-    rows = SavedRows.of(rows_of(source, 3, VOCAB), rows_of(source, 3, VOCAB))
-    known, enumerated = (replay(rows, "typical", judge) for judge in (Chain(), Stranger()))
-    np.testing.assert_allclose(enumerated.tokens, known.tokens, rtol=EXACT)
+    by_token = (tokens * p.numpy()).sum(-1)
+    np.testing.assert_allclose(by_token, 1 + report.acceptance, rtol=STORED)
+    spent = found.spent["kl"].reshape(4, VOCAB)
+    np.testing.assert_allclose(spent, report.divergences["kl"][:, None].expand(4, VOCAB), STORED)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +140,7 @@ def test_saved_rows_under_any_verifier() -> None:
 def test_bad_arguments_are_refused(tmp_path: Path, ragged, changes, said: str) -> None:
     trace = save_trace(tmp_path / "t", ragged, vocab_size=VOCAB, num_draft_tokens=3)
     with pytest.raises(ValueError, match=said):
-        replay(**{"source": trace, "policy": "speculative"} | changes)
+        replay(**{"trace": trace, "policy": "speculative"} | changes)
     with pytest.raises(ValueError, match="divergence: must be one of kl; got 'reverse_kl'"):
         replay(trace, "speculative").divergence_per_token("reverse_kl")
 

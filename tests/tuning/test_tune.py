@@ -11,13 +11,12 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.decoding import ByPosition, Ledger
-from cactus_theory.traces import Cycle, SavedRows, Trace, replay, save_trace
+from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, tune
 from cactus_theory.tuning.choices import Halves, Tuned
 from cactus_theory.tuning.report import notes, payload, sentence, table
 from tests.amounts import amount, some
-from tests.traces.conftest import rows_of
 
 LEVEL = 0.05
 FEW = ["lenience:lenience", "mixture:alpha"]
@@ -146,14 +145,6 @@ def _with(settings) -> Costs:
     return Costs(**costs)
 
 
-def test_saved_rows_are_tuned_at_one_drafted_token(cheap) -> None:
-    source = torch.Generator().manual_seed(0)
-    q, p = rows_of(source, 30, 6), rows_of(source, 30, 6)
-    found = tune(SavedRows.of(q, p), cheap, LEVEL, policies=["mixture:alpha"])
-    assert {own.num_draft_tokens for own in found.choices} == {1}
-    assert found.choices[0].replay.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
-
-
 def test_one_pass_at_the_longest_k_is_what_every_k_is_on_its_own(trace, tmp_path) -> None:
     policies = [
         ("band:price=2", "block"),
@@ -199,9 +190,8 @@ def test_bad_requests_are_named(trace, cheap, options, said: str) -> None:
 
 def test_fewer_texts_than_expect_takes_are_too_few(trace, cheap, capsys) -> None:
     """Of two texts each half was one, without an error."""
-    for few in (trace.part(range(2)), SavedRows.of(*np.full((2, 4, 2), 0.5))):
-        with pytest.raises(ValueError, match="cannot say: errors .* at least 5 with a draft; got"):
-            tune(few, cheap, 0.1)
+    with pytest.raises(ValueError, match="cannot say: errors .* at least 5 with a draft; got"):
+        tune(trace.part(range(2)), cheap, 0.1)
     with pytest.raises(ValueError, match="texts: must be numbers from 0 to"):
         trace.part([99])
 
@@ -246,12 +236,6 @@ def test_a_schedule_is_replayed_as_its_policies_are(trace, verifier) -> None:
         capped.tokens,
         replay(trace, Ledger("band:price=0.25", LEVEL), verifier, num_draft_tokens=2).tokens,
     )
-
-
-def test_a_schedule_needs_a_trace() -> None:
-    q = rows_of(torch.Generator().manual_seed(0), 4, 6)
-    with pytest.raises(ValueError, match="policy: a schedule needs a trace"):
-        replay(SavedRows.of(q, q), ByPosition([(0, "band:price=1")]), "chain")
 
 
 EASY, HARD = (0.45, 0.35, 0.2), (0.05, 0.15, 0.8)
@@ -300,9 +284,6 @@ def test_halves_are_drawn_by_the_seed_alike_in_every_group(two_kinds) -> None:
         assert len(half) == 20 and sum(text % 2 for text in half) == 10
     with pytest.raises(ValueError, match="must keep the column 'task'"):
         tune(two_kinds, Costs.ratios(0.1), LEVEL, by="task")
-    rows = SavedRows.of(*np.full((2, 5, 2), 0.5))
-    with pytest.raises(ValueError, match="by: rows have no prompts"):
-        tune(rows, Costs.ratios(0.1), LEVEL, by="task")
 
 
 def test_knobs_of_few_texts_are_said_to_be_uncertain(two_kinds, cheap) -> None:

@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.kernels import has_kernel
-from cactus_theory.traces import SavedRows, replay
+from cactus_theory.traces import replay
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
 from simulations.markov import Setting, enumerate_texts, markov_pair
 from tests.amounts import amount
@@ -176,6 +176,6 @@ def test_what_it_cannot_do_raises():
         DecodeOptions(verifier="fly", max_new_tokens=4)
     assert DecodeOptions(verifier="fly", max_new_tokens=4, meter=False).judge.spec == "fly"
     with pytest.raises(NotImplementedError, match="cannot be metered"):
-        replay(SavedRows.of([[0.5, 0.5]], [[0.5, 0.5]]), "speculative", "fly")
+        replay("simulations/data/trace", "speculative", "fly")
     assert find_verifier("fly:window=2,entropy=0.5,k=3").spec == "fly:window=2,entropy=0.5"
     assert not has_kernel(LOSSLESS, "fly")
