@@ -167,8 +167,8 @@ def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
         if expected is float and type(value) is int:
             value = check.number(f"{path}: {name}", value, -math.inf)
         if type(value) is not expected:  # True is no integer here
-            kind = expected.__name__
-            raise ValueError(f"{path}: {name} must be of type {kind}; got {value!r:.60}")
+            called = expected.__name__
+            raise ValueError(f"{path}: {name} must be of type {called}; got {value!r:.60}")
         values[name] = value
     return values
 

@@ -150,9 +150,9 @@ def _replays(
             for batch in trace.batches(ENTRIES, max(widths))
         )
     done = 0
-    for text, *law in laws:
+    for text, alive, going, spent in laws:
         for own in replays.values():
-            own.add(text, *law)
+            own.add(text, alive, going, spent)
         done += len(text)
         on_cycles(done)
     return replays

@@ -102,10 +102,9 @@ class Bench(Seen):
         texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"), beside)
         warp = Warp(self.temperature)
         features = None
-        if self.reads:
-            features = _Fed(
-                CachedModel(self.target_model, texts.capacity, texts.batch, reads=self.reads), texts
-            )
+        if reads := self.reads:
+            target = CachedModel(self.target_model, texts.capacity, texts.batch, reads=reads)
+            features = _Fed(target, texts)
         clock = Stopwatch()
         setting = DraftContext(self.target_model, texts, warp, clock, self.most, features=features)
         return texts, self.drafter.begin(setting)
@@ -133,7 +132,10 @@ class Bench(Seen):
             lengths = [self.most - (row + turn) % min(3, self.most) for row in range(texts.batch)]
             one = _proposed(texts, drafting, lengths, self.coins(source))
             last = torch.randint(0, self.vocab, (texts.batch,), generator=source)
-            texts.settle(list(_taken(one, turn, last.tolist())), last)
+            # each row goes on with some of its draft, and one more token
+            taken = [min((turn + row) % 4, own) for row, own in enumerate(one.draft.lengths)]
+            ids = zip(one.draft.token_ids.tolist(), taken, last.tolist(), strict=True)
+            texts.settle([[*own[:count], more] for own, count, more in ids], last)
             drafting.settle()
             drafts.append(one)
         return drafts
@@ -148,19 +150,13 @@ class _Fed:
     """The states of settled texts without their last tokens, computed on first use."""
 
     def __init__(self, target: CachedModel, texts: Texts) -> None:
-        self.target, self.texts = target, texts
+        self.target, self.texts, self.hidden = target, texts, target.hidden
 
     @property
     def lengths(self) -> Sequence[int]:
         """Return how many tokens of each text have states."""
         _feed(self.target, self.texts)
         return self.target.lengths
-
-    def hidden(
-        self, layer: int, starts: Sequence[int], counts: Sequence[int]
-    ) -> Float[Tensor, "batch most hidden"]:
-        """Return copies of states."""
-        return self.target.hidden(layer, starts, counts)
 
 
 def _feed(target: CachedModel, texts: Texts) -> None:
@@ -176,12 +172,6 @@ def _proposed(texts: Texts, drafting: Drafting, lengths: list[int], coins: Tenso
     place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
     written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
     return RecordedDraft(before, lengths, draft, written, coins)
-
-
-def _taken(one: RecordedDraft, turn: int, last: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the tokens that each row goes on with: some of its draft, and one more."""
-    for row, ids in enumerate(one.draft.token_ids.tolist()):
-        yield [*ids[: min((turn + row) % 4, one.draft.lengths[row])], last[row]]
 
 
 def stream(numbers: Float[Tensor, "count"]) -> Uniforms:
@@ -249,23 +239,16 @@ def compared(
     bench: Bench, prompt: list[int], due: list[list[int]], numbers: list[list[float]]
 ) -> Iterator[Bounds]:
     """Yield whether the coins give the expected tokens, in one batch and row by row."""
-    yield _compared(decoded(bench, prompt, numbers)[0], due, numbers)
-    for one, expected in list(zip(numbers, due, strict=True))[:: max(1, len(due) // SINGLY)]:
-        yield _compared(decoded(bench, prompt, [one])[0], [expected], [one])
-
-
-def _compared(texts: list[list[int]], due: list[list[int]], numbers: list[list[float]]) -> Bounds:
-    other = torch.tensor([text != expected for text, expected in zip(texts, due, strict=True)])
-
-    def about(index: tuple[int, ...]) -> str:
-        (at,) = index
-        return (
-            "coins: what is drafted, what is accepted and what follows must have numbers of "
-            f"their own; with {numbers[at]} for the three, {due[at]} is due and {texts[at]} was "
-            "emitted: whether these differ"
-        )
-
-    return Bounds(other, 0, 0, about, 0.0)
+    each = range(0, len(due), max(1, len(due) // SINGLY))
+    for rows in (slice(None), *(slice(at, at + 1) for at in each)):
+        texts, _ = decoded(bench, prompt, numbers[rows])
+        for text, expected, coins in zip(texts, due[rows], numbers[rows], strict=True):
+            about = (
+                "coins: what is drafted, what is accepted and what follows must have numbers of "
+                f"their own; with {coins} for the three, {expected} is due and {text} was "
+                "emitted: whether these differ"
+            )
+            yield Bounds(torch.tensor([text != expected]), 0, 0, about, 0.0)
 
 
 def middles(row: Float[Tensor, "vocab"]) -> list[tuple[int, float]]:

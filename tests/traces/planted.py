@@ -1,6 +1,6 @@
 """Runs of an engine, healthy or with a fault, that were never part of what is expected."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,45 +9,13 @@ import numpy as np
 import torch
 
 from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, decode
-from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding.drafters._base import DraftContext, Drafting
-from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces import Observation, compare_observed
-from cactus_theory.traces.faults import USUAL_TOP_K, Fault, cut
+from cactus_theory.traces.faults import Fault
 from cactus_theory.traces.replays import batch_law
 from cactus_theory.traces.trace import Batch
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from cactus_theory.verify.draw import pick
-
-
-@dataclass(frozen=True)
-class Uncooled(ModelDrafter):
-    """A draft without the decode's temperature."""
-
-    def begin(self, setting: DraftContext) -> Drafting:
-        return super().begin(replace(setting, warp=Warp(1.0)))
-
-
-@dataclass(frozen=True)
-class CutSecretly(ModelDrafter):
-    """A draft that samples from its likeliest tokens and reports its whole row."""
-
-    def begin(self, setting: DraftContext) -> Drafting:
-        return CutDrafting(setting, self.model, False)
-
-
-class CutDrafting(ModelDrafting):
-    def _step(self, offset: int, wanted: Sequence[int], coin: torch.Tensor) -> torch.Tensor:
-        super()._step(offset, wanted, coin)
-        assert self.probs is not None
-        token = pick(cut(self.probs[:, offset], USUAL_TOP_K), coin)
-        self.texts.propose(offset, token)
-        return token
-
-
-RESAMPLED = {"draft-temperature": Uncooled, "law-before-top-k": CutSecretly}
 
 
 class Rounds:
@@ -105,8 +73,6 @@ class Decodes:
         if fault is not None:
             if fault.name == "greedy-drafts":
                 drafter = ModelDrafter(self.draft, greedy=True)
-            elif fault.name in RESAMPLED:
-                drafter = RESAMPLED[fault.name](self.draft)
             elif fault.temperature is None:
                 faulty = fault.planted(self.judge, self.temperature)
         judge = Counted(faulty or self.judge)

@@ -31,14 +31,8 @@ def resampled(replays: list[Replay], of, draws: int) -> float:
     generator, found = np.random.default_rng(7), []
     for _ in range(draws):
         take = generator.integers(TEXTS, size=TEXTS)
-        found.append(of(*(cut(own, take) for own in replays)).value)
+        found.append(of(*(own.part(take) for own in replays)).value)
     return float(np.std(found))
-
-
-def cut(own: Replay, take: np.ndarray) -> Replay:
-    return Replay(own.policy, own.verifier, 1, own.source, own.cycles[take], own.tokens[take],
-                  own.accepted[take], {"kl": own.spent["kl"][take]}, own.reached[:, take],
-                  own.accepted_at[:, take], own.drafts[take], own.drafted[take])  # fmt: skip
 
 
 FIRST = [made("a", 0.1, 0.05), made("bb", 0.3, 0.15)]
@@ -96,7 +90,7 @@ def test_the_nearest_two_knobs_are_taken() -> None:
 
 
 def test_one_text_has_no_error() -> None:
-    one = cut(FIRST[0], np.array([3]))
+    one = FIRST[0].part([3])
     assert np.isnan(one.tokens_per_call.standard_error) and one.tokens_per_call.value > 1
 
 
@@ -108,26 +102,23 @@ def test_an_infinite_divergence_stays_infinite() -> None:
     assert np.isnan(found.standard_error)
 
 
-@pytest.mark.parametrize(
-    ("act", "said"),
-    [
-        (
-            lambda: FIRST[0].tokens_per_call - made("a", 0, 0.1, seed=1).tokens_per_call,
-            "from the same texts to be paired",
-        ),
-        (lambda: tokens_at([FIRST[0], made("a", 0, 0.1, seed=1)], 0.03), "of the same trace"),
-        (lambda: tokens_at(FIRST, 0.9), "level: must lie between two of the replays' kl per token"),
-        (lambda: tokens_at(FIRST[:1], 0.03), "level: must lie between"),
-        (lambda: tokens_at([], 0.03), "level: must lie between"),
-        (
-            lambda: Estimate(1.0, np.ones(3), "x") / Estimate(1.0, np.ones(4), "x"),
-            "got 3 and 4 texts",
-        ),
-    ],
-)
-def test_what_cannot_be_paired_is_refused(act, said: str) -> None:
+OTHER = made("a", 0, 0.1, seed=1)
+UNPAIRED = {
+    "from the same texts to be paired": lambda: FIRST[0].tokens_per_call - OTHER.tokens_per_call,
+    "got 3 and 4 texts": lambda: Estimate(1.0, np.ones(3), "x") / Estimate(1.0, np.ones(4), "x"),
+    "of the same trace": lambda: tokens_at([FIRST[0], OTHER], 0.03),
+    "level: must lie between two of the replays' kl per token": lambda: tokens_at(FIRST, 0.9),
+    "level: must lie between": lambda: tokens_at(FIRST[:1], 0.03),
+    "level: must lie between two of the replays' kl per token, nothing": lambda: tokens_at([], 0.0),
+    "tokens: must lie between two of the replays' tokens": lambda: divergence_at(FIRST, 99.0),
+    "must be from the same texts": lambda: tokens_at(FIRST, OTHER.divergence_per_token()),
+}
+
+
+@pytest.mark.parametrize("said", UNPAIRED)
+def test_what_cannot_be_paired_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        act()
+        UNPAIRED[said]()
 
 
 def test_divergence_at_undoes_tokens_at():
@@ -139,7 +130,3 @@ def test_divergence_at_undoes_tokens_at():
         assert (tokens_at(bands, level) - tokens_at(bands, level.value)).standard_error > 0
     middle = sum(own.divergence_per_token().value for own in bands) / 3
     assert divergence_at(bands, tokens_at(bands, middle).value).value == pytest.approx(middle)
-    with pytest.raises(ValueError, match="tokens: must lie between two of the replays' tokens"):
-        divergence_at(bands, 99.0)
-    with pytest.raises(ValueError, match="must be from the same texts"):
-        tokens_at(bands, made("other", 0.1, 0.06, seed=1).divergence_per_token())

@@ -32,48 +32,50 @@ EXACT = 1e-12
 TABULATED = 1e-4  # of printed quantiles of Student's t
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_expected_are_means_of_products(tmp_path: Path, ragged, behind: bool) -> None:
-    """A round without a draft does not count; what follows the end of a text may."""
-    trace = save_trace(
-        tmp_path / "t", ragged, vocab_size=5, num_draft_tokens=3, dtype="float32",
-        eos_token_ids=(1,),
-    )  # fmt: skip
-    rule = ct.policy("band:price=1")
-    seen = expect(trace, rule, behind_ends=behind)
-    accepted, reached, last = np.zeros(3), np.zeros(3), 0.0
+def by_hand(trace: Trace, rule: ct.Policy, end: int = -1, most: int | None = None):
+    """Return how many rounds there are, and sums by position of what they reach and accept.
+
+    Nothing follows ``end``; of texts of ``most`` tokens, one of which is not drafted in a round, no
+    more is drafted than is left. The last sum is of accepted ends: after them no token is drawn.
+    """
+    accepted, reached, last, rounds = np.zeros(3), np.zeros(3), 0.0, 0
     for cycle in trace:
-        alive, going = 1.0, True
-        for place, token in enumerate(cycle.draft_token_ids.tolist()):
+        left = 3 if most is None else max(0, most - cycle.position - 1)
+        ids, alive = cycle.draft_token_ids[:left], 1.0
+        rounds += len(ids) > 0
+        for place, token in enumerate(ids.tolist()):
             q = cycle.target_probs[place]
             p = cycle.draft_probs[place] if cycle.draft_probs is not None else torch.eye(5)[token]
-            reached[place] += alive * going
-            alive *= float(rule.acceptance(q, p.double(), torch.tensor([token]))[0])
-            accepted[place] += alive * going
-            last += alive * going * (token == 1) * (not behind)
-            going = going and (behind or token != 1)
-    rounds = sum(len(cycle.draft_token_ids) > 0 for cycle in trace)
-    assert rounds < len(trace) and seen.rounds == rounds
+            reached[place] += alive
+            alive *= float(rule.acceptance(q, p.double(), ids[place : place + 1])[0])
+            accepted[place] += alive
+            if token == end:
+                last += alive
+                break
+    assert 0 < rounds < len(trace)  # a round without a draft does not count
+    return rounds, reached, accepted, last
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_expected_are_means_of_products(tmp_path: Path, ragged, behind: bool) -> None:
+    """What follows the end of a text may count."""
+    sizes = {"vocab_size": 5, "num_draft_tokens": 3, "dtype": "float32", "eos_token_ids": (1,)}
+    trace, rule = save_trace(tmp_path / "t", ragged, **sizes), ct.policy("band:price=1")
+    seen = expect(trace, rule, behind_ends=behind)
+    rounds, reached, accepted, last = by_hand(trace, rule, -1 if behind else 1)
+    assert seen.rounds == rounds
     assert [own.value for own in seen.accepted] == pytest.approx(accepted / rounds, abs=EXACT)
     assert [own.value for own in seen.if_reached] == pytest.approx(accepted / reached, abs=EXACT)
-    tokens = 1 + (accepted.sum() - last) / rounds  # after an end no token is drawn
+    tokens = 1 + (accepted.sum() - last) / rounds
     assert seen.tokens_per_call.value == pytest.approx(tokens, abs=EXACT)
 
 
 def test_short_ends_count_what_is_left_of_a_text(tmp_path: Path, tiny) -> None:
     trace = log_trace(*tiny, [[1, 2], [3, 4]], tmp_path / "t", num_draft_tokens=3,
                       max_new_tokens=7, cycles=9)  # fmt: skip
-    seen, rule = expect(trace).counted(short_ends=True), ct.policy("speculative")
-    accepted, rounds = np.zeros(3), 0
-    for cycle in trace:
-        left = min(3, 7 - cycle.position - 1)  # of 7 new tokens one is not drafted
-        rounds += left > 0
-        alive, ids = 1.0, cycle.draft_token_ids
-        for place in range(max(left, 0)):
-            rows = cycle.target_probs[place], cycle.draft_probs[place]
-            alive *= float(rule.acceptance(*rows, ids[place : place + 1])[0])
-            accepted[place] += alive
-    assert 0 < rounds < len(trace) and seen.rounds == rounds
+    seen = expect(trace).counted(short_ends=True)
+    rounds, _, accepted, _ = by_hand(trace, ct.policy("speculative"), most=7)
+    assert seen.rounds == rounds
     assert [own.value for own in seen.accepted] == pytest.approx(accepted / rounds, abs=EXACT)
     chances = accepted / [rounds, *accepted[:-1]]
     assert [own.value for own in seen.if_accepted] == pytest.approx(chances, abs=EXACT)

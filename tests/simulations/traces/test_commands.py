@@ -21,15 +21,6 @@ CHOSEN = [word for policy in POLICIES for word in ("--policy", policy)]
 WIDEST = 100
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory) -> tuple[Path, Path]:
-    """Return files of a few of the example's rows."""
-    folder = tmp_path_factory.mktemp("rows")
-    for name, own in zip(("q.npy", "p.npy"), Trace.open(EXAMPLE).rows(), strict=True):
-        np.save(folder / name, own[:6].numpy())
-    return folder / "q.npy", folder / "p.npy"
-
-
 def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
     pytest.importorskip("transformers")
     assert main([*LOG, "--out", str(tmp_path / "t")]) == 0
