@@ -92,7 +92,7 @@ def replay(
     --------
     >>> tokens = replay("simulations/data/trace", "speculative").tokens_per_call
     >>> print(f"{tokens.value:.2f} ± {tokens.standard_error:.2f} tokens a call")
-    2.98 ± 0.10 tokens a call
+    2.83 ± 0.10 tokens a call
     """
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
     width = draft_width(trace, num_draft_tokens)

@@ -76,7 +76,7 @@ class Trace:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
-        """Return the trace in a folder (or that of a manifest).
+        """Return the trace in a folder.
 
         The manifest and the files' sizes are checked here, their content when it is first read.
 
@@ -89,8 +89,6 @@ class Trace:
             safetensors is not installed (extra llm).
         """
         place = Path(folder)
-        if place.name == MANIFEST:
-            place = place.parent
         if not place.is_dir():
             raise OSError(f"{place}: must be the folder of a trace; no such folder")
         if not (place / MANIFEST).is_file():
@@ -291,9 +289,8 @@ class Trace:
 
 
 def is_trace(path: str | Path) -> bool:
-    """Return whether a path is meant as a trace: a folder, or a manifest."""
-    place = Path(path)
-    return place.is_dir() or place.name == MANIFEST
+    """Return whether a path is meant as a trace: a folder."""
+    return Path(path).is_dir()
 
 
 def _probs(rows: Tensor) -> Tensor:

@@ -167,7 +167,8 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
 
     Examples
     --------
-    >>> trace = cactus_theory.traces.Trace.open("simulations/data/trace")
+    >>> from cactus_theory.traces import Trace
+    >>> trace = Trace.open("simulations/data/trace")
     >>> few = {"policies": ["mixture:alpha"], "widths": [1]}
     >>> save_tuned(tune(trace, Costs.ratios(0.1), 0.05, **few), "tuned.json")
     >>> ct.load_tuned("tuned.json").level
@@ -205,7 +206,7 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
         choice.verifier,
         str(choice.num_draft_tokens),
         _both(choice.speed),
-        f"{_shown(choice.speed.value) / _shown(tuned.plain):.2f}",
+        f"{choice.speed.value / tuned.plain:.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
     ]
@@ -231,11 +232,6 @@ def _both(estimate: Any) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 3}f}"
-
-
-def _shown(value: float) -> float:
-    """Return a number as the table has it, so that ratios are those of what is shown."""
-    return float(_number(value).replace(",", ""))
 
 
 def _error(value: float, digits: int) -> str:

@@ -67,7 +67,8 @@ def tune(
 
     Examples
     --------
-    >>> trace = cactus_theory.traces.Trace.open("simulations/data/trace")
+    >>> from cactus_theory.traces import Trace
+    >>> trace = Trace.open("simulations/data/trace")
     >>> few = {"policies": ["mixture:alpha"], "widths": [1]}
     >>> best = tune(trace, Costs.ratios(0.1), level=0.05, **few).best
     >>> best.verifier, best.num_draft_tokens

@@ -54,7 +54,6 @@ class RecordedDraft:
 
     @property
     def drafted(self) -> Tensor:
-        """Return which tokens were drafted, (B, K) bool."""
         places = torch.arange(self.draft.token_ids.shape[1])
         return places < torch.tensor(self.draft.lengths)[:, None]
 
@@ -79,7 +78,6 @@ class Bench(Seen):
 
     @property
     def prompts(self) -> list[list[int]]:
-        """Return the prompts, in the model's vocabulary."""
         return [[token % self.vocab for token in prompt] for prompt in PROMPTS]
 
     def accepting(self, depth: int) -> int:
@@ -87,16 +85,13 @@ class Bench(Seen):
         return self.verifier.coins(self.drafter.nodes(depth))
 
     def source(self) -> torch.Generator:
-        """Return a generator begun anew."""
         return torch.Generator().manual_seed(self.seed)
 
     def coins(self, source: torch.Generator) -> Tensor:
-        """Return coins for a draft of every prompt."""
         shape = len(self.prompts), self.most
         return torch.rand(shape, generator=source, dtype=torch.float64)
 
     def begin(self) -> tuple[Texts, Drafting]:
-        """Return new texts and the drafter at work on them."""
         room = (self.most + 1) * (self.rounds + 1)
         beside = self.drafter.nodes(self.most) - self.most
         texts = Texts(self.prompts, room, frozenset(), torch.device("cpu"), beside)
@@ -111,17 +106,14 @@ class Bench(Seen):
 
     @property
     def reads(self) -> Sequence[int]:
-        """Return the layers whose states the drafter asks for."""
         return self.drafter.reads(self.target_model)
 
     def row_after(self, text: list[int], processed: bool = False) -> Float[Tensor, "1 vocab"]:
-        """Return the target's row after a text, computed without a cache."""
         ids = torch.tensor([text])
         logits = self.target_model(input_ids=ids, use_cache=False).logits[:, -1].double()
         return ((lowered(ids, logits) if processed else logits) / self.temperature).softmax(-1)
 
     def anew(self, coins: Tensor) -> RecordedDraft:
-        """Return the first draft of new texts."""
         return _proposed(*self.begin(), [self.most] * len(self.prompts), coins.clone())
 
     @cached_property
@@ -154,13 +146,11 @@ class _Fed:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Return how many tokens of each text have states."""
         _feed(self.target, self.texts)
         return self.target.lengths
 
 
 def _feed(target: CachedModel, texts: Texts) -> None:
-    """Feed a target the missing tokens of settled texts, without their last tokens."""
     counts = [len(ids) - 1 - length for ids, length in zip(texts.ids, target.lengths, strict=True)]
     if any(counts):
         target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
@@ -215,7 +205,6 @@ def decoded(
     depth: int = 1,
     processors: Sequence[Any] = (),
 ) -> tuple[list[list[int]], WatchedVerifier]:
-    """Return the new tokens of one round with paths of ``depth``, a row a list of numbers."""
     watching = WatchedVerifier(bench.verifier)
     options = DecodeOptions(
         policy=bench.policy,

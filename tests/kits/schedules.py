@@ -38,7 +38,6 @@ class _Round:
 
     @property
     def new_ids(self) -> list[int]:
-        """Return the accepted tokens and one more."""
         return [*self.drafted[: self.accepted].tolist(), int(self.target_probs[-1].argmax())]
 
     def verified(self, policies: Sequence[Policy]) -> VerifiedRows:
@@ -74,13 +73,11 @@ def assert_schedule_properties(
 
 
 def _chosen(schedule: Schedule, state: Any, turn: _Round) -> Tensor:
-    """Return the choices of a round, (K,)."""
     draft = Draft(turn.drafted[None], [WIDTH], turn.draft_probs[None])
     return schedule.choose_by_nodes(state, turn.target_probs[None], draft, JUDGE)[0].clone()
 
 
 def _follow(schedule: Schedule, state: Any, turn: _Round) -> tuple[list[int], Any]:
-    """Return the choices of a round, and the state after it."""
     chosen, policies = _chosen(schedule, state, turn).tolist(), schedule.policies
     # numbers that are no policy's are told of by ``_of_choices``
     judged = [policies[at] for at in chosen if 0 <= at < len(policies)]

@@ -118,7 +118,6 @@ mixture = ct.rule(lambda q, p: (q + p) / 2, between=True, support="free")
 
 
 def recovering(residual, function=plain, **declared):
-    """Return a rule that recovers tokens from a row of its own."""
     return ct.rule(function, residual=residual, **declared)
 
 
@@ -170,8 +169,6 @@ class ResidualFromTheWrongRow(ClippedTarget):
 
 
 class StaleDraftRow(LosslessResidual):
-    """Judges a token by the draft row of the row before it."""
-
     def acceptance(self, q, p, n):
         rows = p.double()
         stale = rows.roll(1, 0) if rows.ndim > 1 else rows
@@ -179,8 +176,6 @@ class StaleDraftRow(LosslessResidual):
 
 
 class HalfTheBudget(Named, PerProposal):
-    """Declares the best use of δ and spends δ/2."""
-
     delta = 0.4
 
     @property
@@ -244,8 +239,6 @@ def inclusive(phi):
 
 
 class InclusiveCoins(LosslessResidual):
-    """Keeps a token where its coin equals φ, too."""
-
     def acceptance(self, q, p, n):
         return accept_probability(q.double().gather(-1, n), p.double().gather(-1, n))
 

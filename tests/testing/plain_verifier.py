@@ -40,7 +40,6 @@ class Plain(Verifier):
         return coin < value
 
     def accepted(self, passed):
-        """Return the last place that passes."""
         return (passed * torch.arange(1, passed.shape[-1] + 1)).amax(-1)
 
     def bonus(self, q, p, policy):

@@ -21,7 +21,6 @@ CLOSE = {"rtol": 0, "atol": 1e-12}
 
 @ct.rule(budget="max_divergence <= delta per proposal", direction=1, strict=0.0)
 def lenient(q, p, n, *, delta=0.5):
-    """Keep with e^δ q/p."""
     return min(1, np.exp(delta) * q[n] / p[n])
 
 

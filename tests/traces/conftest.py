@@ -13,7 +13,6 @@ VOCAB = 5
 
 
 def rows_of(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Return random rows (..., V) that sum to 1."""
     rows = torch.rand(*shape, generator=generator, dtype=torch.float64) ** 3 + 1e-3
     return rows / rows.sum(-1, keepdim=True)
 

@@ -45,7 +45,6 @@ class Engine:
         return text, position[goes], phi[goes], end[goes], kept[goes], lengths[goes]
 
     def run(self, source: np.random.Generator):
-        """Return what is expected and what is counted."""
         ease = 0.65 + 0.12 * source.standard_normal(self.logged // self.repeats)
         text, position, phi, end, *_ = replace(self, adaptive=False).decode(
             source, np.tile(ease, self.repeats), self.most, 1.0

@@ -67,7 +67,6 @@ class Decodes:
     def rounds(
         self, fault: Fault | None, repeats: int, seed: int
     ) -> tuple[Rounds, Verifier, np.ndarray]:
-        """Return the rounds, the verifier, and how many tokens each round accepted."""
         drafter: Any = ModelDrafter(self.draft, greedy=self.greedy)
         faulty = None
         if fault is not None:
@@ -190,7 +189,6 @@ class Pool:
                            behind_ends=False, **known)  # fmt: skip
 
     def runs(self, count: int, healthy: Any, known: Any) -> list[Any]:
-        """Return what is said of so many runs of at most 2,000 rounds."""
         source = np.random.default_rng(0)
         return [compare_observed(healthy, self.run(2000, source), known) for _ in range(count)]
 
@@ -208,7 +206,6 @@ def observed(source: Rounds, accepted: np.ndarray) -> Observation:
 
 
 def _turn(prompts: np.ndarray) -> np.ndarray:
-    """Return the how-manieth text of its prompt each one is."""
     seen: dict[int, int] = {}
     found = []
     for own in prompts.tolist():

@@ -90,7 +90,6 @@ def test_texts_of_a_prompt_are_errors_of_their_own(tmp_path: Path, tiny) -> None
 
 
 def test_coins_have_the_variance_that_is_enumerated(tmp_path: Path) -> None:
-    """Two kinds of rounds in every text."""
     rows = torch.tensor([[[0.5, 0.5], [0.75, 0.25]], [[0.875, 0.125], [0.25, 0.75]]])
     rows = torch.cat([rows, rows[:, :1]], 1).double()
     cycles = [Cycle(0, place, torch.zeros(2, dtype=torch.int64), q, None)
@@ -419,7 +418,6 @@ def few(folder: Path, texts: int, drafted: int = 1) -> str:
 
 @pytest.mark.parametrize(("texts", "drafted"), [(1, 1), (2, 1), (4, 1), (6, 0)])
 def test_too_few_texts_say_nothing(tmp_path: Path, texts: int, drafted: int, capsys) -> None:
-    """Nor do rounds without a draft."""
     trace = few(tmp_path / "t", texts, drafted)
     for counted in ([], ["--observed", "0.1", "--rounds", "2000", "--top-k", "0"]):
         assert main(["expect", "--trace", trace, *counted]) == 3

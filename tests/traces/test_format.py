@@ -106,11 +106,6 @@ def test_the_shipped_example_is_small_and_holds_what_it_says() -> None:
     assert all(len(cycle.draft_token_ids) == 4 for cycle in trace)
 
 
-def test_a_folder_and_its_manifest_open_the_same(saved: Trace) -> None:
-    again = Trace.open(saved.folder / MANIFEST)
-    assert again.fingerprint == saved.fingerprint and again.name == "trace"
-
-
 def _shard(**changes):
     def change(folder: Path) -> None:
         content = json.loads((folder / MANIFEST).read_text())

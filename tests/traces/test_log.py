@@ -133,7 +133,6 @@ def test_a_finished_folder_is_returned_as_it_is(tiny, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tiny, tmp_path_factory) -> tuple[Path, Path]:
-    """Return a finished folder and an unfinished one."""
     folder = tmp_path_factory.mktemp("folders")
     log_trace(*tiny, PROMPTS, folder / "finished", **OPTIONS)
     with pytest.raises(Killed):

@@ -81,7 +81,6 @@ STARTS = [[1 + text % 20, 3] for text in range(TEXTS)]
 
 @pytest.fixture(scope="module")
 def logged(tiny, tmp_path_factory) -> Trace:
-    """Return a trace of the tiny pair."""
     folder = tmp_path_factory.mktemp("tiny") / "t"
     options = {"num_draft_tokens": 4, "max_new_tokens": LENGTH, "dtype": "float32"}
     return log_trace(*tiny, STARTS, folder, **options)

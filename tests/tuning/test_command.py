@@ -229,7 +229,6 @@ def test_a_bad_file_is_one_line(tmp_path: Path, capsys, content, more, said: str
 
 
 def timed(target, draft, prompts, settings, *, repeats=5, on_decode=None) -> Costs:
-    """Return costs that depend on the batch size, without a decode."""
     costs = vars(Costs.ratios(0.1 * prompts.batch, batch=prompts.batch))
     return Costs(**costs | {"verify": {own.family: (0.01, 0.02) for own in settings}})
 
@@ -249,15 +248,6 @@ def test_each_batch_size_has_a_line_and_a_place_in_the_file(tmp_path: Path, caps
     assert run_json(capsys, *told, "--batch", "8")["plain"] == found["batches"][0]["plain"]
     assert main([*told, "--batch", "8", "1"]) == 0
     assert "\nBatch 1: Decode" in capsys.readouterr().out
-
-
-@thorough
-def test_models_are_timed_at_each_batch_size(tmp_path, capsys, prompts, monkeypatch) -> None:
-    monkeypatch.setattr("cactus_theory.commands.tune.measure_costs", timed)
-    small = ("--cycles", "4", "--max-new-tokens", "4", "--threads", "1", "--batch", "1", "2")
-    found = run_json(capsys, *CHEAP, "1", "2", *MODELS, "--prompts", prompts, *small)
-    assert [own["costs"]["batch"] for own in (found, *found["batches"])] == [1, 2]
-    assert found["source"]["max_new_tokens"] == 4
 
 
 def test_prompts_are_drawn_from_the_whole_of_a_sorted_file(tmp_path: Path, capsys) -> None:

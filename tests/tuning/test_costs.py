@@ -32,7 +32,6 @@ MEASURED = Costs(
 
 
 def replay_of(tokens: list[float], reached: list[list[float]], cycles: list[float]) -> Replay:
-    """Return a replay of which only tokens per call matter."""
     nothing = np.zeros((len(reached), len(tokens)))
     return Replay(
         policy="speculative", verifier="chain", num_draft_tokens=len(reached), source="s",

@@ -15,7 +15,7 @@ from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from cactus_theory.traces.replays import replay_widths
 from cactus_theory.tuning import Costs, tune
 from cactus_theory.tuning.choices import Halves, Tuned
-from cactus_theory.tuning.report import notes, payload, sentence, table
+from cactus_theory.tuning.report import notes, payload, sentence
 from tests.amounts import amount, some
 
 LEVEL = 0.05
@@ -91,14 +91,6 @@ def test_a_draft_that_pays_on_one_half_only_is_not_recommended(tuned, half) -> N
     ).endswith("only.")
 
 
-def test_x_plain_is_the_ratio_of_what_is_shown(tuned) -> None:
-    """134.6 over 100.4 is 1.341, but 135 and 100 are shown."""
-    fast = replace(tuned.best, speed=replace(tuned.best.speed, value=134.6))
-    shown = table(replace(tuned, plain=100.4, choices=(fast,))).splitlines()
-    line = next(own.split() for own in shown if own.startswith(tuned.best.policy))
-    assert "135" in line and "1.35" in line and "1.34" not in line
-
-
 def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, cheap, tuned) -> None:
     asked = []
 
@@ -112,21 +104,15 @@ def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, che
             other.policy, other.verifier, other.num_draft_tokens,
         )  # fmt: skip
         assert one.speed.value == other.speed.value
+    for own in asked:
+        if own.policy != "speculative":  # what is timed is the knob that was solved
+            timed = replay(trace, own.policy, own.verifier, num_draft_tokens=own.width)
+            assert timed.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
     families = {own.family for own in asked}
     assert families == {own.family.key for own in tuned.choices}
     assert {(own.family, own.width) for own in asked} == {
         (family, width) for family in families for width in (1, 2, 4)
     }
-
-
-def test_what_is_timed_is_the_knob_that_was_solved(trace) -> None:
-    found = []
-    tune(trace, lambda own: found.extend(own) or Costs.ratios(0.1), LEVEL, policies=FEW,
-         widths=[1, 4])  # fmt: skip
-    for own in found:
-        if own.policy != "speculative":
-            again = replay(trace, own.policy, own.verifier, num_draft_tokens=own.width)
-            assert again.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
 
 
 def test_a_family_that_stays_within_at_some_k_only_is_timed_there(trace) -> None:

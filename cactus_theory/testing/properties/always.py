@@ -4,6 +4,7 @@ There its coins have to decide as φ and g state.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,19 +66,26 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
     rows = len(seen.q)
     q, p = (torch.cat([row, row.roll(1, -1), row.flip(-1)]) for row in (seen.q, seen.p))
     together = seen.on(q, p)
-    steady = seen.steady[:, None].expand(seen.q.shape)
-    alone = seen.phi
-    about = "acceptance of token {0} among other rows"
-    yield Bounds(together.phi[:rows], alone, alone, about, EXACT, steady & seen.drafted)
-    alone = seen.emitted
-    about = "emitted probability of token {0} among other rows"
-    yield Bounds(together.emitted[:rows], alone, alone, about, EXACT, steady)
+    numbers = together.phi[:rows], together.emitted[:rows]
+    yield from _unmoved(seen, *numbers, "among other rows", seen.steady)
     for row in range(min(rows, 3)):
         single = seen.policy.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
-        expected, judged = seen.phi[row : row + 1], (steady & seen.drafted)[row : row + 1]
+        part = slice(row, row + 1)
+        expected, judged = seen.phi[part], seen.steady[part, None] & seen.drafted[part]
         about = "acceptance of token {0} without a batch axis"
         only = torch.tensor([row])
         yield Bounds(single[None], expected, expected, about, EXACT, judged, only)
+
+
+def _unmoved(
+    seen: Behaviour, phi: Tensor, emitted: Tensor, when: str, rows: Tensor, allowed: Any = EXACT
+) -> Iterator[Bounds]:
+    """Yield whether φ and the emitted law are on other ``rows`` (R,) what they are on these."""
+    judged = rows[:, None].expand(seen.q.shape)
+    about = f"acceptance of token {{0}} {when}"
+    yield Bounds(phi, seen.phi, seen.phi, about, allowed, judged & seen.drafted)
+    about = f"emitted probability of token {{0}} {when}"
+    yield Bounds(emitted, seen.emitted, seen.emitted, about, EXACT, judged)
 
 
 def _names_no_tokens(policy: Policy) -> bool:
@@ -94,17 +102,12 @@ def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """
     ordered = seen.q.sort(-1).values
     tied = ((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] > 0)).any(-1)
-    judged = (seen.steady & ~tied)[:, None].expand(seen.q.shape)
     places = torch.arange(seen.width)
     drawn = torch.randperm(seen.width, generator=torch.Generator().manual_seed(seen.width))
     for order in (places.roll(1), drawn):
         moved, back = seen.on(seen.q[:, order], seen.p[:, order]), order.argsort()
-        moved_back = moved.phi[:, back]
-        about = "acceptance of token {0} after moving all tokens"
-        yield Bounds(moved_back, seen.phi, seen.phi, about, _resummed(seen), judged & seen.drafted)
-        moved_back = moved.emitted[:, back]
-        about = "emitted probability of token {0} after moving all tokens"
-        yield Bounds(moved_back, seen.emitted, seen.emitted, about, EXACT, judged)
+        numbers, judged = (moved.phi[:, back], moved.emitted[:, back]), seen.steady & ~tied
+        yield from _unmoved(seen, *numbers, "after moving all tokens", judged, _resummed(seen))
 
 
 @policy_property(
@@ -116,12 +119,8 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     """Adding tokens with q = p = 0 changes nothing, and they are never emitted."""
     q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))
     wide = seen.on(q, p)
-    steady = seen.steady[:, None].expand(seen.q.shape)
-    about = "acceptance of token {0} after adding impossible tokens"
-    judged = steady & seen.drafted
-    yield Bounds(wide.phi[:, 1:-2], seen.phi, seen.phi, about, _resummed(seen), judged)
-    about = "emitted probability of token {0} after adding impossible tokens"
-    yield Bounds(wide.emitted[:, 1:-2], seen.emitted, seen.emitted, about, EXACT, steady)
+    numbers, when = (wide.phi[:, 1:-2], wide.emitted[:, 1:-2]), "after adding impossible tokens"
+    yield from _unmoved(seen, *numbers, when, seen.steady, _resummed(seen))
     added = torch.cat([wide.emitted[:, :1], wide.emitted[:, -2:]], -1)
     yield Bounds(added, 0, 0, "emitted probability of an added impossible token", 0.0)
 

@@ -1,7 +1,6 @@
 """Properties of a verifier's stated law, integrated over all drafts and coins."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from cactus_theory.verify import Chain, Draft
 
 # rounding error of a difference of masses at a node, relative to its text's probability
 ROUNDING = 1e-14
-# most change of a law when its rows are rounded to float32 (6e-8 an entry, relative)
-SINGLE = 1e-6
 
 
 def _rounding(value: Tensor, reached: Tensor) -> Tensor:
@@ -64,27 +61,28 @@ def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator
     The weights of an online drafter move between rounds, and its rows lie in the same memory: each
     tree's p, then p of other tokens, then p again.
     """
-    memory = seen.p.clone()
+    count, verifier = len(seen.weight), seen.verifier
+    ids, q = seen.trees.paths.repeat(count, 1), seen.q.flatten(0, 1)
+    tree = torch.arange(count).repeat_interleave(len(ids) // count)
+    source = torch.Generator().manual_seed(seen.seed)
+    coins = torch.rand(len(ids), verifier.coins(ids.shape[1]) + 1, generator=source).double()
+    memory = seen.p.flatten(0, 1).clone()
+    steps = {step: memory.roll(step, -1) for step in (0, 1)}
     for step in (0, 1, 0):
-        p = tuple(rows.roll(step, -1) for rows in seen.trees.p)
-        now = Enumeration(seen.verifier, seen.policy, replace(seen.trees, p=p), seen.seed)
-        alone, vars(now)["p"] = now.p.clone(), memory.copy_(now.p)
-        yield from next_token_has_the_law(now)
-        count, paths = now.weight.shape
-        ids, q = now.trees.paths.repeat(count, 1), now.q.flatten(0, 1)
-        source = torch.Generator().manual_seed(seen.seed)
-        coins = torch.rand(len(ids), now.verifier.coins(ids.shape[1]) + 1, generator=source)
-        both = [
-            now.verifier.verify(
-                now.assigned, q, Draft(ids, [ids.shape[1]] * len(ids), rows.flatten(0, 1)),
-                coins[:, :-1].double(), coins[:, -1].double(),
-            ).output_token_ids
-            for rows in (memory, alone)
-        ]  # fmt: skip
-        tree = torch.arange(count).repeat_interleave(paths)
+        memory.copy_(steps[step])
+        judged = (memory.gather(-1, ids[..., None]) > 0).all((-1, -2))[:, None]
+        laws, emitted = [], []
+        for p in (memory, steps[step]):
+            draft = Draft(ids, [ids.shape[1]] * len(ids), p)
+            laws.append(verifier.law(seen.assigned, q, draft))
+            verdict = verifier.verify(seen.assigned, q, draft, coins[:, :-1], coins[:, -1])
+            emitted.append(verdict.output_token_ids)
+        found, expected = (law.stop for law in laws)
+        about = f"p moved by {step} tokens: chance of {{0}} accepted tokens"
+        yield Bounds(found, expected, expected, about, 0.0, judged.expand(found.shape), tree)
+        found, expected = emitted
         about = f"p moved by {step} tokens: token at place {{0}}"
-        in_memory, expected = both
-        yield Bounds(in_memory, expected, expected, about, 0.0, rows=tree)
+        yield Bounds(found, expected, expected, about, 0.0, judged.expand(found.shape), tree)
 
 
 @verifier_property(
@@ -181,17 +179,3 @@ def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bound
     counted = sum(chances.sum(-1) for chances in seen.passed[1:])
     about = "expected accepted tokens, against token by token"
     yield Bounds(torch.as_tensor(counted), token_by_token, None, about, EXACT)
-
-
-@verifier_property(hint="sums or thresholds in single precision")
-def single_precision_agrees(seen: Enumeration) -> Iterator[Bounds]:
-    """Rows rounded to float32 change the joint law of draft, count and token by at most 1e-6."""
-    if not seen.policy.declares.continuous:
-        return
-    rounded = seen.law_of(seen.q.float(), seen.p.float())
-    about = "path {0}: chance of {1} accepted tokens"
-    both = rounded, seen.law
-    found, expected = (seen.drafted(law.stop) for law in both)
-    yield Bounds(found, expected, expected, about, SINGLE)
-    found, expected = (seen.drafted(law.stop[..., None] * law.last) for law in both)
-    yield Bounds(found, expected, expected, f"{about} and token {{2}}", SINGLE)
