@@ -5,7 +5,6 @@ Theorems 7, 13, 24 and 25); at a node that is reached with P it is that of p/P.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,17 +61,15 @@ class Bands:
         within = LEAST_BUDGET < (self.delta or 0.0) < math.inf and not self.boxes
         return within or self.priced is not None
 
-    def row(
-        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
-    ) -> PricedRow | BudgetRow | None:
+    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> PricedRow | BudgetRow | None:
         """Return the band of one row on a CPU, None where it is solved with others.
 
-        Within a budget it is that of p by itself, and beside no certain tokens.
+        Within a budget it is that of p by itself.
         """
-        if not self._by_row or (certain and self.priced is None):
+        if not self._by_row:
             return None
         if self.priced is not None:
-            return PricedRow(q, p, self.priced, alive, certain, self.boxes)
+            return PricedRow(q, p, self.priced, alive, self.boxes)
         f = self.kind.generator
         assert f is not None and self.delta is not None
         delta = torch.tensor(self.delta, dtype=torch.float64, device="cpu")

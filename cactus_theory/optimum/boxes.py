@@ -4,7 +4,6 @@ The best row with c q ≤ h ≤ C q is the band cut to these boxes (THEORY.md, T
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 
 from cactus_theory.optimum.sorted_path import Rows
 
-# boxes of a row for compiled loops: the least q of the head; then ids with boxes of their own,
-# their c and C, and which are certain
-FREE = 0.0, np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0, np.bool_)
+# boxes of a row for compiled loops: the least q of the head, ids that do not fall, and their C
+FREE = 0.0, np.empty(0, np.int64), np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,14 @@ class Boxes:
             tokens = f"must be below the rows' {vocab} tokens; got {max(self.ids)}"
             raise ValueError(f"floor, hold: {tokens}")
 
-    def of_row(self, q: np.ndarray, certain: Sequence[int] = ()) -> Any:
-        """Return the boxes of a row for compiled loops; of ``certain`` tokens p is ∞."""
-        if not (self or certain):
+    def of_row(self, q: np.ndarray) -> Any:
+        """Return the boxes of a row for compiled loops."""
+        if not self:
             return FREE
         self.check(q.size)
         least = self.head * float(q.max()) if self.head else 0.0
-        ids = [*self.ids, *(token for token in certain if token not in self.ids)]
-        floors = [float(token in self.ids) for token in ids]
-        ceilings = [1.0 if token in self.held else math.inf for token in ids]
-        sure = np.array([token in certain for token in ids], np.bool_)
-        return least, np.array(ids, np.int64), np.array(floors), np.array(ceilings), sure
+        ceilings = [1.0 if token in self.held else math.inf for token in self.ids]
+        return least, np.array(self.ids, np.int64), np.array(ceilings)
 
     def of_rows(self, q: Rows) -> tuple[Rows | None, Rows | None]:
         """Return c and C of the tokens of rows (R, V), each None where there are none."""

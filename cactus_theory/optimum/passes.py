@@ -16,8 +16,8 @@ from numba import njit
 from cactus_theory.base.tolerances import LEAST
 
 Row = np.ndarray
-# least q of the head; then ids with boxes of their own, their c and C, and which are certain
-Boxes = tuple[float, Row, Row, Row, Row]
+# least q of the head, ids of tokens that do not fall, and their C
+Boxes = tuple[float, Row, Row]
 # A, U, P in the row's units, and boxes
 Band = tuple[float, float, float, Boxes]
 # √½ as an int64: a number's bits less these begin with the exponent of the nearest power of 2
@@ -97,7 +97,7 @@ def outer_sums(
 @compiled
 def edges_of(lower: float, upper: float, unit: float, boxes: Boxes, j: int) -> tuple[float, float]:
     """Return the edges A and U of the j-th token with a box."""
-    return max(lower, boxes[2][j] * unit), min(upper, boxes[3][j] * unit)
+    return max(lower, unit), min(upper, boxes[2][j] * unit)
 
 
 @compiled
@@ -107,7 +107,7 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
     Of the part of a row that begins with token ``start``, whose band is A, U, P and boxes.
     """
     lower, upper, unit, boxes = band
-    least, ids, _, _, sure = boxes
+    least, ids, _ = boxes
     other = min(upper, unit)
     for i in range(q.size):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
@@ -119,8 +119,7 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
         i = ids[j] - start
         if 0 <= i < q.size and q[i] >= LEAST:
             low, high = edges_of(lower, upper if q[i] >= least else other, unit, boxes, j)
-            wanted = math.inf if sure[j] else np.float64(p[i]) / np.float64(q[i])
-            out[i] = max(low, min(wanted, high)) / unit
+            out[i] = max(low, min(np.float64(p[i]) / np.float64(q[i]), high)) / unit
 
 
 @compiled

@@ -20,7 +20,6 @@ the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.edge
 
 import math
 import warnings
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from types import SimpleNamespace
@@ -120,7 +119,7 @@ class NodeRow:
     that often its own.
     """
 
-    cap, factor, boxes = math.inf, 1.0, FREE
+    factor, boxes = 1.0, FREE
     unit: float  # P in the units of p/q, once solved
 
     def __init__(self, alive: float) -> None:
@@ -138,9 +137,11 @@ class NodeRow:
         """Return g/p of a sampled token, once solved."""
         if p_n == 0:
             return math.inf if q_n >= LEAST else 0.0
-        if q_n < LEAST:
-            return 0.0
-        return self.factor * self._raised(token, q_n, p_n / q_n) / (p_n / q_n)
+        return self.raised(token, q_n, p_n) / (p_n / q_n) if q_n >= LEAST else 0.0
+
+    def raised(self, token: int, q_n: float, p_n: float) -> float:
+        """Return g/q of a token, once solved, from its entries."""
+        return self.factor * self._raised(token, q_n, p_n / q_n) if q_n >= LEAST else 0.0
 
     @property
     def left(self) -> float:
@@ -149,7 +150,7 @@ class NodeRow:
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return by id g/q of certain tokens, and its least of those that do not fall."""
+        """Return by id the least g/q of tokens that do not fall, once solved."""
         return {}
 
     def law_at(self, token: int, q: Row, p: Row) -> float:
@@ -162,13 +163,11 @@ class NodeRow:
 
     def _raised(self, token: int, q_n: float, ratio: float) -> float:
         """Return g/q of a token with this p/q, over ``factor``."""
-        lower, upper = self.scale, min(self.upper, self.cap)
+        lower, upper = self.scale, self.upper
         if q_n < self.boxes[0]:
             upper = min(upper, self.unit)
         for place in (self.boxes[1] == token).nonzero()[0].tolist() if self.boxes[1].size else ():
-            lower = max(lower, float(self.boxes[2][place]) * self.unit)
-            upper = min(upper, float(self.boxes[3][place]) * self.unit)
-            ratio = math.inf if self.boxes[4][place] else ratio
+            lower, upper = self.unit, min(upper, float(self.boxes[2][place]) * self.unit)
         return max(lower, min(upper, ratio))
 
     @property
@@ -181,7 +180,7 @@ class NodeRow:
         """Solve the row, and write h up to a factor, 1 for laws; p inside the band."""
         self.passes(math.inf)
         if self.boxes is FREE and (q > LEAST).all():
-            np.clip(p, self.scale * q, min(self.upper, self.cap, MOST) * q, out=out)
+            np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
             return
         loops().write_ratios(q, p, self.band, 0, out)
         out *= q
@@ -189,7 +188,7 @@ class NodeRow:
     @property
     def band(self) -> tuple[float, float, float, Any]:
         """Return A, U, P and the boxes for compiled loops, once solved."""
-        return self.scale, min(self.upper, self.cap, MOST), self.unit, self.boxes
+        return self.scale, min(self.upper, MOST), self.unit, self.boxes
 
 
 class DraftRow(NodeRow):
@@ -204,23 +203,15 @@ class DraftRow(NodeRow):
 class PricedRow(NodeRow):
     """The band of one row (V,) at a price, solved as far as :meth:`passes` needs.
 
-    ``alive`` is P. Of ``certain`` tokens p is ∞ up to the g/q at which Σ g is Σ p: the band of the
-    selection law of these and one sampled from p, 0 for none.
+    ``alive`` is P.
     """
 
     def __init__(
-        self,
-        q: Row,
-        p: Row,
-        band: PricedBand,
-        alive: float = 1.0,
-        certain: Sequence[int] = (),
-        boxes: Boxes = NO_BOXES,
+        self, q: Row, p: Row, band: PricedBand, alive: float = 1.0, boxes: Boxes = NO_BOXES
     ) -> None:
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.priced, self.alive = band, alive
-        certain = [token for token in certain if q[token] > 0]
-        self.boxes = boxes.of_row(self.q, certain)
+        self.boxes = boxes.of_row(self.q)
 
     def passes(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
@@ -229,19 +220,13 @@ class PricedRow(NodeRow):
         band = self.priced
         row = self.q, self.p, self.alive, band.curve, band.step, band.high
         solved = loops().edges_at_price(*row, self.boxes, threshold)
-        self.upper, self.scale, self.unit, self.cap, passed = solved
+        self.upper, self.scale, self.unit, passed = solved
         return passed
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return by id g/q of certain tokens, and its least of those that do not fall."""
-        _, ids, floors, _, sure = self.boxes
-        levels = {}
-        for token, floor, certain in zip(ids.tolist(), floors.tolist(), sure.tolist(), strict=True):
-            level = self._raised(token, float(self.q[token]), 0.0)
-            if level < math.inf and (certain or floor):
-                levels[token] = self.factor * level
-        return levels
+        """Return by id the least g/q of tokens that do not fall, once solved."""
+        return dict.fromkeys(self.boxes[1].tolist(), self.factor * self.unit)
 
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""

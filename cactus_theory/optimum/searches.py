@@ -91,7 +91,7 @@ def clipped_sums(
     q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
 ) -> tuple[float, float, float]:
     """Return Σ clip(p, Aq, Uq), and q's mass above and below the band: its slopes in U and A."""
-    least, ids, floors, ceilings, sure = boxes
+    least, ids, _ = boxes
     total = above = below = 0.0
     other = min(upper, unit)
     plain = least == 0 and upper < PLAIN
@@ -118,29 +118,12 @@ def clipped_sums(
         on = q_i >= least
         most = upper if on else other
         low, high = edges_of(lower, most, unit, boxes, j)
-        wanted = math.inf if sure[j] else p_i
-        total += max(low * q_i, min(wanted, high * q_i)) - max(lower * q_i, min(p_i, most * q_i))
-        above += q_i if (on and high == upper and high * q_i < wanted) else 0.0
+        total += max(low * q_i, min(p_i, high * q_i)) - max(lower * q_i, min(p_i, most * q_i))
+        above += q_i if (on and high == upper and high * q_i < p_i) else 0.0
         above -= q_i if (on and most * q_i < p_i) else 0.0
-        below += q_i if (low == lower and wanted < low * q_i) else 0.0
+        below += q_i if (low == lower and p_i < low * q_i) else 0.0
         below -= q_i if p_i < lower * q_i else 0.0
     return total, above, below
-
-
-@compiled
-def level_of(q: Row, p: Row, start: float, whole: float, boxes: Boxes) -> float:
-    """Return c with Σ min(p, cq) = ``whole``: Newton from below, exact once no token joins.
-
-    Of boxes only the certain tokens matter, whose p is ∞.
-    """
-    ids, free = boxes[1], np.zeros(boxes[1].size)
-    certain = 0.0, ids, free, free + math.inf, boxes[4]
-    level, before = start, math.inf
-    while True:
-        total, above, _ = clipped_sums(q, p, 0.0, level, 1.0, certain)
-        if not 0 < above < before:  # true of NaN, too
-            return min(level, MOST)
-        level, before = level + max(whole - total, 0.0) / above, above
 
 
 @compiled
@@ -153,15 +136,13 @@ def edges_at_price(
     highest: float,
     boxes: Boxes,
     threshold: float,
-) -> tuple[float, float, float, float, bool]:
-    """Return U, A, P in the row's units, c, and whether U > ``threshold``: edges only if not.
+) -> tuple[float, float, float, bool]:
+    """Return U, A, P in the row's units, and whether U > ``threshold``: edges only if not.
 
-    At a price of 1/``step``. ``highest`` is U/P where a = 1. Of certain tokens p is ∞ up to
-    g/q = c, at which Σ g is Σ p without boxes. Where nothing is cut and g still lacks mass, A rises
-    alone.
+    At a price of 1/``step``. ``highest`` is U/P where a = 1. Where nothing is cut and g still lacks
+    mass, A rises alone.
     """
     c, a = curve
-    certain = boxes[4].any()
     mass, drafted = sums_of(q, p)
     settled = SETTLED if q.itemsize == 8 else COARSE
     largest = largest_of(q, p) if highest == math.inf else math.inf
@@ -170,33 +151,28 @@ def edges_at_price(
     if drafted == 0:
         drafted = mass
     unit, goal = alive * drafted / mass, alive * drafted
-    cap = math.inf
-    if certain and (a != 1 or boxes[0] > 0 or boxes[3].min() < math.inf):  # under KL U ≤ c
-        cap = level_of(q, p, drafted / mass, drafted, boxes)
-        threshold = threshold if threshold < cap else math.inf
     low, high = unit * (1 - 1e-9), highest * unit * (1 + 1e-9)
-    top = cap if certain else min(largest, cap)
     upper, fixed = threshold, True
     if not low < upper < high:
         upper, fixed = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit))), False
         if high == math.inf:
-            upper = math.sqrt(low) * math.sqrt(max(unit, min(top, MOST)))
-    furthest, tried = max(unit, top) * (1 + 1e-9), False
+            upper = math.sqrt(low) * math.sqrt(max(unit, min(largest, MOST)))
+    furthest, tried = max(unit, largest) * (1 + 1e-9), False
     high = min(high, furthest)
     upper = min(upper, high)
     slow, before = False, math.inf
     for place in range(MOST_STEPS):
         lower = unit * lower_of(c, a, step, upper / unit)
-        total, above, below = clipped_sums(q, p, lower, min(upper, cap, MOST), unit, boxes)
+        total, above, below = clipped_sums(q, p, lower, min(upper, MOST), unit, boxes)
         excess = total - goal
         if fixed and place == 0 and excess < 0 and upper == threshold:
-            return upper, lower, unit, cap, True
+            return upper, lower, unit, True
         if excess == 0 or not (excess == excess):
             break
         low, high = (upper, high) if excess < 0 else (low, upper)
-        if excess < 0 and upper >= max(unit, top):  # nothing is cut: A rises to P
-            lower = lifted(q, p, lower, unit, goal, boxes, cap)
-            return math.inf, lower, unit, cap, math.inf > threshold
+        if excess < 0 and upper >= max(unit, largest):  # nothing is cut: A rises to P
+            lower = lifted(q, p, lower, unit, goal, boxes)
+            return math.inf, lower, unit, math.inf > threshold
         slope = above + below * fall_of(a, upper / unit, lower / unit)
         following = upper - excess / slope if slope > 0 else -1.0
         if abs(following - upper) <= settled * upper and following < furthest * (1 - 2 * settled):
@@ -213,15 +189,15 @@ def edges_at_price(
         if moved <= settled * upper:
             break
     lower = unit * lower_of(c, a, step, upper / unit)
-    return upper, lower, unit, cap, upper > threshold
+    return upper, lower, unit, upper > threshold
 
 
 @compiled
-def lifted(q: Row, p: Row, low: float, unit: float, goal: float, boxes: Boxes, cap: float) -> float:
+def lifted(q: Row, p: Row, low: float, unit: float, goal: float, boxes: Boxes) -> float:
     """Return A ≤ P at which Σ max(p, Aq) is ``goal``, off a head at most P = ``unit``."""
-    top, lower = min(cap, MOST), unit
+    lower = unit
     for _ in range(MOST_STEPS):
-        total, _, below = clipped_sums(q, p, lower, top, unit, boxes)
+        total, _, below = clipped_sums(q, p, lower, MOST, unit, boxes)
         if not (total > goal and below > 0):
             break
         following = max(lower - (total - goal) / below, low)
@@ -261,7 +237,7 @@ def edges_within(
     if not inside <= MOST_COST:
         return math.inf, 0.0, False
     if outside > 0:  # the path may end where only these tokens are cut
-        lower = lifted(q, p, 0.0, unit, drafted, free, math.inf)
+        lower = lifted(q, p, 0.0, unit, drafted, free)
         q_low, _, c_low, _, _, _ = outer_sums(q, p, cost, lower, MOST)
         spent = inside - c_low / mass
         if lower > 0:

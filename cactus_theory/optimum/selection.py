@@ -25,10 +25,14 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
+from cactus_theory.optimum.boxes import FREE
+from cactus_theory.optimum.rows import loops
 
 Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
 
+# largest c that is looked for
+LARGEST = 1e30
 BESIDE = ("deterministic+sampled", "deterministic+off")
 KINDS = ("iid", "without_replacement", "deterministic", *BESIDE)
 
@@ -139,44 +143,29 @@ def _beside(q: Tensor, p: Tensor, deterministic: Tensor, kind: str) -> Float[Ten
 
 
 def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
-    """Return p° beside one sampled token: min(r, cq), and cq at deterministic tokens, of mass 1.
+    """Return p° beside one sampled token: min(r, cq), and cq at deterministic tokens.
 
-    Rows (V,) are float64 and sum to 1; ``sampled`` is the row r it is drawn from, None where there
-    is none. The mass is concave in c, so that Newton from c = 1 climbs to the root, in as many
-    steps as it takes to tell which tokens are cut; what is not cut stays so.
+    Rows (V,) are of one precision; ``sampled`` is the row r it is drawn from, None where there is
+    none. p° has the sum of r, or of q. Its sum is concave in c, so that Newton climbs to the root,
+    in as many steps as it takes to tell which tokens are cut; what is not cut stays so.
     """
-    most, law, cut = np.empty((3, len(q)))
-    most[:] = 0.0 if sampled is None else sampled
+    most = np.zeros_like(q) if sampled is None else sampled.copy()
+    compiled, rows = loops(), (q, q if sampled is None else sampled)
+    mass, whole = map(np.sum, rows) if compiled is None else compiled.sums_of(*rows)
     most[deterministic] = np.inf
-    level, before = 1.0, -1
+    level, before = float(whole / mass), np.inf
     while True:
-        np.multiply(q, level, out=law)
-        np.greater(most, law, out=cut)
-        count = np.count_nonzero(cut)
-        mass = float(np.multiply(q, cut, out=cut).sum())  # a dot would wake the threads of BLAS
-        np.minimum(most, law, out=law)
-        if count == before or not mass:
+        if compiled is None:
+            law = np.minimum(most, level * q)
+            total, cut = float(law.sum()), float(q[law < most].sum())
+        else:
+            total, cut, _ = compiled.clipped_sums(q, most, 0.0, level, 1.0, FREE)
+        if not 0 < cut < before:
             break
-        level = max(level, level + (1 - float(law.sum())) / mass)
-        if level == np.inf:  # 1/q overflows at every token that is cut
-            law = _among_denormal(q, most, cut, deterministic)
-            break
-        before = count
-    if not q[deterministic].any():  # q = 0 there: they get the mass that no other token takes
-        law[deterministic] = max(1 - float(law.sum()), 0.0) / len(deterministic)
-    return law
-
-
-def _among_denormal(q: Row, most: Row, weights: Row, deterministic: Sequence[int]) -> Row:
-    """Return p° where only tokens of denormal q are cut, those of positive ``weights``."""
-    cut, law = weights > 0, most.copy()
-    law[deterministic] = 0.0
-    law[q == 0] = 0.0  # no multiple of q reaches them
-    places = np.flatnonzero(cut).tolist()
-    left = 1 - float(law[~cut].sum())
-    inside = [places.index(token) for token in deterministic if cut[token]]
-    if inside:
-        law[cut] = left * offered(q[cut] / q[cut].sum(), law[cut] / left, inside)
+        level, before = min(level + max(whole - total, 0.0) / cut, LARGEST), cut
+    np.minimum(law := level * q, most, out=law)
+    if q[deterministic].max() < 1 / LARGEST:  # they get the mass that no other token takes
+        law[deterministic] = max(whole - float(law.sum()), 0.0) / len(deterministic)
     return law
 
 

@@ -20,7 +20,7 @@ only audits and property tests read; what a verifier may rely on are its base cl
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
@@ -152,13 +152,11 @@ class Policy(ABC):
         """
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 
-    def row(
-        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
-    ) -> NodeRow | None:
+    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
         """Return h at a node that is reached with P, for a CPU that asks only what a coin needs.
 
-        Rows (V,) are of one precision; p is that of a token sampled there, beside which the ids
-        ``certain`` are deterministic. None where :meth:`target`, or φ and g, are to be asked.
+        Rows (V,) are of one precision; p is the draft's, or the selection law of tokens beside each
+        other. None where :meth:`target`, or φ and g, are to be asked.
         """
         return None
 

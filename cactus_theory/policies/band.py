@@ -1,7 +1,7 @@
 """The optimum under a budget on the emitted law, as a policy, and by its published name."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -125,11 +125,9 @@ class Band(FixedTarget):
             return ratio, raised
         return ratio.clamp(max=1.0), torch.maximum(raised.clamp(max=1.0), ratio)
 
-    def row(
-        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
-    ) -> NodeRow | None:
+    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
         """Return the row's band, of p/P at a price and else of p, where it is solved by itself."""
-        row = self.bands.row(q, p, alive if self.of_path else 1.0, certain)
+        row = self.bands.row(q, p, alive if self.of_path else 1.0)
         if row is not None and not self.of_path:
             row.factor = alive
         return row

@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,11 +34,9 @@ class Either(FixedTarget):
         """Return min(1, q_n/p_n): h is p or q."""
         return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
 
-    def row(
-        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
-    ) -> NodeRow | None:
+    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
         """Return q or p, where no token that the target excludes changes it."""
-        if certain or loops() is None:
+        if loops() is None:
             return None
         if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
             return NodeRow(alive)

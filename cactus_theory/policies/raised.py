@@ -1,7 +1,6 @@
 """Accept what lossless sampling does and more, with its residual: lossless, lenience, mixtures."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,10 +65,8 @@ class Speculative(Raised):
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         return ratio, ratio
 
-    def row(
-        self, q: np.ndarray, p: np.ndarray, alive: float = 1.0, certain: Sequence[int] = ()
-    ) -> NodeRow:
-        """Return q, whichever tokens are deterministic."""
+    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow:
+        """Return q."""
         return NodeRow(alive)
 
     def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:

@@ -6,9 +6,8 @@ that does. Drafted entries answer most coins (:meth:`Policy.bounds`); where they
 answers for one row as far as the coin needs (:meth:`Policy.row`), or else for all paths that wait
 there, by its row h or by φ and g.
 
-In a tree a path is a run of sampled tokens, and tokens that are deterministic beside them change h
-by how far they are raised: one number, so that no selection law is written out where the policy
-answers rows. The token drawn at the end of a run may be a child, and the walk goes on from it.
+In a tree a path is a run of sampled tokens. Beside tokens that are deterministic h is that of their
+selection law. The token drawn at the end of a run may be a child, and the walk goes on from it.
 """
 
 import math
@@ -22,6 +21,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.tolerances import DECIDED, LEAST
+from cactus_theory.optimum.rows import NodeRow
+from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import one_hot
@@ -105,21 +106,27 @@ class Law:
         """
         exceeded, together = [False] * len(places), {}
         for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):
-            number, fixed = self.number(run, place), run.deterministic.get(place, ())
+            number, token = self.number(run, place), run.ids[place]
             (q, p), q_n, p_n = self.rows(run, place), run.q_n[place], run.p_n[place]
             if self.raised is not None and self.assigned.policies[number].look_ahead is not None:
                 run.left[place] = self._left_ahead(run, place, q, p)
                 continue
-            row = self.assigned.policies[number].row(q, p, run.alive[place], fixed)
-            token = run.ids[place]
+            fixed = run.deterministic.get(place, ())
+            offers = offered(q, p, fixed) if fixed else p
+            row = self.assigned.policies[number].row(q, offers, run.alive[place])
             if row is None:
                 together.setdefault(number, []).append(entry)
+                continue
+            if fixed:
+                row.passes(math.inf)
+                run.ratio = row.raised(token, q_n, offers[token]) * q_n / p_n
+                exceeded[entry] = share < run.ratio
             elif row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
                 exceeded[entry], run.ratio = True, 1.0
-            else:
-                if share == 1:
-                    run.ratio = row.ratio_of(token, q_n, p_n)
-                run.left[place] = Left(q, p, row.left, row.levels)
+            elif share == 1:
+                run.ratio = row.ratio_of(token, q_n, p_n)
+            if not exceeded[entry]:
+                run.left[place] = _left(row, q, p, offers, fixed)
         for number, entries in together.items():
             for some in self._parts(places, entries):
                 own = [places[entry] for entry in some]
@@ -166,7 +173,7 @@ class Law:
         """Return P h at nodes, written out: one node where tokens are deterministic."""
         run, place = places[0]
         if place in run.deterministic:
-            p = self.draft.offers(run.row, [run.nodes[place]], q)
+            p = self.draft.offers(run.row, run.nodes[place], q[0])[None]
         alive = [run.alive[at] for run, at in places] if self.in_blocks else [1.0]
         path = Path(torch.tensor(alive, dtype=torch.float64, device="cpu"))
         h = policy.target(q, p.double(), path if self.in_blocks else None)
@@ -212,19 +219,26 @@ class Law:
             rest = math.fsum(q.tolist()) - math.fsum(q[[*ahead]].tolist())
             scale = (1 - math.fsum(ahead.values())) / rest if rest > 0 else 0.0
             return Left(q, None, scale, {token: h_n / q[token] for token, h_n in ahead.items()})
-        policy = self.policy(run, place)
-        row = policy.row(q, np.zeros_like(q), run.alive[place], fixed)
-        if row is None:
+        policy, offers = self.policy(run, place), offered(q, None, fixed)
+        if (row := policy.row(q, offers, run.alive[place])) is None:
             rows = check.normalised(self.q[run.row, at[1] : at[1] + 1])
             return Left(self._masses(policy, [(run, place)], rows, rows)[0].double().numpy())
         row.passes(math.inf)
-        return Left(q, None, row.left, row.levels)
+        return _left(row, q, None, offers, fixed)
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return the accepted count of each run and the token after it, both (B,)."""
         accepted = np.array([run.accepted for run in self.runs], np.int64)
         last = np.array([run.last for run in self.runs], np.int64)
         return torch.from_numpy(accepted), torch.from_numpy(last)
+
+
+def _left(
+    row: NodeRow, q: np.ndarray, p: np.ndarray | None, offers: np.ndarray, fixed: Sequence[int]
+) -> Left:
+    """Return what a solved row leaves, at deterministic tokens by their selection law."""
+    levels = {token: row.raised(token, q[token], offers[token]) for token in fixed}
+    return Left(q, p, row.left, row.levels | levels)
 
 
 def _readable(rows: Tensor) -> np.ndarray | Tensor:

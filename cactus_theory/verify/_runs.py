@@ -1,7 +1,6 @@
 """Drafted paths on a CPU, what is left at their nodes to draw from, and the walk down a tree."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import compress
 from types import MappingProxyType
 
@@ -33,7 +32,7 @@ class Left:
     ) -> None:
         if levels:
             ids, own = [*levels], q[[*levels]] * np.array([*levels.values()])
-            q = q.astype(np.float64) * scale
+            q = np.multiply(q, scale, dtype=np.float64)
             q[ids], scale = own, 1.0
         self.q, self.p, self.scale = q, q[:0] if p is None else p, scale
 
@@ -186,10 +185,6 @@ class Descent:
         self.charged: dict[int, float] = {}
         self.node, self.last, self.draws_taken = 0, NO_TOKEN, 0
 
-    @cached_property
-    def deterministic_ids(self) -> list[list[int]]:
-        return self.draft.fixed(self.row)
-
     def run(self, assigned: Assignment, coins: Sequence[float], draws: Sequence[float]) -> Run:
         """Return the run of sampled tokens from the current node on."""
         places, node = [], self.node
@@ -204,7 +199,7 @@ class Descent:
             run.deterministic = {
                 place: fixed
                 for place, node in enumerate(nodes)
-                if (fixed := self.deterministic_ids[node])
+                if (fixed := self.draft.fixed[self.row][node])
                 and assigned.policy(self.row, node).highest > 1
             }
         children = zip(self.above, self.ids, self.raised, strict=False)
@@ -231,7 +226,7 @@ class Descent:
 
     def go_freely(self, q: Float[Tensor, "batch K1 vocab"], draws: Sequence[float]) -> bool:
         """Draw from q at nodes without a drafted token; return whether the walk goes on."""
-        while self.node not in self.sampled_child and not self.deterministic_ids[self.node]:
+        while self.node not in self.sampled_child and not self.draft.fixed[self.row][self.node]:
             run = Run(self.row, [self.node], draws[self.draws_taken])
             run.last = pick_one(q[self.row, self.node], run.draw)
             if not self.go_on(run):

@@ -203,15 +203,14 @@ class Blocks(Law):
     def _widen(self, run: Run, place: int) -> None:
         """Widen a drafted token's bounds where it, or a token beside it, is deterministic.
 
-        A row that is asked by itself has the bounds of sampled tokens beside others, too.
+        There a band has the bounds of tokens that are sampled alone.
         """
         if place == run.count:
             return
-        policy, fixed = self.policy(run, place), run.deterministic[place]
-        q_n, p_n = run.q_n[place], run.p_n[place]
-        if policy.row(*self.rows(run, place), run.alive[0], fixed) is None:
+        policy, q_n, p_n = self.policy(run, place), run.q_n[place], run.p_n[place]
+        if policy.row(*self.rows(run, place), run.alive[0]) is None:
             run.low[place], run.high[place] = 0.0, math.inf
-        elif run.ids[place] in fixed:
+        elif run.ids[place] in run.deterministic[place]:
             run.high[place] = policy.highest * q_n / p_n if p_n > 0 else math.inf
 
     def passes(self, places: Sequence[Place]) -> list[bool]:

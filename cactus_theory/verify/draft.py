@@ -107,36 +107,30 @@ class Draft:
         deterministic = ~self.sampled if self.deterministic is None else self.deterministic
         return list(zip(self.sampled.tolist(), deterministic.tolist(), strict=True))
 
-    def fixed(self, row: int) -> list[list[int]]:
-        """Return the deterministic token ids after each node of a row, where laws are declared."""
-        above, ids = self.above[row], self.token_ids[row].tolist()
-        deterministic_ids: list[list[int]] = [[] for _ in range(len(above) + 1)]
-        for node, token in compress(zip(above, ids, strict=False), self.flags[row][1]):
-            deterministic_ids[node].append(token)
-        return deterministic_ids
+    @cached_property
+    def fixed(self) -> list[list[list[int]]]:
+        """Return by row and node the deterministic ids after it, where laws are declared."""
+        fixed = []
+        for above, ids, flags in zip(self.above, self.token_ids.tolist(), self.flags, strict=True):
+            fixed.append([[] for _ in range(len(above) + 1)])
+            for node, token in compress(zip(above, ids, strict=False), flags[1]):
+                fixed[-1][node].append(token)
+        return fixed
 
-    def offers(
-        self, row: int, nodes: Sequence[int], q: Float[Tensor, "nodes vocab"]
-    ) -> Float[Tensor, "nodes vocab"]:
-        """Return the selection law p° of nodes whose laws are declared, float64.
+    def offers(self, row: int, node: int, q: Float[Tensor, "vocab"]) -> Float[Tensor, "vocab"]:
+        """Return the selection law p° of a node whose law is declared; q is float64 and sums to 1.
 
         It is what policies see as the draft's row: what is deterministic there and the row that is
         sampled from beside it, whatever was drawn. The target's own where neither is.
         """
-        fixed, children, (sampled, _) = self.fixed(row), self.children(row), self.flags[row]
-        laws = normalised(q)
-        for number, node in enumerate(nodes):
-            law = None
-            if any(sampled[place] for place in children[node]):
-                assert self.probs is not None
-                law = normalised(self.probs[row, node])
-            if fixed[node]:
-                drawn_from = None if law is None else law.cpu().numpy()
-                row_q = laws[number].cpu().numpy()
-                law = torch.from_numpy(offered(row_q, drawn_from, fixed[node]))
-            if law is not None:
-                laws[number] = law
-        return laws
+        law, fixed = None, self.fixed[row][node]
+        if node in compress(self.above[row], self.flags[row][0]):
+            assert self.probs is not None
+            law = normalised(self.probs[row, node])
+        if fixed:
+            sampled = None if law is None else law.cpu().numpy()
+            law = torch.from_numpy(offered(q.cpu().numpy(), sampled, fixed)).to(q.device)
+        return q if law is None else law
 
     def rows(
         self, row: int, nodes: Any, places: Any, q: Float[Tensor, "batch K1 vocab"]
@@ -149,7 +143,9 @@ class Draft:
         target_rows = q[row, nodes]
         if self.sampled is not None:
             numbers = range(self.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
-            return target_rows, self.offers(row, numbers, target_rows)
+            q_rows = normalised(target_rows)
+            laws = [self.offers(row, node, own) for node, own in zip(numbers, q_rows, strict=True)]
+            return target_rows, torch.stack(laws) if laws else q_rows
         if self.probs is None:
             return target_rows, one_hot(self.token_ids[row, places], target_rows)
         return target_rows, self.probs[row, nodes]

@@ -69,7 +69,7 @@ def test_what_is_beside_a_path_was_likeliest_before_it_was_drawn(tiny):
             for node, children in enumerate(draft.children(row)):
                 if children:
                     likeliest = draft.probs[row, node].topk(2).indices.tolist()
-                    assert sorted(draft.fixed(row)[node]) == sorted(likeliest)
+                    assert sorted(draft.fixed[row][node]) == sorted(likeliest)
                     tokens = draft.token_ids[row, children]
                     (drawn,) = tokens[draft.sampled[row, children]].tolist()
                     assert sorted(tokens.tolist()) == sorted({drawn, *likeliest})

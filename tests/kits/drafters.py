@@ -255,7 +255,7 @@ def what_is_deterministic_is_fixed_before_the_draw(seen: Bench) -> Iterator[Boun
             if any(len(one.drawn[row]) <= offset for one in both):
                 continue
             nodes = [one.draft.node(row, one.drawn[row][offset]) for one in both]
-            fixed = [one.draft.fixed(row)[node] for one, node in zip(both, nodes, strict=True)]
+            fixed = [one.draft.fixed[row][node] for one, node in zip(both, nodes, strict=True)]
             flags = torch.tensor([[n in ids for n in range(seen.vocab)] for ids in fixed]).float()
             about = (
                 f"propose: what is deterministic beside drawn token {offset} "
@@ -301,7 +301,7 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         if draft.sampled is None or draft.probs is None or not bool(draft.sampled.any()):
             continue
         one = Path(torch.ones(1, dtype=torch.float64))
-        h = seen.policy.target(q[:1, 0].double(), draft.offers(0, [0], q[0, :1]), one)
+        h = seen.policy.target(q[:1, 0].double(), draft.offers(0, 0, q[0, 0].double())[None], one)
         if h is None:
             return
         h, r = h[0].double(), draft.probs[0, 0].double()

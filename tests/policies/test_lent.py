@@ -56,7 +56,7 @@ class Target(FixedTarget):
 class Hasty(type(ct.policy("tempered:temperature=1"))):
     name = "hasty"
 
-    def row(self, q, p, alive=1.0, certain=()):
+    def row(self, q, p, alive=1.0):
         q[:] = p
 
 

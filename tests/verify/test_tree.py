@@ -427,13 +427,13 @@ def test_h_takes_no_account_of_what_was_drawn():
     }
     parents = torch.tensor([[-1, -1, -1, 1, 1]])
     plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, **flags)
-    law = plain.offers(0, [0], q[0, :1])
+    law = plain.offers(0, 0, q[0, 0])
     for ids in ([[0, 3, 2, 5, 1]], [[0, 4, 5, 1, 2]]):
         other = replace(plain, token_ids=torch.tensor(ids))
-        assert other.offers(0, [0], q[0, :1]).equal(law)
+        assert other.offers(0, 0, q[0, 0]).equal(law)
     assert (
         not replace(plain, token_ids=torch.tensor([[5, 1, 2, 3, 4]]))
-        .offers(0, [0], q[0, :1])
+        .offers(0, 0, q[0, 0])
         .equal(law)
     )
 
