@@ -187,8 +187,7 @@ def offer(number: int) -> str:
     draw = random.Random(number)
     q, p = distributions(draw, 2, draw.choice((2, 3, 5, 9)))
     kind, deterministic = draw.choice(KINDS), [draw.randrange(len(q))]
-    most = 2 if kind == "without_replacement" else 3
-    k = draw.randint(1, min(most, int((p > 0).sum())))
+    k = draw.randint(1, 3)
     law = ct.selection_law(
         q, p, k, kind, deterministic if kind.startswith("deterministic") else None
     )

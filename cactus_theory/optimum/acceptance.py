@@ -33,11 +33,6 @@ class OptimalAcceptance:
     price: Any
     gap: Any
 
-    @property
-    def emitted(self) -> Any:
-        """The law of the next emitted token when verifying against ``target``: the same row."""
-        return self.target
-
 
 @one_thread()
 @torch.no_grad()

@@ -21,11 +21,6 @@ from cactus_theory.divergences.classical import TotalVariation
 from cactus_theory.divergences.definition import SAFE_RATIO
 from cactus_theory.optimum.sorted_path import Edges, Path, PerRow, Rows
 
-# largest ln b that is searched: e^700 is nearly the largest float64
-LARGEST_LOG = 700.0
-# gain that a sum over a row loses in rounding, and the most mass of a token that gains so little
-ULP, COARSE = 2.0**-52, 1e-8
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -169,43 +164,17 @@ class Geometry:
         return convex_root(evaluate, path.smallest, path.largest, budget)
 
     def within(self, edges: Edges, delta: PerRow) -> Edges:
-        """Return the edges, with b from the budget itself where ε is too coarse to give it.
+        """Return the edges, lossless where they met: a budget buys less than an ulp of ε there."""
+        merged = (self.slope(edges.lower, edges.upper) <= 0) & ~edges.slack
+        return replace(edges, lossless=edges.lossless | merged) if self.generator.smooth else edges
 
-        Where a and b met at 1 although there is a budget, only tokens with ratios like 1e30 can
-        gain, and by less than an ulp of ε: then a = 1 and Σ_{p>q} q f(min(b, p/q)) = δ.
+    def bound(self, edges: Edges, generated: PerRow, at_price: float | None = None) -> PerRow:
+        """Return the dual bound: no row of as much divergence accepts more, (R,).
+
+        λ is that of the edges, or ``at_price``.
         """
-        f = self.generator
-        merged = (self.slope(edges.lower, edges.upper) <= 0) & (delta > 0) & ~edges.slack
-        if not (f.smooth and bool(merged.any())):
-            return edges
-        raised = self._raised()
-        mass = torch.where(raised, self.q, 0.0)
-        merged = merged & (mass.sum(-1) <= COARSE)
-        if not bool(merged.any()):
-            return edges
-        ratio = torch.where(raised, self.p / self.q, 1.0)
-        budget = self.divergence.to_generator(delta)
-
-        def evaluate(log_upper: Tensor) -> tuple[Tensor, Tensor]:
-            cost = mass * f.centred(torch.minimum(ratio, log_upper.exp()[:, None]))
-            return cost.sum(-1), torch.full_like(log_upper, torch.nan)
-
-        ends = torch.full_like(delta, LARGEST_LOG), torch.zeros_like(delta)
-        upper = torch.minimum(convex_root(evaluate, *ends, budget).exp(), ratio.amax(-1))
-        gain = (mass * (torch.minimum(ratio, upper[:, None]) - 1)).sum(-1)
-        # elsewhere b is close to 1, and it is f(b) that is lost in rounding
-        merged = merged & (gain <= ULP) & (f.centred_slope(upper) > 0)
-        return replace(
-            edges,
-            lower=torch.where(merged, 1.0, edges.lower),
-            upper=torch.where(merged, upper, edges.upper),
-            lossless=edges.lossless & ~merged,
-        )
-
-    def bound(self, edges: Edges, generated: PerRow) -> PerRow:
-        """Return the dual bound: no row of as much divergence accepts more, (R,)."""
         q, p, f = self.q, self.p, self.generator
-        price = 1 / self.slope(edges.lower, edges.upper)
+        price = at_price or 1 / self.slope(edges.lower, edges.upper)
         level = -price * f.centred_slope(edges.lower)
         u = p / q
         if self.inside is not None:
@@ -255,7 +224,7 @@ class CeilingGeometry(Geometry):
         )
         return replace(edges, upper=upper)
 
-    def bound(self, edges: Edges, generated: PerRow) -> PerRow:
+    def bound(self, edges: Edges, generated: PerRow, at_price: float | None = None) -> PerRow:
         """Return Σ min(p, bq)."""
         return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
 

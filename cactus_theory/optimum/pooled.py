@@ -13,13 +13,11 @@ At any price λ the Lagrange dual bounds every other way to spend δ:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import parts_of
@@ -248,27 +246,12 @@ def _bound(geometry: Geometry, point: _Point) -> float:
     """Return the Lagrange bound on the mean acceptance at the point's mean divergence."""
     if point.price in (0.0, math.inf):  # the most that can be accepted; at δ = 0 the only rows
         return float(geometry.reachable.mean()) if point.price == 0 else point.acceptance
-    parts = []
-    for at in parts_of(geometry.q):
-        lower = point.bands.edges.lower[at]
-        parts.append(_suprema(geometry.of_rows(at), lower, point.price))
-    return point.price * point.divergence + float(torch.cat(parts).mean())
-
-
-def _suprema(
-    geometry: Geometry, lower: Float[Tensor, "rows"], price: float
-) -> Float[Tensor, "rows"]:
-    """Return μ + Σ q sup_u [min(ρ, u) − λ f(u) − μ u] of each row at μ = −λ f′(a).
-
-    The best u is ρ kept between a and the b with f′(b) − f′(a) = 1/λ.
-    """
-    q, p, f = geometry.q, geometry.p, geometry.generator
-    level = -price * f.centred_slope(lower)
-    upper = f.ratio_at(f.slope(lower) + 1 / price)
-    ratio = p / q
-    if geometry.inside is not None:
-        ratio = torch.where(geometry.inside, ratio, 1.0)
-    u = torch.minimum(torch.maximum(ratio, lower[:, None]), upper[:, None])
-    terms = torch.minimum(ratio, u) - price * f.centred(u) - level[:, None] * u
-    inside = q if geometry.inside is None else torch.where(geometry.inside, q, 0.0)
-    return level + (inside * terms).sum(-1)
+    f, edges = geometry.generator, point.bands.edges
+    # the best u is ρ kept between a and the b with f′(b) − f′(a) = 1/λ
+    edges = replace(edges, upper=f.ratio_at(f.slope(edges.lower) + 1 / point.price))
+    spent = torch.zeros_like(edges.lower)
+    bounds = [
+        geometry.of_rows(at).bound(edges.of_rows(at), spent[at], point.price)
+        for at in parts_of(geometry.q)
+    ]
+    return point.price * point.divergence + float(torch.cat(bounds).mean())

@@ -13,8 +13,7 @@ in ascending p/q; for deterministic tokens T beside one sampled from r it is min
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ Row = Float[np.ndarray, "vocab"]
 # largest c that is looked for
 LARGEST = 1e30
 BESIDE = ("deterministic+sampled", "deterministic+off")
-KINDS = ("iid", "without_replacement", "deterministic", *BESIDE)
+KINDS = ("iid", "deterministic", *BESIDE)
 
 
 @one_thread()
@@ -52,27 +51,24 @@ def selection_law(
 
     ``optimal_acceptance(q, p°)`` is the best that any policy can do with these drafts, its gap the
     proof; :func:`verify_tree` does it for deterministic tokens and one sampled one.
-    Exact up to float64 rounding, O(V log V) a row. For two drafts without replacement prefixes are
-    taken, and that no other set matters is a conjecture, which held on 266,000 random rows; more
-    of them are refused. Which of several tokens with q = 0 is offered is arbitrary.
+    Exact up to float64 rounding, O(V log V) a row. Which of several tokens with q = 0 is offered
+    is arbitrary.
 
     Parameters
     ----------
     target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`; the
         second may be None for ``kind="deterministic"``.
-    k : how many tokens are drawn, of ``iid`` and ``without_replacement``.
-    kind : ``iid``: k independent tokens of the draft; ``without_replacement``: each drawn from
-        the draft off those before; ``deterministic``: the tokens ``deterministic`` alone;
-        ``deterministic+sampled``: those and one of the draft, which may fall on them;
-        ``deterministic+off``: those and one of the draft off them, if it has any.
+    k : how many tokens are drawn, of ``iid``.
+    kind : ``iid``: k independent tokens of the draft; ``deterministic``: the tokens
+        ``deterministic`` alone; ``deterministic+sampled``: those and one of the draft, which may
+        fall on them; ``deterministic+off``: those and one of the draft off them, if it has any.
     deterministic : (m,) or (..., m) token ids of each row, −1 for none.
     normalise : as for :func:`optimal_acceptance`.
 
     Raises
     ------
     ValueError
-        Not a distribution, an unknown kind, k below 1 or above what can be drawn, three drafts
-        without replacement, ids outside the vocabulary or none of them.
+        Not a distribution, an unknown kind, k below 1, ids outside the vocabulary or none of them.
     TypeError
         Rows that are not floats, ids that are not integers.
 
@@ -91,17 +87,18 @@ def selection_law(
     undrafted = kind == "deterministic" and draft_probs is None
     draft = target_probs if undrafted else draft_probs
     target, draft = check.checked_rows(target_probs, draft, normalise)
-    drawn = kind in ("iid", "without_replacement")
-    if drawn and deterministic is not None:
+    if kind == "iid" and deterministic is not None:
         raise ValueError(
             f"deterministic: must not be given with kind={kind!r}; got {deterministic!r}"
         )
-    flags = None if drawn else _flags(deterministic, target.shape).reshape(-1, target.shape[-1])
+    check.whole_number("k", k, 1)
+    flags = target.new_zeros(target.shape, dtype=torch.bool)
+    if kind != "iid":
+        flags = _flags(deterministic, target.shape)
+    flags = flags.reshape(-1, target.shape[-1])
 
     def laws(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor]:
-        if flags is None:
-            return (_drawn(q, p, k, kind).to(target.dtype),)
-        rows = [_beside(*row, kind) for row in zip(q, p, flags[at], strict=True)]
+        rows = [_law(*row, k, kind) for row in zip(q, p, flags[at], strict=True)]
         return (torch.stack(rows).to(target.dtype) if rows else q.to(target.dtype),)
 
     parts = ((at, laws(at, *rows)) for at, rows in in_parts(target, draft))
@@ -133,8 +130,11 @@ def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"
     return flags
 
 
-def _beside(q: Tensor, p: Tensor, deterministic: Tensor, kind: str) -> Float[Tensor, "vocab"]:
-    """Return p° (V,) of one row: its deterministic tokens and the row sampled beside them."""
+def _law(q: Tensor, p: Tensor, deterministic: Tensor, k: int, kind: str) -> Float[Tensor, "vocab"]:
+    """Return p° (V,) of one row: k drafts, or deterministic tokens and the row sampled beside."""
+    if kind == "iid":
+        law = _independent_drafts(q.cpu().numpy(), p.cpu().numpy(), k)
+        return torch.from_numpy(law).to(q.device)
     row = p.masked_fill(deterministic, 0.0) if kind == "deterministic+off" else p
     total = float(row.sum())
     drawn = None if kind == "deterministic" or not total else (row / total).cpu().numpy()
@@ -169,29 +169,14 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
     return law
 
 
-def _drawn(q: Rows, p: Rows, k: int, kind: str) -> Rows:
-    check.whole_number("k", k, 1)
-    law = partial(_of_prefixes, _independent)
-    if kind == "without_replacement":
-        fewest = int((p > 0).sum(-1).min()) if len(p) else k
-        if k > fewest:
-            raise ValueError(f"k: must not exceed the {fewest} tokens of a draft; got {k}")
-        if k > 2:
-            raise ValueError(f"k: must be at most 2 without replacement; got {k}")
-        if k > 1:
-            law = partial(_of_prefixes, _two_different)
-    with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
-        rows = [law(*row, k) for row in zip(q.cpu().numpy(), p.cpu().numpy(), strict=True)]
-    return torch.from_numpy(np.stack(rows)).to(q.device) if rows else p.clone()
-
-
-def _of_prefixes(increments: Callable[[Row, int], Row], q: Row, p: Row, k: int) -> Row:
+def _independent_drafts(q: Row, p: Row, k: int) -> Row:
     """Return p° from the increments of f over prefixes in ascending p/q."""
-    ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
-    order = np.argsort(ratio, kind="stable")
-    law = increments(p[order], k)
-    support = q[order] > 0
-    law[support] = _pooled(law[support], q[order][support])
+    with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
+        ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
+        order = np.argsort(ratio, kind="stable")
+        law = _increments(p[order], k)
+        support = q[order] > 0
+        law[support] = _pooled(law[support], q[order][support])
     unsorted = np.empty_like(law)
     unsorted[order] = law
     return unsorted
@@ -214,30 +199,12 @@ def _pooled(mass: Row, weight: Row) -> Row:
     return total * (weight / shared)
 
 
-def _after(values: Row) -> Row:
-    return np.append(np.cumsum(values[:0:-1])[::-1], 0.0)
-
-
-def _independent(p: Row, k: int) -> Row:
+def _increments(p: Row, k: int) -> Row:
     """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ, S_i the mass from i on."""
-    left = p + _after(p)
+    left = p + np.append(np.cumsum(p[:0:-1])[::-1], 0.0)
     share = np.divide(p, left, out=np.zeros_like(p), where=left > 0)
     before = np.append(0.0, np.cumsum(p[:-1]))
     with np.errstate(divide="ignore"):  # log 0: the last token takes all
         # near 1 the logarithm needs the digits of what is missing, k times over
         logs = np.where(before < 0.5, np.log1p(-np.minimum(before, 0.5)), np.log(left))
         return -np.exp(k * logs) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))
-
-
-def _two_different(p: Row, k: int) -> Row:
-    """Return the increments of Pr(S meets A) for two different tokens.
-
-    Token i joins A: none of A was drawn before, but i was, first or second, with a later one.
-    """
-    later, likeliest = _after(p), int(p.argmax())
-    others = later + _after(p[::-1])[::-1]
-    odds = p / others
-    odds[likeliest] = 0.0  # infinite where the others are denormal
-    found = p * (later / others) + p * _after(odds)
-    found[:likeliest] += p[:likeliest] / others[likeliest] * p[likeliest]
-    return found

@@ -140,7 +140,6 @@ CASES = {
     ct.selection_law: programs(
         ct.selection_law,
         {"kind": "iid"},
-        {"kind": "without_replacement", "k": 2},
         {"kind": "deterministic+sampled", "deterministic": [2, 2, 2]},
     ),
     ct.verify_chain: lambda _: verified(ct.verify_chain, POLICIES),

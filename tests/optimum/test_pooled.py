@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cactus_theory as ct
 from cactus_theory.divergences.definition import examples
-from cactus_theory.optimum import pooled
+from cactus_theory.optimum.certificate import Geometry
 from tests.amounts import amount, some
 from tests.rows import pair
 
@@ -159,6 +159,6 @@ def test_out_of_reach_and_empty_are_named():
 
 
 def test_a_wrong_dual_is_noticed(monkeypatch):
-    right = pooled._suprema
-    monkeypatch.setattr(pooled, "_suprema", lambda *args: right(*args) * 0.999)
+    right = Geometry.bound
+    monkeypatch.setattr(Geometry, "bound", lambda *args: right(*args) * 0.999)
     assert ct.pooled_acceptance(Q, P, delta=0.1).gap < -1e-4
