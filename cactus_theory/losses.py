@@ -112,12 +112,18 @@ class _AtPrice(torch.autograd.Function):
         results = flat_p.new_empty(2, len(flat_p), dtype=_wide(draft_logits))
         for at in parts_of(flat_p):  # float64 rows of a part stay in the cache
             q, p = flat_q[at].double().softmax(-1), flat_p[at].double().softmax(-1)
-            row = _Band(q, p, prices.reshape(-1)[at, None], kind)
-            acceptance = torch.minimum(p, row.emitted).sum(-1)
-            results[0, at] = (row.cost() - acceptance).to(results.dtype)
+            _check_laws(q, p)
+            price = prices.reshape(-1)[at]
+            lower, upper = edges(q, p, kind, price=price)
+            # h = p where nothing is cut; tokens with q = 0 get nothing at any edge
+            emitted = torch.maximum(p, q * lower).minimum(torch.where(q > 0, q * upper, 0.0))
+            acceptance = torch.minimum(p, emitted).sum(-1)
+            free = (price == 0) | torch.isinf(price)
+            cost = torch.where(free, 0.0, price * kind.value(emitted, q))
+            results[0, at] = (cost - acceptance).to(results.dtype)
             results[1, at] = acceptance.to(results.dtype)
             if slopes is not None:
-                gain = row.gain()
+                gain = _gain(q, p, price[:, None], lower, kind)
                 slopes[at] = (p * ((p * gain).sum(-1, keepdim=True) - gain)).to(slopes.dtype)
         ctx.save_for_backward(slopes)
         loss, acceptance = results.reshape(2, *batch)
@@ -131,33 +137,17 @@ class _AtPrice(torch.autograd.Function):
         return None, (above[..., None] * slopes.view(*above.shape, -1)).to(slopes.dtype), None, None
 
 
-class _Band:
-    """The bands of float64 rows (R, V) at prices (R, 1)."""
-
-    def __init__(self, q: Tensor, p: Tensor, price: Tensor, kind: FDivergence) -> None:
-        _check_laws(q, p)
-        self.q, self.p, self.price, self.kind = q, p, price, kind
-        self.lower, self.upper = edges(q, p, kind, price=price[:, 0])
-        # h = p where nothing is cut; tokens with q = 0 get nothing at any edge
-        bound = torch.where(q > 0, q * self.upper, 0.0)
-        self.emitted = torch.minimum(torch.maximum(p, q * self.lower), bound)
-
-    def cost(self) -> Float[Tensor, "rows"]:
-        """Return price × divergence, 0 where either is."""
-        price, spent = self.price[:, 0], self.kind.value(self.emitted, self.q)
-        free = (price == 0) | torch.isinf(price)
-        return torch.where(free, 0.0, price * spent)
-
-    def gain(self) -> Float[Tensor, "rows vocab"]:
-        """Return dV/dp up to a constant a row, in [0, 1]; 0 where p = q = 0."""
-        price, ratio = self.price, self.p / self.q
-        inside = (self.q > 0) & (self.p > 0)
-        least = torch.where(inside, ratio, torch.inf).amin(-1, keepdim=True)
-        lower = torch.where(self.lower > 0, self.lower, least.clamp(max=1.0))
-        rise = self.kind.slope(torch.where(inside, ratio, lower)) - self.kind.slope(lower)
-        gain = (1 - torch.where(price == 0, 0.0, price * rise)).clamp_(0.0, 1.0)
-        gain = torch.where(torch.isinf(price), (ratio < 1).to(gain.dtype), gain)
-        return torch.where(self.q > 0, gain, 0.0)
+def _gain(
+    q: Tensor, p: Tensor, price: Tensor, lower: Tensor, kind: FDivergence
+) -> Float[Tensor, "rows vocab"]:
+    """Return dV/dp up to a constant a row, in [0, 1]; 0 where p = q = 0."""
+    ratio, inside = p / q, (q > 0) & (p > 0)
+    least = torch.where(inside, ratio, torch.inf).amin(-1, keepdim=True)
+    lower = torch.where(lower > 0, lower, least.clamp(max=1.0))
+    rise = kind.slope(torch.where(inside, ratio, lower)) - kind.slope(lower)
+    gain = (1 - torch.where(price == 0, 0.0, price * rise)).clamp_(0.0, 1.0)
+    gain = torch.where(torch.isinf(price), (ratio < 1).to(gain.dtype), gain)
+    return torch.where(q > 0, gain, 0.0)
 
 
 def overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:

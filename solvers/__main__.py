@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cactus_theory.base.help_pages import add_commands
-from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, interrupted, one_line, ticking
+from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, interrupted, one_line
 
 try:  # Ctrl-C while torch is imported
     import numpy as np
@@ -116,8 +116,7 @@ def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
     try:
         for number, job in enumerate(jobs):
             try:
-                with ticking(f"{program}: row {number}"):
-                    results.append(job())
+                results.append(job())
             except REPORTED as error:
                 results.append(Failed(one_line(error)))
     except KeyboardInterrupt:

@@ -28,8 +28,6 @@ LIKELIEST = (
 )
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
-
-MOST_THREADS = 1024
 # most entries (rows times vocabulary) that are computed at once; always at least one row: larger
 # temporaries are mapped anew at every call, and with 2^18 laws took up to five times as long
 AT_ONCE = 1 << 16
@@ -288,10 +286,7 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
 
 def threads(value: Any) -> int:
     """Return a number of threads, from 1 to 1024: OpenMP ends the process at some millions."""
-    count = as_whole_number("threads", value, 1)
-    if count > MOST_THREADS:
-        raise ValueError(f"threads: must be at most {MOST_THREADS}; got {value}")
-    return count
+    return int(number("threads", value, 1, 1024))
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:

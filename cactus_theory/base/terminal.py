@@ -5,14 +5,12 @@ A line now and then; one line for an error or Ctrl-C, and silence when the outpu
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ParamSpec, Self
 
 # exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
@@ -108,24 +106,6 @@ class _Output:
 
 # seconds until the first line of progress, and between two lines
 FIRST_LINE_S, LINE_EVERY_S = 5.0, 15.0
-
-
-@contextlib.contextmanager
-def ticking(label: str) -> Iterator[None]:
-    """Say now and then, on stderr, for how long a piece of work that has no steps has run."""
-    done, start = threading.Event(), time.monotonic()
-
-    def tell() -> None:
-        wait = FIRST_LINE_S
-        while not done.wait(wait):
-            print(f"{label}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-            wait = LINE_EVERY_S
-
-    threading.Thread(target=tell, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 class Progress:

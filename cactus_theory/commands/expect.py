@@ -15,7 +15,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.tables import print_json, print_table, save_table
+from cactus_theory.base.tables import print_json, print_table
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     PROMPTS,
@@ -102,7 +102,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
         "counted in between")  # fmt: skip
     add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
-    add("--csv", metavar="FILE.csv", help="also save one line per position")
     add("--json", action="store_true", help="print one JSON object only")
 
 
@@ -178,8 +177,6 @@ def run(args: Namespace) -> int:
             if seen is not None and cuts is None and Cuts.of(trace.header.details) is None:
                 raise ValueError(f"--top-k, --top-p: {SAID} the trace does not say; got none")
         record = _record(trace, policy, judge, args.num_draft_tokens, args.by, seen)
-    if args.csv:
-        _save(args.csv, record)
     if args.json:
         return print_json(record)
     _show(record, args.by)
@@ -270,14 +267,6 @@ def _numbers(trace: Trace, own: Expectation) -> Line:
             {"position": place + 1} | spans[place] | spans[width + place] for place in range(width)
         ],
     }
-
-
-def _save(path: str, record: Line) -> None:
-    tables = {"": record} | record.get("groups", {})
-    lines = [{"group": value} | line
-             for value, own in tables.items() if own for line in own["positions"]]  # fmt: skip
-    parts = ("positions", "groups", "compared")
-    save_table(path, lines, {key: own for key, own in record.items() if key not in parts})
 
 
 def _show(record: Line, by: str | None) -> None:

@@ -83,8 +83,8 @@ cactus audit q.npy p.npy TABLE --policy cactuss | 'cactuss'
 cactus audit TRACE x.npy --policy typical | draft: must not be given with
 cactus GENERATE typical | no
 cactus GENERATE cactus:delta=1 --policy speculative | must be given once; got cactus:delta=1 and spe
-cactus GENERATE speculative --threads 99999999 | threads: must be at most 1024
-cactus GENERATE speculative --threads 0 | threads: must be
+cactus GENERATE speculative --threads 99999999 | threads: must lie in [1, 1024]
+cactus GENERATE speculative --threads 0 | threads: must lie in [1, 1024]
 cactus DECODE --device cuda:99 | device: must be a device of this machine; got cuda:99
 cactus DECODE --device meta | device: must be a device of this machine; got meta
 cactus DECODE --device nix | device: must be a device of this machine; got nix
@@ -95,7 +95,7 @@ cactus TUNE --trace no --cost-ratio 1 --batch 8 8 | each size once; got 8 8
 cactus TUNE --trace no --cost-ratio 1 --batch 1 8 | --batch: must be one with
 cactus TUNE --trace no --cost-ratio 1 --out x.txt | --out: must end in .json
 cactus TUNE --trace no --cost-ratio 1 --out no/t.json | --out: must be a writable file; No such file
-cactus TUNE --trace no --cost-ratio 1 --threads 1025 | threads: must be at most 1024
+cactus TUNE --trace no --cost-ratio 1 --threads 1025 | threads: must lie in [1, 1024]
 cactus TUNE --cost-ratio 1 | --trace: must be given without models
 cactus TUNE --trace no | --target, --cost-ratio, --costs: exactly one must be given; got none
 cactus TUNE PAIR | --prompts: must be given with --target
@@ -117,10 +117,8 @@ cactus expect --trace TRACE COUNTED --rounds 200 --drafted 801 | got 801
 cactus expect --trace TRACE COUNTED --rounds 200 --drafted 1e308 | must lie in
 cactus expect --trace TRACE COUNTED --rounds 200 --drafted nan | must lie in
 cactus expect --trace TRACE COUNTED --rounds 200 --answers 0 | answers: must lie
-cactus expect --trace TRACE --threads 99999999 | threads: must be at most 1024
+cactus expect --trace TRACE --threads 99999999 | threads: must lie in [1, 1024]
 cactus expect --trace TRACE --by task | must keep the column 'task'
-cactus expect --trace TRACE --csv t.txt | must end in .csv
-cactus expect --trace TRACE --csv no/such/t.csv | --csv: must be a writable file; No such
 cactus expect --trace TRACE --dtype float16 | --dtype: must be given with --target
 cactus expect --trace TRACE --revision main | --revision: must be given with --target
 cactus expect --trace TRACE --device cuda | --device: must be given with --target
