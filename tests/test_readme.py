@@ -11,6 +11,7 @@ from cactus_theory.cli import main
 from simulations.common.results import read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("cactus_theory", "solvers", "simulations", "paper_figures", "tests")
 PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/*.md",
                          "simulations/**/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
@@ -35,6 +36,15 @@ def test_every_file_and_heading_it_links_to_exists(page: Path) -> None:
         assert found.exists(), path
         if heading:
             assert heading in _anchors(found), (path, heading)
+
+
+def test_every_path_under_a_folder_of_the_checkout_exists(page: Path) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.]+)`", page.read_text(encoding="utf-8"))
+    assert not [path for path in named if not any(map(Path.exists, _places(path)))]
+
+
+def _places(path: str) -> list[Path]:
+    return [ROOT / path, ROOT / f"{path}.py"]
 
 
 def _anchors(page: Path) -> set[str]:

@@ -163,20 +163,23 @@ CASES = {
 }
 # why a function has no case
 OF_TRANSFORMERS = "transformers reads models, and refuses meta as the default by name"
-NO_TENSORS = "takes no tensor and gives none"
 EXCEPTIONS = {
     decoding.load_pair: OF_TRANSFORMERS,
     decoding.read_drafter: OF_TRANSFORMERS,
-    ct.confidence_bound: NO_TENSORS,
-    ct.divergence: NO_TENSORS,
-    ct.event_bounds: NO_TENSORS,
-    ct.list_policies: NO_TENSORS,
-    ct.load_tuned: NO_TENSORS,
-    ct.policy: NO_TENSORS,
-    ct.register: NO_TENSORS,
-    ct.register_divergence: NO_TENSORS,
-    ct.rule: NO_TENSORS,
-    kernels.has_kernel: NO_TENSORS,
+    **dict.fromkeys(  # fmt: skip
+        (
+            ct.confidence_bound,
+            ct.divergence,
+            ct.list_policies,
+            ct.load_tuned,
+            ct.policy,
+            ct.register,
+            ct.register_divergence,
+            ct.rule,
+            kernels.has_kernel,
+        ),
+        "takes no tensor and gives none",
+    ),
 }
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.cli import main
 from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.divergences import definition as divergences
 from cactus_theory.divergences.definition import registered_divergence
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import contract as verifiers
-from simulations.common.grid import checked_policy, files_of, followers, label
+from simulations.common.grid import checked_policy, followers
 
 FILE = '''
 from dataclasses import dataclass
@@ -125,12 +124,6 @@ def test_a_schedule_of_a_file(folder: Path) -> None:
         ct.policy("own.py:Early:tokens=2")
 
 
-def test_check_refuses_what_is_no_policy(folder, capfd) -> None:
-    pytest.importorskip("hypothesis")
-    assert main(["check", "own.py:Nats", "--examples", "3"]) == 2
-    assert "rule: own.py:Nats must be a Policy" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     "spec", ["band:price=1,divergence=own.py:Nats", "own.py:Early:tokens=2", "own.py:Nats"]
 )
@@ -146,9 +139,3 @@ def test_data_names_no_code(folder: Path, spec: str) -> None:
         ct.load_tuned(folder / "tuned.json")
     with pytest.raises(ValueError, match="divergence: must be one of"):
         registered_divergence("own.py:Nats")
-
-
-def test_files_that_decide_what_a_method_does() -> None:
-    spec = "band:price=1,divergence=some/where/own.py:Nats"
-    assert files_of(spec) == [Path("some/where/own.py")]
-    assert label(spec) == ("band", "price=1,divergence=own.py:Nats")

@@ -1,6 +1,7 @@
 """Bad input of every command: exit code 2, one line that names what is wrong, and no file."""
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Callable
@@ -39,6 +40,7 @@ NAMES = {
     "HEAD": f"{ROOT}/simulations/pair/head",
     "MODELS": "--target x --draft x",
     "DECODE": f"generate {PAIR} --prompt x --policy speculative",
+    "ALONE": f"generate --target {ROOT}/simulations/pair/target --prompt x",
     "GENERATE": "generate --target no --draft no --prompt x --policy",
     "TABLE": "--policy speculative --policy cactus:delta=0.1",
     "TUNE": "tune --divergence-per-token 1",
@@ -88,6 +90,13 @@ cactus GENERATE speculative --threads 0 | threads: must lie in [1, 1024]
 cactus DECODE --device cuda:99 | device: must be a device of this machine; got cuda:99
 cactus DECODE --device meta | device: must be a device of this machine; got meta
 cactus DECODE --device nix | device: must be a device of this machine; got nix
+cactus ALONE --policy band:price=1 | --policy: must be given with --draft
+cactus ALONE --num-draft-tokens 3 | --num-draft-tokens: must be given with --draft
+cactus ALONE --draft exit | draft: must say how many layers, as exit:20; got 'exit'
+cactus ALONE --draft ngram:size=4 | ngram takes whole numbers for longest and shortest
+cactus ALONE --draft ./ngrm | or one of ngram, ngram:longest=4, exit:20 (the target's first
+cactus generate --target no --prompts text.jsonl --system kind | --system: must be given with --chat
+cactus generate --target no --prompts chat.jsonl --system kind | of the system, as has --system
 cactus tune --divergence-per-token 0 --trace no --cost-ratio 1 | divergence-per-token: must lie in (
 cactus TUNE --trace no --cost-ratio 1 | no such folder
 cactus TUNE --trace no --cost-ratio 1 --batch 0 | --batch: must be at least 1
@@ -193,6 +202,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.save(folder / f"{name}.npy", np.array(rows))
     np.savez(folder / "lone.npz", target=np.array(Q), other=np.array(P))
     (folder / "file").touch()
+    (folder / "text.jsonl").write_text('{"prompt": "x"}')
+    chat = [{"role": role, "content": "x"} for role in ("system", "user")]
+    (folder / "chat.jsonl").write_text(json.dumps({"messages": chat}))
     for name in ("taken.csv", "taken.npy"):
         (folder / name).mkdir()
     return folder

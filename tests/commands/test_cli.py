@@ -104,24 +104,6 @@ def test_audit_says_the_worst_row_of_a_policy_without_a_budget(tmp_path: Path, c
     assert "spent: kl of the proposal of a token" in out
 
 
-def test_a_policy_of_a_file_is_audited(files, tmp_path: Path, capsys) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import cactus_theory as ct\n\n"
-        "@ct.rule\ndef mine(q, p, n, *, alpha=1.0):\n    return min(1, alpha * q[n] / p[n])\n"
-    )
-    source = f"{tmp_path / 'mine.py'}:mine"
-    found = run_json(capsys, "audit", *files, "--policy", f"{source}:alpha=.5")
-    assert found["policy"] == f"{source}:alpha=0.5"
-    assert found["acceptance"] == pytest.approx(0.3, abs=PRINTED)
-
-
-def test_a_batch_prints_a_line_a_row(tmp_path: Path, capsys) -> None:
-    paths = saved(tmp_path, np.tile(Q, (3, 1)), np.tile(P, (3, 1)))
-    assert main(["solve", *paths, "--delta", "0.1"]) == 0
-    out = capsys.readouterr().out
-    assert "mean" in out and out.count("0.722057") == 4
-
-
 def test_csv_holds_every_row_to_the_last_digit(tmp_path: Path, capsys) -> None:
     paths = saved(tmp_path, [Q, Q[::-1]], [P, P[::-1]])
     out = tmp_path / "rows.csv"
