@@ -111,10 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _solved(jobs: Iterable[Job], results: list[Any], program: str) -> bool:
+def _solved(jobs: Iterable[Job], results: list[Any]) -> bool:
     """Add every row's answer, or why there is none, to ``results``; return False if interrupted."""
     try:
-        for number, job in enumerate(jobs):
+        for job in jobs:
             try:
                 results.append(job())
             except REPORTED as error:
@@ -128,7 +128,7 @@ def _report(args: argparse.Namespace) -> int:
     out = getattr(args, "save_to", None)
     check_writable("--out", out, *SUFFIXES)
     results: list[Any] = []
-    finished = _solved(COMMANDS[args.program].solve(args), results, args.program)
+    finished = _solved(COMMANDS[args.program].solve(args), results)
     failed = failures(results)
     if failed and len(failed) == len(results):
         more = f" (no answer on any of {len(results)} rows)" if len(results) > 1 else ""
