@@ -39,7 +39,6 @@ class Entry:
 
     @property
     def needs_shared(self) -> bool:
-        """Return whether it reads models that are not part of the checkout."""
         return "{shared}" in self.inputs + self.before
 
     def commands(self, quick: bool, made: Path, shared: Path) -> Iterator[list[str]]:

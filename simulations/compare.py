@@ -34,7 +34,7 @@ from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 
 from .common import grid
 from .common.decode import Harness
-from .common.grid import PLAIN, Config, Grid, Job, files_of
+from .common.grid import PLAIN, Config, Grid, Job
 from .common.inflate import add_inflate, enlarging
 from .common.inputs import (
     ENDS,
@@ -42,7 +42,6 @@ from .common.inputs import (
     add_end_arguments,
     add_pair_arguments,
     at_least,
-    digest,
     loaded,
     prompt_ids,
     settings_of,
@@ -94,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune on one half, decode the other, write and print the table; return 0."""
     at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1, timings=1)
     args.cuts, prompts, score = Cuts(top_p=args.top_p), given_prompts(args), score_of(args.score)
     order = random.Random(args.seed).sample(range(len(prompts)), len(prompts))
@@ -131,8 +129,7 @@ def _answered(
         args.cycles = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]
     flags = "nats policies num_draft_tokens temperature top_p cycles timings device".split()
-    rules = {str(own): digest(own.read_bytes()) for name in args.policies for own in files_of(name)}
-    settings = settings_of(args, prompts, *flags, *ENDS) | {"rules": rules}
+    settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)

@@ -200,7 +200,6 @@ AUDIT_HEADS = (
 
 
 def audit_all(specs: Sequence[str], q: Tensor, p: Tensor) -> list[dict[str, Any]]:
-    """Audit every policy on every row (N, V), print a table, return its lines."""
     print(rule("what every policy emits on those rows (exact, nothing sampled)"))
     records = [_audited(ct.policy(spec), q, p) for spec in specs]
     cells = [[shown(value) for value in record.values()] for record in records]
@@ -278,7 +277,6 @@ def _row(line: Config, runs: Runs, plain: float) -> dict[str, Any]:
 
 
 def _cost(line: Config, runs: Runs) -> dict[str, Any]:
-    """Return the emitted KL and whether the declared budget held on the verified rows."""
     audits: list[Audit] = [audit for record in runs.metered for audit in record["audits"]]
     budget = ct.policy(line.method).declares.budget
     row: dict[str, Any] = {

@@ -47,7 +47,6 @@ class Line:
 
     @property
     def batch(self) -> int:
-        """Return so many that all prompts are decoded at once."""
         return sys.maxsize
 
 
@@ -68,7 +67,6 @@ class Answers:
 
     @property
     def point(self) -> tuple[float, float]:
-        """Return emitted KL per token and tokens per call."""
         tokens = sum(map(len, self.costs))
         return sum(float(costs.sum()) for costs in self.costs) / tokens, tokens / self.calls.sum()
 

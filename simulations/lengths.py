@@ -24,7 +24,7 @@ from cactus_theory.policies import policy as find_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
 
 from .common.inputs import at_least
-from .common.results import columns, publish, read_lines, values_of
+from .common.results import columns, publish, read_csv, values_of
 from .common.walk import Step, add_walk_arguments, opened_walk, walked
 
 BAND = "band:price"
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write answers setting by setting, and the table after each; return 0."""
     at_least(args, answers=1, together=1, num_prompts=2, num_draft_tokens=1, max_new_tokens=1)
     named = list(_settings(args))
     pair, ids, kept = opened_walk(args, "together")
@@ -73,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> Iterator[tuple[float, str]]:
     """Yield level and policy: lossless, then those of a table of price-travels, level by level."""
     yield 0.0, "speculative"
-    rows = [row for _, row in read_lines(args.knobs, ("law", "family", "level", "knob"))]
+    rows, needed = read_csv(args.knobs)[0], ("law", "family", "level", "knob")
+    if not rows or any(row.get(name) is None for row in rows for name in needed):
+        raise ValueError(f"--knobs: must have columns {', '.join(needed)}; got {args.knobs}")
     for level in args.level:
         for family in args.policies:
             asked = "speculative", family, level

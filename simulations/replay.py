@@ -103,7 +103,6 @@ def replay_rows(replays: Sequence[Replay], divergence: str) -> list[Row]:
 
 
 def table(rows: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str:
-    """Return the table as a terminal shows it."""
     spec = find_divergence(divergence).spec
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
     heads = {"policy": "policy", "verifier": "verifier", "num_draft_tokens": "K"}

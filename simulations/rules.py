@@ -238,7 +238,6 @@ Logits = Float[Tensor, "N K1 vocab"]
 def drafted(
     pair: Any, prompts: list[list[int]], width: int, tokens: int, ends: list[int]
 ) -> Iterator[tuple[Ids, Logits]]:
-    """Yield the drafts along the target's greedy text of each prompt."""
     sizes = {"num_draft_tokens": width, "max_new_tokens": tokens}
     options: dict[str, Any] = sizes | {"policy": "speculative", "temperature": 0.0}
     for prompt in prompts:
@@ -256,7 +255,6 @@ def drafted(
 
 
 def accepted(spec: str, verifier: str, ids: Ids, logits: Logits) -> Int[Tensor, "N"]:
-    """Return the number of drafted tokens that a policy and a verifier accept."""
     policy, (count, width) = ct.policy(spec), ids.shape
     if isinstance(policy, Mars):
         (z_1, z_2), (first, second) = (best[:, :-1].unbind(-1) for best in logits.topk(2, -1))
@@ -270,7 +268,6 @@ def accepted(spec: str, verifier: str, ids: Ids, logits: Logits) -> Int[Tensor, 
 def counted(
     policy: str, verifier: str, texts: list[tuple[Ids, Logits]], ends: list[int], source: str
 ) -> dict[str, Estimate]:
-    """Return tokens per call, changed tokens per token, and changed calls."""
     sums = np.zeros((4, len(texts)))
     for number, (ids, logits) in enumerate(texts):
         counts = accepted(policy, verifier, ids, logits)

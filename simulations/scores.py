@@ -1,8 +1,6 @@
 """Scores of answers for ``compare --score``: (prompt, completion) in, a number out."""
 
-import ast
 import inspect
-import warnings
 from collections.abc import Callable
 from types import FunctionType
 
@@ -11,19 +9,6 @@ import numpy as np
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import Registry
 from cactus_theory.lm_eval.tasks import TASKS
-
-
-def parses(prompt: str, completion: str) -> int:
-    """Return 1 if ``ast.parse`` takes both up to their last whole line, else 0."""
-    text = prompt + completion
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as an invalid escape in a string
-        try:
-            ast.parse(text[: text.rfind("\n") + 1])
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return 0
-    return 1
-
 
 SCORES: Registry[FunctionType] = Registry(
     "score", FunctionType, "a function of prompt and completion that returns a number", "--score"

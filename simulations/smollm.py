@@ -92,7 +92,6 @@ def _install(*words: str) -> None:
 
 
 def _read() -> tuple[Any, Any]:
-    """Return the installed package's model in bfloat16 and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     files = importlib.metadata.files(PACKAGE) or ()

@@ -142,7 +142,6 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
 
 
 def task_of(spec: str, case: Mapping[str, Any]) -> Task:
-    """Return a task for a checked policy."""
     named, files = {"policy": ":".join(filter(None, label(spec)))}, files_of(spec)
     for file in files:
         spec = spec.replace(str(file), str(file.resolve()))

@@ -150,7 +150,6 @@ class Attempted(Generic[Solution]):
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it."""
         return False
 
     @property
@@ -294,7 +293,6 @@ class Program(Attempted[Answer]):
 
 
 def divergence_of(kind: Divergence, h: np.ndarray, q: np.ndarray, z: float = 0.0) -> float:
-    """Return D(h‖q) of a row with mass z on tokens with q = 0."""
     if z > 0:
         h, q = np.append(h, z), np.append(q, 0.0)
     return float(kind.value(torch.from_numpy(h), torch.from_numpy(q)))

@@ -117,7 +117,6 @@ def _max_divergence(row: Scaled, kind: MaxDivergence, delta: float) -> Budget:
 
 
 def power_weights(row: Scaled, a: float) -> np.ndarray:
-    """Return q^{1−a} s^a, the weights of the power sum Σ h^a q^{1−a}."""
     return row.q * (row.s / row.q) ** a
 
 

@@ -101,7 +101,6 @@ class Constraint:
     charge: ClassVar[Any]
 
     def placed(self, quantities: Quantities) -> "Constraint":
-        """Return the constraint in the scaled variables of a program."""
         inside = copy.copy(self)
         inside.row, inside.constraints = quantities.row, inside.build(quantities)
         return inside
@@ -237,7 +236,6 @@ class CustomConstraint(Constraint):
         return min(self._rooms(h), default=0.0)
 
     def _rooms(self, h: np.ndarray) -> list[float]:
-        """Return how far each constraint is from its limit."""
         self.row.w.value = h / self.row.s
         equal = cvxpy().constraints.Equality
         values = [

@@ -87,7 +87,6 @@ class Dual:
         self.delta = program.constant
 
     def charged(self, x: np.ndarray) -> Lagrangian:
-        """Return the program at multipliers x = (λ, μ, ν…)."""
         free = self.program
         charged = Lagrangian(free.q, free.cap, free.low, free.high, x[1:] @ self.rows)
         charged.add_divergence(float(x[0]), self.f, self.delta)
@@ -101,7 +100,6 @@ class Dual:
         return np.append(self.delta - spent, self.right - self.rows @ h)
 
     def hessian(self, x: np.ndarray, h: np.ndarray) -> np.ndarray:
-        """Return the second derivatives at x, where ``h`` is best."""
         free, ratio = self.program, torch.from_numpy(h / self.program.q)
         still = np.isclose(h, free.cap, rtol=1e-14, atol=0) | (h <= free.low) | (h >= free.high)
         slope, bend = self.f.slope(ratio).numpy(), self.f.curvature(ratio).numpy()

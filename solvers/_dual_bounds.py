@@ -84,7 +84,6 @@ class Lagrangian:
 
     @classmethod
     def of(cls, q: np.ndarray, cap: np.ndarray) -> "Lagrangian":
-        """Return the program without constraints."""
         return cls(q, cap, np.zeros_like(q), np.ones_like(q), np.zeros_like(q))
 
     def add_linear(self, multiplier: float, row: np.ndarray | float, right: float) -> None:
@@ -106,7 +105,6 @@ class Lagrangian:
             self.add_divergence(multiplier, kind.generator, generator_budget(kind, delta))
 
     def narrow(self, low: np.ndarray | float, high: np.ndarray | float) -> None:
-        """Keep the row within ``low`` and ``high`` as well."""
         self.low, self.high = np.maximum(self.low, low), np.minimum(self.high, high)
 
     def bound(self) -> float:

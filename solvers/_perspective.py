@@ -58,12 +58,10 @@ class Scaled:
 
     @property
     def total(self) -> Any:
-        """Return Σh over the whole vocabulary."""
         return self.s @ self.w + self.z
 
 
 def times(left: np.ndarray, right: Any) -> Any:
-    """Return left∘right as a cvxpy expression."""
     return cvxpy().multiply(left, right)
 
 
@@ -82,12 +80,10 @@ class Terms:
 
     @property
     def ratio(self) -> Any:
-        """Return c w, which is g/q."""
         return times(self.c, self.w)
 
     @property
     def single_row(self) -> bool:
-        """Return whether P = 1."""
         return isinstance(self.alive, int)
 
     def variable(self) -> Any:

@@ -55,7 +55,6 @@ class Layout:
 
     @cached_property
     def weight(self) -> np.ndarray:
-        """Return (m,) the probability of drafting each entry's node."""
         return np.stack([tree.possible for tree in self.trees])[self.start, self.node]
 
     @cached_property

@@ -113,7 +113,6 @@ def solve(
 
 
 def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the state after each token, (S, V)."""
     if len(shape) != 2:
         raise ValueError(f"target_probs: must be (S, V), a row a state; got shape {shape}")
     if following is None:

@@ -361,7 +361,6 @@ class Program(Attempted[Attempt]):
         return [each.name for each in left]
 
     def _impossible(self) -> bool:
-        """Return whether the solver finds no row that meets all constraints."""
         solver = _attempts.solvers_of(self.linear)[0]
         return "infeasible" in self.attempt(self.guess, solver).status
 

@@ -54,7 +54,6 @@ def lines() -> list[Line]:
 
 
 def harness_of(args: Namespace) -> Harness:
-    """Return the pair and a few prompts, whose texts have all their tokens."""
     pair, _, every = opened(args, enlarging(args))
     texts = every[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))

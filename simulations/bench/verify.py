@@ -10,7 +10,6 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 
-from ..common.grid import label
 from .theory import clocked
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
@@ -40,6 +39,7 @@ BLOCKS = {
     "band:price=1,per_row=True": "band:price=1",
     "cactus:delta=0.1": "cactus:delta=0.1",
 }
+RIVALS = {f"verify_block, {spec}": f"verify_chain, {rival}" for spec, rival in BLOCKS.items()}
 HEADS = {
     "draft": "draft", "job": "job", "milliseconds": "ms", "softmaxes": "softmaxes",
     "times_faster_than_dense": "× faster\nthan dense", "times_chain": "× chain",
@@ -74,7 +74,6 @@ def dense_step(
 
 
 def rows(noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Return float32 target and draft rows, drafted tokens and coins."""
     source = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(BATCH, WIDTH + 1, VOCAB, generator=source)
     stray = noise * torch.randn(BATCH, WIDTH, VOCAB, generator=source)
@@ -90,10 +89,7 @@ def measure(repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]:
-    drafts, rivals = rows(noise), {}
-    jobs = _jobs(*drafts)
-    for name, (job, rival) in _block_jobs(*drafts).items():
-        jobs[name], rivals[name] = job, rival
+    jobs = _jobs(*rows(noise))
     with torch.inference_mode():
         times, last = clocked(jobs, repeats)
     medians = {name: each["milliseconds"] for name, each in times.items()}
@@ -108,7 +104,7 @@ def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]
             **spread,
             "times_faster_than_dense": medians[DENSE] / medians[name],
             "softmaxes": medians[name] / medians[SOFTMAX],
-            "times_chain": medians[name] / medians[rivals[name]] if name in rivals else "",
+            "times_chain": medians[name] / medians[RIVALS[name]] if name in RIVALS else "",
             "accepted": "" if kept is None else int(kept.sum()),
             "refused_rows": "" if kept is None else int((kept < WIDTH).sum()),
         }
@@ -122,35 +118,21 @@ def _jobs(
         SOFTMAX: lambda: torch.softmax(logits, -1, out=memory),
         DENSE: lambda: dense_step(q, p, ids, DELTA, coins[0]),
     }
+    given = {"coins": coins, "validate": False}
     for spec in POLICIES:
-        policy = ct.policy(spec)
-        jobs[f"verify_chain, {spec}"] = lambda policy=policy: ct.verify_chain(
-            policy, q, p, ids, coins=coins, validate=False
-        )
+        step = partial(ct.verify_chain, ct.policy(spec), q, p, ids, **given)
+        jobs[f"verify_chain, {spec}"] = step
     for spec in METERED:
         charge = partial(_metered, ct.policy(spec), q[:, 1:].flatten(0, 1), p.flatten(0, 1))
         jobs[f"meter of {BATCH * WIDTH} rows, {spec}"] = charge
+    for spec in BLOCKS:
+        step = partial(ct.verify_block, ct.policy(spec), q, p, ids, **given)
+        jobs[f"verify_block, {spec}"] = step
     return jobs
 
 
 def _metered(policy: ct.Policy, q: Tensor, p: Tensor) -> None:
-    """Charge rows as a decode does."""
     meter = Meter((policy,))
     with torch.inference_mode():
         meter.add(q, p, None)
         meter.sums()
-
-
-def _block_jobs(
-    q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor]
-) -> dict[str, tuple[Callable[[], Any], str]]:
-    """Return the jobs that verify whole paths, and the job that each is compared with."""
-    jobs = {}
-    for spec, rival in BLOCKS.items():
-        policy = ct.policy(spec)
-        name = ":".join(filter(None, label(spec)))
-        jobs[f"verify_block, {name}"] = (
-            lambda policy=policy: ct.verify_block(policy, q, p, ids, coins=coins, validate=False),
-            f"verify_chain, {rival}",
-        )
-    return jobs

@@ -80,7 +80,6 @@ class Harness:
     cuts: Cuts = WHOLE
 
     def group(self, batch: int, number: int) -> range:
-        """Return the numbers of the prompts of a group; the last group may be smaller."""
         start = number * batch
         return range(start, min(start + batch, len(self.prompts)))
 

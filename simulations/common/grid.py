@@ -46,7 +46,6 @@ class Config:
 
     @property
     def judge(self) -> str:
-        """Return the verifier, and the siblings that it walks to, if any."""
         return self.verifier + (f" with {self.siblings} siblings" if self.siblings else "")
 
     @property
@@ -60,7 +59,6 @@ class Config:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Return the columns that name the line in tables."""
         method, knob = label(self.method)
         judge = None if method in BASELINES else self.judge
         row = {"method": method, "knob": knob, "verifier": judge}
@@ -254,7 +252,6 @@ class Grid:
         return results
 
     def _fault(self, key: str, record: Record) -> str | None:
-        """Return which of a kept record's amounts is no number above 0, in words."""
         for name in self.amounts if key in self.jobs else ():
             value = record.get(name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:

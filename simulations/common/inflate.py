@@ -58,12 +58,10 @@ class Shape:
         return ends + self.layers * layer + self.hidden
 
 
-# name → shape; 8b and 0.6b are those of the models named beside them, 1b is TinyLlama's
+# name → shape
 SHAPES = {
     "134m": Shape(768, 12, 12, 12, 64, 2048, 32_000),
     "5m": Shape(144, 2, 4, 4, 32, 384, 32_000, tied=True),
-    "1b": Shape(2048, 22, 32, 4, 64, 5632, 32_000),
-    "40m": Shape(512, 8, 8, 4, 64, 1376, 32_000, tied=True),
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 151_936),  # Llama 3 8B
     "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936, tied=True),  # Qwen3 0.6B
     "tiny": Shape(216, 12, 6, 3, 128, 528, 2176),
@@ -71,7 +69,7 @@ SHAPES = {
 }
 
 # target → its draft, of the same vocabulary
-DRAFTS = {"134m": "5m", "1b": "40m", "8b": "0.6b", "tiny": "tiny-draft"}
+DRAFTS = {"134m": "5m", "8b": "0.6b", "tiny": "tiny-draft"}
 
 # value of the constant channel; its square is lost in any sum of squares of the stream
 CONSTANT = 2.0**-32
@@ -179,7 +177,6 @@ def _check(model: Any, shape: Shape, dtype: torch.dtype) -> None:
 
 
 def _empty(model: Any, shape: Shape, device: Any, dtype: torch.dtype) -> Any:
-    """Return a model of the shape whose weights are uninitialised memory."""
     import transformers
 
     small = model.config
@@ -291,7 +288,6 @@ def _rows_of_head(weight: Tensor, number: int, size: int) -> Tensor:
 
 
 def add_inflate(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--inflate``, which :func:`enlarging` follows."""
     words = f"a target of so many parameters and its draft ({', '.join(DRAFTS)})"
     parser.add_argument(
         "--inflate", choices=tuple(DRAFTS), metavar="SHAPE",

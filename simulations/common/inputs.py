@@ -2,7 +2,7 @@
 
 import argparse
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ DATA = ROOT / "paper_figures" / "data"
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of models and of prompts; the shipped ones by default."""
     models.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
     add_chat(parser)
@@ -84,8 +83,11 @@ def prompt_ids(args: argparse.Namespace, pair: Any, prompts: Sequence[Prompt]) -
     return rendered_ids(args, pair.tokenizer, prompts)
 
 
-def settings_of(args: argparse.Namespace, prompts: Sequence[Prompt], *flags: str) -> dict[str, Any]:
-    """Return the prompts, models and flags that decide a decode: two runs are never mixed."""
+def settings_of(
+    args: argparse.Namespace, prompts: Sequence[Prompt], *flags: str, methods: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return prompts, models, flags and files that decide a decode: two runs are never mixed."""
+    files = sorted({file for method in methods for file in files_of(method)})
     revisions = dict(zip(("target", "draft"), args.revision or (), strict=False))
     return {
         "dtype": dtype_rule(args.dtype, args.device),
@@ -94,6 +96,7 @@ def settings_of(args: argparse.Namespace, prompts: Sequence[Prompt], *flags: str
            for name in ("target", "draft") if name in args},
         **{name: getattr(args, name) for name in (*DECIDE, *flags)},
         **({"cost": args.cost} if "cost" in args else {}),
+        "rules": {str(file): digest(file.read_bytes()) for file in files},
     }  # fmt: skip
 
 
@@ -150,7 +153,6 @@ def digest(content: bytes) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the digest of all files that lie in a folder itself, names included."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return digest(b"".join(path.name.encode() + path.read_bytes() for path in files))
 
@@ -165,7 +167,6 @@ def model_digest(model: Path | str | None, revision: str | None = None) -> str:
 
 
 def code_digest(*patterns: str) -> str:
-    """Return the digest of the checkout's files of these patterns, paths included."""
     files = sorted(path for pattern in patterns for path in ROOT.glob(pattern))
     return digest(
         b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files)
@@ -185,5 +186,4 @@ def _words(value: Any) -> str:
 
 
 def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
-    """Return the token ids of each prompt of :func:`prompts_of`, texts as they are."""
     return [Rendering().ids(prompt, tokenizer) for prompt in prompts_of(path)]

@@ -49,7 +49,6 @@ def machine_kind() -> str:
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed package, None where it is not there."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -86,39 +85,10 @@ def write_csv(
 
 def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Return the rows, fields as text, and the provenance of a file from :func:`write_csv`."""
-    notes, lines = _parted(path)
-    parts = (line[2:].partition(": ") for line in notes)
-    return list(csv.DictReader(lines)), {key: value for key, _, value in parts}
-
-
-def read_lines(path: str | Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """Return the rows of a CSV that has these columns, each with its place: ``FILE, line 3``.
-
-    ValueError for one that lacks a column or rows, and for a row of another length.
-    """
-    try:
-        notes, lines = _parted(path)
-        table = csv.DictReader(lines)
-        rows = [(f"{path}, line {len(notes) + table.line_num}", row) for row in table]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path}: must be a CSV in UTF-8; {error}") from None
-    start, heads = f"{path}, line {len(notes) + 1}", table.fieldnames or ()
-    for name in columns:
-        if name not in heads:
-            got = f"{','.join(heads)!r:.99}"
-            raise ValueError(f"{start}: must have a column {name}, between commas; got {got}")
-    if not rows:
-        raise ValueError(f"{start}: must have lines below it; got none")
-    for place, row in rows:
-        if None in row or None in row.values():
-            raise ValueError(f"{place}: must have {len(heads)} cells, as its header has")
-    return rows
-
-
-def _parted(path: str | Path) -> tuple[list[str], list[str]]:
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     count = next((i for i, line in enumerate(lines) if not line.startswith("# ")), len(lines))
-    return lines[:count], lines[count:]
+    parts = (line[2:].partition(": ") for line in lines[:count])
+    return list(csv.DictReader(lines[count:])), {key: value for key, _, value in parts}
 
 
 def write_text(path: str | Path, text: str) -> None:

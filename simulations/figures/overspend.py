@@ -102,13 +102,11 @@ def counterexamples() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def emitted(name: str, delta: float, example: str, q: Tensor, p: Tensor) -> Row:
-    """Return KL(out‖q) in nats of one pair of rows (V,)."""
     law = ct.emitted_law(ct.policy(name, delta=delta), q, p)
     cost = ct.divergence("kl").value(law[None], q[None]).item()
     return _row("emitted", name, delta, cost, example=example)
 
 
 def _row(kind: str, name: str, delta: float, kl: float, **place: float | str) -> Row:
-    """Return a row; ``place`` is its q_n, or its example."""
     row: Row = {"kind": kind, "policy": name, "delta": delta, "q_n": None, "example": None}
     return row | place | {"kl": kl, "kl_over_delta": kl / delta}

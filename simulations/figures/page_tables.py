@@ -33,20 +33,19 @@ Row = Mapping[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--root", type=Path, default=ROOT, help="folder that the pages lie in")
 
 
 def run(args: argparse.Namespace) -> int:
-    texts = {args.root / name: filled(args.root, name, args.data) for name in PAGES}
+    texts = {args.root / name: filled(args.root, name) for name in PAGES}
     for page, text in texts.items():
         write_text(page, text)
         print(page)
     return 0
 
 
-def filled(root: Path, name: str, data: Path) -> str:
-    """Return the text of a page with the tables as ``data`` has them.
+def filled(root: Path, name: str) -> str:
+    """Return the text of a page with the tables as the committed CSV have them.
 
     Raises ValueError for a page that does not hold each of its tables once.
     """
@@ -54,7 +53,7 @@ def filled(root: Path, name: str, data: Path) -> str:
     if sorted(table for _, table, _ in BLOCK.findall(text)) != sorted(tables):
         asked = ", ".join(f"<!-- measured {table}".strip() for table in tables)
         raise ValueError(f"--root: {name} must hold once each: {asked}")
-    return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](data)}{found[3]}", text)
+    return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](DATA)}{found[3]}", text)
 
 
 # column of a table of ``compare`` → head, digits, and whether with its interval

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,20 +24,16 @@ from pathlib import Path
 import torch
 
 from cactus_theory.base.files import first_line
-from cactus_theory.base.tables import shown
 
-from ..common.results import publish, read_csv
-from .timings import Bench, Job, Row, decodes, facts, verifications
+from ..common.results import publish
+from .timings import Bench, Job, decodes, facts, verifications
 
 # seconds of all pieces together
 ALL = 300
-# what is aimed at: share of a copy's speed, microseconds of one text's verification, a round over
-# its passes
-COPY_SHARE, ONE_TEXT_US, OVER_PASSES = 0.7, 30, 1.05
+# most faults that are named again at the end
+FAULTS = 8
 # processes of a piece of tests
 PROCESSES = 6
-# lines of the summary
-LINES = 40
 # a new machine's libraries may warn of what is no fault of the kernels
 TESTS = ("-m", "pytest", "-v", "--tb=short", "-W", "default", "-p", "no:cacheprovider", "-m", "gpu")
 COMPILES = ("-m", "tests.kernels.hopper", "--steps", "large", "verify")
@@ -58,7 +54,6 @@ PIECES = {
     "laws": Piece(60, (*TESTS, "tests/kernels", "-k", "151936 or exact_laws")),
     "verify": Piece(60, table="gpu_verify", jobs=verifications),
     "decode-8b": Piece(70, table="gpu_decode", jobs=partial(decodes, "8b")),
-    "decode-1b": Piece(45, table="gpu_decode_1b", jobs=partial(decodes, "1b")),
     "loop": Piece(45, (*TESTS, "tests/decoding/device", "tests/simulations/gpu_check")),
     "small": Piece(45, (*TESTS, "tests/kernels", "-k", "not (151936 or exact_laws)")),
 }
@@ -90,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         failed |= not good
         lines.append(line)
         print(line, flush=True)
-    print("\n".join(("", *summary(args.out, lines)[:LINES])))
+    print("\n".join(("", *lines, *_faults(args.out)[:FAULTS])))
     return int(failed)
 
 
@@ -157,38 +152,7 @@ def _table(args: argparse.Namespace, piece: Piece) -> int:
     return int(failed > 0)
 
 
-def summary(out: Path, ended: Sequence[str]) -> list[str]:
-    """Return how the pieces ended, faults by name, and the numbers beside what is aimed at."""
-    lines = [*ended, *_faults(out)[:8]]
-    verify, decode = (_rows(out / f"{name}.csv") for name in ("gpu_verify", "gpu_decode"))
-    for row in verify:
-        largest = row["drafted"] == verify[0]["drafted"] and row["kernel_us"]
-        if largest and row["batch"] in ("64", "1"):
-            share = float(row["floor_us"]) / float(row["kernel_us"])
-            lines.append(
-                f"{row['policy']} {row['verifier']}, B = {row['batch']}: {shown(share)} of a copy "
-                f"(aim {COPY_SHARE}), {float(row['kernel_us']):.0f} µs (aim {ONE_TEXT_US} at B = 1)"
-                f", softmax {float(row['softmax_us']):.0f} µs"
-            )
-    plain = {r["batch"]: float(r["tokens_per_second"]) for r in decode if r["policy"] == "plain"}
-    for row in decode:
-        if row["over_passes"] and row["loop"].startswith("device"):
-            speed = float(row["tokens_per_second"])
-            over = speed / plain[row["batch"]] if row["batch"] in plain else float("nan")
-            lines.append(
-                f"{row['target']}, batch {row['batch']}, {row['policy']} {row['verifier']}: "
-                f"{over:.2f} x plain, a round {float(row['over_passes']):.2f} of its passes "
-                f"(aim {OVER_PASSES}), {shown(row['emitted_kl_per_token'])[:6]} nats a token"
-            )
-    return lines
-
-
-def _rows(path: Path) -> list[Row]:
-    return read_csv(path)[0] if path.is_file() else []
-
-
 def _faults(out: Path) -> list[str]:
-    """Return the lines of the logs that name a failed test or job."""
     lines = []
     for log in sorted(out.glob("*.log")):
         for line in log.read_text(errors="replace").splitlines():

@@ -65,7 +65,6 @@ def facts(bench: Bench) -> dict[str, str]:
 
 
 def _driver(index: int) -> str:
-    """Return driver, clocks and power limit from nvidia-smi, if it is there."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "unknown"

@@ -88,7 +88,6 @@ def _rounds(pair: TinyPair, setting: Setting, states: Int[Tensor, "states"], wid
 
 
 def plain_rounds(pair: TinyPair, states: Int[Tensor, "states"]) -> Rounds:
-    """Return rounds without a draft: one token of the target."""
     q = pair.target[states]
     return Rounds([q], [torch.ones_like(q[:, :1])], [q[:, None]], [])
 

@@ -37,7 +37,6 @@ class Tally:
         return cls(*torch.zeros(5, texts, dtype=torch.float64))
 
     def only(self, mask: Bool[Tensor, "texts"]) -> Self:
-        """Return the tally with zeros at all other texts."""
         return type(self)(*[torch.where(mask, values, 0.0) for values in vars(self).values()])
 
     def add(self, other: Self) -> None:
@@ -101,7 +100,6 @@ class Texts:
 
     @property
     def kl(self) -> float:
-        """Return KL(text‖target's text) in nats."""
         return float(KL.value(torch.cat(self.law), torch.cat(self.target)))
 
     @property
@@ -142,7 +140,6 @@ def enumerate_texts(pair: TinyPair, setting: Setting) -> Texts:
 
 
 def target_law(pair: TinyPair, setting: Setting) -> list[Float[Tensor, "texts"]]:
-    """Return the target's own law of finished texts, as in ``Texts``."""
     laws, mass = [], torch.ones(1, dtype=torch.float64)
     for written, states in enumerate(pair.prefixes(setting.length)):
         going = setting.unfinished(written, pair.vocab)

@@ -33,7 +33,6 @@ from ..common.grid import (
     Grid,
     Job,
     configs,
-    files_of,
     method,
     name,
 )
@@ -44,7 +43,6 @@ from ..common.inputs import (
     add_end_arguments,
     add_pair_arguments,
     at_least,
-    digest,
     loaded,
     prompt_ids,
     settings_of,
@@ -128,12 +126,9 @@ def run(args: argparse.Namespace) -> int:
 def _settings(
     args: argparse.Namespace, lines: list[Config], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """Return the settings that decide a result, so that two runs are never mixed."""
-    rules = {file for line in lines for file in files_of(line.method)}
-    return {
-        "configs": [line.settings for line in lines],
-        "rules": {str(file): digest(file.read_bytes()) for file in sorted(rules)},
-    } | settings_of(args, prompts, "repeats", "metered", "device", *ENDS)
+    methods = [line.method for line in lines]
+    settings = settings_of(args, prompts, "repeats", "metered", "device", *ENDS, methods=methods)
+    return {"configs": [line.settings for line in lines]} | settings
 
 
 # column → its head; the last ones are left out where the terminal is too narrow

@@ -131,8 +131,8 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
     assert {json.loads(own)["job"].count("tuned") for own in kept.splitlines()[1:]} == {0, 1}
     assert all(float(row["kl_per_token"]) > 0 for row in rows[3:]) and "hold" in rows[3]["knob"]
     assert (tmp_path / "compare.png").is_file() and notes["dtype"] == "float32"
-    parses = f"{Path(compare.__file__).parent}/scores.py:parses"
-    assert main([*asked, "--score", parses]) == 0
+    (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text) > 9")
+    assert main([*asked, "--score", f"{tmp_path}/mine.py:score"]) == 0
     assert (tmp_path / "journal.jsonl").read_text() == kept
     assert "score" in read_csv(tmp_path / "compare.csv")[0][0]
     assert "prompts make that significant" in capsys.readouterr().out
