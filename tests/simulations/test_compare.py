@@ -121,13 +121,8 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
     assert main(asked) == 0
     rows, notes = read_csv(tmp_path / "compare.csv")
     kept = (tmp_path / "journal.jsonl").read_text()
-    assert [row["method"] for row in rows] == [
-        "plain",
-        "speculative",
-        "speculative",
-        "band",
-        "tempered",
-    ]
+    methods = ["plain", "speculative", "speculative", "band", "tempered"]
+    assert [row["method"] for row in rows] == methods
     assert {json.loads(own)["job"].count("tuned") for own in kept.splitlines()[1:]} == {0, 1}
     assert all(float(row["kl_per_token"]) > 0 for row in rows[3:]) and "hold" in rows[3]["knob"]
     assert (tmp_path / "compare.png").is_file() and notes["dtype"] == "float32"
@@ -154,12 +149,9 @@ def test_a_score_that_is_none_is_named(tmp_path, body, said) -> None:
         score_of(f"{tmp_path}/mine.py:score")(Prompt("prompt"), "text")
 
 
-def test_a_score_reads_prompt_and_completion(tmp_path) -> None:
+def test_a_score_is_a_function_of_a_file_or_reads_the_columns_of_its_prompt(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text)")
     score = score_of(f"{tmp_path}/mine.py:score")
     assert score is not None and score(Prompt("prompt"), "abc") == 3 and score_of(None) is None
-
-
-def test_a_score_by_name_reads_the_columns_of_its_prompt() -> None:
     score = score_of("gsm8k")
     assert score is not None and score(Prompt("2 + 3?", columns={"answer": "#### 5"}), "It is 5.")

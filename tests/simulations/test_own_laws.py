@@ -123,17 +123,8 @@ def test_tables_are_of_the_journal_and_knobs_of_the_table(tmp_path, capsys):
     assert main(given) == 0 and "writing" not in capsys.readouterr().err.splitlines()[-1]
     assert tables[0] == (tmp_path / "p/price_travels.csv").read_text()
     knobs = ["--knobs", str(tmp_path / "p/price_travels.csv"), "--num-prompts", "3"]
-    given = [
-        "table",
-        "lengths",
-        *knobs,
-        "--answers",
-        "2",
-        "--together",
-        "2",
-        "--max-new-tokens",
-        "4",
-    ]
+    given = ["table", "lengths", *knobs]
+    given += "--answers 2 --together 2 --max-new-tokens 4".split()
     given += ["--eos-token-ids", "0", "--policies", "band:price", "--out", str(tmp_path / "l")]
     assert main(given) == 0
     lines = (tmp_path / "l/lengths.csv").read_text().splitlines()

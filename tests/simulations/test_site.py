@@ -75,6 +75,9 @@ def test_no_formula_is_left_as_it_was_typed(site) -> None:
         text = "".join(page.text)
         left = re.search(r"\\[a-z({}]+|\$\S[^$\n]{0,60}\$|\.\. math|:(math|class|func):", text)
         assert left is None, (path.name, text[max(0, left.start() - 40) : left.end() + 40])
+        text = path.read_text("utf-8")
+        boxes = re.findall(r'class="arithmatex(?: long)?"><math ', text)
+        assert "style.css" in text and len(re.findall("<math ", text)) == len(boxes)
 
 
 @thorough
@@ -95,13 +98,3 @@ def test_search_finds_words_inside_of_names_of_files_and_functions(site) -> None
     words = [set(re.split(separator, section)) for section in sections]
     for asked in ("npz", "logprobs", "verify_chain", "target_probs", "vllm"):
         assert any(set(re.split(separator, asked)) <= own for own in words), asked
-
-
-@thorough
-def test_formulas_are_in_boxes_and_pages_are_styled(site) -> None:
-    for path in site:
-        text = path.read_text("utf-8")
-        assert "style.css" in text
-        assert len(re.findall("<math ", text)) == len(
-            re.findall(r'class="arithmatex(?: long)?"><math ', text)
-        )

@@ -134,8 +134,6 @@ def test_noise_of_a_dual_is_no_binding_token(seed):
     row = Design(q, p).budget("kl", 0.02).cap(3.0).solve()
     assert set(row.duals["cap"].values()) == {0.0}
     assert row.duals["budget kl"] == pytest.approx(best.price, rel=PRICE)
-    state = {line.split()[1]: line for line in row.report().splitlines() if "constraint" in line}
-    assert "slack" in state["cap"] and "binds" in state["budget"]
 
 
 def test_what_binds_is_priced_token_by_token():

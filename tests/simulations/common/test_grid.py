@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cactus_theory.base.specs import file_of
 from simulations.common import grid as grid_module
 from simulations.common.grid import (
     Config,
@@ -40,29 +39,11 @@ def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -
         assert groups == list(range(6))
 
 
-def test_a_rule_in_a_file_keeps_its_spec_and_is_labelled_without_its_folder(monkeypatch) -> None:
-    spec = "some/where/mine.py:careful:alpha=0.5"
-    asked = []
+def test_a_rule_in_a_file_keeps_its_spec(monkeypatch) -> None:
+    spec, asked = "some/where/mine.py:careful:alpha=0.5", []
     rule = SimpleNamespace(at_ends=lambda ends: None)
     monkeypatch.setattr(grid_module, "read_rule", lambda own: asked.append(own) or rule)
     assert checked_policy(spec) == spec and asked == [spec]
-    assert label(spec) == ("mine.py:careful", "alpha=0.5")
-    assert file_of(spec) == Path("some/where/mine.py")
-    assert series(spec) == "mine.py:careful:alpha"
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "knob", "family"),
-    [
-        ("band:price=2.0", "band", "price=2.0", "band:price"),
-        ("band:price=2,divergence=reverse_kl", "band", "price=2,divergence=reverse_kl",
-         "band:price,divergence=reverse_kl"),
-        ("speculative", "speculative", "", "speculative"),
-    ],
-)  # fmt: skip
-def test_methods_have_a_name_a_knob_and_a_family(method, name, knob, family) -> None:
-    assert label(method) == (name, knob) and file_of(method) is None
-    assert series(method) == family
 
 
 def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
@@ -100,13 +81,22 @@ def test_a_policy_that_no_verifier_can_follow_is_refused(policy, verifiers, said
         configs([], [policy], [2], [1], verifiers)
 
 
-def test_a_divergence_of_a_file_is_labelled_without_its_folder_and_decides_the_results() -> None:
-    spec = "band:price=1,divergence=some/where/mine.py:far"
-    assert label(spec) == ("band", "price=1,divergence=mine.py:far")
-    assert series(spec) == "band:price,divergence=mine.py:far"
-    assert files_of(spec) == [Path("some/where/mine.py")]
-    assert files_of("mine.py:careful:alpha=0.5") == [Path("mine.py")]
-    assert files_of("speculative") == []
+LABELS = [
+    ("speculative", "speculative", "", "speculative", []),
+    ("band:price=2.0", "band", "price=2.0", "band:price", []),
+    ("band:price=2,divergence=reverse_kl", "band", "price=2,divergence=reverse_kl",
+     "band:price,divergence=reverse_kl", []),
+    ("band:price=1,divergence=some/where/mine.py:far", "band", "price=1,divergence=mine.py:far",
+     "band:price,divergence=mine.py:far", ["some/where/mine.py"]),
+    ("some/where/mine.py:careful:alpha=0.5", "mine.py:careful", "alpha=0.5",
+     "mine.py:careful:alpha", ["some/where/mine.py"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name", "knob", "family", "files"), LABELS)
+def test_a_method_has_a_name_a_knob_a_family_and_files(method, name, knob, family, files) -> None:
+    assert (label(method), series(method)) == ((name, knob), family)
+    assert files_of(method) == [Path(file) for file in files]
 
 
 def test_a_grid_makes_what_its_journal_lacks_and_sums_it(tmp_path: Path) -> None:

@@ -5,28 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.common.inputs import (
-    add_pair_arguments,
-    command_line,
-    prompts_of,
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("{", "line 2 of p.jsonl must be JSON"),
-        ('{"a": 1}', "a prompt under"),
-        ("3", "JSON object"),
-    ],
-)
-def test_prompts_that_cannot_be_read_are_named(tmp_path: Path, line: str, said: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"turns": ["Hello", "again"]}\n' + line + "\n")
-    with pytest.raises(ValueError, match=said):
-        prompts_of(path)
-    path.write_text('{"turns": ["Hello", "again"]}\n{"question": "Why?"}\n')
-    assert [prompt.text for prompt in prompts_of(path)] == ["Hello", "Why?"]
+from simulations.common.inputs import add_pair_arguments, command_line, prompts_of
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

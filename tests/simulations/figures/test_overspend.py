@@ -1,14 +1,10 @@
-import math
-
 import pytest
 import torch
 
 from simulations.__main__ import main
 from simulations.common.results import read_csv
 from simulations.figures.overspend import (
-    counterexamples,
     curve,
-    emitted,
     maximum,
     proposal_kl,
 )
@@ -30,13 +26,6 @@ def test_the_exact_rule_spends_its_budget_and_no_more():
     q_n = torch.tensor([1e-4, 0.1, 0.5, 0.9, 0.999], dtype=torch.float64)
     expected = (-q_n.log()).clamp(max=0.1)
     torch.testing.assert_close(proposal_kl("cactus_exact", 0.1, q_n), expected, atol=1e-12, rtol=0)
-
-
-def test_emitted_laws_ignore_the_budget():
-    rows = counterexamples()
-    assert emitted("cactus", 0.25, "3", *rows["3 tokens"])["kl"] == pytest.approx(0.5507, abs=1e-4)
-    wide = emitted("cactus", 1.0, "25", *rows["25 of 1000 tokens"])
-    assert wide["kl"] == pytest.approx(math.log(40))
 
 
 def test_command_writes_the_table(tmp_path, capsys):

@@ -38,13 +38,10 @@ def test_a_python_with_a_gpu_runs_at_once(tmp_path):
     assert "torch.cuda.is_available()" in asked and "jaxtyping" in asked
 
 
-def test_otherwise_the_environment_is_made_and_used(tmp_path):
+def test_otherwise_the_environment_is_made_and_used_and_other_targets_do_not_ask(tmp_path):
     said = make(tmp_path, 1, "-n", "gpu-check")
     assert "./fake -m venv .venv" in said and "pip install" in said
     assert said.splitlines()[-1].strip() == ".venv/bin/python -m simulations gpu-check"
-    assert not (tmp_path / ".venv").exists()
-
-
-def test_other_targets_do_not_ask(tmp_path):
+    (tmp_path / "asked").unlink()
     make(tmp_path, 0, "-n", "lint")
-    assert not (tmp_path / "asked").exists()
+    assert not (tmp_path / "asked").exists() and not (tmp_path / ".venv").exists()
