@@ -26,6 +26,8 @@ SHORT_FAMILIES = (
     ("cactus:delta", "chain"), ("lenience:lenience", "chain"), ("band:price", "chain"),
     ("band:price", "block"),
 )  # fmt: skip
+# three digits that count; a share of all
+SMALL, SHARE = ".3g", ".0%"
 # suffixes of a value and its interval's ends
 ENDS = "", "_low", "_high"
 LARGE = "throughput_134m_long.csv"
@@ -75,8 +77,8 @@ def compared(data: Path) -> str:
             row["level"] if float(row["level"]) else "0 (lossless)",
             _method(row | {"verifier": ""}),
             f"{row['verifier']}, {row['num_draft_tokens']}" if row["verifier"] else "–",
-            *((_span if wide else _single)(row, column, digits)
-              for column, (_, digits, wide) in known.items()),
+            *(_span(row, column, digits) if wide else _number(row[column], digits)
+              if float(row[column] or 1) else "0" for column, (_, digits, wide) in known.items()),
         )
         for row in rows
     ]  # fmt: skip
@@ -86,10 +88,6 @@ def compared(data: Path) -> str:
         f"256 tokens; {rows[0]['prompts']} prompts, in brackets 90 % over resampled ones"
     )
     return _table(title, notes, head, lines, medians=False)
-
-
-def _single(row: Row, column: str, digits: int) -> str:
-    return _number(row[column], digits) if float(row[column] or 1) else "0"
 
 
 def _span(row: Row, column: str, digits: int) -> str:
@@ -120,14 +118,14 @@ def tuned(data: Path) -> str:
 
 
 def _tuned_line(row: Row) -> Sequence[str]:
-    speed, low, high = (_number(row[f"measured_speed{end}"], 0) for end in ("", "_low", "_high"))
     lossy = float(row["measured_kl"]) > 0
     plain = row["family"] == "plain"
     return (
         row["level"] if lossy else "0 (lossless)", f"`{row['policy'].split(',')[0]}`",
         "–" if plain else f"{row['verifier']}, {row['num_draft_tokens']}",
-        f"{speed} ({low}–{high})", row["measured_speed"],
-        _number(row["measured_tokens_per_call"], 2), _small(row["measured_kl"]) if lossy else "0",
+        _span(row, "measured_speed", 0), row["measured_speed"],
+        _number(row["measured_tokens_per_call"], 2),
+        _number(row["measured_kl"], SMALL) if lossy else "0",
     )  # fmt: skip
 
 
@@ -142,7 +140,12 @@ def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> st
         "method", "K", "tokens/s", "× plain", "tokens a call", "emitted KL a token",
         "largest row KL",
     )  # fmt: skip
-    lines = [_throughput_line(row) for row in kinds.values()]
+    lines = [
+        (_method(row), row["num_draft_tokens"].removeprefix("0"),
+         *_cells(row, tokens_per_second=0, speedup_over_plain=2, tokens_per_call=2,
+                 emitted_kl_per_token=SMALL, largest_row_kl=SMALL))
+        for row in kinds.values()
+    ]  # fmt: skip
     texts = "one text" if batch == "1" else f"{batch} texts"
     cost = f"; {notes['cost']}" if "cost" in notes else ""
     title = f"Decoding {texts}, every method at its fastest K, picked on these texts{cost}"
@@ -173,15 +176,17 @@ def answers(data: Path) -> str:
     stories, notes = _read(data / "answers_stories.csv")
     python, python_notes = _read(data / "answers_python.csv")
     usual = ("method", "emitted KL a token", "raised off the head, of 1,000", "answers")
+    told = {"emitted_kl_per_token": SMALL, "raised_off_head_per_1000": 1}
     lengths = [
-        (*_answered(row), _number(row["mean_length"], 1), _within(row, "length_ratio"),
-         _error(row["length_ratio_se_given_prompts"]), _share(row["cut"]),
-         _number(row["calls_per_answer"], 1))
+        (_method(row), *_cells(row, **told), row["answers"], _number(row["mean_length"], 1),
+         _within(row, "length_ratio"), _error(row["length_ratio_se_given_prompts"]),
+         *_cells(row, cut=SHARE, calls_per_answer=1))
         for row in stories
     ]  # fmt: skip
     scores = [
-        (*_answered(row), _share(row["score"]), _within(row, "score_difference"),
-         " to ".join(filter(None, (_share(row[f"allowed_{end}"]) for end in ("low", "high")))))
+        (_method(row), *_cells(row, **told), row["answers"], _number(row["score"], SHARE),
+         _within(row, "score_difference"),
+         " to ".join(filter(None, _cells(row, allowed_low=SHARE, allowed_high=SHARE))))
         for row in python
     ]  # fmt: skip
     head = (*usual, "tokens an answer", "× lossless", "to these prompts", "cut off",
@@ -193,11 +198,6 @@ def answers(data: Path) -> str:
     return first + _table(title, python_notes, head, scores, medians=False)
 
 
-def _answered(row: Row) -> Sequence[str]:
-    raised = _number(row["raised_off_head_per_1000"], 1)
-    return _method(row), _small(row["emitted_kl_per_token"]), raised, row["answers"]
-
-
 def _within(row: Row, column: str) -> str:
     error = _error(row[f"{column}_se"])
     return f"{_number(row[column], 3)} {error}" if error else ""
@@ -205,15 +205,6 @@ def _within(row: Row, column: str) -> str:
 
 def _error(error: str) -> str:
     return f"± {float(error):.3f}" if error else ""
-
-
-def _throughput_line(row: Row) -> Sequence[str]:
-    return (
-        _method(row), "" if row["num_draft_tokens"] == "0" else row["num_draft_tokens"],
-        _number(row["tokens_per_second"], 0), _number(row["speedup_over_plain"], 2),
-        _number(row["tokens_per_call"], 2), _small(row["emitted_kl_per_token"]),
-        _small(row["largest_row_kl"]),
-    )  # fmt: skip
 
 
 def decode(data: Path) -> str:
@@ -229,8 +220,8 @@ def decode(data: Path) -> str:
             (
                 pair, row["job"], _number(row["tokens_per_second"], 0),
                 f"{speed[row['job']] / assisted:.2f}", f"{speed[row['job']] / speed['plain']:.2f}",
-                _number(row["tokens_per_call"], 2), _share(row["outside_forward"]),
-                _share(row["meter_share"]) if "meter on" in row["job"] else "",
+                _number(row["tokens_per_call"], 2), _number(row["outside_forward"], SHARE),
+                _number(row["meter_share"], SHARE) if "meter on" in row["job"] else "",
             )
             for row in rows
         ]  # fmt: skip
@@ -256,17 +247,9 @@ def verify(data: Path) -> str:
     kinds = list(dict.fromkeys(row["draft"] for row in rows))
     lines = []
     for job in dict.fromkeys(row["job"] for row in rows):
-        cells = [
-            _number(row[column], digits)
-            for kind in kinds
-            for row in rows
-            if (row["draft"], row["job"]) == (kind, job)
-            for column, digits in (
-                ("milliseconds", 1),
-                ("times_faster_than_dense", 1),
-                ("softmaxes", 2),
-            )
-        ]
+        own = [row for kind in kinds for row in rows if (row["draft"], row["job"]) == (kind, job)]
+        cells = [cell for row in own for cell in _cells(
+            row, milliseconds=1, times_faster_than_dense=1, softmaxes=2)]  # fmt: skip
         lines.append((job, *cells))
     head = ("B = 8, K = 8, V = 151,936", *(f"{k}: {x}" for k in kinds for x in (
         "ms", "× faster than dense", "in softmaxes",
@@ -303,7 +286,7 @@ def gpu(data: Path) -> str:
          "one graph a round" if row["loop"].startswith("device") else "host",
          _number(row["tokens_per_second"], 0),
          f"{float(row['tokens_per_second']) / plain[row['batch']]:.2f}",
-         _small(row["emitted_kl_per_token"]), _number(row["tokens_per_call"], 2),
+         _number(row["emitted_kl_per_token"], SMALL), _number(row["tokens_per_call"], 2),
          _number(row["round_ms"], 1), _number(row["over_passes"], 2))
         for row in decode if row["policy"]
     ]  # fmt: skip
@@ -379,16 +362,15 @@ def _method(row: Row) -> str:
     return f"`{at(spec, row.get('verifier'))}`"
 
 
-def _number(text: str, digits: int) -> str:
-    return f"{float(text):,.{digits}f}" if text else ""
+def _number(text: str, digits: int | str) -> str:
+    """Return a cell in so many digits, or in a format; nothing for an empty one."""
+    return (
+        format(float(text), f",.{digits}f" if isinstance(digits, int) else digits) if text else ""
+    )
 
 
-def _small(text: str) -> str:
-    return f"{float(text):.3g}" if text else ""
-
-
-def _share(text: str) -> str:
-    return f"{float(text):.0%}" if text else ""
+def _cells(row: Row, **columns: int | str) -> list[str]:
+    return [_number(row[name], digits) for name, digits in columns.items()]
 
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
