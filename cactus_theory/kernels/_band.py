@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from cactus_theory.kernels._rows import (
-    draft_span,
     fall,
     number_of,
     part_at,
@@ -67,15 +66,15 @@ def excess_of(band, row, form: tl.constexpr):
 
 @triton.jit
 def part_of_rows(
-    b, first, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr
+    b, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr
 ):  # fmt: skip
     """Return a part of q and of p at one place, float32."""
     row = b * form.rows + place
     peak_q, weight_q = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
     row += form.width
     peak_p, weight_p = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
-    logit = part_at(b, first, place, part, target, requests, form)
-    other = part_at(b, first, place, part, draft, requests, form)
+    logit = part_at(b, place, part, target, requests, form)
+    other = part_at(b, place, part, draft, requests, form)
     return fall(logit, peak_q, inverse) * weight_q, fall(other, peak_p, inverse) * weight_p
 
 
@@ -112,10 +111,9 @@ def band_step(
     if (flag & READ) == 0:
         return
     b, place = row // form.width, row % form.width
-    first, _ = draft_span(b, requests, form)
     heat, _ = temperature_of(b, requests, form)
     inverse = 1.0 / heat
-    q, p = part_of_rows(b, first, place, part, inverse, requests, target, draft, softmax, form)
+    q, p = part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form)
     b_edge, a_edge = x.to(tl.float32), (x * ratio).to(tl.float32)
     lifted = tl.maximum(a_edge * q - p, 0.0)
     cut = tl.maximum(p - b_edge * q, 0.0)

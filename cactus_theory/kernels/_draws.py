@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 
 from cactus_theory.kernels import random_numbers
-from cactus_theory.kernels._band import upper_edge
+from cactus_theory.kernels._band import part_of_rows, upper_edge
 from cactus_theory.kernels._rows import (
-    draft_span,
+    draft_length,
     fall,
     number_of,
     part_at,
@@ -47,20 +47,18 @@ def coins_of(seed, position, places, stream: tl.constexpr):
 
 @triton.jit
 def refused_part(
-    b, first, place, part, inverse, requests, target, draft, softmax, scale, form: tl.constexpr
+    b, place, part, inverse, requests, target, draft, softmax, scale, form: tl.constexpr
 ):  # fmt: skip
     """Return a part of the residual of the row at the refused token, and of the row, float32."""
-    slot = b * form.rows + place
-    logit = part_at(b, first, place, part, target, requests, form)
-    q = fall(logit, tl.load(softmax.peaks + slot), inverse) * tl.load(softmax.weights + slot)
     if form.deterministic:
+        slot = b * form.rows + place
+        logit = part_at(b, place, part, target, requests, form)
+        q = fall(logit, tl.load(softmax.peaks + slot), inverse) * tl.load(softmax.weights + slot)
         token = part * form.part + tl.arange(0, form.part)
-        refused = tl.load(tokens_at(b, first, place, requests, form))
+        refused = tl.load(tokens_at(b, place, requests))
         left = tl.where(token == refused, 0.0, q * scale)
     else:
-        slot += form.width
-        logit = part_at(b, first, place, part, draft, requests, form)
-        p = fall(logit, tl.load(softmax.peaks + slot), inverse) * tl.load(softmax.weights + slot)
+        q, p = part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form)
         left = q * scale - p
     return tl.where(left > 0, left, 0.0), q  # 0 for NaN, too
 
@@ -85,13 +83,13 @@ def leftover(
     """
     take_turn(form)
     b, part = tl.program_id(0), tl.program_id(1)
-    first, length = draft_span(b, requests, form)
+    length = draft_length(b, requests, form)
     place = tl.load(decision.accepted + b)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat
     at = b * form.parts + part
     if greedy | (place >= length):
-        logit = part_at(b, first, place, part, target, requests, form)
+        logit = part_at(b, place, part, target, requests, form)
         store_sums(logit, part, at, inverse, sums, requests.vocab, form)
         tl.store(sums.left + at, 0.0)
     else:
@@ -100,15 +98,9 @@ def leftover(
         tl.store(sums.whole + at, tl.load(softmax.whole + known))
         scale = scale_of(b, place, decision, band, knob, form)
         left, _ = refused_part(
-            b, first, place, part, inverse, requests, target, draft, softmax, scale, form
+            b, place, part, inverse, requests, target, draft, softmax, scale, form
         )  # fmt: skip
         tl.store(sums.left + at, tl.sum(left, 0))
-
-
-@triton.jit
-def weights_of(logit, b, part, inverse, sums, form: tl.constexpr):
-    """Return the weights of a part's tokens, as they were summed."""
-    return fall(logit, tl.load(sums.most + b * form.parts + part), inverse)
 
 
 @triton.jit
@@ -156,16 +148,25 @@ def likeliest_of(b, sums, form: tl.constexpr):
 
 
 @triton.jit
+def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
+    """Return the token of part ``found`` where the coin falls, by the weights of its tokens.
+
+    −1 where the row is no distribution.
+    """
+    inside, _ = first_beyond(weight.to(tl.float64), share)
+    token = found * form.part + inside
+    if form.greedy:
+        token = tl.where(greedy, likeliest_of(b, sums, form), token)
+    return tl.where((total > 0) & (total < float("inf")), token, -1).to(tl.int64)
+
+
+@triton.jit
 def finish(
     requests, target, draft, softmax, decision, band, sums, emitted, knob, form: tl.constexpr
 ):  # fmt: skip
-    """Write the accepted tokens, the token that is drawn, and −1 after them. Grid: (B,).
-
-    Where the row is not a distribution, −1 stands in its place.
-    """
+    """Write the accepted tokens, the token that is drawn, and −1 after them. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
-    first, length = draft_span(b, requests, form)
     count = tl.load(decision.accepted + b)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat
@@ -182,21 +183,17 @@ def finish(
     if some:
         scale = scale_of(b, count, decision, band, knob, form)
         weight, whole = refused_part(
-            b, first, count, found, inverse, requests, target, draft, softmax, scale, form
+            b, count, found, inverse, requests, target, draft, softmax, scale, form
         )  # fmt: skip
         # another kernel may round what was left to nothing
         weight = tl.where(tl.max(weight, 0) > 0, weight, whole)
     else:
-        logit = part_at(b, first, count, found, target, requests, form)
-        weight = weights_of(logit, b, found, inverse, sums, form)
-    inside, _ = first_beyond(weight.to(tl.float64), share)
-    last = found * form.part + inside
-    if form.greedy:
-        last = tl.where(greedy, likeliest_of(b, sums, form), last)
-    last = tl.where((total > 0) & (total < float("inf")), last, -1)
+        logit = part_at(b, count, found, target, requests, form)
+        weight = fall(logit, tl.load(sums.most + b * form.parts + found), inverse)
+    last = token_at(weight, found, share, total, b, greedy, sums, form)
     place = tl.arange(0, form.outputs)
-    drafted = tl.load(tokens_at(b, first, place, requests, form), mask=place < count, other=-1)
-    out = tl.where(place == count, last.to(tl.int64), drafted)
+    drafted = tl.load(tokens_at(b, place, requests), mask=place < count, other=-1)
+    out = tl.where(place == count, last, drafted)
     at = b.to(tl.int64) * emitted.step + place
     tl.store(emitted.output + at, out, mask=place <= form.width)
     tl.store(emitted.counts + b, count.to(tl.int64))
@@ -208,7 +205,7 @@ def sum_alone(requests, rows, sums, form: tl.constexpr):
     take_turn(form)
     b, part = tl.program_id(0), tl.program_id(1)
     heat, _ = temperature_of(b, requests, form)
-    logit = part_at(b, 0, b * 0, part, rows, requests, form)
+    logit = part_at(b, b * 0, part, rows, requests, form)
     store_sums(logit, part, b * form.parts + part, 1.0 / heat, sums, requests.vocab, form)
 
 
@@ -228,10 +225,6 @@ def pick_alone(requests, rows, sums, place, out, form: tl.constexpr):
         tl.load(requests.seeds + b), tl.load(requests.positions + b), b * 0 + place, DRAFT
     )  # fmt: skip
     found, share = first_beyond(mass, coin)
-    logit = part_at(b, 0, b * 0, found, rows, requests, form)
-    weight = weights_of(logit, b, found, inverse, sums, form)
-    inside, _ = first_beyond(weight.to(tl.float64), share)
-    token = found * form.part + inside
-    if form.greedy:
-        token = tl.where(greedy, likeliest_of(b, sums, form), token)
-    tl.store(out + b, tl.where((total > 0) & (total < float("inf")), token, -1).to(tl.int64))
+    logit = part_at(b, b * 0, found, rows, requests, form)
+    weight = fall(logit, tl.load(sums.most + b * form.parts + found), inverse)
+    tl.store(out + b, token_at(weight, found, share, total, b, greedy, sums, form))

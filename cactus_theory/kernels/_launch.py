@@ -1,145 +1,106 @@
 """The launches of one verification step: a fixed sequence, whatever the rows hold."""
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from cactus_theory.kernels import _band, _draws, _rows, _verdicts
 from cactus_theory.kernels.buffers import BandBuffers, Emitted, Form, LogitRows, Requests, Workspace
-from cactus_theory.kernels.layout import Layout
 from cactus_theory.kernels.policies import BAND, KernelPolicy
-from cactus_theory.kernels.tiles import warps_for, warps_merging
+
+# tokens per warp, and the most warps of a part
+TOKENS_A_WARP = 1024
+MOST_WARPS = 8
+# parts of rows that a warp merges: two per thread
+PAIRS_A_WARP = 64
 
 
-@dataclass(frozen=True)
 class Step:
-    """The arguments of one verification step, checked."""
+    """One verification step; its arguments are checked, and are those of ``buffers.py``."""
 
-    policy: KernelPolicy
-    block: bool
-    layout: Layout
-    target: Tensor
-    draft: Tensor | None
-    ids: Tensor
-    temperature: float | Tensor
-    seeds: Tensor
-    positions: Tensor
-    workspace: Workspace
-    output: Tensor
-    counts: Tensor
-
-    @cached_property
-    def shared(self) -> dict[str, Any]:
-        """Return the arguments by their names in the kernels, as ``buffers.py`` defines them."""
-        work, flat = self.workspace, self.layout.flat
-        return {
-            "requests": Requests(
-                self.ids, 0 if flat else self.ids.stride(0), self.layout.lengths,
-                self.temperature, work.vocab, self.seeds, self.positions,
-            ),
-            "target": _rows_in(self.target, 1),
-            "draft": None if self.draft is None else _rows_in(self.draft, 0),
-            "knob": self.policy.high_and_low,
-            "KIND": self.policy.kind,
+    def __init__(
+        self, policy: KernelPolicy, block: bool, requests: Requests, target: Tensor,
+        draft: Tensor | None, work: Workspace, output: Tensor, counts: Tensor,
+    ) -> None:  # fmt: skip
+        self.block, self.work, self.form = block, work, _form(work, requests, draft is None)
+        # whether the bands of rows must be solved, and in how many Newton steps
+        self.solved = policy.kind == BAND and draft is not None
+        self.steps = _band.STEPS if policy.knob >= _band.FAR_RATIO else _band.MANY_STEPS
+        self.shared: dict[str, Any] = {
+            "requests": requests,
+            "target": LogitRows(target, target.stride(0), target.stride(1)),
+            "draft": None if draft is None else LogitRows(draft, draft.stride(0), draft.stride(1)),
+            "knob": policy.high_and_low,
+            "KIND": policy.kind,
             "softmax": work.softmax, "decision": work.decision, "block": work.block,
             "band": work.bands[0] if self.solved else None, "sums": work.sums,
-            "emitted": Emitted(self.output, self.output.stride(0), self.counts),
-            "form": _form(work, self.temperature, flat, self.draft is None),
+            "emitted": Emitted(output, output.stride(0), counts),
+            "form": self.form,
         }  # fmt: skip
-
-    @property
-    def solved(self) -> bool:
-        """Return whether the bands of rows must be solved: a band with draft rows."""
-        return self.policy.kind == BAND and self.draft is not None
-
-    @property
-    def steps(self) -> int:
-        """Return the number of Newton steps at this price."""
-        return _band.STEPS if self.policy.knob >= _band.FAR_RATIO else _band.MANY_STEPS
-
-    @property
-    def merging_warps(self) -> int:
-        """Return the number of warps that merge the parts of a request's rows."""
-        form = self.shared["form"]
-        return warps_merging(form.places * form.most_parts)
 
     def run(self) -> None:
         """Launch everything on the device of the logits."""
-        work, shared, form = self.workspace, self.shared, self.shared["form"]
-        warps, edges = warps_for(form.part), None
-        with torch.cuda.device_of(self.target):
+        work, form, edges = self.work, self.form, None
+        with torch.cuda.device_of(work.sums.most):
             if not work.width:
                 work.decision.accepted.zero_()
             else:
-                launch(_rows.sum_rows, (work.batch * form.rows, form.parts), shared, warps)
-                if self.block:
-                    self._run_block()
-                else:
-                    edges = self._run_chain()
-            shared = {**shared, "band": edges}
-            launch(_draws.leftover, (work.batch, form.parts), shared, warps)
-            launch(_draws.finish, (work.batch,), shared, warps)
+                self.by_parts(_rows.sum_rows, work.batch * form.rows)
+                edges = self._run_block() if self.block else self._run_chain()
+            self.by_parts(_draws.leftover, work.batch, band=edges)
+            launch(_draws.finish, (work.batch,), {**self.shared, "band": edges}, _warps(form))
+
+    def by_parts(self, kernel: Any, rows: int, **other: Any) -> None:
+        """Launch a kernel whose programs take a part of a row each."""
+        launch(kernel, (rows, self.form.parts), {**self.shared, **other}, _warps(self.form))
+
+    def by_request(self, kernel: Any, **other: Any) -> None:
+        """Launch a kernel whose programs merge the parts of a request's rows."""
+        parts = self.form.places * self.form.most_parts
+        warps = min(max(parts // PAIRS_A_WARP, 1), MOST_WARPS)
+        launch(kernel, (self.work.batch,), {**self.shared, **other}, warps)
 
     def _run_chain(self) -> BandBuffers | None:
         """Decide token by token; return the buffers with the edges of refused rows."""
-        launch(_verdicts.judge, (self.workspace.batch,), self.shared, self.merging_warps)
+        self.by_request(_verdicts.judge)
         return self._solve(decide=True) if self.solved else None
 
     def _run_block(self) -> None:
-        work, shared, form = self.workspace, self.shared, self.shared["form"]
-        launch(_verdicts.block_entries, (work.batch,), shared, self.merging_warps)
+        self.by_request(_verdicts.block_entries)
         band = self._solve(decide=False) if self.solved else None
-        launch(_verdicts.block_walk, (work.batch,), {**shared, "band": band}, 1)
-        if self.draft is not None:
-            grid = work.batch * work.width, form.parts
-            launch(_verdicts.shortfall, grid, shared, warps_for(form.part))
-        launch(_verdicts.block_judge, (work.batch,), shared, self.merging_warps)
+        launch(_verdicts.block_walk, (self.work.batch,), {**self.shared, "band": band}, 1)
+        if not self.form.deterministic:
+            self.by_parts(_verdicts.shortfall, self.work.batch * self.work.width)
+        self.by_request(_verdicts.block_judge)
 
     def _solve(self, decide: bool) -> BandBuffers:
         """Take Newton steps; after the first, decide the OPEN tokens of a chain.
 
         Then only the rows of refused tokens are left.
         """
-        work, form = self.workspace, self.shared["form"]
-        warps = warps_for(form.part)
-        band, stepped = work.bands
+        band, stepped = self.work.bands
         for step in range(self.steps):
             refused = decide and step > 0
-            at = {**self.shared, "band": band, "stepped": stepped}
-            at |= {"FIRST": step == 0, "REFUSED": refused}
-            rows = work.batch * (1 if refused else work.width)
-            launch(_band.band_step, (rows, form.parts), at, warps)
+            rows = self.work.batch * (1 if refused else self.work.width)
+            at = {"band": band, "stepped": stepped, "FIRST": step == 0, "REFUSED": refused}
+            self.by_parts(_band.band_step, rows, **at)
             band, stepped = stepped, band
             if decide and step == 0:
-                at = {**self.shared, "band": band}
-                launch(_verdicts.band_judge, (work.batch,), at, self.merging_warps)
+                self.by_request(_verdicts.band_judge, band=band)
         return band
 
 
-def draw(
-    logits: Tensor,
-    temperature: float | Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    place: int,
-    work: Workspace,
-    out: Tensor,
-) -> None:
+def draw(logits: Tensor, requests: Requests, place: int, work: Workspace, out: Tensor) -> None:
     """Draw one token from each row of logits, on their device."""
-    form = _form(work, temperature, flat=False, deterministic=True)
+    form = _form(work, requests, deterministic=True)
     shared = {
-        "requests": Requests(None, 0, None, temperature, work.vocab, seeds, positions),
-        "rows": LogitRows(logits, logits.stride(0), 0),
+        "requests": requests, "rows": LogitRows(logits, logits.stride(0), 0),
         "sums": work.sums, "place": place, "out": out, "form": form,
     }  # fmt: skip
-    warps = warps_for(form.part)
     with torch.cuda.device_of(logits):
-        launch(_draws.sum_alone, (work.batch, form.parts), shared, warps)
-        launch(_draws.pick_alone, (work.batch,), shared, warps)
+        launch(_draws.sum_alone, (work.batch, form.parts), shared, _warps(form))
+        launch(_draws.pick_alone, (work.batch,), shared, _warps(form))
 
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
@@ -152,13 +113,16 @@ def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: in
     kernel[grid](**arguments, **options)
 
 
-def _form(work: Workspace, temperature: float | Tensor, flat: bool, deterministic: bool) -> Form:
-    per_row = isinstance(temperature, Tensor)
-    greedy = per_row or temperature == 0
-    overlapping = overlaps(work.device)
-    return Form(
-        work.width, work.parts, work.part, flat, deterministic, per_row, greedy, overlapping
-    )
+def _warps(form: Form) -> int:
+    """Return the number of warps that share a part of a row."""
+    return min(max(form.part // TOKENS_A_WARP, 1), MOST_WARPS)
+
+
+def _form(work: Workspace, requests: Requests, deterministic: bool) -> Form:
+    per_row = isinstance(requests.temperature, Tensor)
+    greedy = per_row or bool(requests.temperature == 0)
+    sizes = work.width, work.parts, work.part
+    return Form(*sizes, deterministic, per_row, greedy, overlaps(work.device))
 
 
 def overlaps(device: torch.device) -> bool:
@@ -166,10 +130,3 @@ def overlaps(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _rows_in(logits: Tensor, bonus: int) -> LogitRows:
-    """Return rows with their strides; flat, a request has ``bonus`` more than drafted tokens."""
-    if logits.ndim == 2:
-        return LogitRows(logits, tl.constexpr(bonus), logits.stride(0))
-    return LogitRows(logits, logits.stride(0), logits.stride(1))

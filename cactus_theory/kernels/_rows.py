@@ -10,9 +10,9 @@ not multiples of 16 alike. Triton compiles another kernel for other ones, which 
 in another order, and a coin within rounding of its probability may then fall otherwise.
 
 Parameters of kernels are the groups of ``buffers.py``. Values: ``b`` a request; ``part``;
-``place`` a drafted token's, 0 to K − 1, K for the bonus token; ``first``, ``length`` of
-:func:`draft_span`; ``slot`` b K + place; ``inverse`` 1/T; ``greedy`` T = 0; ``q_n``, ``p_n`` a
-drafted token's probabilities, float64; ``on``, ``read`` masks.
+``place`` a drafted token's, 0 to K − 1, K for the bonus token; ``slot`` b K + place; ``inverse``
+1/T; ``greedy`` T = 0; ``q_n``, ``p_n`` a drafted token's probabilities, float64; ``on``, ``read``
+masks.
 """
 
 import triton
@@ -31,45 +31,35 @@ def take_turn(form: tl.constexpr):
 
 
 @triton.jit
-def draft_span(b, requests, form: tl.constexpr):
-    """Return the number of drafted tokens before a request's (0 if padded), and of its own."""
-    if form.flat:
-        end = tl.load(requests.lengths + b).to(tl.int64)
-        first = tl.load(requests.lengths + b - 1, mask=b > 0, other=0).to(tl.int64)
-        length = tl.minimum(end - first, form.width).to(tl.int32)
-    else:
-        first = tl.full((), 0, tl.int64)
-        place = tl.arange(0, form.places)
-        at = b.to(tl.int64) * requests.ids_step + place
-        token = tl.load(requests.ids + at, mask=place < form.width, other=-1)
-        ended = (token < 0) & (place < form.width)
-        length = tl.min(tl.where(ended, place, form.width), 0).to(tl.int32)
-        if requests.lengths is not None:
-            length = tl.minimum(length, tl.load(requests.lengths + b).to(tl.int32))
-    return first, length
+def draft_length(b, requests, form: tl.constexpr):
+    """Return the number of a request's drafted tokens."""
+    place = tl.arange(0, form.places)
+    at = b.to(tl.int64) * requests.ids_step + place
+    token = tl.load(requests.ids + at, mask=place < form.width, other=-1)
+    ended = (token < 0) & (place < form.width)
+    length = tl.min(tl.where(ended, place, form.width), 0).to(tl.int32)
+    if requests.lengths is not None:
+        length = tl.minimum(length, tl.load(requests.lengths + b).to(tl.int32))
+    return length
 
 
 @triton.jit
-def tokens_at(b, first, place, requests, form: tl.constexpr):
+def tokens_at(b, place, requests):
     """Return pointers to the drafted tokens at ``place`` of request b."""
-    if form.flat:
-        return requests.ids + (first + place)
     return requests.ids + (b.to(tl.int64) * requests.ids_step + place)
 
 
 @triton.jit
-def row_at(b, first, place, rows, form: tl.constexpr):
+def row_at(b, place, rows):
     """Return pointers to the rows of logits at ``place`` of request b."""
-    if form.flat:
-        return rows.logits + (first + b * rows.step + place) * rows.row_step
     return rows.logits + (b.to(tl.int64) * rows.step + place.to(tl.int64) * rows.row_step)
 
 
 @triton.jit
-def part_at(b, first, place, part, rows, requests, form: tl.constexpr):
+def part_at(b, place, part, rows, requests, form: tl.constexpr):
     """Return a part of the row of logits at ``place``, float32, −∞ beyond its end."""
     token = part * form.part + tl.arange(0, form.part)
-    row = row_at(b, first, place, rows, form)
+    row = row_at(b, place, rows)
     return tl.load(row + token, mask=token < requests.vocab, other=-float("inf")).to(tl.float32)
 
 
@@ -122,17 +112,17 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
     row, part = tl.program_id(0), tl.program_id(1)
     b, which = row // form.rows, row % form.rows
     place = which % form.width
-    first, length = draft_span(b, requests, form)
+    length = draft_length(b, requests, form)
     if place >= length:
         return
     heat, _ = temperature_of(b, requests, form)
     if form.deterministic:
-        logit = part_at(b, first, place, part, target, requests, form)
+        logit = part_at(b, place, part, target, requests, form)
     else:
         if which < form.width:
-            logit = part_at(b, first, place, part, target, requests, form)
+            logit = part_at(b, place, part, target, requests, form)
         else:
-            logit = part_at(b, first, place, part, draft, requests, form)
+            logit = part_at(b, place, part, draft, requests, form)
     at = row.to(tl.int64) * form.parts + part
     store_sums(logit, part, at, 1.0 / heat, softmax, requests.vocab, form)
 
@@ -169,7 +159,7 @@ def likeliest(row, on, peak, softmax, form: tl.constexpr):
 
 
 @triton.jit
-def drafted_chances(b, first, length, requests, target, draft, softmax, form: tl.constexpr):
+def drafted_chances(b, length, requests, target, draft, softmax, form: tl.constexpr):
     """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
 
     Both are (PLACES,), and NaN where a row is no distribution: such a token is refused by every
@@ -177,19 +167,19 @@ def drafted_chances(b, first, length, requests, target, draft, softmax, form: tl
     """
     place = tl.arange(0, form.places)
     on = place < length
-    token = tl.load(tokens_at(b, first, place, requests, form), mask=on, other=-1)
+    token = tl.load(tokens_at(b, place, requests), mask=on, other=-1)
     known = on & (token >= 0) & (token < requests.vocab)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat.to(tl.float64)
     row = b * form.rows + place
     peak, total = row_sums(row, on, inverse, softmax, form)
-    at = row_at(b, first, place, target, form) + token
+    at = row_at(b, place, target) + token
     logit = tl.load(at, mask=known, other=-float("inf")).to(tl.float64)
     q_n = tl.exp((logit - peak) * inverse) / total
     p_n = tl.where(known, 1.0, 0.0).to(tl.float64)
-    if form.sampled:
+    if not form.deterministic:
         peak_p, total_p = row_sums(row + form.width, on, inverse, softmax, form)
-        at = row_at(b, first, place, draft, form) + token
+        at = row_at(b, place, draft) + token
         logit = tl.load(at, mask=known, other=-float("inf")).to(tl.float64)
         p_n = tl.where(greedy, p_n, tl.exp((logit - peak_p) * inverse) / total_p)
     if form.greedy:

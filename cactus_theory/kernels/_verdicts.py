@@ -16,7 +16,7 @@ from cactus_theory.kernels import policies
 from cactus_theory.kernels._band import READ, part_of_rows, upper_edge
 from cactus_theory.kernels._draws import ACCEPT, coins_of
 from cactus_theory.kernels._rows import (
-    draft_span,
+    draft_length,
     drafted_chances,
     number_of,
     take_turn,
@@ -117,8 +117,8 @@ def judge(
     take_turn(form)
     b = tl.program_id(0)
     place = tl.arange(0, form.places)
-    first, length = draft_span(b, requests, form)
-    q_n, p_n, greedy = drafted_chances(b, first, length, requests, target, draft, softmax, form)
+    length = draft_length(b, requests, form)
+    q_n, p_n, greedy = drafted_chances(b, length, requests, target, draft, softmax, form)
     seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
     coin = coins_of(seed, position, place, ACCEPT)
     ratio = number_of(knob)
@@ -148,7 +148,7 @@ def band_judge(requests, decision, band, form: tl.constexpr):
     """
     take_turn(form)
     b = tl.program_id(0)
-    _, length = draft_span(b, requests, form)
+    length = draft_length(b, requests, form)
     place = tl.arange(0, form.places)
     slot = b * form.width + place
     on = place < length
@@ -172,8 +172,8 @@ def block_entries(
     take_turn(form)
     b = tl.program_id(0)
     place = tl.arange(0, form.places)
-    first, length = draft_span(b, requests, form)
-    q_n, p_n, greedy = drafted_chances(b, first, length, requests, target, draft, softmax, form)
+    length = draft_length(b, requests, form)
+    q_n, p_n, greedy = drafted_chances(b, length, requests, target, draft, softmax, form)
     on = place < length
     slot = b * form.width + place
     tl.store(block.q + slot, q_n, mask=on)
@@ -195,7 +195,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
     take_turn(form)
     b = tl.program_id(0)
     seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
-    _, length = draft_span(b, requests, form)
+    length = draft_length(b, requests, form)
     _, greedy = temperature_of(b, requests, form)
     deterministic = greedy | form.deterministic
     ratio = number_of(knob)
@@ -239,14 +239,14 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
     take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
     b, place = row // form.width, row % form.width
-    first, length = draft_span(b, requests, form)
+    length = draft_length(b, requests, form)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat
     if (place >= length) | (place <= tl.load(block.sure + b)) | greedy:
         return
     if tl.load(block.closed + row) >= 0:
         return
-    q, p = part_of_rows(b, first, place, part, inverse, requests, target, draft, softmax, form)
+    q, p = part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form)
     scale = tl.load(block.scales + row).to(tl.float32)
     left = tl.sum(tl.maximum(scale * q - p, 0.0), 0)
     tl.store(block.lefts + row.to(tl.int64) * form.parts + part, left)
@@ -257,7 +257,7 @@ def block_judge(requests, block, decision, form: tl.constexpr):
     """Write the last node whose coin passes, and the scale of its residual. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
-    _, length = draft_span(b, requests, form)
+    length = draft_length(b, requests, form)
     node = tl.arange(0, form.places)
     slot = b * form.width + node
     sure = tl.load(block.sure + b)

@@ -1,9 +1,9 @@
-r"""Inputs of the kernels of a step: groups of tensors and numbers, each with its shape.
+r"""Inputs of the kernels of a step: groups of tensors and numbers, each with its shape, and checks.
 
 A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
-no more. B requests draft up to K tokens of a vocabulary V each, in C parts; flat, N in all. Read
-are :class:`Requests`, the target's and the draft's :class:`LogitRows` (None of a deterministic
-draft) and the :class:`SplitKnob`; the tensors of a :class:`Workspace` are written and read again.
+no more. B requests draft up to K tokens of a vocabulary V each, in C parts. Read are
+:class:`Requests`, the target's and the draft's :class:`LogitRows` (None of a deterministic draft)
+and the :class:`SplitKnob`; the tensors of a :class:`Workspace` are written and read again.
 They are small, and the same whatever the rows hold.
 """
 
@@ -14,15 +14,19 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, Int32, Int64
 from torch import Tensor
 
-from cactus_theory.kernels.tiles import part_for
+LOGITS = (torch.float32, torch.bfloat16, torch.float16)
+WHOLE, COUNTS = (torch.int64,), (torch.int32, torch.int64)
+# (largest vocabulary, tokens of a row in one program)
+PART_BY_VOCABULARY = ((512, 512), (1024, 1024), (16384, 2048), (65536, 4096))
+LONGEST_PART = 8192
 
 
 class Requests(NamedTuple):
     """Drafted tokens of each request, and law, seed and position of its draws."""
 
-    ids: Int64[Tensor, "*drafted"] | None  # (B, K), −1 after the last token; flat (N,)
-    ids_step: int  # elements from one request to the next, 0 if flat
-    lengths: Int[Tensor, "B"] | None  # draft lengths; None if ids end at −1; flat, their sums
+    ids: Int64[Tensor, "B K"] | None  # −1 after the last token
+    ids_step: int  # elements from one request to the next
+    lengths: Int[Tensor, "B"] | None  # draft lengths; None if ids end at −1
     temperature: Float32[Tensor, "B"] | float  # T, 0 if greedy
     vocab: int  # vocabulary size V
     seeds: Int64[Tensor, "B"]  # keys of the random numbers
@@ -32,10 +36,8 @@ class Requests(NamedTuple):
 class LogitRows(NamedTuple):
     """Logits of a model, and the strides of their rows."""
 
-    logits: Float[
-        Tensor, "*rows V"
-    ]  # target (B, K + 1, V), flat (N + B, V); draft (B, K, V), (N, V)
-    step: Any  # elements from one request to the next; flat, a request's rows beyond those drafted
+    logits: Float[Tensor, "*rows V"]  # target (B, K + 1, V), draft (B, K, V); alone (B, V)
+    step: int  # elements from one request to the next
     row_step: int  # elements from one row to the next
 
 
@@ -111,16 +113,10 @@ class Form:
     width: int  # K, the most drafted tokens of a request
     parts: int  # C, parts of a row
     part: int  # tokens of a part
-    flat: bool  # whether the layout is flat
     deterministic: bool  # whether there are no draft rows
     per_row: bool  # whether each request has its own temperature
     greedy: bool  # whether some T may be 0
     overlapping: bool  # whether a kernel is launched while the one before still runs
-
-    @property
-    def sampled(self) -> bool:
-        """Return whether there are draft rows."""
-        return not self.deterministic
 
     @property
     def rows(self) -> int:
@@ -197,6 +193,70 @@ class Workspace:
         return self.batch, self.width, self.vocab
 
 
+def part_for(vocab: int) -> int:
+    """Return the tokens of a row in one program, by the vocabulary alone."""
+    return next((part for most, part in PART_BY_VOCABULARY if vocab <= most), LONGEST_PART)
+
+
 def next_power(count: int) -> int:
     """Return the least power of two ≥ ``count``, and 1 for 0."""
     return 1 << max(count - 1, 0).bit_length()
+
+
+def check_shapes(target: Tensor, draft: Tensor | None, ids: Tensor) -> tuple[int, int, int]:
+    """Return B, K and V of logits and ids; raise where dtypes, shapes or strides do not match."""
+    check_logits("target_logits", target, 3, "(B, K + 1, V)")
+    if ids.dtype != torch.int64:
+        raise TypeError(f"draft_token_ids: must be int64; got {ids.dtype}")
+    if ids.ndim != 2:
+        raise ValueError(f"draft_token_ids: shape must be (B, K); got {tuple(ids.shape)}")
+    if ids.shape[-1] > 1 and ids.stride(-1) != 1:
+        raise ValueError(f"draft_token_ids: stride must be 1 along K; got {ids.stride()}")
+    (batch, width), vocab = ids.shape, target.shape[-1]
+    _shaped("target_logits", target, (batch, width + 1, vocab))
+    if draft is not None:
+        check_logits("draft_logits", draft, 3, "(B, K, V)")
+        _shaped("draft_logits", draft, (batch, width, vocab))
+    return batch, width, vocab
+
+
+def check_logits(name: str, logits: Tensor, axes: int, shape: str) -> None:
+    """Raise unless the logits have a dtype that kernels read and are contiguous along V."""
+    if logits.dtype not in LOGITS:
+        raise TypeError(f"{name}: must be float32, bfloat16 or float16; got {logits.dtype}")
+    if logits.ndim != axes or not logits.shape[-1]:
+        raise ValueError(f"{name}: shape must be {shape}; got {tuple(logits.shape)}")
+    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
+        raise ValueError(f"{name}: stride must be 1 along V; got {logits.stride()}")
+
+
+def check_per_request(
+    batch: int, device: torch.device, dtypes: tuple[torch.dtype, ...], **tensors: Tensor
+) -> None:
+    """Raise unless the values are (B,), contiguous, of one of the dtypes and on the device."""
+    for name, value in tensors.items():
+        _shaped(name, value, (batch,))
+        if value.dtype not in dtypes:
+            allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(f"{name}: must be {allowed}; got {value.dtype}")
+        if value.device != device:
+            raise ValueError(f"{name}: must be on {device}; got {value.device}")
+        if not value.is_contiguous():
+            raise ValueError(f"{name}: must be contiguous; got strides {value.stride()}")
+
+
+def checked_temperature(
+    temperature: float | Tensor, batch: int, device: torch.device
+) -> float | Tensor:
+    """Return the temperature, one number or one per request; raise unless it is one."""
+    if isinstance(temperature, Tensor):
+        check_per_request(batch, device, (torch.float32,), temperature=temperature)
+        return temperature
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature: must lie in [0, inf); got {temperature!r}")
+    return float(temperature)
+
+
+def _shaped(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name}: shape must be {shape}; got {tuple(value.shape)}")

@@ -15,20 +15,21 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.kernels import random_numbers
-from cactus_theory.kernels.buffers import Workspace
-from cactus_theory.kernels.layout import (
-    Layout,
+from cactus_theory.kernels.buffers import (
+    COUNTS,
+    WHOLE,
+    Requests,
+    Workspace,
     check_logits,
     check_per_request,
+    check_shapes,
     checked_temperature,
-    layout_of,
 )
 from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from cactus_theory.verify.draw import NO_TOKEN, pick
 
-WHOLE = (torch.int64,)
 # least release of Triton: its kernels take groups of parameters of which some are None
 LEAST_TRITON = (3, 4)
 
@@ -50,8 +51,6 @@ def verify_logits(
     positions: Tensor,
     temperature: float | Tensor = 1.0,
     lengths: Tensor | None = None,
-    cu_num_draft_tokens: Tensor | None = None,
-    width: int | None = None,
     verifier: str = "chain",
     workspace: Workspace | None = None,
     out: LogitsVerdict | None = None,
@@ -60,8 +59,8 @@ def verify_logits(
 
     The law is that of :func:`cactus_theory.verify_chain` (``verify_block``) on softmax(l/T).
     The random numbers are functions of a request's seed and position (see
-    ``cactus_theory/kernels/random_numbers.py``): a request emits the same tokens alone, in any
-    batch and in both layouts.
+    ``cactus_theory/kernels/random_numbers.py``): a request emits the same tokens alone and in any
+    batch.
 
     On a CUDA device, policies of :func:`has_kernel` run in a fixed sequence of launches: nothing
     is read on the host, no table of probabilities is written, and a step can be captured in a
@@ -77,19 +76,16 @@ def verify_logits(
 
     Parameters
     ----------
-    target_logits : (B, K + 1, V), the last row for the bonus token; or flat, (N + B, V), the
-        rows of a request one after another with its bonus row last, as engines compute them.
-        float32, bfloat16 or float16; strides are free but for V. −inf excludes a token.
-    draft_logits : (B, K, V), or flat (N, V); None if the draft was deterministic.
-    draft_token_ids : (B, K) int64, −1 ends a request's draft; or flat, (N,). A token outside
-        the vocabulary is refused.
+    target_logits : (B, K + 1, V), the last row for the bonus token. float32, bfloat16 or float16;
+        strides are free but for V. −inf excludes a token.
+    draft_logits : (B, K, V); None if the draft was deterministic.
+    draft_token_ids : (B, K) int64, −1 ends a request's draft. A token outside the vocabulary is
+        refused.
     seeds : (B,) int64, one per request.
     positions : (B,) int64, how many tokens the request's text has before this step.
     temperature : one number, or (B,) float32, for target and draft. At 0 both rows are one-hot,
         the target's at its first largest logit, the draft's at its token.
-    lengths : (B,) drafted tokens of each request, where −1 does not say it; not if flat.
-    cu_num_draft_tokens : (B,) int32 or int64, running counts without a leading 0, if flat.
-        ``width`` is then K, the most drafted tokens that a request has.
+    lengths : (B,) drafted tokens of each request, where −1 does not say it.
     verifier : ``chain`` or ``block`` (its bonus from the target).
     workspace, out : memory to work in and to write to.
 
@@ -123,31 +119,31 @@ def verify_logits(
     >>> step.output_token_ids, step.num_accepted
     (tensor([[1, 0]]), tensor([1]))
     """
-    layout = layout_of(
-        target_logits, draft_logits, draft_token_ids, lengths, cu_num_draft_tokens, width
-    )
+    batch, width, vocab = check_shapes(target_logits, draft_logits, draft_token_ids)
     device = target_logits.device
-    check_per_request(layout.batch, device, WHOLE, seeds=seeds, positions=positions)
-    temperature = checked_temperature(temperature, layout.batch, device)
+    check_per_request(batch, device, WHOLE, seeds=seeds, positions=positions)
+    if lengths is not None:
+        check_per_request(batch, device, COUNTS, lengths=lengths)
+    temperature = checked_temperature(temperature, batch, device)
+    step = draft_token_ids.stride(0)
+    requests = Requests(draft_token_ids, step, lengths, temperature, vocab, seeds, positions)
     kernel = kernel_policy(policy, verifier)
     if kernel is None or not runs_kernels(device):
         if not target_logits.is_cuda and target_logits.numel():
-            first = target_logits.reshape(-1, target_logits.shape[-1])[0]
-            warn_of_probabilities("target_logits", first)
-        ids, counts = verify_in_torch(
-            policy, verifier, layout, target_logits, draft_logits, draft_token_ids, temperature,
-            seeds, positions,
-        )  # fmt: skip
-        return LogitsVerdict(ids, counts) if out is None else _copied(out, ids, counts)
+            warn_of_probabilities("target_logits", target_logits[0, 0])
+        emitted = verify_in_torch(policy, verifier, target_logits, draft_logits, requests)
+        if out is None:
+            return emitted
+        for mine, given in zip(out, emitted, strict=True):
+            mine.copy_(given)
+        return out
     launches = _launches()
-    work = _workspace(workspace, layout.batch, layout.width, layout.vocab, device)
+    work = _workspace(workspace, batch, width, vocab, device)
     if out is None:
-        ids = draft_token_ids.new_empty(layout.batch, layout.width + 1)
-        out = LogitsVerdict(ids, draft_token_ids.new_empty(layout.batch))
-    launches.Step(
-        kernel, verifier == "block", layout, target_logits, draft_logits, draft_token_ids,
-        temperature, seeds, positions, work, *out,
-    ).run()  # fmt: skip
+        ids = draft_token_ids.new_empty(batch, width + 1)
+        out = LogitsVerdict(ids, draft_token_ids.new_empty(batch))
+    given = target_logits, draft_logits
+    launches.Step(kernel, verifier == "block", requests, *given, work, *out).run()
     return out
 
 
@@ -189,19 +185,18 @@ def draft_from_logits(
     >>> draft_from_logits(logits, seeds=seeds, positions=positions, place=0, temperature=0)
     tensor([1])
     """
-    check_logits("logits", logits)
-    if logits.ndim != 2:
-        raise ValueError(f"logits: shape must be (B, V); got {tuple(logits.shape)}")
+    check_logits("logits", logits, 2, "(B, V)")
     batch, vocab = logits.shape
     check_per_request(batch, logits.device, WHOLE, seeds=seeds, positions=positions)
     temperature = checked_temperature(temperature, batch, logits.device)
+    requests = Requests(None, 0, None, temperature, vocab, seeds, positions)
     if not runs_kernels(logits.device):
-        tokens = draw_in_torch(logits, temperature, seeds, positions, place)
+        tokens = draw_in_torch(logits, requests, place)
         return tokens if out is None else out.copy_(tokens)
     launches = _launches()
     work = _workspace(workspace, batch, 0, vocab, logits.device)
     out = seeds.new_empty(batch) if out is None else out
-    launches.draw(logits, temperature, seeds, positions, place, work, out)
+    launches.draw(logits, requests, place, work, out)
     return out
 
 
@@ -229,23 +224,13 @@ def _workspace(
     return workspace
 
 
-def _copied(out: LogitsVerdict, ids: Tensor, counts: Tensor) -> LogitsVerdict:
-    out.output_token_ids.copy_(ids)
-    out.num_accepted.copy_(counts)
-    return out
-
-
 def verify_in_torch(
     policy: Policy,
     verifier: str,
-    layout: Layout,
-    target: Float[Tensor, "..."],
-    draft: Float[Tensor, "..."] | None,
-    ids: Int[Tensor, "..."],
-    temperature: float | Tensor,
-    seeds: Int[Tensor, "batch"],
-    positions: Int[Tensor, "batch"],
-) -> tuple[Int[Tensor, "batch width"], Int[Tensor, "batch"]]:
+    target: Float[Tensor, "batch width1 vocab"],
+    draft: Float[Tensor, "batch width vocab"] | None,
+    requests: Requests,
+) -> LogitsVerdict:
     """Return the emitted ids and the accepted counts; rows are softmax in float64.
 
     A draft ends before the first token outside the vocabulary or row that is no distribution;
@@ -256,10 +241,13 @@ def verify_in_torch(
     judge.check(policy)
     if judge.needs_next_draft_row:
         raise ValueError(f"verifier: must not read the draft's next row; got {verifier!r}")
-    ids, lengths, target, draft = _padded(layout, target, draft, ids)
-    width, vocab = layout.width, layout.vocab
-    temperature = torch.as_tensor(temperature, dtype=torch.float64, device=target.device)
-    temperature = temperature.expand(layout.batch)[:, None, None]
+    ids, vocab = requests.ids, requests.vocab
+    assert ids is not None
+    places = torch.arange(target.shape[1], device=ids.device).expand(len(ids), -1)
+    lengths = torch.full_like(requests.seeds, ids.shape[1])
+    if requests.lengths is not None:
+        lengths = torch.minimum(lengths, requests.lengths)
+    temperature = _temperature(requests, len(ids))[:, None, None]
     lawful = target.amax(-1).isfinite()
     sound = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
     if draft is not None:
@@ -268,34 +256,33 @@ def verify_in_torch(
         draft = torch.where(drawable[..., None], draft, 0.0)
     lengths = torch.minimum(lengths, sound.long().cumprod(-1).sum(-1))
     target = torch.where(lawful[..., None], target, 0.0)
-    drafted = torch.arange(width, device=ids.device) < lengths[:, None]
-    tokens = torch.where(drafted, ids, 0)
+    tokens = torch.where(places[:, :-1] < lengths[:, None], ids, 0)
     q, p = _probabilities(target, temperature), None
     if draft is not None:
         likely = torch.nn.functional.one_hot(tokens, vocab).double()
         p = torch.where(temperature > 0, _probabilities(draft, temperature), likely)
-    places = torch.arange(width + 1, device=ids.device).expand(layout.batch, -1)
-    accept = random_numbers.coins(seeds, positions, places[:, :width], random_numbers.ACCEPT)
-    draw = random_numbers.coins(seeds, positions, places[:, :1], random_numbers.DRAW)[:, 0]
+    at = requests.seeds, requests.positions
+    accept = random_numbers.coins(*at, places[:, :-1], random_numbers.ACCEPT)
+    draw = random_numbers.coins(*at, places[:, :1], random_numbers.DRAW)[:, 0]
     verdict = judge.verify(Assignment((policy,)), q, Draft(tokens, lengths, p), accept, draw)
-    counts = verdict.num_accepted
-    last = places == counts[:, None]
-    return torch.where(last & ~lawful, -1, verdict.output_token_ids), counts
+    last = (places == verdict.num_accepted[:, None]) & ~lawful
+    return LogitsVerdict(torch.where(last, -1, verdict.output_token_ids), verdict.num_accepted)
 
 
 def draw_in_torch(
-    logits: Float[Tensor, "batch vocab"],
-    temperature: float | Tensor,
-    seeds: Int[Tensor, "batch"],
-    positions: Int[Tensor, "batch"],
-    place: int,
+    logits: Float[Tensor, "batch vocab"], requests: Requests, place: int
 ) -> Int[Tensor, "batch"]:
     """Return one token a row, by the kernel's coin; −1 where a row is no distribution."""
-    temperature = torch.as_tensor(temperature, dtype=torch.float64, device=logits.device)
+    seeds, positions = requests.seeds, requests.positions
     at = torch.full_like(positions, place)[:, None]
     coins = random_numbers.coins(seeds, positions, at, random_numbers.DRAFT)[:, 0]
-    rows = _probabilities(logits, temperature.expand(len(logits))[:, None])
+    rows = _probabilities(logits, _temperature(requests, len(logits))[:, None])
     return torch.where(logits.amax(-1).isfinite(), pick(rows, coins), NO_TOKEN)
+
+
+def _temperature(requests: Requests, batch: int) -> Float[Tensor, "batch"]:
+    heat = torch.as_tensor(requests.temperature, dtype=torch.float64, device=requests.seeds.device)
+    return heat.expand(batch)
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -303,26 +290,3 @@ def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
     scaled = logits.double() / torch.where(temperature > 0, temperature, 1.0)
     likely = torch.nn.functional.one_hot(scaled.argmax(-1), scaled.shape[-1]).double()
     return torch.where(temperature > 0, scaled.softmax(-1), likely)
-
-
-def _padded(
-    layout: Layout, target: Tensor, draft: Tensor | None, ids: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return ids, lengths, target and draft in the padded layout."""
-    place = torch.arange(layout.width + 1, device=ids.device)
-    if not layout.flat:
-        ended = torch.where(ids < 0, place[:-1], layout.width)
-        lengths = ended.amin(-1) if layout.width else ids.new_zeros(layout.batch)
-        if layout.lengths is not None:
-            lengths = torch.minimum(lengths, layout.lengths)
-        return ids, lengths, target, draft
-    assert layout.lengths is not None
-    ends = layout.lengths.long()
-    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
-    lengths = (ends - starts).clamp(max=layout.width)
-    inner = (starts[:, None] + place).clamp(max=max(len(ids) - 1, 0))[:, :-1]
-    bonus = torch.arange(layout.batch, device=ids.device)
-    outer = (starts + bonus)[:, None] + torch.minimum(place, lengths[:, None])
-    if not len(ids):
-        return ids.new_zeros(inner.shape), lengths, target[outer], None
-    return ids[inner], lengths, target[outer], None if draft is None else draft[inner]

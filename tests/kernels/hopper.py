@@ -45,7 +45,7 @@ CHAIN = (
     "mixture:alpha=0.3", "cactus:delta=0.5", "cactus_exact:delta=0.3", "band:price=2",
     "band:price=0.5",
 )  # fmt: skip
-BLOCK = ("speculative", "band:price=2")
+BLOCK = ("speculative", "band:price=2,per_row=True")
 RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))
 # requests at each vocabulary and kind of kernel: more than 10,000 of each kind together
 KERNEL_ROWS = {2: 2000, 7: 4000, 1000: 4000, 32_000: 500, 151_936: 200}
@@ -69,7 +69,7 @@ class StepShape:
     vocab: int
     dtype: torch.dtype = torch.float32
     deterministic: bool = False
-    flat: bool = False  # the layout of engines: counts of 32 bits, a temperature a request
+    engine: bool = False  # as engines ask: counts of 32 bits, a temperature a request
     same: bool = False  # every request has the same rows, of stride 0
 
     def run(self) -> None:
@@ -77,16 +77,13 @@ class StepShape:
         batch, width = self.batch, self.width
         target, draft = (self._rows(places) for places in (width + 1, width))
         ids, numbers = torch.zeros(batch, width, dtype=torch.int64), torch.arange(batch)
-        extra: dict[str, Any] = {}
-        if self.flat:
-            target, draft, ids = target.flatten(0, 1), draft.flatten(0, 1), ids.flatten()
-            ends = width * torch.arange(1, batch + 1, dtype=torch.int32)
-            extra = {"cu_num_draft_tokens": ends, "width": width, "temperature": torch.ones(batch)}
+        lengths = torch.full((batch,), width, dtype=torch.int32)
+        extra = {"lengths": lengths, "temperature": torch.ones(batch)} if self.engine else {}
         logits.verify_logits(
             ct.policy(self.spec), target, None if self.deterministic else draft, ids,
             seeds=numbers, positions=numbers, verifier=self.verifier, **extra,
         )  # fmt: skip
-        if not self.flat and not self.deterministic:
+        if not self.engine and not self.deterministic:
             draft_from_logits(draft[:, 0], seeds=numbers, positions=numbers, place=2)
 
     def _rows(self, places: int) -> torch.Tensor:
@@ -145,13 +142,15 @@ def verify_steps() -> Iterator[StepShape]:
 
 
 def engine_steps() -> Iterator[StepShape]:
-    """Yield the steps of engines: flat rows, three dtypes, a vocabulary that 16 does not divide."""
+    """Yield the steps of engines: three dtypes, a vocabulary that 16 does not divide."""
     rules = [("speculative", "chain"), ("band:price=1", "chain"), ("cactus:delta=0.5", "chain")]
     rules += [("speculative", "block"), ("band:price=1,per_row=True", "block")]
     types = torch.float32, torch.bfloat16, torch.float16
     shapes = itertools.product(rules, types, (151_936, 50_257), (False, True))
     for (spec, verifier), dtype, vocab, deterministic in shapes:
-        yield StepShape(spec, verifier, 16, 8, vocab, dtype, deterministic=deterministic, flat=True)
+        yield StepShape(
+            spec, verifier, 16, 8, vocab, dtype, deterministic=deterministic, engine=True
+        )
 
 
 STEPS: dict[str, Callable[[], Iterator[StepShape]]] = {

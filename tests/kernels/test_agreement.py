@@ -34,12 +34,20 @@ def just_above(gap):
     return (gap > 1e-4) & (gap < 0.03)
 
 
-@pytest.mark.parametrize(("spec", "verifier"), PLAIN)
-def test_decisions_and_tokens_agree(spec, verifier, device, monkeypatch):
-    monkeypatch.setattr(checks, "RULES", ((spec, verifier),))
-    monkeypatch.setattr(checks, "WIDTH", amount(2, 4))
-    for row in checks.kernel_agreement(device, amount(KINDS, 5 * KINDS), amount((9,), (2, 300)), 5):
-        assert row["passed"] and row["rows"] >= KINDS, row
+def test_decisions_and_tokens_agree(device):
+    width, vocabularies = amount(2, 4), amount((9,), (2, 300))
+    for vocab in vocabularies:
+        assert_agreement(device, amount(KINDS, 5 * KINDS), vocab, 5, PLAIN, width)
+
+
+@pytest.mark.parametrize("vocab", [2, 9])
+def test_the_torch_path_agrees(vocab):
+    assert_agreement("cpu", 5 * KINDS, vocab, 5)
+
+
+def assert_agreement(*given):
+    for row in checks.kernel_agreement(*given):
+        assert not row["mismatches"] and row["rows"] >= KINDS, row
         assert row["excluded"] <= MOST_EXCLUDED * row["rows"], row
 
 
@@ -164,8 +172,7 @@ def test_a_row_of_several_parts_is_drawn_from(accepted, deterministic, device):
 @thorough
 @pytest.mark.parametrize("vocab", [7, 4096])
 def test_every_kernel_agrees(vocab, device):
-    for row in checks.kernel_agreement(device, 2 * KINDS, (vocab,), 6):
-        assert row["passed"], row
+    assert_agreement(device, 2 * KINDS, vocab, 6)
 
 
 @pytest.mark.parametrize(("price", "vocab"), [(0.5, 60), (2.0, 4), (3.0, 500)][: amount(2, 3)])
@@ -194,8 +201,7 @@ def test_bands_are_solved_to_float32(price, vocab, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("vocab", "rows"), KERNEL_ROWS.items())
 def test_ten_thousand_rows_agree(vocab, rows):
-    for row in checks.kernel_agreement("cuda", rows, (vocab,), 7):
-        assert row["passed"] and row["excluded"] <= MOST_EXCLUDED * row["rows"], row
+    assert_agreement("cuda", rows, vocab, 7)
 
 
 @pytest.mark.parametrize("spec", ["cactus:delta=0.5", "band:price=1,per_row=True"])

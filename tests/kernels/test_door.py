@@ -29,7 +29,8 @@ WRONG = [
     ({"target_logits": torch.zeros(2, 2, 5)}, ValueError, "target_logits: shape"),
     ({"target_logits": torch.zeros(2, 3, 5, dtype=torch.float64)}, TypeError, "target_logits"),
     ({"target_logits": torch.zeros(5, 3, 2).mT.mT.permute(2, 1, 0)}, ValueError, "stride"),
-    ({"target_logits": torch.zeros(6, 5)}, ValueError, "shapes must be"),
+    ({"target_logits": torch.zeros(6, 5)}, ValueError, "target_logits: shape must be"),
+    ({"draft_token_ids": NUMBERS}, ValueError, "draft_token_ids: shape must be"),
     ({"draft_logits": torch.zeros(2, 3, 5)}, ValueError, "draft_logits: shape"),
     ({"draft_token_ids": torch.zeros(2, 2)}, TypeError, "draft_token_ids: must be int64"),
     ({"seeds": NUMBERS.int()}, ValueError, "seeds: must be int64"),
@@ -38,9 +39,6 @@ WRONG = [
     ({"temperature": -1.0}, ValueError, "temperature: must lie"),
     ({"temperature": math.inf}, ValueError, "temperature: must lie"),
     ({"temperature": torch.ones(2, dtype=torch.float64)}, ValueError, "temperature: must be"),
-    ({"width": 2}, ValueError, "width: must not be given"),
-    ({"cu_num_draft_tokens": NUMBERS}, ValueError, "width: must be"),
-    ({"cu_num_draft_tokens": NUMBERS, "width": 2}, ValueError, "draft_token_ids: shape"),
     ({"verifier": "forest"}, ValueError, "verifier: must be one of"),
     ({"verifier": "block:bonus=policy"}, ValueError, "verifier: must not read"),
 ]
@@ -117,30 +115,13 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
     assert torch.equal(verdict.num_accepted, expected.num_accepted)
 
 
-def test_the_torch_path_of_the_whole_step_has_the_exact_law():
-    for row in laws.kernel_laws("cpu", amount(1000, 50_000), 1):
-        assert row["passed"], row
-
-
-def test_a_shared_stream_would_show():
-    (row,) = laws.kernel_streams("cpu", amount(8000, 200_000), 2)
-    assert row["passed"] and row["power"] > 0.999, row
-    assert abs(row["if_shared"] - laws.SHARED_ACCEPTANCE) > 0.03
-
-
 def test_excluded_tokens_stay_excluded():
-    assert laws.zero_tokens("cpu", amount(1500, 300_000), 3)["passed"]
+    assert not laws.excluded_tokens("cpu", amount(1500, 300_000), 3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 def test_kernels_emit_no_excluded_token(device):
-    assert laws.zero_tokens(device, amount(3, 60) if device == "cpu" else 10**8, 3)["passed"]
-
-
-@pytest.mark.gpu
-def test_kernels_emit_the_exact_laws():
-    for row in laws.kernel_laws("cuda", 10**6, 1) + laws.kernel_streams("cuda", 10**6, 2):
-        assert row["passed"], row
+    assert not laws.excluded_tokens(device, amount(3, 60) if device == "cpu" else 10**8, 3)
 
 
 def test_the_torch_path_is_greedy_at_zero():

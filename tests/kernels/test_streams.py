@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-import cactus_theory as ct
 from cactus_theory.kernels import random_numbers
-from cactus_theory.verify.draw import pick
-from tests.amounts import amount, some
+from tests.amounts import amount
 from tests.kernels import checks as laws
-from tests.kernels.closed_forms import emitted, rows_of
 
 # Random123's known answers for philox4x32-10: counters, key, numbers
 KNOWN = (
@@ -49,34 +46,20 @@ def test_coins_keep_to_their_stream_place_and_position():
         assert not bool((first == other).any())
 
 
-@pytest.mark.parametrize(("spec", "verifier"), some(laws.LAWS, 3))
-def test_the_numbers_of_the_kernels_lead_to_the_exact_law(spec, verifier):
-    """Drafts, coins and draws of the closed forms, to which kernels are held one by one."""
-    p_value, _ = law_of(spec, verifier, amount(4000, 100_000))
-    assert p_value > laws.FALSE_ALARM
+def test_the_numbers_lead_to_the_exact_law():
+    """Drafts, coins and draws of the torch path, which is the closed forms' (test_agreement)."""
+    found = laws.kernel_laws("cpu", amount(4000, 100_000), 1)
+    assert min(found.values()) > laws.FALSE_ALARM, found
 
 
-def test_a_recovered_token_from_a_coin_of_the_draft_is_noticed(monkeypatch):
-    monkeypatch.setattr(random_numbers, "DRAW", random_numbers.DRAFT)
-    p_value, _ = law_of("speculative", "chain", 8000)
-    assert p_value < laws.FALSE_ALARM
+@pytest.mark.parametrize("stream", ["ACCEPT", "DRAW"])
+def test_a_stream_that_is_shared_with_the_draft_is_noticed(stream, monkeypatch):
+    monkeypatch.setattr(random_numbers, stream, random_numbers.DRAFT)
+    found = laws.kernel_laws("cpu", 8000, 1, [("speculative", "chain")])
+    assert max(found.values()) < laws.FALSE_ALARM
 
 
-def law_of(spec, verifier, trials):
-    rule = ct.policy(spec)
-    target, draft = (torch.tensor(rows).log() for rows in (laws.TARGET, laws.DRAFTED))
-    seeds = torch.arange(trials)
-    positions, places = torch.full_like(seeds, 5), torch.arange(2).expand(trials, -1)
-    coins = random_numbers.coins(seeds, positions, places, random_numbers.DRAFT)
-    chances = draft.double().softmax(-1)
-    drafted = [pick(row.expand(trials, -1), coins[:, k]) for k, row in enumerate(chances)]
-    rows = rows_of(
-        target.expand(trials, -1, -1), draft.expand(trials, -1, -1), torch.stack(drafted, 1)
-    )
-    output = emitted(rule, verifier, rows, seeds, positions).output_token_ids
-    exact = [row.double().softmax(-1) for row in (target, draft)]
-    expected = trials * laws._law(rule, verifier, *exact)
-    cell = ((output + 1) * 5 ** torch.arange(3)).sum(-1)
-    seen = torch.bincount(cell, minlength=125).double()
-    statistic, dof = laws.chi_square(seen, expected)
-    return float(torch.special.gammaincc(torch.tensor(dof / 2), torch.tensor(statistic / 2))), dof
+@pytest.mark.gpu
+def test_kernels_emit_the_exact_laws():
+    found = laws.kernel_laws("cuda", 10**6, 1)
+    assert min(found.values()) > laws.FALSE_ALARM, found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cactus_theory.base.rows import greedy, scaled
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
-from cactus_theory.kernels.layout import LOGITS
+from cactus_theory.kernels.buffers import LOGITS
 from cactus_theory.kernels.logits import runs_kernels
 from cactus_theory.policies import Policy
 from cactus_theory.verify.block import Block
