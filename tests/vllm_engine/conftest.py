@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,27 +36,21 @@ def plugins(tmp_path_factory):
     return plugin.known_in(tmp_path_factory.mktemp("plugins"))
 
 
-class Ended:
-    """A run: its answer (None if there is none), return code and what it wrote."""
-
-    def __init__(self, answer, code, text):
-        self.answer, self.code, self.text = answer, code, text
-
-    @property
-    def last_line(self):
-        return self.text.strip().splitlines()[-1]
-
-
 @pytest.fixture(scope="session")
 def run(plugins, tmp_path_factory):
-    """Return a function that runs a job in a process of its own."""
+    """Return a function that runs a job in a process of its own.
+
+    It returns the answer (None if there is none), the return code and what was written.
+    """
 
     def one(job, processes=1, wanted=True, **environment):
         folder = tmp_path_factory.mktemp("run")
         job_file, answer_file = folder / "job.json", folder / "answer.json"
         job_file.write_text(json.dumps(job))
         command = [sys.executable, str(HERE / "run.py"), str(job_file), str(answer_file)]
-        own = _environment(plugins, processes) | environment
+        kept = {name: own for name, own in os.environ.items() if not name.startswith(CLEARED)}
+        several = {} if processes > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        own = kept | plugin.environment(plugins) | several | environment
         done = subprocess.run(
             command, cwd=folder, env=own, capture_output=True, text=True, timeout=SECONDS
         )
@@ -63,12 +58,6 @@ def run(plugins, tmp_path_factory):
         answer = json.loads(answer_file.read_text()) if answer_file.exists() else None
         if wanted and answer is None:
             pytest.fail(f"the engine gave no answer:\n{text[-4000:]}")
-        return Ended(answer, done.returncode, text)
+        return SimpleNamespace(answer=answer, code=done.returncode, text=text)
 
     return one
-
-
-def _environment(plugins, processes):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(CLEARED)}
-    several = {} if processes > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    return kept | plugin.environment(plugins) | several

@@ -15,10 +15,10 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies._decisions import Path as Reached
+from tests.counts import p_value
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 PROMPT = [259, 337, 290, 14, 915]  # "    return self.tk", after which few tokens are likely
-LEAST = 5.0  # cells with fewer expected tokens are counted together: the usual rule of thumb
 
 
 @functools.cache
@@ -103,15 +103,4 @@ def p_values(texts, law, places=(2, 3, 4)):
 
 def chi_square(tokens, law):
     """Return the p-value of these tokens; 0 if one of them is impossible."""
-    seen = torch.bincount(torch.tensor(tokens), minlength=len(law)).double()
-    if bool((seen[law == 0] > 0).any()):
-        return 0.0
-    expected = law * len(tokens)
-    rare = expected < LEAST
-    pairs = [(seen[~rare], expected[~rare])]
-    if float(expected[rare].sum()) >= LEAST:
-        pairs.append((seen[rare].sum()[None], expected[rare].sum()[None]))
-    seen, expected = (torch.cat(part) for part in zip(*pairs, strict=True))
-    value = ((seen - expected) ** 2 / expected).sum()
-    freedom = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, value / 2))
+    return p_value(torch.bincount(torch.tensor(tokens), minlength=len(law)), law)

@@ -92,7 +92,7 @@ def test_counters_are_beside_those_of_the_engine(mixed):
     assert spent["band:price=1.0"] > 0 and spent.get("speculative", 0) == 0
     assert counters["cactus:info"] == {"band:price=1.0": 1}
     text = mixed[1].text
-    assert "Cactus metrics: " in text and "emitted kl per token" in text
+    assert "Cactus metrics: " in text and "emitted_divergence_nats" in text
     assert text.count("cactus-theory decides drafts: ") == 1
 
 

@@ -50,9 +50,10 @@ def stopped(run):
 
 def assert_stopped_with_one_line(ended, *words):
     assert ended.answer is None and ended.code != 0
-    assert ended.last_line.startswith("cactus-theory: ")
+    last_line = ended.text.strip().splitlines()[-1]
+    assert last_line.startswith("cactus-theory: ")
     for word in words:
-        assert word in ended.last_line
+        assert word in last_line
     assert "Traceback" not in ended.text
 
 
