@@ -121,18 +121,9 @@ def _joined(paths: Sequence[Path]) -> Path | None:
 
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
     """Return the target and draft rows of one text at charged nodes."""
-    declared = verified.draft.sampled is not None
-    one_hot = verified.draft.probs is None and not declared
+    one_hot = verified.draft.probs is None and verified.draft.sampled is None
     places = judged_at(row, nodes, verified) if one_hot else nodes
-    q, p = verified.draft.rows(row, nodes, places, verified.target_probs)
-    if declared and verified.verdict.raised is not None:
-        raised = raised_at(row, verified)
-        for number, node in enumerate(nodes):
-            ids, values = raised[node]
-            if ids:  # their shares of what h gives them
-                p[number] = 0.0
-                p[number, ids] = p.new_tensor(values) / math.fsum(values)
-    return q, p
+    return verified.draft.rows(row, nodes, places, verified.target_probs)
 
 
 def judged_at(row: int, nodes: Any, verified: Verified) -> Any:
@@ -151,17 +142,6 @@ def judged_at(row: int, nodes: Any, verified: Verified) -> Any:
     if missing := [node for node in nodes if node not in after]:
         raise ValueError(f"charged: tokens must follow each node; got none after {missing[0]}")
     return [after[node] for node in nodes]
-
-
-def raised_at(row: int, verified: Verified) -> list[tuple[list[int], list[float]]]:
-    """Return by node of a tree the ids of the deterministic tokens raised there, and h_n."""
-    assert verified.verdict.raised is not None
-    values = verified.verdict.raised[row].tolist()
-    ids, raised = verified.draft.token_ids[row].tolist(), []
-    for places in verified.draft.children(row):
-        higher = [place for place in places if values[place] > 0]  # false for NaN
-        raised.append(([ids[place] for place in higher], [values[place] for place in higher]))
-    return raised
 
 
 def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) -> VerifiedRows:
@@ -187,9 +167,6 @@ def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
         chosen_by = ratios[row, nodes].to(alive.device)
         alive = torch.where(chosen_by.isnan(), alive, chosen_by)
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
-    if raised is not None and draft.sampled is not None:
-        mass = [math.fsum(values) or math.nan for _, values in raised_at(row, verified)]
-        raised = alive.new_tensor(mass)[nodes]
     if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
     return Path(alive, raised)

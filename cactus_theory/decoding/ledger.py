@@ -232,23 +232,25 @@ class _Charges:
         nodes = range(max(draft.above[0], default=-1) + 1)
         plain = draft.parents is None and draft.sampled is None
         self.nodes: Any = slice(0, len(nodes)) if plain else list(nodes)
-        self.q, self.p = self._laws(self._verified(None))
-        self.by_policy: dict[int, tuple[Tensor, Path | None]] = {}
+        rows = rows_at(0, self.nodes, self._verified(None))
+        # rows without a law end a draft, and are never charged
+        real = (rows[0].sum(-1) > 0) & (rows[1].sum(-1) > 0)
+        laws = (torch.where(real[:, None], row.double(), 1.0) for row in rows)
+        self.q, self.p = map(check.normalised, laws)
+        self.by_policy: dict[int, Path | None] = {}
 
     def of(self, number: int, node: int, alive: float) -> tuple[float, Emitted]:
         """Return the charge of a node that is reached with P = ``alive``, and its law."""
         policy = self.policies[number]
         if number not in self.by_policy:
-            raised, p = self.judge.looked_ahead(policy, self.target_probs, self.draft), self.p
-            verified = self._verified(raised)
-            if raised is not None and self.draft.sampled is not None:  # a row of their shares
-                _, p = self._laws(verified)
-            self.by_policy[number] = p, path_to(0, self.nodes, verified)
-        p, path = self.by_policy[number]
+            raised = self.judge.looked_ahead(policy, self.target_probs, self.draft)
+            self.by_policy[number] = path_to(0, self.nodes, self._verified(raised))
+        path = self.by_policy[number]
         assert path is not None
-        q, here = self.q[node : node + 1], path.at(node)
+        here = path.at(node)
         here = replace(here, alive=torch.full_like(here.alive, alive))
-        law = self.judge.emitted(policy, q, p[node : node + 1], here)
+        rows = self.q[node : node + 1], self.p[node : node + 1]
+        law = self.judge.emitted(policy, *rows, here)
         return float(law.charges(KL).spent), law
 
     def alive_after(self, place: int, alive: float, law: Emitted) -> float:
@@ -268,13 +270,6 @@ class _Charges:
         none, alive = ids.new_zeros(1), torch.ones_like(ids).double()
         verdict = Verdict(ids, none, none, alive=alive, raised=raised)
         return Verified(Assignment(()), self.target_probs, self.draft, verdict)
-
-    def _laws(self, verified: Verified) -> tuple[Tensor, Tensor]:
-        q, p = rows_at(0, self.nodes, verified)
-        # rows without a law end a draft, and are never charged
-        real = (q.sum(-1) > 0) & (p.sum(-1) > 0)
-        q, p = (torch.where(real[:, None], row.double(), 1.0) for row in (q, p))
-        return check.normalised(q), check.normalised(p)
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:

@@ -5,8 +5,6 @@ token is known, and what it is worth is, too: at a price ν of KL, in tokens per
 that is accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14), in logarithms here.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,27 +82,3 @@ class LookAhead:
         total = rest.sum(-1, keepdim=True)
         scale = torch.where(total > 0, free / torch.where(total > 0, total, 1.0), 0.0)
         return torch.where(drafted, p * mass, torch.where(stays, q, rest * scale))
-
-    def tree(self, q_n: Sequence[float], children: Sequence[Sequence[int]]) -> list[float]:
-        r"""Return :math:`h_n = q_n e^{1/ν} z_n/z` of the tokens of a deterministic tree.
-
-        Node 0 is the text, node n + 1 follows token n, and ``children`` are the deterministic
-        tokens after each node, none where another one was sampled; tokens that are no node's are
-        not read. z of a node is 1 − Σ q_n + e^{1/ν} Σ q_n z_n over its children, 1 without any.
-        Nothing with boxes: then trees are followed node by node.
-        """
-        if self.boxes:
-            return []
-        follows, raised = [0.0] * len(children), [0.0] * len(q_n)
-        for node in range(len(children) - 1, -1, -1):
-            places = [place for place in children[node] if q_n[place] > 0]
-            if not places:
-                continue
-            rest = 1 - math.fsum(q_n[place] for place in places)
-            worths = [1 / self.price + math.log(q_n[at]) + follows[at + 1] for at in places]
-            terms = [*worths, math.log(rest)] if rest > 0 else worths
-            most = max(terms)
-            follows[node] = most + math.log(math.fsum(math.exp(term - most) for term in terms))
-            for place, worth in zip(places, worths, strict=True):
-                raised[place] = math.exp(worth - follows[node])
-        return raised

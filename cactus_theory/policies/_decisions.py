@@ -100,8 +100,7 @@ class Path:
     # are all accepted (averaged over the tokens drafted later)
     alive: Float[Tensor, "*batch"]
     # h_n of the drafted token, float64, where the drafter was deterministic and the policy has
-    # looked ahead (LookAhead), else None; of several deterministic tokens the sum, with their
-    # shares in the draft's row
+    # looked ahead (LookAhead), else None
     raised: Float[Tensor, "*batch"] | None = None
 
     def at(self, row: int) -> "Path":

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
@@ -102,43 +101,20 @@ class Walk:
 def looked_ahead(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
 ) -> Float[Tensor, "texts K"] | None:
-    """Return h_n of deterministic tokens, NaN where their policy looks not ahead; None of none."""
-    if draft.sampled is None and draft.probs is not None:
+    """Return h_n along deterministic chains, NaN where their policy looks not ahead, or None."""
+    if draft.sampled is not None or draft.probs is not None:
         return None
-    found = None
+    found, ids = None, draft.token_ids
+    counts = torch.as_tensor(draft.counts, device=q.device)
     for number, policy in enumerate(assigned.policies):
-        ahead = policy.look_ahead
-        own = None if ahead is None else _of_draft(ahead, q, draft)
-        if own is not None and assigned.choice is not None:
-            judges = assigned.choice
-            if draft.parents is not None:
-                above = draft.parents.to(judges.device).clamp(-1, judges.shape[1] - 2) + 1
-                judges = judges.gather(1, above)
+        if policy.look_ahead is None:
+            continue
+        own = policy.look_ahead.path(q[:, : ids.shape[1]], ids, counts)
+        if assigned.choice is not None:
             other = torch.full_like(own, math.nan) if found is None else found
-            own = torch.where(judges == number, own, other)
-        found = found if own is None else own
+            own = torch.where(assigned.choice == number, own, other)
+        found = own
     return found
-
-
-def _of_draft(ahead: LookAhead, q: Tensor, draft: Draft) -> Float[Tensor, "texts K"] | None:
-    """Return h_n by one policy; in trees of deterministic tokens that have no sampled sibling."""
-    if draft.sampled is None:
-        ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
-        return ahead.path(q[:, : ids.shape[1]], ids, counts)
-    raised = torch.full(draft.token_ids.shape, math.nan, dtype=torch.float64, device=q.device)
-    for row, ids in enumerate(draft.token_ids.tolist()):
-        above, (sampled, deterministic) = draft.above[row], draft.flags[row]
-        children = [
-            [place for place in places if deterministic[place]]
-            if not any(sampled[place] for place in places)
-            else []
-            for places in draft.children(row)
-        ]
-        if places := [place for siblings in children for place in siblings]:
-            q_n = q[row, list(above), ids[: len(above)]].double().tolist()
-            found = ahead.tree(q_n, children) or [math.nan] * len(ids)
-            raised[row, places] = raised.new_tensor([found[place] for place in places])
-    return raised if bool(raised.isfinite().any()) else None
 
 
 def rows_by_choice(

@@ -215,10 +215,6 @@ class Law:
         q = _row(self._q, at)
         if not fixed:
             return Left(q)
-        if ahead := run.ahead:  # the other tokens in proportion to q
-            rest = math.fsum(q.tolist()) - math.fsum(q[[*ahead]].tolist())
-            scale = (1 - math.fsum(ahead.values())) / rest if rest > 0 else 0.0
-            return Left(q, None, scale, {token: h_n / q[token] for token, h_n in ahead.items()})
         policy, offers = self.policy(run, place), offered(q, None, fixed)
         if (row := policy.row(q, offers, run.alive[place])) is None:
             rows = check.normalised(self.q[run.row, at[1] : at[1] + 1])

@@ -59,9 +59,8 @@ class Run:
     """Drafted tokens of one text, each after the one before: a chain, or a path down a tree.
 
     Token i follows node ``nodes[i]`` and leads to the next one; ``row`` is that of the batch.
-    ``deterministic`` has by place i the ids that are deterministic there, where they matter to h,
-    and ``ahead`` the h_n of those at the last node, where the policy looked ahead. ``draw`` draws
-    the token that ends the run.
+    ``deterministic`` has by place i the ids that are deterministic there, where they matter to h.
+    ``draw`` draws the token that ends the run.
 
     ``count`` is how many tokens have a law to judge them by, ``cut`` whether the next one has none:
     its row of probabilities is NaN there, and the path ends before it. NaN that is elsewhere shows
@@ -70,7 +69,6 @@ class Run:
     """
 
     deterministic: Mapping[int, Sequence[int]] = MappingProxyType({})
-    ahead: Mapping[int, float] = MappingProxyType({})
     cut = False
     accepted = 0
     last = NO_TOKEN
@@ -161,16 +159,13 @@ def index_of(runs: Sequence[Run]) -> Index:
 class Descent:
     """The walk down one row's tree.
 
-    The drafted tokens follow the nodes ``above``; ``raised`` are their h_n, NaN where no policy
-    looks ahead, or empty. The walk is at ``node``. ``path`` holds the places of the accepted
-    tokens in order, ``charged`` the nodes where a token was emitted that anything was drafted
-    after, in order, with the alive ratio there, and ``last`` the token that ends the round, so far;
-    ``draws_taken`` were drawn.
+    The drafted tokens follow the nodes ``above``. The walk is at ``node``. ``path`` holds the
+    places of the accepted tokens in order, ``charged`` the nodes where a token was emitted that
+    anything was drafted after, in order, with the alive ratio there, and ``last`` the token that
+    ends the round, so far; ``draws_taken`` were drawn.
     """
 
-    def __init__(
-        self, draft: Draft, row: int, ids: list[int], raised: Sequence[float] = ()
-    ) -> None:
+    def __init__(self, draft: Draft, row: int, ids: list[int]) -> None:
         self.draft, self.row, self.ids, self.above = draft, row, ids, draft.above[row]
         sampled = [*compress(enumerate(self.above), draft.flags[row][0])]
         self.sampled_child = {node: place for place, node in sampled}
@@ -180,7 +175,6 @@ class Descent:
                     "sampled: at most one token may be sampled after a node; got tokens "
                     f"{place} and {self.sampled_child[node]} of row {row}"
                 )
-        self.raised = raised
         self.path: list[int] = []
         self.charged: dict[int, float] = {}
         self.node, self.last, self.draws_taken = 0, NO_TOKEN, 0
@@ -202,8 +196,6 @@ class Descent:
                 if (fixed := self.draft.fixed[self.row][node])
                 and assigned.policy(self.row, node).highest > 1
             }
-        children = zip(self.above, self.ids, self.raised, strict=False)
-        run.ahead = {token: h_n for above, token, h_n in children if above == node and h_n > 0}
         return run
 
     def go_on(self, run: Run) -> bool:

@@ -25,7 +25,6 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import Path
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
-from cactus_theory.verify._dense import looked_ahead
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._runs import Descent, index_of
 from cactus_theory.verify.block import Block, Blocks
@@ -95,10 +94,7 @@ class Tree(Verifier):
             assigned = replace(assigned, choice=assigned.choice.cpu())
         rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
         q, p = target_probs.cpu(), rows.cpu()
-        raised = looked_ahead(assigned, q, draft) if self.runs == "block" else None
-        of_rows = [()] * len(q) if raised is None else raised.tolist()
-        texts = zip(draft.token_ids.tolist(), of_rows, strict=True)
-        walks = [Descent(draft, row, *own) for row, own in enumerate(texts)]
+        walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
         judge = Blocks if self.runs == "block" else Chains
         coins, draws, walking = accept.tolist(), draws.tolist(), walks
         while walking:
@@ -109,7 +105,7 @@ class Tree(Verifier):
                 for walk, run in zip(walking, runs, strict=True)
                 if walk.go_on(run) and walk.go_freely(q, draws[walk.row])
             ]
-        return _verdict(draft, walks, raised, target_probs.device)
+        return _verdict(draft, walks, target_probs.device)
 
     def emitted(
         self,
@@ -124,12 +120,9 @@ class Tree(Verifier):
     def looked_ahead(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
-        """Return h_n of deterministic tokens; None where the policy looks ahead of none."""
-        if is_chain(draft):
-            return RUNS[self.runs].looked_ahead(policy, target_probs, draft)
-        if self.runs != "block" or draft.sampled is None:  # ``verify`` refuses such a tree
-            return None
-        return RUNS["block"].looked_ahead(policy, target_probs, draft)
+        """Return h_n along deterministic chains; None where the policy does not look ahead."""
+        judge = RUNS[self.runs] if is_chain(draft) else super()
+        return judge.looked_ahead(policy, target_probs, draft)
 
     def law(
         self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
@@ -157,9 +150,7 @@ def is_chain(draft: Draft) -> bool:
     )
 
 
-def _verdict(
-    draft: Draft, walks: Sequence[Descent], raised: Tensor | None, device: torch.device
-) -> Verdict:
+def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
     width, ids = draft.token_ids.shape[1], draft.token_ids
     # by row: the accepted places, their number and the last token
     table, alive = np.full((len(walks), width + 2), -1), np.zeros((len(walks), width))
@@ -170,10 +161,9 @@ def _verdict(
             alive[row, node] = ratio
     tokens = torch.from_numpy(table).to(device)
     ratios = torch.from_numpy(alive).to(device)
-    raised = None if raised is None else raised.to(device)
     charged = [[*walk.charged] for walk in walks]
     path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
-    return Verdict(ids, accepted, last, path, charged, ratios, raised)
+    return Verdict(ids, accepted, last, path, charged, ratios)
 
 
 def declared_tree(

@@ -240,8 +240,9 @@ def test_a_deterministic_tree_as_wide_as_its_batch_is_judged_by_a_ledger(parents
     state = ledger.begin(())
     choice, alive = ledger.choose_by_nodes(state, q, draft, judge)
     coins = torch.zeros(1, 3).double(), torch.zeros(1, 4).double()
-    step = judge.verify(Assignment(ledger.policies, choice[None], alive[None]), q, draft, *coins)
-    h_n = float(step.raised[0, 0])  # token 0 rises, the others fall as q does
+    judge.verify(Assignment(ledger.policies, choice[None], alive[None]), q, draft, *coins)
+    odds = 0.4 / 0.6 * math.exp(1 / ledger.policies[int(choice[0])].price)
+    h_n = odds / (1 + odds)  # token 0 rises, the others fall as q does
     charge = h_n * math.log(h_n / 0.4) + (1 - h_n) * math.log((1 - h_n) / 0.6)
     assert state.offered[()] == pytest.approx(charge, abs=EXACT) and charge > 0.01
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
 from cactus_theory.verify._runs import Run
-from cactus_theory.verify.draft import Verified
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
 
@@ -495,73 +493,6 @@ def test_bad_trees_are_named():
         Tree("chain").check(ct.policy("typical"))
     with pytest.raises(NotImplementedError, match="tree has no enumerated law"):
         Tree().law(one("speculative"), case.q, draft)
-
-
-def deterministic_tree(seed, width=8, vocab=5):
-    """Return a random tree of deterministic tokens with its rows by node."""
-    case, draft = random_tree(seed, vocab, batch=1, width=width)
-    flags = torch.zeros_like(draft.sampled)
-    return case.q, replace(draft, sampled=flags, deterministic=~flags, probs=None)
-
-
-@pytest.mark.parametrize("price", [0.3, 1.0, 5.0])
-def test_a_deterministic_tree_has_the_gibbs_law(price):
-    """h(block) ∝ q(block) e^{N/ν}, whose value ν ln E e^{N/ν} nothing exceeds."""
-    for seed in range(amount(3, 20)):
-        q, draft = deterministic_tree(seed)
-        children, ids = draft.children(0), draft.token_ids[0].tolist()
-        ends = {}  # of every block: its nodes, and the chance of ending there under q
-        stack = [((0,), 1.0)]
-        while stack:
-            path, mass = stack.pop()
-            row, own = q[0, path[-1]], children[path[-1]]
-            ends[path] = mass * float(1 - row[[ids[place] for place in own]].sum())
-            stack += [((*path, p + 1), mass * float(row[ids[p]])) for p in own]
-        weight = {path: mass * math.exp((len(path) - 1) / price) for path, mass in ends.items()}
-        whole = sum(weight.values())
-        policy = ct.policy(f"band:price={price}")
-        q_n = [float(q[0, draft.node(0, place), ids[place]]) for place in range(len(ids))]
-        raised = policy.look_ahead.tree(q_n, children)
-        below = [sum(w for path, w in weight.items() if n in path) for n in range(len(ids) + 1)]
-        for place, value in enumerate(raised):
-            expected = below[place + 1] / below[draft.node(0, place)]
-            assert value == pytest.approx(expected, abs=EXACT)
-        spent = sum(w / whole * math.log(w / whole / ends[path]) for path, w in weight.items())
-        tokens = sum(w / whole * (len(path) - 1) for path, w in weight.items())
-        assert tokens - price * spent == pytest.approx(price * math.log(whole), abs=1e-10)
-
-
-def test_a_deterministic_tree_is_walked_and_metered_by_that_law():
-    """Every outcome of the draws, by boxes of the rows that the meter charges."""
-    policy = ct.policy("band:price=0.7")
-    for seed in range(amount(2, 20)):
-        q, draft = deterministic_tree(seed, width=4, vocab=4)
-        assigned, total = Assignment((policy,)), 0.0
-        children, ids = draft.children(0), draft.token_ids[0].tolist()
-        stack = [((0,), [], 1.0)]
-        while stack:
-            path, draws, mass = stack.pop()
-            coins = torch.tensor([[*draws, *[0.0] * (5 - len(draws))]], dtype=torch.float64)
-            verdict = Tree().verify(assigned, q, draft, torch.zeros(1, 4), coins)
-            seen = Verified(assigned, q, draft, verdict)
-            if not children[path[-1]]:
-                total += mass
-                continue
-            at = verdict.charged[0].index(path[-1])
-            rows, how = rows_at(0, verdict.charged[0], seen), path_to(0, verdict.charged[0], seen)
-            h = Tree().emitted(policy, *rows, how).laws[at].numpy()
-            edges = np.concatenate([[0.0], np.cumsum(h)])
-            follows = {ids[place]: place + 1 for place in children[path[-1]]}
-            for token in np.flatnonzero(h):
-                draw = (edges[token] + edges[token + 1]) / 2
-                own = torch.tensor([[*draws, draw, *[0.0] * (4 - len(draws))]])
-                found = Tree().verify(assigned, q, draft, torch.zeros(1, 4), own)
-                assert found.rows()[0][len(draws)] == token
-                if token in follows:
-                    stack.append(((*path, follows[token]), [*draws, draw], mass * h[token]))
-                else:
-                    total += mass * h[token]
-        assert total == pytest.approx(1, abs=EXACT)
 
 
 BY_ROWS = (
