@@ -14,8 +14,8 @@ from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
+from cactus_theory.optimum.bands import HEAD
 from cactus_theory.optimum.certificate import geometry_of
-from cactus_theory.optimum.charges import HEAD
 from cactus_theory.optimum.edges import solve_edges
 from cactus_theory.policies import Declaration, PerProposal, Policy
 from cactus_theory.policies._copies import called, enter, lawful
@@ -214,9 +214,8 @@ def _spent(
     if budget.scope == "emitted":
         return kind.value(law, q), None
     costs = proposal_divergence(policy, q, p, kind)
-    drafted = p > 0
     over = torch.where(budget.held(costs), 0.0, p).sum(-1)
-    return torch.where(drafted, costs, 0.0).amax(-1), over
+    return torch.where(p > 0, costs, 0.0).amax(-1), over
 
 
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:

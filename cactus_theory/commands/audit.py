@@ -25,7 +25,7 @@ from cactus_theory.commands.flags import (
     shown_frontier,
     source,
 )
-from cactus_theory.optimum.charges import HEAD
+from cactus_theory.optimum.bands import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.estimate import valued

@@ -1,4 +1,4 @@
-r"""The bands of rows under one knob: one by one in compiled loops, or together in torch.
+r"""The bands of rows under one knob, one by one in compiled loops or together in torch, and costs.
 
 Each is h = clip(p, max(a, c) q, min(b, C) q), with a and b from a price or a budget (THEORY.md,
 Theorems 7, 13, 24 and 25); at a node that is reached with P it is that of p/P.
@@ -7,7 +7,7 @@ Theorems 7, 13, 24 and 25); at a node that is reached with P it is that of p/P.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import AT_ONCE, normalised
-from cactus_theory.base.tolerances import LEAST
+from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
 from cactus_theory.optimum.edges import edges
-from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow, is_compiled
+from cactus_theory.optimum.rows import (
+    PART,
+    BudgetRow,
+    NodeRow,
+    PricedBand,
+    PricedRow,
+    Row,
+    costs_of,
+    is_compiled,
+    loops,
+)
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
 # error of a sum of a law that is left as it is
@@ -28,6 +38,10 @@ Batch = Float[Tensor, "*batch vocab"]
 
 # least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
 LEAST_BUDGET = 1e-6
+
+
+# least share of the largest target probability that a token of the head has
+HEAD = 0.2
 
 
 @dataclass(frozen=True)
@@ -110,3 +124,48 @@ class Bands:
         upper = upper if ceiling is None else torch.minimum(upper, ceiling)
         top = torch.where(q > 0, upper * torch.where(q > 0, q, 1.0), 0.0)
         torch.maximum(torch.minimum(p / alive[:, None], top), lower * q, out=out)
+
+
+class Charge(NamedTuple):
+    """D(h‖q) of rows h, acceptance Σ min(p/P, h) or Σ p φ, and the mass raised off the head."""
+
+    spent: Any
+    accepted: Any
+    raised: Any
+
+
+def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
+    """Return the charge of a law at a node: a solved row, or h, float64.
+
+    The head are tokens with q ≥ HEAD · max q. No temporary is longer than PART.
+    """
+    q, p = np.ascontiguousarray(q), np.ascontiguousarray(p)
+    compiled, head = loops(), HEAD * float(q.max())
+    mass, drafted = compiled.sums_of(q, p)
+    ratios = np.empty(min(PART, q.size))
+    total, beyond = np.zeros(3), np.zeros(2)
+    for start in range(0, q.size, PART):
+        at = slice(start, start + PART)
+        own_q, own_p = q[at], p[at]
+        ratio = ratios[: own_q.size]
+        if isinstance(law, NodeRow):
+            compiled.write_ratios(own_q, own_p, law.band, start, ratio)
+        else:
+            row = own_q, own_p, law[at], mass, drafted * alive, ratio
+            beyond += compiled.write_quotients(*row)
+        cost = costs_of(f, ratio)
+        total += compiled.charges_of(own_q, own_p, ratio, cost, mass, drafted * alive, head / mass)
+    (spent, accepted, raised), (outside, overlap) = total.tolist(), beyond.tolist()
+    if outside:
+        spent += outside * (f.slope_at_infinity - f.slope_at_one)
+    return Charge(max(spent, 0.0), accepted + overlap, raised + outside)
+
+
+def divergences_of(kind: Divergence, h: Tensor, q: Tensor) -> Tensor:
+    """Return D(h‖q) of rows (..., V) that sum to 1, float64 (...), on a CPU row by row."""
+    f = kind.generator
+    if f is None or q.is_cuda or not q.numel() or q.dtype not in DECIDED or loops() is None:
+        return kind.value(h.double(), q.double())
+    pairs = zip(*(rows.reshape(-1, rows.shape[-1]).numpy() for rows in (q, h)), strict=True)
+    spent = [charge_of(f, own_q, own_h, 1.0, own_h).spent for own_q, own_h in pairs]
+    return kind.from_generator(q.new_tensor(spent, dtype=torch.float64)).reshape(q.shape[:-1])

@@ -13,7 +13,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import ungraphed
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
-from cactus_theory.optimum.charges import divergences_of
+from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies._decisions import SUPPORTS, Budget, Declaration, Path, Support

@@ -8,7 +8,6 @@ measured by compiled loops, and h is written only where a policy has no row, or 
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from cactus_theory.base.arguments import normalised
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.divergences import Divergence
 from cactus_theory.emitted import raised_off_head
-from cactus_theory.optimum.charges import charge_of
+from cactus_theory.optimum.bands import Charge, charge_of
 from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.policies import FixedTarget, PerProposal, Policy
 from cactus_theory.policies._decisions import Path
@@ -29,14 +28,6 @@ Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
 # most entries of laws that are written before they are measured: they stay near the core
 ENTRIES = 2**15
-
-
-class Charges(NamedTuple):
-    """D(h‖q), Σ min(p/P, h) or Σ p φ, and the mass raised off the head, each (R,) float64."""
-
-    spent: PerRow
-    accepted: PerRow
-    raised: PerRow
 
 
 class Emitted:
@@ -104,13 +95,13 @@ class Emitted:
             rows.append(row)
         return rows
 
-    def charges(self, divergence: Divergence) -> Charges:
+    def charges(self, divergence: Divergence) -> Charge:
         """Return the charge of each row; where h is written, few rows at a time."""
         f, size = divergence.generator, max(1, ENTRIES // self.q.shape[-1])
         if self._arrays is not None and self._rows is None and len(self.q) > size:
             slices = (slice(at, at + size) for at in range(0, len(self.q), size))
             parts = (self._part(at).charges(divergence) for at in slices)
-            return Charges(*map(torch.cat, zip(*parts, strict=True)))
+            return Charge(*map(torch.cat, zip(*parts, strict=True)))
         if self._arrays is None or f is None or not len(self.q):
             return self._charges_of_laws(divergence)
         rows = self.laws.numpy() if self._rows is None else self._rows
@@ -122,8 +113,8 @@ class Emitted:
         if self._rows is None:
             accepted = self._accepted(accepted)
             if self.laws is self.target:  # seen, not claimed: exactly 0
-                return Charges(torch.zeros_like(spent), accepted, torch.zeros_like(spent))
-        return Charges(divergence.from_generator(spent), accepted, raised)
+                return Charge(torch.zeros_like(spent), accepted, torch.zeros_like(spent))
+        return Charge(divergence.from_generator(spent), accepted, raised)
 
     def _part(self, at: slice) -> "Emitted":
         path = Path(self.path.alive[at], None if self.path.raised is None else self.path.raised[at])
@@ -135,14 +126,14 @@ class Emitted:
             return overlap
         return (self.draft * self.policy.acceptance_row(self.target, self.draft)).sum(-1)
 
-    def _charges_of_laws(self, divergence: Divergence) -> Charges:
+    def _charges_of_laws(self, divergence: Divergence) -> Charge:
         ratio = torch.where(self.path.alive > 0, self.path.alive, 1.0).to(self.q.device)
         overlap = torch.minimum(self.draft / ratio[:, None], self.laws).sum(-1)
         accepted = self._accepted(overlap)
         if self.laws is self.target:
-            return Charges(torch.zeros_like(overlap), accepted, torch.zeros_like(overlap))
+            return Charge(torch.zeros_like(overlap), accepted, torch.zeros_like(overlap))
         spent = divergence.value(self.laws, self.target).clamp(min=0.0)
-        return Charges(spent, accepted, raised_off_head(self.laws, self.target))
+        return Charge(spent, accepted, raised_off_head(self.laws, self.target))
 
     def at(self, ids: Int[Tensor, "rows"]) -> PerRow:
         """Return h of one token a row, float64."""

@@ -139,15 +139,8 @@ class Tree(Verifier):
 
 
 def is_chain(draft: Draft) -> bool:
-    """Return whether a draft is a chain that declares no deterministic token."""
-    if draft.sampled is None:
-        return draft.parents is None
-    return all(
-        list(above) == list(range(len(above)))
-        and all(sampled[: len(above)])
-        and not (draft.deterministic is not None and any(deterministic[: len(above)]))
-        for above, (sampled, deterministic) in zip(draft.above, draft.flags, strict=True)
-    )
+    """Return whether a draft is a chain that declares no law of its nodes."""
+    return draft.sampled is None and draft.parents is None
 
 
 def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:

@@ -210,7 +210,7 @@ def test_a_look_ahead_gains_the_most_that_held_tokens_leave():
 
 @pytest.mark.parametrize("spec", some(ONE_BY_ONE, 3))
 @pytest.mark.parametrize(
-    "own", [Boxes(0.4), Boxes(floored=(0, 2)), Boxes(held=(1,)), Boxes(0.3, (0,), (3, 4))]
+    "own", [Boxes(), Boxes(0.4), Boxes(floored=(0, 2)), Boxes(held=(1,)), Boxes(0.3, (0,), (3, 4))]
 )
 def test_rows_one_by_one_are_those_of_the_search_together(spec, own, monkeypatch):
     q, p = pair(amount(30, 300), 6, seed=3, kinds=("zeros", "smooth"))

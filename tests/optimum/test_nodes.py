@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import cactus_theory as ct
 from cactus_theory.divergences import FDivergence, divergence
 from cactus_theory.optimum.bands import Bands
-from cactus_theory.policies import policy
 from tests.amounts import amount, some
 from tests.formulas import by_hand
 from tests.rows import KINDS, pair
@@ -23,8 +21,8 @@ NOT_TINY = [pair for pair in MIXED if "tiny" not in pair]
 ROUNDING = 1e-12
 # where two float64 edges of one row have nearly the same f′
 ROW = 1e-5
-# edges near 500 (price 0.001) leave this of the lower edge beside them, and of the best gain
-FAR, FAR_GAIN, FLAT_GAIN = 1e-8, 1e-5, 1e-9
+# edges near 500 (price 0.001) leave this of the best gain
+FAR_GAIN, FLAT_GAIN = 1e-5, 1e-9
 # of the interior-point solver, whose rows are as near as the root of its gap
 PROGRAM = 1e-5
 TIGHT = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-11)
@@ -158,27 +156,6 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
     assert max(apart) > 100 * PROGRAM  # what later tokens are worth moves rows
 
 
-@pytest.mark.parametrize("spec", some(SPECS, 3))
-@pytest.mark.parametrize("kinds", some(MIXED, 4))
-def test_at_the_root_it_is_the_band(spec: str, kinds: tuple[str, str]) -> None:
-    q, p = pair(4, 30, seed=3, kinds=kinds)
-    for price in some(PRICES, 3):
-        band = ct.optimal_acceptance(q, p, divergence=spec, price=price)
-        h = solved(q, p, 1.0, spec, price)
-        assert float((h - band.target).abs().max()) <= FAR
-        rule = policy("band", price=price, divergence=spec)
-        assert float((h - rule.target(q, p)).abs().max()) <= FAR  # type: ignore[attr-defined]
-
-
-def test_extreme_prices() -> None:
-    q, p = pair(6, 30, seed=5)
-    nearly_free, dear = (solved(q, p, 1.0, "kl", price) for price in (1e-3, 1e6))
-    assert torch.allclose(nearly_free, p, atol=ROUNDING)
-    assert float((dear - q).abs().max()) <= 1e-5
-    unreached = solved(q, p, 0.0, "kl", 1.0)  # taken for P = 1
-    assert unreached.equal(solved(q, p, 1.0, "kl", 1.0))
-
-
 def test_deterministic_rows() -> None:
     sure, other = torch.eye(3, dtype=torch.float64)[[0, 1]]
     even = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -187,6 +164,8 @@ def test_deterministic_rows() -> None:
         h = solved(q, p, alive, "kl", 1.0)
         assert h[:2].equal(torch.stack([sure, sure]))
         assert 0.5 < h[2, 0] < 1 and torch.allclose(h[2, 1] / h[2, 2], even[1] / even[2])
+    unreached = solved(q, p, 0.0, "kl", 1.0)  # taken for P = 1
+    assert unreached.equal(solved(q, p, 1.0, "kl", 1.0))
 
 
 def test_where_the_target_excludes_most_of_the_draft() -> None:

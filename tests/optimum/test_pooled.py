@@ -141,21 +141,16 @@ def test_kinds_of_rows_are_kept():
         ({"delta": 0.1, "price": 1}, "exactly one must be given; got delta and price"),
         ({"delta": -1}, r"delta: must lie in \[0, inf\]; got -1"),
         ({"acceptance": 1.5}, r"acceptance: must lie in \[0, 1\]; got 1.5"),
+        ({"acceptance": 1.0, "q": Q[:0], "p": P[:0]}, "target_probs: must hold a row"),
+        ({"acceptance": 1.0, "q": [[1.0, 0]], "p": [[0.5, 0.5]]}, "must not exceed 0.5.*; got 1"),
     ],
 )
 def test_wrong_arguments_are_named(knobs, message):
+    rows = knobs.get("q", Q), knobs.get("p", P)
     with pytest.raises(ValueError, match=message):
-        ct.pooled_acceptance(Q, P, **knobs)
-
-
-def test_out_of_reach_and_empty_are_named():
-    q, p = pair(3, 6, kinds=("zeros", "smooth"))
-    with pytest.raises(ValueError, match="acceptance: must not exceed 0.*; got 1"):
-        ct.pooled_acceptance(q, p, acceptance=1.0)
+        ct.pooled_acceptance(*rows, **{name: own for name, own in knobs.items() if len(name) > 1})
     with pytest.raises(ValueError, match="points: must be a whole number of at least 2; got 2.5"):
-        ct.pooled_frontier(q, p, points=2.5)
-    with pytest.raises(ValueError, match="target_probs: must hold a row"):
-        ct.pooled_acceptance(q[:0], p[:0], delta=0.1)
+        ct.pooled_frontier(Q, P, points=2.5)
 
 
 def test_a_wrong_dual_is_noticed(monkeypatch):

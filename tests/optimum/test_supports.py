@@ -11,8 +11,6 @@ from tests.formulas import ALL, TEN
 from tests.rows import pair, rows
 
 CERTIFIED = 1e-8
-# by-hand divergences cancel: a competitor may overspend by this much and gain in proportion
-BY_HAND = 1e-9
 FINITE = ("total_variation", "squared_hellinger", "jensen_shannon", "reverse_kl", "neyman_chi2")
 SUPPORTS = ("target", "free")
 ZEROS = {
@@ -61,24 +59,6 @@ def test_a_batch_is_a_loop(spec, where, support):
         for field in vars(alone):
             mine, other = getattr(alone, field), getattr(together, field)[i]
             torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("spec", [s for s in ALL if hasattr(ct.divergence(s), "smooth")])
-def test_the_certificate_bounds_every_row(spec):
-    # the bound is Lagrange's only if u = clip(ρ, a, b) is the best u for its λ and μ
-    kind = ct.divergence(spec)
-    if not kind.smooth:
-        return
-    q, p = pair(6, 8, seed=12)
-    s = ct.optimal_acceptance(q, p, divergence=spec, delta=0.05)
-    price = s.price[:, None]
-    level = -price * kind.slope(s.lower)[:, None]
-    gain = lambda u: torch.minimum(p / q, u) - price * kind.f(u) - level * u  # noqa: E731
-    best = gain(torch.minimum(torch.maximum(p / q, s.lower[:, None]), s.upper[:, None]))
-    for u in torch.logspace(-3, 3, 601, dtype=torch.float64):
-        assert (gain(u.expand_as(q)) <= best + BY_HAND).all()
-    bound = s.price * 0.05 + level[:, 0] + (q * best).sum(-1)
-    torch.testing.assert_close(bound, s.acceptance, rtol=0, atol=BY_HAND)
 
 
 @pytest.mark.parametrize("spec", FINITE)

@@ -39,21 +39,15 @@ def check_agree(mine, reference):
     assert (mine.gap.abs() <= GAP).all()
 
 
-@pytest.mark.parametrize("spec", some(SMOOTH, 5))
+ASKED = [(spec, "delta", delta) for spec in SMOOTH for delta in (1e-5, 0.02, 0.5, 4.0)]
+ASKED += [(spec, "price", price) for spec in PRICED for price in (0.05, 0.6, 3.0, 40.0)]
+
+
+@pytest.mark.parametrize("spec, knob, amount", some(ASKED, 18))
 @pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("delta", some([1e-5, 0.02, 0.5, 4.0], 2))
-def test_by_budget(spec, kinds, delta):
+def test_on_rows_of_every_kind(spec, knob, amount, kinds):
     q, p = pair(12, 400, seed=21, kinds=kinds)
-    mine, reference, _ = both(q, p, spec, "delta", delta)
-    check_agree(mine, reference)
-
-
-@pytest.mark.parametrize("spec", some(PRICED, 4))
-@pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("price", some([0.05, 0.6, 3.0, 40.0], 2))
-def test_by_price(spec, kinds, price):
-    q, p = pair(12, 400, seed=22, kinds=kinds)
-    mine, reference, _ = both(q, p, spec, "price", price)
+    mine, reference, _ = both(q, p, spec, knob, amount)
     check_agree(mine, reference)
 
 

@@ -12,7 +12,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies._decisions import Path
 from cactus_theory.policies.band import Band
-from cactus_theory.verify import Assignment, Draft, Tree, find_verifier, tree
+from cactus_theory.verify import Assignment, Draft, Tree, find_verifier
 from cactus_theory.verify._runs import Run
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
@@ -293,19 +293,15 @@ def lines(case):
 
 @pytest.mark.parametrize("vocab", some([3, 40], 1))
 @pytest.mark.parametrize("spec", [*SPECS, "band:delta=0.05", "band:price=1", "mixture:alpha=0.3"])
-def test_without_deterministic_children_it_is_the_chain_and_the_block(vocab, spec, monkeypatch):
+def test_without_deterministic_children_it_is_the_chain_and_the_block(vocab, spec):
     assigned = one(spec)
     for runs in ("block", "chain"):
         for seed in range(amount(2, 10)):
             case = random_case(vocab, seed)
             rest = case.q, case.draft, case.accept, case.draw
             plain = find_verifier(runs).verify(assigned, *rest)
-            draft = lines(case)
-            for walked in (True, False):  # as any tree, and as the chain that it is
-                with monkeypatch.context() as patch:
-                    if walked:
-                        patch.setattr(tree, "is_chain", lambda _: False)
-                    found = Tree(runs).verify(assigned, case.q, draft, case.accept, case.draw)
+            for draft in (lines(case), case.draft):  # as any tree, and as the chain that it is
+                found = Tree(runs).verify(assigned, case.q, draft, case.accept, case.draw)
                 assert found.output_token_ids.equal(plain.output_token_ids)
                 for row, count in enumerate(case.draft.lengths):
                     nodes = list(range(count))[: int(plain.num_accepted[row]) + 1]
@@ -582,42 +578,38 @@ def test_a_refused_token_that_rounding_brings_back_ends_the_walk(runs):
     assert found.output_token_ids.tolist() == [[0, -1, -1]] and found.num_accepted.tolist() == [0]
 
 
+def counts_by_row_and_by_law(spec, q, p, ids, flags, coins):
+    """Return how many tokens are accepted at each row of coins, by the policy's row and its law."""
+    parents = torch.tensor([[-1, *[0] * (len(ids) - 1)]])
+    draft = Draft(torch.tensor([ids]), [len(ids)], torch.tensor([p]).double(), parents, *flags)
+    draw = torch.full((1, len(ids) + 1), 0.5).double()
+    for answers in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not answers:
+                by_law(patch, Band)
+            given = Assignment((ct.policy(spec),)), torch.tensor([q]).double(), draft
+            yield [int(Tree().verify(*given, own[None], draw).num_accepted) for own in coins]
+
+
 @pytest.mark.parametrize("ratio", [0.9, 1.0])
-def test_a_drafted_token_that_is_deterministic_may_bring_a_path_back(ratio, monkeypatch):
+def test_a_drafted_token_that_is_deterministic_may_bring_a_path_back(ratio):
     """Its P h/r may be far above the bounds of a token that is only sampled."""
-    q = torch.tensor([[[0.3, 0.1, 0.6], [0.4, 0.1, 0.5], [0.2, 0.3, 0.5]]]).double()
-    p = torch.tensor([[[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]]).double()
+    q = [[0.3, 0.1, 0.6], [0.4, 0.1, 0.5], [0.2, 0.3, 0.5]]
+    p = [[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]
     flags = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[False, True]])
-    ids = torch.tensor([[0, 0]])
-    draft = Draft(ids, [2], p, torch.tensor([[-1, 0]]), *flags)
-    ends = {}
-    for beside in (True, False):
-        with monkeypatch.context() as patch:
-            if not beside:
-                by_law(patch, Band)
-            for coin in torch.linspace(0.01, 0.99, 50).double():
-                coins = torch.stack([torch.tensor(0.999).double(), coin])[None]
-                draw = torch.full((1, 3), 0.5).double()
-                found = Tree().verify(one("band:price=1"), q, draft, coins, draw)
-                ends.setdefault(beside, []).append(int(found.num_accepted))
-    assert ends[True] == ends[False] and 2 in ends[True]
+    last = torch.linspace(0.01, 0.99, 50).double()
+    coins = torch.stack([torch.full_like(last, 0.999), last], -1)
+    row, law = counts_by_row_and_by_law("band:price=1", q, p, [0, 0], flags, coins)
+    assert row == law and 2 in row
 
 
-def test_a_deterministic_token_may_be_raised_by_more_than_the_others_leave(monkeypatch):
+def test_a_deterministic_token_may_be_raised_by_more_than_the_others_leave():
     """Where tokens between a row's own edges fall to p, P h leaves more above p than P q does."""
-    q = torch.tensor([[[0.02, 0.9, 0.08], [0.3, 0.1, 0.6], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]])
-    p = torch.tensor([[[0.3, 0.0, 0.7], [0.5, 0.0, 0.5], [0.2, 0.3, 0.5]]])
+    q = [[0.02, 0.9, 0.08], [0.3, 0.1, 0.6], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]
+    p = [[0.3, 0.0, 0.7], [0.5, 0.0, 0.5], [0.2, 0.3, 0.5]]
     deterministic = torch.tensor([[False, False, True]])
-    draft = Draft(torch.tensor([[0, 0, 1]]), [3], p.double(), torch.tensor([[-1, 0, 0]]))
-    draft = replace(draft, sampled=~deterministic, deterministic=deterministic)
-    ends = {}
-    for beside in (True, False):
-        with monkeypatch.context() as patch:
-            if not beside:
-                by_law(patch, Band)
-            for coin in torch.linspace(0.001, 0.2, 200).double():
-                coins = torch.tensor([[coin, 0.999, 0.5]]).double()
-                rest = q.double(), draft, coins, torch.full((1, 4), 0.5).double()
-                found = Tree().verify(one("band:price=0.5,per_row=True"), *rest)
-                ends.setdefault(beside, []).append(int(found.num_accepted))
-    assert ends[True] == ends[False] and len({*ends[True]}) > 1
+    first = torch.linspace(0.001, 0.2, 200).double()[:, None]
+    coins = torch.cat([first, torch.tensor([[0.999, 0.5]]).double().expand(200, 2)], 1)
+    spec, flags = "band:price=0.5,per_row=True", (~deterministic, deterministic)
+    row, law = counts_by_row_and_by_law(spec, q, p, [0, 0, 1], flags, coins)
+    assert row == law and len({*row}) > 1
