@@ -148,7 +148,8 @@ def _ratio(ledger: Answers, bands: list[Answers]) -> float | None:
     return float(tokens / np.interp(kl, band_kls, [calls for _, calls in points]))
 
 
-LOOSEST = "band:price=0.5,per_row=True"
+# what ledgers follow while they can, and drafted tokens a call
+LOOSEST, WIDTH = "band:price=0.5,per_row=True", 4
 SHOWN = {
     "verifier": "verifier",
     "kind": "kind",
@@ -168,9 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--price", type=float, nargs="+", default=[4, 2.8, 2, 1.4, 1, 0.7, 0.5], help="of bands")
     add("--cap", type=float, nargs="+", default=[0.01, 0.02, 0.05, 0.1], help="nats a token")
-    add("--policy", default=LOOSEST, help="that ledgers follow while they can")
     add("--verifier", nargs="+", default=["chain", "block"])
-    add("--num-draft-tokens", type=int, default=4, help="K")
     add("--max-new-tokens", type=int, default=64)
     add("--repeats", type=int, default=4, help="passes over the prompts, with other seeds")
     add("--work", type=Path, default=Path("build/ledger"), help="folder of the journal")
@@ -182,18 +181,17 @@ def run(args: argparse.Namespace) -> int:
     kinds = {"band": args.price, "ledger": args.cap}
     plan = [Line(verifier, kind, setting) for verifier in args.verifier
             for kind in kinds for setting in kinds[kind]]  # fmt: skip
-    policies = {line.key: policy_of(line, args.policy) for line in plan}
+    policies = {line.key: policy_of(line) for line in plan}
     pair, _, prompts = opened(args)
     settings = {
-        name: str(getattr(args, name))
-        for name in ("target", "draft", "prompts", "policy", "num_draft_tokens", "max_new_tokens")
+        name: str(getattr(args, name)) for name in ("target", "draft", "prompts", "max_new_tokens")
     }
     harness = Harness(pair, prompts, args.max_new_tokens, seed=0)
     grid = Grid(plan, len(prompts), repeats=0, metered=args.repeats, amounts=())
 
     def decoded(job: Job) -> Record:
         line = job.config
-        config = Config(line.key, args.num_draft_tokens, len(prompts), line.verifier)
+        config = Config(line.key, WIDTH, len(prompts), line.verifier)
         return answered(harness, config, policies[line.key], job.repeat)
 
     with Journal(args.work / "journal.jsonl", settings) as journal:
@@ -210,9 +208,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def policy_of(line: Line, loosest: str) -> Any:
+def policy_of(line: Line) -> Any:
     band = f"band:price={line.setting!r},per_row=True"
-    return band if line.kind == "band" else Ledger(loosest, line.setting)
+    return band if line.kind == "band" else Ledger(LOOSEST, line.setting)
 
 
 def answered(harness: Harness, config: Config, policy: Any, repeat: int) -> Record:

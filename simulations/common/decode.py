@@ -10,14 +10,15 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, Siblings, decode
+from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, decode
 from cactus_theory.decoding._text import left_padded
-from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.options import own_ends
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 
 from .grid import HF_ASSISTED, PLAIN, Config
@@ -106,12 +107,9 @@ class Harness:
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
         plain = config.method == PLAIN
-        policy_options: dict[str, Any] = {}
-        if not plain:
-            policy_options["policy"] = config.method if policy is None else policy
-            policy_options["num_draft_tokens"] = config.width
+        drafted = {"policy": policy or config.method, "num_draft_tokens": config.width}
         options = DecodeOptions(
-            **policy_options,
+            **({} if plain else drafted),
             attention_mask=mask,
             eos_token_ids=None if self.ends else (),
             max_new_tokens=self.max_new_tokens,
@@ -122,8 +120,6 @@ class Harness:
             record_rows=record_rows,
         )
         draft = None if plain else self.cuts.drafter(self.pair.draft, config.temperature)
-        if config.siblings:
-            draft = Siblings(as_drafter(draft), config.siblings)
         result = decode(target, draft, ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
         return Decoded(result.seconds.total, outputs, result, result.row_ended)
@@ -153,28 +149,22 @@ class Harness:
                 torch.cuda.synchronize(full.device)
             seconds = time.perf_counter() - start
         new_ids = full[:, ids.shape[1] :].tolist()
-        ends = target.generation_config.eos_token_id if self.ends else NO_TOKEN
+        ends = own_ends(target) if self.ends else frozenset()
         outputs = [_until_end(row, ends) for row in new_ids]
-        ids_of_end = ends if isinstance(ends, list) else [ends]
-        return Decoded(seconds, outputs, None, [row[-1] in ids_of_end for row in outputs])
+        return Decoded(seconds, outputs, None, [row[-1] in ends for row in outputs])
 
 
 @contextmanager
 def _pinned(draft: Any, width: int) -> Iterator[None]:
-    settings = draft.generation_config
-    pins = {
-        "num_assistant_tokens": max(width, 1),
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
-    originals = {name: getattr(settings, name, None) for name in pins}
+    original = draft.generation_config
+    draft.generation_config = deepcopy(original)
+    draft.generation_config.num_assistant_tokens = max(width, 1)
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
     try:
-        for name, value in pins.items():
-            setattr(settings, name, value)
         yield
     finally:
-        for name, value in originals.items():
-            setattr(settings, name, value)
+        draft.generation_config = original
 
 
 @contextmanager
@@ -192,8 +182,7 @@ def _quiet(seed: int) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _until_end(row: list[int], ends: int | list[int]) -> list[int]:
+def _until_end(row: list[int], ends: frozenset[int]) -> list[int]:
     """Cut the padding after an end-of-text token, which itself counts."""
-    end_ids = set(ends if isinstance(ends, list) else [ends])
-    stop = next((position + 1 for position, token in enumerate(row) if token in end_ids), len(row))
+    stop = next((position + 1 for position, token in enumerate(row) if token in ends), len(row))
     return row[:stop]

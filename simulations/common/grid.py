@@ -33,41 +33,31 @@ USUAL = "chain"
 class Config:
     """A line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
 
-    ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines;
-    ``siblings`` are drafted beside each token; both models have the ``temperature``.
+    ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines; both
+    models have the ``temperature``.
     """
 
     method: str
     width: int
     batch: int
     verifier: str = USUAL
-    siblings: int = 0
     temperature: float = 1.0
 
     @property
-    def judge(self) -> str:
-        return self.verifier + (f" with {self.siblings} siblings" if self.siblings else "")
-
-    @property
     def key(self) -> str:
-        return f"{at(self.method, self.judge)}|K={self.width}|batch={self.batch}"
-
-    @property
-    def family(self) -> str:
-        """Return the name that lines with other values of the knob share: ``band:price@block``."""
-        return at(series(self.method), self.judge)
+        return f"{at(self.method, self.verifier)}|K={self.width}|batch={self.batch}"
 
     @property
     def columns(self) -> dict[str, Any]:
         method, knob = label(self.method)
-        judge = None if method in BASELINES else self.judge
-        row = {"method": method, "knob": knob, "verifier": judge}
+        verifier = None if self.method in BASELINES else self.verifier
+        row = {"method": method, "knob": knob, "verifier": verifier}
         return row | {"num_draft_tokens": self.width, "batch": self.batch}
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the fields as results keep them, defaults left out."""
-        defaults = {"verifier": USUAL, "siblings": 0, "temperature": 1.0}
+        defaults = {"verifier": USUAL, "temperature": 1.0}
         return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
 
 
@@ -115,11 +105,10 @@ def configs(
     widths: Sequence[int],
     batches: Sequence[int],
     verifiers: Sequence[str] = (USUAL,),
-    siblings: int = 0,
 ) -> list[Config]:
     """Return every line: baselines, and policies by each verifier that can follow them.
 
-    The verifier ``tree`` gets drafts with so many siblings. Raises ValueError for a baseline,
+    Raises ValueError for a baseline,
     policy or verifier that is unknown, a policy that no verifier can follow, K or batch below 1.
     """
     for name, values in (("num-draft-tokens", widths), ("batch", batches)):
@@ -138,8 +127,7 @@ def configs(
             if method == HF_ASSISTED and batch > 1:
                 continue  # the library refuses it more than one row
             lengths = [0] if method in UNDRAFTED else widths
-            extra = siblings if verifier == "tree" else 0
-            lines += [Config(method, width, batch, verifier, siblings=extra) for width in lengths]
+            lines += [Config(method, width, batch, verifier) for width in lengths]
     return lines
 
 

@@ -33,12 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--points", type=int, default=POINTS, help="of q_n, and of delta at the right"
     )
-    parser.add_argument("--delta", type=float, nargs="+", default=list(DELTAS), help="in nats")
     parser.add_argument("--out", type=Path, default=OUT, help="the CSV")
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = table(args.delta, args.points)
+    rows = table(args.points)
     publish(args, rows)
     for row in rows:
         if row["kind"] == "maximum":
@@ -48,15 +47,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(deltas: list[float], points: int) -> list[Row]:
+def table(points: int) -> list[Row]:
     """Return curves over q_n, their maxima, and the budgets spent in emitted laws."""
-    for delta in deltas:
-        if not 0 < delta < math.inf:
-            raise ValueError(f"delta: must be positive and finite; got {delta!r}")
     if points < 2:
         raise ValueError(f"points: must be at least 2; got {points!r}")
-    rows = [row for name in POLICIES for delta in deltas for row in curve(name, delta, points)]
-    rows += [maximum(delta) for delta in deltas]
+    rows = [row for name in POLICIES for delta in DELTAS for row in curve(name, delta, points)]
+    rows += [maximum(delta) for delta in DELTAS]
     low, high = (math.log10(end) for end in SPAN)
     budgets = torch.logspace(low, high, points, dtype=torch.float64)
     for example, (q, p) in counterexamples().items():

@@ -74,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_decode_arguments(parser, widths=[3, 7], repeats=12)
     add_end_arguments(parser)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
-    add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block, tree")
-    add("--siblings", type=int, default=0, metavar="M", help="beside each token, with tree")
+    add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
     add(
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
         args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
     kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
-    lines = configs(*kinds, args.siblings)
+    lines = configs(*kinds)
     at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
     prompts = given_prompts(args)[: args.num_prompts]
     grid = Grid(lines, len(prompts), args.repeats, args.metered, args.seed)

@@ -30,9 +30,9 @@ def test_the_exact_rule_spends_its_budget_and_no_more():
 
 def test_command_writes_the_table(tmp_path, capsys):
     path = tmp_path / "overspend.csv"
-    arguments = ["table", "overspend", "--delta", "0.1", "--points", "5", "--out", str(path)]
+    arguments = ["table", "overspend", "--points", "5", "--out", str(path)]
     assert main(arguments) == 0
     rows, notes = read_csv(path)
-    assert notes["command"] == "python -m simulations table overspend --points 5 --delta 0.1"
-    assert [row["kind"] for row in rows] == ["curve"] * 12 + ["maximum"] + ["emitted"] * 20
+    assert notes["command"] == "python -m simulations table overspend --points 5"
+    assert [row["kind"] for row in rows] == ["curve"] * 60 + ["maximum"] * 5 + ["emitted"] * 20
     assert "1.823" in capsys.readouterr().out

@@ -57,19 +57,13 @@ def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[
     assert whole[:8] == kept
     keys = [json.loads(line)["job"] for line in whole[1:]]
     assert len(keys) == len(set(keys)) == DECODES
-    rows, _ = read_csv(out / "throughput.csv")
+    rows, notes = read_csv(out / "throughput.csv")
+    assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
+    assert str(out) not in notes["command"] and notes["dtype"] == "float32"  # not auto
     assert [row["method"] for row in rows] == METHODS
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
     assert abs(float(rows[3]["emitted_kl_per_token"])) < 1e-9
     assert float(rows[5]["emitted_kl_per_token"]) > float(rows[4]["emitted_kl_per_token"]) > 0
-
-
-def test_the_tables_are_published_with_the_command(resumed: tuple[Path, list[str]]) -> None:
-    out, _ = resumed
-    _, notes = read_csv(out / "throughput.csv")
-    assert notes["command"].startswith("python -m simulations throughput --num-prompts 2")
-    assert str(out) not in notes["command"]
-    assert notes["dtype"] == "float32"  # not auto
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
