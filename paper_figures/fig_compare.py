@@ -1,4 +1,4 @@
-"""Speed over plain decoding and seconds of an answer at equal nats, with 90 %."""
+"""Speed over plain decoding and seconds of an answer, with 90 %, and the nats a token spent."""
 
 from . import _style as style
 from ._style import Axes, Figure, Path, Row
@@ -36,5 +36,5 @@ def _name(row: Row) -> str:
         return row["method"]
     others = (row["knob"] or "").partition(",")[2]
     setting = f"{row['verifier']}, {row['num_draft_tokens']:.0f}"
-    level = f", {row['level']:g} nats" if row["level"] else ""
-    return f"{row['method']}{' ' * bool(others)}{others} ({setting}){level}"
+    spent = f", {row['kl_per_token']:.3f} nats" if row["level"] else ""
+    return f"{row['method']}{' ' * bool(others)}{others} ({setting}){spent}"
