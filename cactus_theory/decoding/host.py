@@ -1,5 +1,6 @@
 """A round on the host: draft, verify in one forward pass of the target, roll back."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jaxtyping import Float
@@ -11,7 +12,7 @@ from cactus_theory.decoding._verification import assigned
 from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.result import Round
+from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.rounds import Rounds
 from cactus_theory.policies._copies import copied
 from cactus_theory.verify.draft import Draft, Verdict, Verified
@@ -53,13 +54,12 @@ class HostRounds(Rounds):
 
     def round(self) -> list[list[int]]:
         """Give every text that is not finished at least one token; return the new ids of all."""
-        before, (_, steps) = dict(self.clock.parts), self.calls
+        before = dict(self.clock.parts)
         texts, width = self.texts, self.opening.width
         draft_lengths = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
         draft_coins, accept, draw = self.coins.toss(draft_lengths, self._coins)
         draw = self.coins.more_draws(draw, draft_lengths, self.verifier.draws)
         draft = self._propose(draft_lengths, draft_coins)
-        steps = self.calls[1] - steps
         q = self._score(draft)
         policies = self.policies
         judges = assigned(policies.followed, policies.distinct, q, draft, self.verifier)
@@ -81,7 +81,7 @@ class HostRounds(Rounds):
         self.measure(Verified(judges, q, draft, verdict), new)
         for own, ids in zip(policies.followed, new, strict=True):
             own.advance(ids)
-        self._note(before, draft.longest, new, tokens, steps)
+        self._note(before, draft.longest, new, tokens)
         new_of_all: list[list[int]] = [[] for _ in range(self.batch)]
         for text, ids in zip(self.text_numbers, new, strict=True):
             new_of_all[text] = list(ids)
@@ -163,26 +163,12 @@ class HostRounds(Rounds):
         drafted: Sequence[int],
         new: list[list[int]],
         tokens: list[list[int]],
-        steps: int,
     ) -> None:
-        kept = refused = 0
-        for row, (ids, emitted, count) in enumerate(zip(tokens, new, drafted, strict=True)):
-            accepted, cut = self.count(self.text_numbers[row], count, ids, emitted)
-            kept += accepted
-            refused += accepted < count and not cut
-        if self.options.callbacks.on_round is None:
-            return
-        done = Round(
-            drafted=sum(drafted),
-            accepted=kept,
-            refused=refused,
-            emitted=sum(map(len, new)),
-            steps=max(steps, max(drafted), 1),
-            rows=len(new),
-            seconds=self.clock.seconds(before),
-        )
-        self.options.callbacks.on_round(done)
-        self.clock.lap("callback")
+        kinds = Counter(map(self.count, self.text_numbers, drafted, tokens, new))
+        if self.options.callbacks.on_round is not None:
+            done = Reading(kinds, sum(map(len, new))), self.clock.seconds(before)
+            self.options.callbacks.on_round(*done)
+            self.clock.lap("callback")
 
 
 def compacted(opened: Sequence[bool]) -> list[int]:

@@ -16,7 +16,8 @@ from cactus_theory.decoding._sampling import (
     checked_temperature,
 )
 from cactus_theory.decoding._text import Stop
-from cactus_theory.decoding.result import Round
+from cactus_theory.decoding.readings import Reading
+from cactus_theory.decoding.result import Seconds
 from cactus_theory.decoding.schedule import Schedule, Spec, check_rule, read_rule
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
@@ -39,22 +40,22 @@ class Callbacks:
     on_tokens : called with the new ids of the only row, or a list of them per row.
     on_rows : called with all rows of the target (B, K + 1, V), those after a refusal too, the
         draft, the number of each text in the batch, and how many new tokens it had before.
-    on_round : called with the round's counts and seconds (``result.Round``); what passes between
-        two rounds is in neither.
+    on_round : called with the round's counts over all rows (:class:`readings.Reading`), and its
+        seconds by part (``result.Seconds``); what passes between two rounds is in neither.
 
     Examples
     --------
-    >>> rounds = []
-    >>> told = Callbacks(on_round=rounds.append)
+    >>> new = []
+    >>> told = Callbacks(on_round=lambda counts, seconds: new.append(counts.num_tokens))
     >>> ids = torch.tensor([[1, 2, 3]])
     >>> result = ct.generate(pair.target, pair.draft, ids, max_new_tokens=8, callbacks=told)
-    >>> sum(one.emitted for one in rounds)
+    >>> sum(new)
     8
     """
 
     on_tokens: Callable[[Any], None] | None = None
     on_rows: Callable[[Tensor, Draft, list[int], list[int]], None] | None = None
-    on_round: Callable[[Round], None] | None = None
+    on_round: Callable[[Reading, Seconds], None] | None = None
 
 
 NO_CALLBACKS = Callbacks()

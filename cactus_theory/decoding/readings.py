@@ -28,9 +28,7 @@ emitted_divergence_per_token   emitted_divergence/N; a bonus token costs nothing
 largest_row_divergence         the largest of its rows                                     ours
 =============================  ==========================================================  =======
 
-vLLM's counters have these names in its ``/metrics`` (``vllm:spec_decode_num_drafts``, …) and
-others in the answer to one request (``metrics.speculative_decoding``), which
-:meth:`Reading.speculative_decoding` returns as it stands there.
+vLLM's counters have these names in its ``/metrics`` (``vllm:spec_decode_num_drafts``, …).
 
 Always: Σ acceptance_histogram = num_drafts, Σ a · acceptance_histogram[a] = num_accepted_tokens =
 Σ num_accepted_tokens_per_pos, and mean_acceptance_length = 1 + Σ marginal_acceptance_rates; the
@@ -44,23 +42,13 @@ accepted, and no token follows the accepted ones (engines may count those after 
 """
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 Kind = tuple[int, int, bool]
-VLLM_SUMMARY = {
-    "mean_acceptance_length": "mean_acceptance_length",
-    "draft_acceptance_rate": "acceptance_rate",
-    "acceptance_histogram": "acceptance_histogram",
-    "num_spec_steps": "num_drafts",
-    "num_accepted_draft_tokens": "num_accepted_tokens",
-    "num_draft_tokens": "num_draft_tokens",
-}
-
 
 # the readings that are numbers, in the order of JSON; the last three are None without the meter
 NUMBERS = (
@@ -87,7 +75,6 @@ class Reading:
     divergence : the name of what it read, in whose unit it is (nats for KL).
     rows : verified rows; known of all requests together.
     expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
-    raised_off_head : Σ over those rows of :func:`cactus_theory.emitted.raised_off_head`.
     """
 
     rounds: Mapping[Kind, int]
@@ -97,7 +84,6 @@ class Reading:
     divergence: str = "kl"
     rows: int | None = None
     expected_accepted: float | None = None
-    raised_off_head: float | None = None
 
     @cached_property
     def drafts(self) -> dict[Kind, int]:
@@ -151,8 +137,11 @@ class Reading:
     def conditional_acceptance_rates(self) -> tuple[float, ...]:
         """Return for each place the share accepted among the drafts that reached it."""
         accepted = self.num_accepted_tokens_per_pos
-        reached = [_reached(self.drafts, place) for place in range(len(accepted))]
-        return tuple(map(_share, accepted, reached))
+        refused = [0] * len(accepted)
+        for (drafted, kept, ended), times in self.drafts.items():
+            if kept < drafted and not ended:
+                refused[kept] += times
+        return tuple(_share(own, own + no) for own, no in zip(accepted, refused, strict=True))
 
     @property
     def num_calls(self) -> int:
@@ -182,34 +171,9 @@ class Reading:
             return None
         return self.emitted_divergence / self.rows if self.rows else 0.0
 
-    def speculative_decoding(self) -> dict[str, Any]:
-        """Return vLLM's object for one request; ``num_spec_tokens`` is the longest draft."""
-        summary = {name: getattr(self, field) for name, field in VLLM_SUMMARY.items()}
-        return summary | {"num_spec_tokens": len(self.num_accepted_tokens_per_pos)}
-
     def as_dict(self) -> dict[str, Any]:
-        """Return every number for JSON, with vLLM's object for one request among them."""
-        numbers = {
-            name.replace("divergence", self.divergence): getattr(self, name) for name in NUMBERS
-        }
-        return numbers | {"speculative_decoding": self.speculative_decoding()}
-
-
-def pooled(rounds: Sequence[Mapping[Kind, int]]) -> dict[Kind, int]:
-    """Return the number of rounds of each kind, over all texts."""
-    total: Counter[Kind] = Counter()
-    for counts in rounds:
-        total.update(counts)
-    return dict(total)
-
-
-def _reached(rounds: Mapping[Kind, int], place: int) -> int:
-    """Return the number of drafts with a token at ``place`` and all tokens before it accepted."""
-    return sum(
-        times
-        for (drafted, accepted, ended), times in rounds.items()
-        if accepted > place or (accepted == place < drafted and not ended)
-    )
+        """Return every number for JSON."""
+        return {name.replace("divergence", self.divergence): getattr(self, name) for name in NUMBERS}
 
 
 def _share(part: float, whole: float) -> float:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,22 +51,6 @@ class Seconds:
     def overhead(self) -> float:
         """Return the share of ``total`` outside the models' forward passes."""
         return (self.verify + self.other) / self.total if self.total else 0.0
-
-
-@dataclass(frozen=True)
-class Round:
-    """Counts of one round, summed over all rows, and its seconds by part.
-
-    ``rows`` is how many texts took part, ``steps`` how many passes of the draft one after another.
-    """
-
-    drafted: int
-    accepted: int
-    refused: int
-    emitted: int
-    steps: int
-    rows: int
-    seconds: Seconds
 
 
 @dataclass(frozen=True)
@@ -144,7 +129,7 @@ class GenerationResult:
 
     output_token_ids: Int[Tensor, "batch new"]
     row_ended: tuple[bool, ...]
-    row_rounds: tuple[dict[Kind, int], ...]
+    row_rounds: tuple[Counter[Kind], ...]
     target_calls: int
     draft_calls: int
     seconds: Seconds

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from cactus_theory.decoding._verification import stacked, verified_rows
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.projections import preparing
 from cactus_theory.decoding.processors import name_of
-from cactus_theory.decoding.readings import Kind, Reading, pooled
+from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
 from cactus_theory.verify.draft import Verified
 
@@ -68,8 +69,7 @@ class Rounds(ABC):
         recorded = opening.drafter is not None and self.options.record_rows
         self.recorder: list[VerifiedRows] | None = [] if recorded else None
         self.text_numbers = list(range(self.texts.batch))
-        # of each text: (drafted, accepted, ended inside) → number of such rounds
-        self.kinds: list[dict[Kind, int]] = [{} for _ in self.text_numbers]
+        self.kinds = [Counter[Kind]() for _ in self.text_numbers]
         # number of a text → (new ids, whether it ended by itself)
         self.finished: dict[int, tuple[list[int], bool]] = {}
 
@@ -96,17 +96,12 @@ class Rounds(ABC):
 
     def count(
         self, text: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]
-    ) -> tuple[int, bool]:
-        """Count a round of a text that took ``emitted`` of its verified ``tokens``.
-
-        Returns how many drafted tokens it took, and whether the text ended among them.
-        """
+    ) -> Kind:
+        """Count a round of a text that took ``emitted`` of its verified ``tokens``."""
         accepted = min(len(tokens) - 1, len(emitted))
-        cut = len(emitted) <= len(tokens) - 1
-        kind = (drafted, accepted, cut)
-        rounds = self.kinds[text]
-        rounds[kind] = rounds.get(kind, 0) + 1
-        return accepted, cut
+        kind = drafted, accepted, len(emitted) < len(tokens)
+        self.kinds[text][kind] += 1
+        return kind
 
     @one_thread()
     def measure(self, verified: Verified, new: list[list[int]]) -> None:
@@ -170,7 +165,7 @@ class Rounds(ABC):
         """Return tokens and statistics."""
         finished = [self.finished[text] for text in range(len(self.kinds))]
         new, ended = zip(*finished, strict=True)
-        rounds, longest = pooled(self.kinds), max(map(len, new))
+        rounds, longest = sum(self.kinds, Counter()), max(map(len, new))
         reading = Reading(rounds, sum(map(len, new)))
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         token_ids = torch.tensor(padded, dtype=torch.int64, device="cpu")

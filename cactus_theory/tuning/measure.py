@@ -14,7 +14,8 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.options import Callbacks
-from cactus_theory.decoding.result import DECODING_PARTS, Round
+from cactus_theory.decoding.readings import Reading
+from cactus_theory.decoding.result import DECODING_PARTS, Seconds
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
@@ -26,6 +27,8 @@ REPEATS = 5
 BEYOND_TIMED = 2**20
 # cycles whose verification is timed, and untimed ones before them, which allocate
 TIMED, UNTIMED = 150, 10
+# what a decode tells of a round
+Round = tuple[Reading, Seconds]
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def decoded(
         eos_token_ids=prompts.eos_token_ids,
         seed=prompts.seed + first,
         meter=False,
-        callbacks=Callbacks(on_round=rounds.append),
+        callbacks=Callbacks(on_round=lambda *told: rounds.append(told)),
     )
     drafter = None if setting is None else prompts.cuts.drafter(draft, prompts.temperature)
     return decode(target, drafter, ids, options)
@@ -225,10 +228,11 @@ def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
     """Return seconds a text and call, from the second round on: the first one reads the prompts."""
     batch = len(result.row_lengths)
     later = rounds[1:] or rounds
-    calls = sum(part.rows for part in later)
+    calls = sum(counts.num_calls for counts, _ in later)
     call = {
-        name: sum(getattr(part.seconds, name) for part in later) / calls for name in DECODING_PARTS
+        name: sum(getattr(seconds, name) for _, seconds in later) / calls
+        for name in DECODING_PARTS
     }
-    total = sum(part.rows for part in rounds) * sum(call.values())
+    total = sum(counts.num_calls for counts, _ in rounds) * sum(call.values())
     start = max(result.seconds.total - total, 0.0) / batch
     return Timed(call, start, result.num_tokens / batch)

@@ -10,9 +10,9 @@ import torch
 
 from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.decoding.models import cache_check, projections
-from cactus_theory.decoding.readings import VLLM_SUMMARY, Reading
+from cactus_theory.decoding.readings import Reading
 from cactus_theory.divergences import divergence
-from cactus_theory.emitted import emitted_law, raised_off_head
+from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
 from tests.amounts import some
 from tests.decoding.test_ragged import SEEDS, alone, padded, prompts
@@ -112,10 +112,6 @@ def test_the_meter_equals_a_recomputation(tiny, spec, kind):
     assert meter.largest_row_divergence == pytest.approx(float(spent.max()), abs=1e-12)
     kept = rows.draft_probs * rule.acceptance_row(rows.target_probs, rows.draft_probs)
     assert meter.expected_accepted == pytest.approx(float(kept.sum()), abs=1e-12)
-    law = emitted_law(rule, rows.target_probs, rows.draft_probs)
-    assert meter.raised_off_head == pytest.approx(
-        float(raised_off_head(law, rows.target_probs).sum()), abs=1e-12
-    )
     assert meter.num_accepted_tokens == int(rows.accepted.sum()) == result.num_accepted
     assert meter.num_accepted_tokens > 3
     assert (meter.emitted_divergence > 0.01) == (spec != "speculative")
@@ -149,21 +145,6 @@ def test_the_meter_costs_nothing_when_off_and_changes_no_token(tiny):
 
 # sums of a few dozen float64 numbers
 ROUNDING = 1e-12
-
-
-def test_vllms_numbers_for_one_request_are_found_under_vllms_names():
-    """The example in vLLM's documentation of its answer to one request."""
-    rounds = {(3, 0, False): 39, (3, 1, False): 1, (3, 3, False): 3}
-    found = Reading(rounds, num_tokens=53).speculative_decoding()
-    assert found == {
-        "mean_acceptance_length": 1.2325581395348837,
-        "draft_acceptance_rate": 0.07751937984496124,
-        "acceptance_histogram": (39, 1, 0, 3),
-        "num_spec_steps": 43,
-        "num_accepted_draft_tokens": 10,
-        "num_draft_tokens": 129,
-        "num_spec_tokens": 3,
-    }
 
 
 def test_ragged_drafts_by_hand():
@@ -276,5 +257,4 @@ def test_json_has_every_field_and_the_meters_divergence(tiny):
     (found,) = result.readings()
     held = json.loads(json.dumps(found.as_dict()))
     assert held["emitted_total_variation"] == pytest.approx(result.reading.emitted_divergence)
-    assert set(VLLM_SUMMARY) < set(held["speculative_decoding"])
     assert "num_drafts" in held and "emitted_kl" not in held

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cactus_theory.decoding.result import Round, Seconds
+from cactus_theory.decoding.readings import Reading
+from cactus_theory.decoding.result import Seconds
 from cactus_theory.traces import Replay
 from cactus_theory.tuning import Costs, Prompts, measure_costs
 from cactus_theory.tuning.costs import plain_speed, speed
@@ -109,9 +110,8 @@ def test_costs_are_those_of_later_rounds_and_of_all_but_the_first_decodes(
         for seconds in ((1.0, 4.0, 6.0, 0.5, 2), (0.3, 1.0, 1.6, 0.2, 2), (0.15, 0.5, 0.8, 0.1, 1)):
             drafting, passes, whole, verifying = (slow * part for part in seconds[:4])
             other = whole - drafting - passes - verifying
-            options.callbacks.on_round(
-                Round(6, 2, 2, 4, 3, seconds[4], Seconds(drafting, passes, verifying, other))
-            )
+            counts = Reading({(3, 1, False): seconds[4]}, 4)
+            options.callbacks.on_round(counts, Seconds(drafting, passes, verifying, other))
         result = Result()
         result.seconds = SimpleNamespace(total=10.0 * slow)
         return result
