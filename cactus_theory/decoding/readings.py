@@ -173,7 +173,8 @@ class Reading:
 
     def as_dict(self) -> dict[str, Any]:
         """Return every number for JSON."""
-        return {name.replace("divergence", self.divergence): getattr(self, name) for name in NUMBERS}
+        told = {name.replace("divergence", self.divergence): name for name in NUMBERS}
+        return {name: getattr(self, own) for name, own in told.items()}
 
 
 def _share(part: float, whole: float) -> float:

@@ -94,9 +94,7 @@ class Rounds(ABC):
     def calls(self) -> tuple[int, int]:
         """Return the forward passes of the target and of the draft so far."""
 
-    def count(
-        self, text: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]
-    ) -> Kind:
+    def count(self, text: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
         """Count a round of a text that took ``emitted`` of its verified ``tokens``."""
         accepted = min(len(tokens) - 1, len(emitted))
         kind = drafted, accepted, len(emitted) < len(tokens)

@@ -230,8 +230,7 @@ def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
     later = rounds[1:] or rounds
     calls = sum(counts.num_calls for counts, _ in later)
     call = {
-        name: sum(getattr(seconds, name) for _, seconds in later) / calls
-        for name in DECODING_PARTS
+        name: sum(getattr(seconds, name) for _, seconds in later) / calls for name in DECODING_PARTS
     }
     total = sum(counts.num_calls for counts, _ in rounds) * sum(call.values())
     start = max(result.seconds.total - total, 0.0) / batch

@@ -11,7 +11,7 @@ from cactus_theory.decoding import EarlyExit, ModelDrafter, generate
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import DraftContext
-from cactus_theory.decoding.drafters.stop import ACCEPTANCE, PLACES
+from cactus_theory.decoding.drafters.model import ACCEPTANCE, PLACES
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.verify import Assignment, Draft, find_verifier

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,33 +11,10 @@ from torch import Tensor
 
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.draw import pick
-
-
-class Features(Protocol):
-    """Features of the target's cache that a drafter may read, row by row of the batch.
-
-    A round's verified pass has written there, and what was not accepted is rolled back: before the
-    first round there is nothing, and then all tokens of a text but the last, which the target
-    has not been fed yet.
-    """
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Return the number of tokens of each text that have states."""
-        ...
-
-    def hidden(
-        self, layer: int, starts: Sequence[int], counts: Sequence[int]
-    ) -> Float[Tensor, "batch most hidden"]:
-        """Return copies of the states of ``counts[b]`` tokens of row b from ``starts[b]`` on.
-
-        ``layer`` is one that the drafter asked for (:meth:`Drafter.reads`); the entries of
-        shorter rows after theirs are arbitrary.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -46,10 +23,13 @@ class DraftContext:
 
     ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
     is how models run, see :func:`cactus_theory.generate`. With ``next_row`` the
-    verifier also reads the draft's row after a row's last token. ``features`` are the hidden
-    states that the drafter asked for, None where it is tried without a target at work. ``beside``
+    verifier also reads the draft's row after a row's last token. ``beside``
     is how many tokens will be asked for beside each of a deterministic path
-    (:meth:`Drafting.others`).
+    (:meth:`Drafting.others`). ``features`` is the target with its cache, None where a drafter is
+    tried without one at work: ``features.hidden`` has the states of the layers that the drafter
+    asked for (:meth:`Drafter.reads`), of ``features.lengths`` tokens of each text. A round's
+    verified pass has written there, and what was not accepted is rolled back: before the first
+    round there is nothing, and then all tokens of a text but the last.
     """
 
     target_model: Any
@@ -59,7 +39,7 @@ class DraftContext:
     width: int
     fast_forward: bool | None = None
     next_row: bool = False
-    features: Features | None = None
+    features: CachedModel | None = None
     beside: int = 0
 
 
@@ -199,19 +179,6 @@ class Drafter(ABC):
 def nothing(texts: Texts) -> Draft:
     ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
     return Draft(ids, [0] * texts.batch, None)
-
-
-def tree_of(
-    rows: Sequence[Sequence[tuple[int, int, bool, bool]]],
-    device: torch.device,
-    probs: Float[Tensor, "batch K vocab"] | None = None,
-) -> Draft:
-    """Return the draft of each row's tokens: ids, parents, sampled or not, deterministic or not."""
-    width = max(map(len, rows))
-    padded = [[*nodes, *[(0, -1, False, False)] * (width - len(nodes))] for nodes in rows]
-    ids, parents, sampled, deterministic = torch.tensor(padded, device=device).unbind(-1)
-    flags = sampled.bool(), deterministic.bool()
-    return Draft(ids, list(map(len, rows)), probs, parents, *flags)
 
 
 def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:

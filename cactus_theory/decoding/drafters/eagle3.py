@@ -24,6 +24,7 @@ from cactus_theory.decoding.drafters._base import (
     nothing,
 )
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
+from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.hugging_face_forward import gathered
 from cactus_theory.decoding.models.llama_forward import JOINED_ENTRIES, FastForward
@@ -64,16 +65,28 @@ class Eagle3Drafter(Drafter):
         return cls(Eagle3Head.load(folder), greedy)
 
     def begin(self, setting: DraftContext) -> Drafting:
-        """Return this drafter at work on one decode."""
         return Eagle3Drafting(setting, self.head, self.greedy)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a target that the head was not made for."""
-        self.head.check(target_model)
+        """Raise ValueError for a target of another vocabulary, width, device or depth."""
+        head, config, layers = self.head, text_config(target_model), self.reads(target_model)
+        for name, own, of_target in (
+            ("vocabulary", head.vocab, config.vocab_size),
+            ("hidden size", head.hidden, config.hidden_size),
+            ("device", head.fc.weight.device, target_model.device),
+        ):
+            if own != of_target:
+                raise ValueError(
+                    f"target_model: {name} must be that of the head, {own}; got {of_target}"
+                )
+        if not all(0 <= layer < config.num_hidden_layers for layer in layers):
+            raise ValueError(
+                f"target_model: must have the layers that the head reads, {list(layers)}; "
+                f"got {config.num_hidden_layers} layers"
+            )
         return {}
 
     def reads(self, target_model: Any) -> Sequence[int]:
-        """Return the layers that the head reads."""
         return self.head.layers(target_model)
 
 
@@ -142,7 +155,6 @@ class Eagle3Drafting(SampledDrafting):
         return torch.cat([self.embedded(tokens), stream.view(*tokens.shape, -1)], -1), counts
 
     def embedded(self, tokens: Int[Tensor, "*some"]) -> Float[Tensor, "*some hidden"]:
-        """Return the embeddings of tokens."""
         return F.embedding(tokens, self.embedding.weight).to(self.dtype)
 
     def run(self, x: Float[Tensor, "batch new pair"], counts: Sequence[int]) -> Tensor:
@@ -161,6 +173,5 @@ class Eagle3Drafting(SampledDrafting):
         return whole.index_copy_(-1, self.ids, rows)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         super().keep(rows)
         self.cache.keep(rows)

@@ -128,25 +128,6 @@ class Eagle3Head(nn.Module):
         count = text_config(target_model).num_hidden_layers
         return self.reads or (2, count // 2, count - 3)
 
-    def check(self, target_model: Any) -> None:
-        """Raise ValueError for a target of another vocabulary, width, depth or device."""
-        config, layers = text_config(target_model), self.layers(target_model)
-        for name, own, of_target in (
-            ("vocabulary", self.vocab, config.vocab_size),
-            ("hidden size", self.hidden, config.hidden_size),
-            ("device", self.fc.weight.device, target_model.device),
-        ):
-            if own != of_target:
-                raise ValueError(
-                    f"target_model: {name} must be that of the head, {own}; got {of_target}"
-                )
-        count = config.num_hidden_layers
-        if not all(0 <= layer < count for layer in layers):
-            raise ValueError(
-                f"target_model: must have the layers that the head reads, {list(layers)}; "
-                f"got {count} layers"
-            )
-
 
 def _layer_config(options: dict[str, Any]) -> Any:
     """Return the configuration of the head's layer; ValueError for an option not followed."""

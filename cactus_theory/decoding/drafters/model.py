@@ -1,13 +1,32 @@
-"""Draft with a smaller causal LM of the same vocabulary."""
+r"""Draft with a smaller causal LM of the same vocabulary, and stop where it is unsure.
+
+With ``stop`` a row drafts no further where its tokens so far will probably not all be accepted.
+
+Verification ends at the first refusal, so a token drafted after a doubtful one is mostly wasted.
+With φ̂(p) the expected acceptance of a token that was drafted with probability p, a row goes on
+after its tokens d_1..d_j iff
+
+.. math:: \prod_{i \le j} \hat φ(p_i(d_i)) \ge threshold
+
+All of d_1..d_j are submitted, the one that ended the draft too: whether d_{j+1} is drafted depends
+on tokens before it only, so verification stays as lossless as it was (THEORY.md, Theorem 12).
+Withdrawing d_j for its own value would not be: with q = (0.5, 0.5) and p = (0.8, 0.2), dropping
+what has p(d) < 0.3 emits (0.6, 0.4).
+
+At least one token is drafted, at most K. Deterministic drafts (greedy ones,
+n-grams, anything at temperature 0) say nothing by p(d) = 1 and are not stopped.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from numpy import interp
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._text import check_model_vocabularies, fitted
 from cactus_theory.decoding.drafters._base import (
     DraftContext,
@@ -16,9 +35,14 @@ from cactus_theory.decoding.drafters._base import (
     SampledDrafting,
     nothing,
 )
-from cactus_theory.decoding.drafters.stop import Watch, check_stop
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.verify.draft import Draft
+
+# Lossless acceptance at temperature 1 as a function of p(d), linear between measurements of two
+# small trained pairs (3,000 and 1,500 verified rows, standard errors 0.01 to 0.04). Fitting it to
+# a pair and a policy gave 0.09 % more tokens at equal cost (mean of 20 settings), so it is fixed.
+PLACES = (0.0, 0.02, 0.25, 0.5, 1.0)
+ACCEPTANCE = (0.45, 0.55, 0.63, 0.74, 0.98)
 
 
 @dataclass(frozen=True)
@@ -48,13 +72,42 @@ class ModelDrafter(Drafter):
         check_stop(self.stop)
 
     def begin(self, setting: DraftContext) -> Drafting:
-        """Return this drafter at work on one decode."""
         return ModelDrafting(setting, self.model, self.greedy, self.stop)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a model of another vocabulary."""
         check_model_vocabularies(target_model, self.model)
         return {"draft_model": self.model}
+
+
+def check_stop(stop: float | None) -> None:
+    """Raise unless ``stop`` is None or a threshold in [0, 1]; 0 never stops."""
+    if stop is not None:
+        check.number("stop", stop, 0, 1)
+
+
+class Watch:
+    """A threshold at work on the drafts of one round; shortens the ``lengths`` of rows that end."""
+
+    def __init__(self, threshold: float, lengths: list[int]) -> None:
+        self.threshold, self.lengths = threshold, lengths
+        self.products = [1.0] * len(lengths)
+
+    def see(
+        self, drafted: int, probs: Float[Tensor, "batch vocab"], token: Int[Tensor, "batch"]
+    ) -> None:
+        """Learn token number ``drafted`` (from 1) of every row and the rows it was drawn from.
+
+        One number a row is read in one transfer. On CUDA that waits for the device, once a
+        drafted token: no step can be saved without knowing that it is not needed. Entries of
+        rows that have stopped are arbitrary and not looked at.
+        """
+        each = interp(probs.gather(1, token[:, None])[:, 0].tolist(), PLACES, ACCEPTANCE)
+        for row, expected in enumerate(each.tolist()):
+            if self.lengths[row] <= drafted:
+                continue
+            self.products[row] *= expected
+            if self.products[row] < self.threshold:
+                self.lengths[row] = drafted
 
 
 class ModelDrafting(SampledDrafting):
@@ -82,7 +135,6 @@ class ModelDrafting(SampledDrafting):
         self.stop = None if self.deterministic else stop
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Sample (or take the likeliest of) one token per step and row."""
         room = [max(self.positions - length, 0) for length in self.texts.lengths]
         lengths, tokens = list(map(min, wanted, room)), []
         if not any(lengths):
@@ -99,12 +151,10 @@ class ModelDrafting(SampledDrafting):
 
     def _follow(self, drafted: Sequence[int]) -> None:
         """Write each row's probabilities after its last drafted token."""
-        lengths = self.model.lengths
-        counts = [
-            length + count - cached
-            for length, cached, count in zip(self.texts.lengths, lengths, drafted, strict=True)
-        ]
-        logits = self._feed(self.texts.take(lengths, counts), counts)
+        cached = self.model.lengths
+        rows = zip(self.texts.lengths, cached, drafted, strict=True)
+        counts = [length + count - own for length, own, count in rows]
+        logits = self._feed(self.texts.take(cached, counts), counts)
         memory = self.memory(logits)
         for offset in set(drafted):
             rows = [row for row, count in enumerate(drafted) if count == offset]
@@ -112,14 +162,10 @@ class ModelDrafting(SampledDrafting):
         self.clock.lap("draft")
 
     def _step(self, offset: int, draft_lengths: Sequence[int], coin: Tensor) -> Tensor:
-        lengths = self.model.lengths
-        counts = [
-            length + offset - cached if drafted > offset else 0
-            for length, cached, drafted in zip(
-                self.texts.lengths, lengths, draft_lengths, strict=True
-            )
-        ]
-        fed = self.texts.take(lengths, counts)
+        cached = self.model.lengths
+        rows = zip(self.texts.lengths, cached, draft_lengths, strict=True)
+        counts = [(length + offset - own) * (drafted > offset) for length, own, drafted in rows]
+        fed = self.texts.take(cached, counts)
         self.clock.lap("other")
         logits = self._feed(fed, counts)
         self.clock.lap("draft")
@@ -135,7 +181,6 @@ class ModelDrafting(SampledDrafting):
         return fitted(logits, target)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         super().keep(rows)
         self.model.keep(rows)
 

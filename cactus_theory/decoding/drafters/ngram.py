@@ -43,7 +43,6 @@ class NGram(Drafter):
         whole_number("longest", self.longest, self.shortest)
 
     def begin(self, setting: DraftContext) -> Drafting:
-        """Return this drafter at work on one decode."""
         return NGramDrafting(setting.texts, range(self.longest, self.shortest - 1, -1))
 
 
@@ -60,7 +59,6 @@ class NGramDrafting(Drafting):
         return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         self.tables = [self.tables[row] for row in rows]
         self.indexed = [self.indexed[row] for row in rows]
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
-from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.decoding.drafters.stop import check_stop
+from cactus_theory.decoding.drafters.model import ModelDrafting, check_stop
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.recognised import replaced
 
@@ -35,11 +34,9 @@ class OwnWeights(Drafter):
         raise NotImplementedError
 
     def begin(self, setting: DraftContext) -> Drafting:
-        """Return this drafter at work on one decode."""
         return ModelDrafting(setting, self.of(setting.target_model), self.greedy, self.stop)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise as :meth:`of`."""
         self.of(target_model)
         return {}
 
@@ -67,7 +64,6 @@ class EarlyExit(OwnWeights):
     layers: int
 
     def of(self, target_model: Any) -> Any:
-        """Return a view of the target that ends after these layers; weights are shared."""
         count = _count(target_model)
         return _without(target_model, range(self._below(count), count))
 
@@ -92,7 +88,6 @@ class SkipLayers(EarlyExit):
     """
 
     def of(self, target_model: Any) -> Any:
-        """Return a view of the target that lacks these layers; weights are shared."""
         count = _count(target_model)
         parts = self._below(count - 1) + 1
         return _without(target_model, {i * count // parts for i in range(1, parts)})
@@ -122,7 +117,6 @@ class FourBit(OwnWeights):
         return WeakKeyDictionary()
 
     def of(self, target_model: Any) -> Any:
-        """Return the rounded copy."""
         if target_model not in self._copies:
             self._copies[target_model] = _in_four_bits(target_model)
         return self._copies[target_model]

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, best, tree_of
+from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, best
 from cactus_theory.verify.draft import Draft
 
 
@@ -55,19 +56,15 @@ class Siblings(Drafter):
             raise ValueError(f"drafter: must draft one path; got {name}")
 
     def begin(self, setting: DraftContext) -> Drafting:
-        """Return this drafter at work on one decode."""
         return SiblingsDrafting(setting, self.drafter, self.m, self.deterministic)
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise where the drafter of the path does."""
         return self.drafter.check(target_model)
 
     def nodes(self, depth: int) -> int:
-        """Return K (m + 1)."""
         return self.drafter.nodes(depth) * (self.m + 1)
 
     def reads(self, target_model: Any) -> Sequence[int]:
-        """Return the layers that the drafter of the path asks for."""
         return self.drafter.reads(target_model)
 
 
@@ -93,13 +90,12 @@ class SiblingsDrafting(Drafting):
         if trunk.probs is None:
             fixed = self.inner.others(self.paths, self.m)
         else:
-            fixed = likeliest(trunk.probs, self.m)
+            fixed = best(trunk.probs, self.m, 0.0).tolist()
         draft = with_siblings(trunk, fixed, self.m, self.deterministic)
         self.texts.propose_all(draft.token_ids)
         return draft
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
         self.inner.keep(rows)
 
     def settle(self) -> None:
@@ -116,11 +112,6 @@ class SiblingsDrafting(Drafting):
         self.inner.settle()
         texts.lengths[:] = lengths
         self.paths, self.before = [], []  # a round may draft nothing
-
-
-def likeliest(probs: Float[Tensor, "batch K vocab"], m: int) -> list[list[list[int]]]:
-    """Return the ``m`` likeliest tokens of each row, −1 for those that cannot be."""
-    return best(probs, m, 0.0).tolist()
 
 
 def with_siblings(
@@ -142,4 +133,8 @@ def with_siblings(
             others = [other for other in beside[place] if other not in (token, -1)]
             nodes += [(other, place - 1, False, deterministic) for other in others[:m]]
         rows.append(nodes)
-    return tree_of(rows, trunk.token_ids.device, trunk.probs)
+    counts = list(map(len, rows))
+    padded = [[*own, *[(0, -1, False, False)] * (max(counts) - len(own))] for own in rows]
+    table = torch.tensor(padded, device=trunk.token_ids.device)
+    ids, parents, sampled, declared = table.unbind(-1)
+    return Draft(ids, counts, trunk.probs, parents, sampled.bool(), declared.bool())

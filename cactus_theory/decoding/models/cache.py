@@ -68,7 +68,8 @@ class RaggedCache:
     def select(self, row: int, length: int, path: Sequence[int]) -> None:
         """Keep the first ``length`` positions of a row, then ``length + i`` for i in ``path``.
 
-        States move so that they are contiguous; a path 0, 1, 2, … copies nothing.
+        After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
+        ascending. States move so that they are contiguous; a path 0, 1, 2, … copies nothing.
         """
         cached = self.lengths[row]
         if not 0 <= length <= cached:
@@ -78,14 +79,10 @@ class RaggedCache:
             raise ValueError(f"path: must ascend within [0, {cached - length}); got {steps}")
         kept = next((place for place, i in enumerate(steps) if i != place), len(steps))
         self.lengths[row] = length + len(steps)
-        if kept < len(steps):
-            self._move(row, [length + i for i in steps[kept:]], length + kept)
-
-    def _move(self, row: int, source: list[int], start: int) -> None:
-        slots = slice(start, start + len(source))
+        moved, slots = [length + i for i in steps[kept:]], slice(length + kept, self.lengths[row])
         for states in (*self.keys, *self.values, *self.hidden.values()):
-            if states is not None:
-                states[row, slots] = states[row, torch.tensor(source, device=states.device)]
+            if moved and states is not None:
+                states[row, slots] = states[row, torch.tensor(moved, device=states.device)]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; a row that changes its place is copied.

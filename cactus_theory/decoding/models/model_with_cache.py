@@ -30,6 +30,8 @@ class CachedModel:
     Parameters
     ----------
     capacity, slack : positions of each row, fed tokens that are not kept included, and more.
+        ``lengths`` are the cached tokens of each row, which :meth:`feed` and the cache's own
+        ``rollback``, ``select`` and ``keep`` change.
     fast_forward : None takes the fast pass where it supports the model, True requires it,
         False takes the library's pass.
     reads : layers whose hidden states are kept beside the cache, for :meth:`hidden`.
@@ -55,8 +57,10 @@ class CachedModel:
         drafts: bool = False,
     ) -> None:
         self.model = model
-        self.cache = allocate(model, batch, capacity + slack)
-        layers = len(self.cache.keys)
+        self.cache = cache = allocate(model, batch, capacity + slack)
+        self.lengths: Sequence[int] = cache.lengths
+        self.rollback, self.select, self.keep = cache.rollback, cache.select, cache.keep
+        layers = len(cache.keys)
         for layer in reads:
             if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer <= layers:
                 raise ValueError(f"reads: must be layers in [0, {layers}]; got {layer!r}")
@@ -74,11 +78,6 @@ class CachedModel:
             check_positions(model, capacity)
             self.branches = runs_together(model, lossless=drafts)
             self.forward = LibraryForward(model, self.cache, self.branches)
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Return the number of cached tokens of each row; only :meth:`feed` and rollbacks write."""
-        return self.cache.lengths
 
     def hidden(
         self, layer: int, starts: Sequence[int], counts: Sequence[int]
@@ -125,7 +124,12 @@ class CachedModel:
         Raises ValueError for more tokens than the cache holds, for parents that do not come before
         their children, and for any of a family that runs row by row.
         """
-        self._check_room(counts)
+        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            if count < 0 or length + count > self.cache.capacity:
+                raise ValueError(
+                    f"counts: row {row} must feed 0 to {self.cache.capacity - length} tokens, "
+                    f"as many as its cache has room for; got {count}"
+                )
         new = max(counts)
         if parents is not None:
             self._check_parents(parents)
@@ -136,31 +140,6 @@ class CachedModel:
             warn_of_probabilities(type(self.model).__name__, logits[0, 0])
         self.cache.extend(counts)
         return logits
-
-    def rollback(self, row: int, length: int) -> None:
-        """Forget all but the first ``length`` tokens of a row."""
-        self.cache.rollback(row, length)
-
-    def select(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep a row's first ``length`` tokens, then those at ``length + i`` for i in ``path``.
-
-        After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
-        ascending; afterwards it is as if only they had been fed. A chain's prefix copies
-        nothing. Raises ValueError for a length or a path outside what is cached.
-        """
-        self.cache.select(row, length, path)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order (no row moves to a later place)."""
-        self.cache.keep(rows)
-
-    def _check_room(self, counts: Sequence[int]) -> None:
-        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
-            if count < 0 or length + count > self.cache.capacity:
-                raise ValueError(
-                    f"counts: row {row} must feed 0 to {self.cache.capacity - length} tokens, "
-                    f"as many as its cache has room for; got {count}"
-                )
 
     def _check_parents(self, parents: Tensor) -> None:
         if not self.branches:
@@ -179,13 +158,10 @@ class CachedModel:
 
 def longest_text(model: Any) -> int | None:
     """Return the most positions of a text that a model runs over alike, None for no limit."""
-    config = text_config(model)
-    limits, own = [*_rotary_lengths(config)], getattr(config, "max_position_embeddings", None)
+    limits = [length for length, _ in _limits(model)]
+    own = getattr(text_config(model), "max_position_embeddings", None)
     if isinstance(own, int) and own > 0:  # −1 stands for no limit
         limits.append(own)
-    window = getattr(config, "sliding_window", None)
-    if isinstance(window, int) and not _applies_windows(model):
-        limits.append(window)
     return min(limits, default=None)
 
 
@@ -196,31 +172,22 @@ def check_positions(model: Any, capacity: int) -> None:
     keep the old one; by a sliding window that the library's caches apply and the model's forward
     pass does not.
     """
-    name = type(model).__name__
-    for length in _rotary_lengths(text_config(model)):
+    for length, words in _limits(model):
         if capacity > length:
             raise ValueError(
-                f"model: prompt and new tokens of {name} must stay within {length} positions, "
-                f"where its rotary table changes under cached keys; got {capacity}"
+                f"model: prompt and new tokens of {type(model).__name__} must stay within "
+                f"{words.format(length)}; got {capacity}"
             )
-    window = getattr(text_config(model), "sliding_window", None)
-    if isinstance(window, int) and capacity > window and not _applies_windows(model):
-        raise ValueError(
-            f"model: prompt and new tokens of {name} must stay within its sliding window of "
-            f"{window}, which its forward pass does not apply; got {capacity}"
-        )
 
 
-def _rotary_lengths(config: Any) -> Iterator[int]:
+def _limits(model: Any) -> Iterator[tuple[int, str]]:
+    config, module = text_config(model), type(model).__module__
     parameters = getattr(config, "rope_parameters", None) or {}
     for table in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         if table.get("rope_type") == "longrope":
-            yield table.get("original_max_position_embeddings") or config.max_position_embeddings
-
-
-def _applies_windows(model: Any) -> bool:
-    """Return whether the file of a library model makes masks with windows; others may."""
-    module = type(model).__module__
-    return not module.startswith("transformers.") or hasattr(
-        sys.modules[module], "create_sliding_window_causal_mask"
-    )
+            length = table.get("original_max_position_embeddings") or config.max_position_embeddings
+            yield length, "{} positions, where its rotary table changes under cached keys"
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and module.startswith("transformers."):  # others may apply it
+        if not hasattr(sys.modules[module], "create_sliding_window_causal_mask"):
+            yield window, "its sliding window of {}, which its forward pass does not apply"
