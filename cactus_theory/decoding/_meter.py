@@ -69,7 +69,6 @@ class TokenLog:
             self.emitted[slots] = emitted.log().cpu()
 
     def costs(self, width: int) -> Float[Tensor, "batch width"]:
-        """Return the charges of the first ``width`` tokens of each text."""
         return self.charges.reshape(self.batch, self.room)[:, :width].clone()
 
     def log_probs(self, width: int) -> LogProbs | None:

@@ -158,7 +158,6 @@ def dtype_of(models: Iterable[Any]) -> str:
 
 
 def dtype_of_pair(target_model: Any, draft_model: Any) -> str:
-    """Return :func:`dtype_of` a target and the models that it is drafted for with."""
     drafts = {} if draft_model is None else as_drafter(draft_model).check(target_model)
     return dtype_of([target_model, *drafts.values()])
 

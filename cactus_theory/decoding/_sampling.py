@@ -145,7 +145,6 @@ class Coins:
 
 
 def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> Sources:
-    """Return the checked sources of coins: a first seed, or seeds or generators of all rows."""
     if seed is not None and generator is not None:
         raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
     if generator is not None:
@@ -189,5 +188,4 @@ def _from_generator(source: torch.Generator) -> Uniforms:
 
 
 def checked_temperature(temperature: float) -> float:
-    """Return ``temperature`` if it is finite and not negative."""
     return check.finite("temperature", temperature, 0)

@@ -69,7 +69,6 @@ class Snapshot(pickle.Pickler):
         return id(obj)
 
     def copies(self) -> Any:
-        """Return a copy of what was held."""
         return _Copies(self).load()
 
 

@@ -52,7 +52,6 @@ class Texts:
 
     @property
     def open(self) -> bool:
-        """Return whether any row may still grow."""
         return any(self.room(row) for row in range(self.batch))
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -86,13 +85,11 @@ class Texts:
         self._write([length + offset for length in self.lengths], token)
 
     def propose_all(self, token_ids: Int[Tensor, "batch K"]) -> None:
-        """Write the drafted tokens of every row after its settled ones."""
         at = torch.tensor(self.lengths, device=self.device)[:, None]
         at = at + torch.arange(token_ids.shape[1], device=self.device)
         self.buffer.scatter_(1, at.clamp_(max=self.last), token_ids)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
-        """Return a row's settled ids and its first ``drafted`` drafted ones."""
         return self.buffer[row : row + 1, : self.lengths[row] + drafted]
 
     def shown(self, row: int, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "1 shown"]:

@@ -46,7 +46,6 @@ class Rule:
 
 
 def policies_of(followed: Sequence[Rule]) -> tuple[Policy, ...]:
-    """Return the different policies that may judge tokens of these texts."""
     policies: list[Policy] = []
     for own in followed:
         policies += [policy for policy in own.policies if policy not in policies]
@@ -60,7 +59,6 @@ def assigned(
     draft: Draft,
     judge: Verifier,
 ) -> Assignment:
-    """Assign one of ``policies`` to each drafted token of a round."""
     if len(policies) == 1:
         return Assignment(policies)
     chosen, ratios, known = [], draft.token_ids.double() * math.nan, False
@@ -88,7 +86,6 @@ class RowPolicies:
 
     @property
     def observing(self) -> bool:
-        """Return whether any schedule observes verified rows."""
         return any(own.observes for own in self.followed)
 
     def keep(self, rows: Sequence[int]) -> None:

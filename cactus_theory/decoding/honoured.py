@@ -81,7 +81,6 @@ def _check_options(config: Any) -> None:
 
 
 def _check_input(name: str, value: Any, input_ids: Tensor, mask: Tensor | None) -> None:
-    """Raise for an input of a model's forward pass other than ids and mask."""
     if name in CACHES:
         library = check.optional_module("transformers", "llm")
         made_by_library = type(value) in (library.DynamicCache, library.StaticCache)

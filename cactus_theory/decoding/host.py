@@ -89,7 +89,6 @@ class HostRounds(Rounds):
         return new_of_all
 
     def _retire(self) -> None:
-        """Set finished texts aside and close the gaps in the batch."""
         texts = self.texts
         opened = [texts.room(row) > 0 for row in range(texts.batch)]
         if all(opened):
@@ -124,7 +123,6 @@ class HostRounds(Rounds):
         return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 
     def _score(self, draft: Draft) -> Float[Tensor, "batch K1 vocab"]:
-        """Return the target's rows after the settled text and after each drafted token."""
         texts, lengths, drafted = self.texts, self.target.lengths, draft.lengths
         keep = [count + 1 for count in drafted]
         counts = [

@@ -180,7 +180,6 @@ def _warn_of_nothing_relaxed(policies: Sequence[Policy | Schedule]) -> None:
 
 
 def _pad(config: Any) -> int:
-    """Return the id that the library pads ended texts with."""
     if isinstance(config.pad_token_id, int):
         return config.pad_token_id
     ends = config.eos_token_id
@@ -204,7 +203,6 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
 
 
 def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
-    """Return the library's own criterion for strings that end a text, if there are any."""
     if not stop_strings:
         return []
     if tokenizer is None:
@@ -234,7 +232,6 @@ def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None, columns: An
 
 
 def _streamed(callbacks: Callbacks, columns: Columns | None, batch: int) -> Callbacks:
-    """Return the callbacks with a streamer that hears new ids before they do."""
     if columns is None:
         return callbacks
 

@@ -242,7 +242,6 @@ def read_drafter(
 def _eagle3(
     source: Source, device: str | torch.device, dtype: str | torch.dtype
 ) -> Eagle3Drafter | None:
-    """Return the drafter of a head that speculators wrote, None for what is another's."""
     folder = source.file(CONFIG).parent
     if not holds_head(folder):
         return None

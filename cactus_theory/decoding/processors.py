@@ -140,7 +140,6 @@ class Processors:
             places.logits[list(rows), list(offsets)] = few(torch.cat(ids), scores)
 
     def _of(self, one: Any, numbers: Sequence[int]) -> Any:
-        """Return a processor with the entries of some texts of the batch."""
         asked = copy.copy(one)
         for name in BY_TEXT:
             held = vars(one).get(name)

@@ -118,7 +118,6 @@ class Schedule(ABC):
         return choice, None
 
     def _along(self, state: Any, path: Any, q: Tensor, draft: Draft) -> Int[Tensor, "count"]:
-        """Return the policies chosen for the tokens of one drafted path."""
         shown = (draft.token_ids[0, path],)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
@@ -359,7 +358,6 @@ def spellings(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
 
 
 def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tensor, "T"]:
-    """Return at which tokens any of the markers ends."""
     ends = torch.zeros_like(text, dtype=torch.bool)
     for marker in markers:
         size = len(marker)

@@ -17,9 +17,9 @@ random numbers are their own: the same laws and meter, other tokens.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
-from cactus_theory.base.rows import ORDINARY
 from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding.device.loop import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
@@ -27,7 +27,6 @@ from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstac
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import longest_text, text_config
 from cactus_theory.decoding.models.recognised import obstacle as not_fast
-from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.schedule import OnePolicy
 
 BY_KERNELS = "device, by kernels"
@@ -41,16 +40,10 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
     device_loop, texts = opening.options.device_loop, opening.texts
     if device_loop is False or (device_loop is None and not captures(texts.device)):
         return None, "host"
-    drafter, models = opening.drafter, {"target_model": opening.target_model}
-    if isinstance(drafter, ModelDrafter):
-        models["draft_model"] = drafter.model
-    longest = longest_text(models.get("draft_model", opening.target_model))
-    reason = (
-        ("where the draft has fewer positions" if (longest or math.inf) < texts.capacity else None)
-        or _round_obstacle(opening)
-        or _option_obstacle(opening.options)
-        or _model_obstacle(models, capacity(texts, opening.width))
-    )
+    models = {"target_model": opening.target_model}
+    if isinstance(opening.drafter, ModelDrafter):
+        models["draft_model"] = opening.drafter.model
+    reason = next(_obstacles(opening, models), None)
     if reason is None:
         step, loop = _step(opening, list(models.values()))
         return DeviceRounds(opening, step), loop
@@ -65,9 +58,7 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     device_loop, judge, temperature = options.device_loop, options.judge, options.temperature
     if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
         return None, "device"
-    reason = obstacle(policies, judge, models, coins.device)
-    if temperature and not ORDINARY[0] <= temperature <= ORDINARY[1]:
-        reason = f"as they do not divide by a temperature of {temperature:g}"
+    reason = obstacle(policies, judge, models, coins.device, temperature)
     if reason is None:
         vocab = text_config(models[0]).vocab_size
         seeds, width = coins.seeds(), opening.width
@@ -77,39 +68,31 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     return None, f"device, by torch {reason}"
 
 
-def _round_obstacle(opening: Opening) -> str | None:
-    """Return why this decode cannot run as one captured round, in words, or None."""
-    judge = opening.options.judge
-    drafter = opening.drafter
+def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
+    """Yield why this decode cannot run as captured rounds, in words."""
+    drafter, options, texts = opening.drafter, opening.options, opening.texts
+    if (longest_text(models.get("draft_model", opening.target_model)) or math.inf) < texts.capacity:
+        yield "where the draft has fewer positions"
     if drafter is not None and not (
         isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
     ):
-        return "where a drafter is more than a model"
+        yield "where a drafter is more than a model"
     if opening.warp.processors.all:
-        return "where logits processors apply"
+        yield "where logits processors apply"
     if any(not isinstance(own.schedule, OnePolicy) for own in opening.policies.followed):
-        return "where a schedule chooses policies"
-    if judge.drafts != ("chain",):
-        return f"where {judge.spec} may walk trees"
-    if judge.needs_next_draft_row:
-        return f"where {judge.spec} reads one more draft row"
-    return None
-
-
-def _option_obstacle(options: DecodeOptions) -> str | None:
-    """Return the given options that the device loop lacks, in words, or None."""
+        yield "where a schedule chooses policies"
+    if options.judge.drafts != ("chain",):
+        yield f"where {options.judge.spec} may walk trees"
+    if options.judge.needs_next_draft_row:
+        yield f"where {options.judge.spec} reads one more draft row"
     names = ["record_rows"] * options.record_rows
     names += [name for name in ("on_rows", "on_round") if getattr(options.callbacks, name)]
     names += ["fast_forward"] * (options.fast_forward is False)
     names += ["stop"] * (options.stop is not None)
-    return f"where {', '.join(names)} is used" if names else None
-
-
-def _model_obstacle(models: dict[str, Any], positions: int) -> str | None:
+    if names:
+        yield f"where {', '.join(names)} is used"
     if len({text_config(model).vocab_size for model in models.values()}) > 1:
-        return "where the draft's vocabulary has another size"
+        yield "where the draft's vocabulary has another size"
     for name, model in models.items():
-        reason = not_fast(model, positions)
-        if reason is not None:
-            return f"as to {name}, {reason}"
-    return None
+        if (reason := not_fast(model, capacity(texts, opening.width))) is not None:
+            yield f"as to {name}, {reason}"

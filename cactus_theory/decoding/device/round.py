@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cactus_theory.decoding.device.verify import Logits, VerifyStep, probabilities
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.decoding.models.cache import Slots, additive
+from cactus_theory.decoding.models.cache import Sight, Slots
 from cactus_theory.decoding.models.llama_forward import FastForward
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
@@ -163,17 +163,12 @@ class StaticForward:
         """
         fast, (batch, new) = self.fast, token_ids.shape
         x = F.embedding(token_ids.reshape(-1), fast.embedding)
-        flat = positions.reshape(-1)
-        cos, sin = fast.cos[flat], fast.sin[flat]
         slots = torch.arange(end, device=positions.device)
-        mask = fast.stacked(additive(slots > positions[..., None], x)[:, None])
+        sight = Sight(positions, None, slots > positions[..., None])
         rows = torch.arange(batch, device=positions.device)[:, None]
-        at = Slots(slice(0, batch), 0, end, (rows, positions))
-        for number, layer in enumerate(fast.layers):
-            x = layer(x, (batch, new), cos, sin, fast.memory(number, layer, x), at, mask)
-        hidden = fast.norm(x).view(batch, new, -1)
-        hidden = hidden[:, -1:] if last else hidden
-        return fast.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
+        at = Slots(slice(0, batch), 0, end, (rows, positions), sight)
+        states = fast.through(x, (batch, new), at)
+        return fast.logits(states[:, -1:] if last else states)
 
 
 class Round:
@@ -214,7 +209,6 @@ class Round:
         return self.whole(end)
 
     def _score(self, end: int) -> Logits:
-        """Draft K tokens a row and run the target over them."""
         inputs = self.inputs
         ids, logits = self._propose(end)
         place = inputs.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base.rows import greedy, scaled
+from cactus_theory.base.rows import ORDINARY, greedy, scaled
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 from cactus_theory.kernels.buffers import LOGITS
 from cactus_theory.kernels.logits import runs_kernels
@@ -117,7 +117,11 @@ def kernel_step(
 
 
 def obstacle(
-    policies: tuple[Policy, ...], verifier: Verifier, models: list[Any], device: torch.device
+    policies: tuple[Policy, ...],
+    verifier: Verifier,
+    models: list[Any],
+    device: torch.device,
+    temperature: float,
 ) -> str | None:
     """Return why the kernels cannot verify this decode, None if they can."""
     policy, *others = policies
@@ -129,6 +133,8 @@ def obstacle(
     for model in models:
         if model.lm_head.weight.dtype not in LOGITS:
             return f"where logits are {str(model.lm_head.weight.dtype).removeprefix('torch.')}"
+    if temperature and not ORDINARY[0] <= temperature <= ORDINARY[1]:
+        return f"as they do not divide by a temperature of {temperature:g}"
     if find_spec("triton") is None:
         return "as Triton is not installed (extra kernels)"
     if not runs_kernels(device):

@@ -150,7 +150,6 @@ class ModelDrafting(SampledDrafting):
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def _follow(self, drafted: Sequence[int]) -> None:
-        """Write each row's probabilities after its last drafted token."""
         cached = self.model.lengths
         rows = zip(self.texts.lengths, cached, drafted, strict=True)
         counts = [length + count - own for length, own, count in rows]

@@ -89,7 +89,6 @@ class NGramDrafting(Drafting):
         return others
 
     def _index(self, row: int, ids: list[int]) -> None:
-        """Note what follows sequences, up to the one before the last token."""
         table = self.tables[row]
         for end in range(self.indexed[row] + 1, len(ids)):
             for size in self.sizes:

@@ -138,7 +138,6 @@ def _count(model: Any) -> int:
 
 
 def _without(model: Any, left_out: Collection[int]) -> Any:
-    """Return a view of a causal LM that lacks these layers; weights are shared."""
     kept = [number for number in range(len(model.model.layers)) if number not in left_out]
     short = _shallow(model)
     short.model = _shallow(model.model)
@@ -173,7 +172,6 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _in_four_bits(model: Any) -> Any:
-    """Return a copy of a causal LM whose linear layers but the head are rounded."""
     rounded = copy.deepcopy(model)
     head = rounded.get_output_embeddings()
     weights = [part.weight for part in rounded.modules()

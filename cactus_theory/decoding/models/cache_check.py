@@ -173,7 +173,6 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
 
 
 def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:
-    """Write the last ``keep[b]`` logits of each text so far."""
     for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
         logits[row, end - count : end] = last[row, :count]
 

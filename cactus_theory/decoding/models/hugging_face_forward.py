@@ -59,7 +59,6 @@ class _Layer:
     def update(
         self, key_states: Keys, value_states: Values, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write new states at their slots and return views of all slots up to the end."""
         widths = key_states.shape[3], value_states.shape[3]
         keys, values = self.cache.take(self.layer, key_states.shape[1], widths, key_states)
         at = self.slots
@@ -164,7 +163,6 @@ class LibraryForward:
         return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
 
     def _mask(self, sight: Sight) -> Any:
-        """Return the mask (B, 1, new, end), or one for each kind of layer."""
         like = torch.empty(0, dtype=self.dtype, device="cpu")
         masks = {
             kind: additive(sight.within(window), like)[:, None]

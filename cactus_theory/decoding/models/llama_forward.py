@@ -242,7 +242,10 @@ class FastForward:
         x = F.embedding(token_ids.reshape(-1), self.embedding)
         states = self.run(x, (token_ids.shape[0], token_ids.shape[1]), counts, parents)
         first = [max(count - kept, 0) for count, kept in zip(counts, keep, strict=True)]
-        hidden = gathered(states, first, keep)
+        return self.logits(gathered(states, first, keep))
+
+    def logits(self, hidden: Float[Tensor, "batch some hidden"]) -> Float[Tensor, "batch some V"]:
+        """Return the head's logits of states after the final norm."""
         return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 
     def run(
@@ -258,21 +261,30 @@ class FastForward:
 
         Without ``normed`` those before the final norm.
         """
+        return self.through(
+            x, shape, slots_of(self.cache, shape[1], counts, parents, x.device), normed
+        )
+
+    def through(
+        self, x: Float[Tensor, "N wide"], shape: tuple[int, int], at: Slots, normed: bool = True
+    ) -> Float[Tensor, "batch new hidden"]:
+        """Return the same of tokens at these slots."""
         batch, new = shape
-        at = slots_of(self.cache, new, counts, parents, x.device)
         cos, sin = self._turns(at, batch, new)
-        mask = self.stacked(_mask(at, new, x))
+        mask, shared = _mask(at, new, x), self.layers[0].shared
+        if mask is not None and shared > 1:  # a copy for each query head of a head of keys
+            mask = torch.cat([mask] * shared, -2)
         for number, layer in enumerate(self.layers):
             if number in self.cache.hidden:
                 self.cache.record(number, at.index, x.view(batch, new, -1))
-            x = layer(x, shape, cos, sin, self.memory(number, layer, x), at, mask)
+            memory = self.cache.take(number, layer.kv_heads, (self.width, self.width), x)
+            x = layer(x, shape, cos, sin, memory, at, mask)
         states = (self.norm(x) if normed else x).view(batch, new, -1)
         if len(self.layers) in self.cache.hidden:
             self.cache.record(len(self.layers), at.index, states)
         return states
 
     def _turns(self, at: Slots, batch: int, new: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the fed tokens' positions (N, 1, width)."""
         if at.sight is not None:
             flat = at.sight.positions.reshape(-1)
             return self.cos[flat], self.sin[flat]
@@ -280,15 +292,6 @@ class FastForward:
         if batch > 1 and new > 1:
             cos, sin = cos.repeat(batch, 1, 1), sin.repeat(batch, 1, 1)
         return cos, sin
-
-    def stacked(self, mask: Tensor | None) -> Tensor | None:
-        """Return a mask (…, new, end) with a copy for each query head of a head of keys."""
-        shared = self.layers[0].shared
-        return mask if mask is None or shared == 1 else torch.cat([mask] * shared, -2)
-
-    def memory(self, number: int, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cache of a layer's keys and values."""
-        return self.cache.take(number, layer.kv_heads, (self.width, self.width), x)
 
 
 def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:

@@ -31,20 +31,19 @@ KERNEL_ERROR = 1e-4
 _PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
-class Preparing(threading.local):
+class _Preparing(threading.local):
     """Seconds that this thread has spent preparing models."""
 
     seconds = 0.0
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Add the seconds of the ``with`` block."""
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
 
 
-preparing = Preparing()
+preparing = _Preparing()
 
 
 class Linear:
