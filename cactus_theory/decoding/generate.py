@@ -5,6 +5,7 @@ and prompts; ``rounds`` drafts, verifies and measures until every text has ended
 (``host``) or on a GPU (``device``); ``result`` says what came out.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -130,14 +131,18 @@ def generate(
     return decode(target_model, draft_model, input_ids, DecodeOptions(**options))
 
 
-def _with_keywords(function: Any, keywords: Any) -> None:
-    """Let a function that takes ``**options`` show the keywords that these are."""
-    shown, named = signature(function), signature(keywords).parameters.values()
-    own = [entry for entry in shown.parameters.values() if entry.kind is not entry.VAR_KEYWORD]
-    function.__signature__ = shown.replace(parameters=[*own, *named])
+def show_keywords(function: Any, known: Collection[str] = ()) -> list[str]:
+    """Let a function that takes ``**options`` show those of a decode but ``known``; return them."""
+    shown, named = signature(function), signature(DecodeOptions).parameters
+    own, more = list(shown.parameters.values()), [own for own in named if own not in known]
+    rest = own[-1:] if known else []  # what else it takes
+    function.__signature__ = shown.replace(
+        parameters=[*own[:-1], *(named[name] for name in more), *rest]
+    )
+    return more
 
 
-_with_keywords(generate, DecodeOptions)
+show_keywords(generate)
 
 
 def decode(

@@ -15,20 +15,17 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base import defaults
-from cactus_theory.decoding._sampling import Generators
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.generate import decode
+from cactus_theory.decoding.generate import decode, show_keywords
 from cactus_theory.decoding.honoured import check_honoured
 from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.decoding.schedule import Schedule, Spec
+from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._user_function import FunctionPolicy
-from cactus_theory.verify.contract import Verifier
 
 # the library's stopping criteria that the loop handles itself, and those that ask row by row
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
@@ -43,16 +40,7 @@ def speculative_generate(
     generation_config: Any = None,
     *,
     draft_model: Any = None,
-    policy: Spec | Schedule | Sequence[Spec | Schedule] = defaults.POLICY,
-    num_draft_tokens: int = defaults.NUM_DRAFT_TOKENS,
-    seed: int | Sequence[int] | None = None,
-    generator: Generators = None,
-    verifier: str | Verifier = defaults.VERIFIER,
-    fast_forward: bool | None = None,
     meter: bool | str | Divergence | None = None,
-    log_probs: bool = False,
-    callbacks: Callbacks = NO_CALLBACKS,
-    device_loop: bool | str | None = False,
     text_streamer: Any = None,
     text_tokenizer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
@@ -113,6 +101,7 @@ def speculative_generate(
     >>> output.result.num_tokens
     8
     """
+    options = {name: model_kwargs.pop(name) for name in NAMED if name in model_kwargs}
     check_honoured(model, input_ids, generation_config, model_kwargs, draft_model)
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
@@ -125,33 +114,27 @@ def speculative_generate(
     columns = None
     if text_streamer is not None or common:
         columns = Columns(input_ids, pad, text_streamer, common, padded)
-    if seed is None and generator is None:
-        seed = int(torch.randint(2**62, ()))
-    length, ends = _limits(criteria, generation_config)
-    options = DecodeOptions(
-        policy=policy,
-        num_draft_tokens=num_draft_tokens,
+    if options.get("seed") is None and options.get("generator") is None:
+        options["seed"] = int(torch.randint(2**62, ()))
+    (length, ends), mask = _limits(criteria, generation_config), model_kwargs.get("attention_mask")
+    callbacks = options.pop("callbacks", NO_CALLBACKS)
+    asked = DecodeOptions(
         max_new_tokens=length - input_ids.shape[1],
-        attention_mask=model_kwargs.get("attention_mask"),
+        attention_mask=mask,
         temperature=1.0 if generation_config.do_sample else 0.0,
         logits_processor=logits_processor,
         eos_token_ids=ends,
-        stop=_stop(own, input_ids, model_kwargs.get("attention_mask"), common and columns),
-        seed=seed,
-        generator=generator,
-        verifier=verifier,
-        fast_forward=fast_forward,
-        meter=meter or log_probs,
-        log_probs=log_probs,
+        stop=_stop(own, input_ids, mask, common and columns),
+        meter=meter or options.get("log_probs", False),
         callbacks=_streamed(callbacks, columns, len(input_ids)),
-        device_loop=device_loop,
+        **options,
     )
     if not generation_config.do_sample:
-        _warn_of_nothing_relaxed(options.policies)
+        _warn_of_nothing_relaxed(asked.policies)
     drafter = as_drafter(draft_model)
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
-    result = decode(model, drafter, input_ids, options)
+    result = decode(model, drafter, input_ids, asked)
     if columns is not None:
         columns.end()
     new = result.output_token_ids.to(input_ids.device)
@@ -161,6 +144,14 @@ def speculative_generate(
     if not generation_config.return_dict_in_generate:
         return sequences
     return output_class()(sequences=sequences, result=result)
+
+
+# the keywords of a decode that ``generate`` does not know itself
+NAMED = show_keywords(
+    speculative_generate,
+    "max_new_tokens attention_mask temperature logits_processor eos_token_ids stop meter "
+    "record_rows".split(),
+)
 
 
 def _warn_of_nothing_relaxed(policies: Sequence[Policy | Schedule]) -> None:
