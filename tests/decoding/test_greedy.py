@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, NGram, generate
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, generate
 from tests.amounts import amount
 
 NEW = 16
@@ -21,7 +21,7 @@ def two_hundred(tiny):
     return ids, mask, plain.output_token_ids
 
 
-@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "block"])
+@pytest.mark.parametrize("name", ["model", "ngram", "early exit", "block", "siblings"])
 @pytest.mark.parametrize("batch", [1, 8])
 def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
     target, model = tiny
@@ -30,10 +30,11 @@ def test_two_hundred_texts_equal_plain_greedy(tiny, two_hundred, name, batch):
         "block": model,
         "ngram": NGram(),
         "early exit": EarlyExit(1),
+        "siblings": Siblings(ModelDrafter(model), 3),
     }[name]
     judge = {"policy": "speculative"}
-    if name == "block":
-        judge = {"policy": "band:price=1", "verifier": "block"}
+    if name in ("block", "siblings"):
+        judge = {"policy": "band:price=1", "verifier": "block" if name == "block" else "tree"}
     ids, mask, plain = two_hundred
     rows = range(0, amount(16 if batch == 1 else 48, 200), batch)
     accepted = 0

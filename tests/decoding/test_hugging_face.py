@@ -34,16 +34,6 @@ def test_sampling_follows_the_seed_or_the_global_one(tiny):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"temperature": 1e-4}, {"top_p": 1e-6}])
-def test_sampling_warpers_reach_both_models(tiny, options):
-    """Each of these leaves one token, the greedy one."""
-    given = GREEDY | {"attention_mask": MASK, "max_new_tokens": 9}
-    plain = tiny[0].generate(IDS, **given)
-    output = sampled(tiny, **options, return_dict_in_generate=True)
-    assert output.sequences.tolist() == plain.tolist()
-    assert output.result.num_accepted > 5
-
-
 def test_a_dictionary_holds_the_statistics(tiny):
     output = sampled(
         tiny, return_dict_in_generate=True, policy="cactus:delta=0.5", meter=True, seed=1

@@ -78,23 +78,18 @@ def test_no_prefix_of_an_answer_is_over_its_cap(tiny, verifier, deterministic):
     assert max(shares) > 0.9 and sum(shares) / len(shares) > 0.4
 
 
-def test_without_a_cap_to_spend_it_is_lossless(tiny):
-    for verifier in ("chain", "block"):
-        ids, mask = padded(prompts(seed=1))
-        given = {"attention_mask": mask, "verifier": verifier, "seed": 5, **OPTIONS}
-        strict = generate(*tiny, ids, policy="speculative", **given)
-        capped = generate(*tiny, ids, policy=Ledger("band:price=0.3", 0.0), **given)
-        assert capped.output_token_ids.tolist() == strict.output_token_ids.tolist()
-        assert not capped.token_charges.any()
-
-
+@pytest.mark.parametrize("verifier", ["chain", "block"])
 @pytest.mark.parametrize("policy", ["cactus:delta=0.5", "band:price=1"])
-def test_with_enough_to_spend_it_is_the_policy(tiny, policy):
+@pytest.mark.parametrize("cap", [0.0, 1.0])
+def test_without_a_cap_to_spend_it_is_lossless_and_with_enough_the_policy(
+    tiny, policy, verifier, cap
+):
     ids, mask = padded(prompts(seed=1))
-    given = {"attention_mask": mask, "seed": 5, **OPTIONS}
-    free = generate(*tiny, ids, policy=policy, **given)
-    capped = generate(*tiny, ids, policy=Ledger(policy, 1.0, burst=100.0), **given)
+    given = {"attention_mask": mask, "verifier": verifier, "seed": 5, **OPTIONS}
+    free = generate(*tiny, ids, policy=policy if cap else "speculative", **given)
+    capped = generate(*tiny, ids, policy=Ledger(policy, cap, burst=100.0 * cap), **given)
     assert capped.output_token_ids.tolist() == free.output_token_ids.tolist()
+    assert cap or not capped.token_charges.any()
     assert capped.reading.emitted_divergence == pytest.approx(
         free.reading.emitted_divergence, rel=1e-9
     )
@@ -297,5 +292,6 @@ def test_the_meter_reads_what_is_in_the_books(tiny, verifier, draft):
             num_draft_tokens=5, max_new_tokens=24, seed=seed,
         )  # fmt: skip
         read = float(result.token_charges.sum())
+        check_cap(result, [0.1], [0.0])
         assert ledger.spent[-1] == pytest.approx(read, rel=BOOKED)
         assert read > 0.5

@@ -14,6 +14,7 @@ from cactus_theory.decoding import (
     EarlyExit,
     ModelDrafter,
     NGram,
+    Siblings,
     generate,
 )
 from tests.amounts import THOROUGH, thorough
@@ -76,7 +77,7 @@ def test_seven_rows_equal_each_alone(tiny, verifier, policy, trial):
 
 @pytest.mark.parametrize(
     "draft",
-    [NGram(), EarlyExit(1), "greedy", "stopped"],
+    [NGram(), EarlyExit(1), "greedy", "stopped", "siblings", Siblings(NGram(), 2)],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_every_drafter_keeps_rows_apart(tiny, draft):
@@ -84,9 +85,11 @@ def test_every_drafter_keeps_rows_apart(tiny, draft):
     drafters = {
         "greedy": ModelDrafter(model, greedy=True),
         "stopped": ModelDrafter(model, stop=0.5),
+        "siblings": Siblings(ModelDrafter(model, stop=0.5), 2),
     }
     drafter = drafters[draft] if isinstance(draft, str) else draft
     options = {"max_new_tokens": 30, "num_draft_tokens": 4, "eos_token_ids": 7}
+    options["verifier"] = "tree" if isinstance(drafter, Siblings) else "chain"
     result = compare(target, drafter, prompts(seed=5), options, "cactus:delta=0.3")
     assert result.num_accepted > 5
     if draft == "stopped":  # rows of a round stop at different lengths

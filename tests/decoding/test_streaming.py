@@ -126,17 +126,6 @@ def test_stop_strings_need_a_tokenizer(tiny):
         tiny[0].generate(IDS, own, **OURS, draft_model=tiny[1], text_tokenizer=TOKENIZER)
 
 
-def test_the_caller_s_length_and_ends_replace_the_library_s(tiny):
-    criteria = [
-        transformers.generation.MaxLengthCriteria(9),
-        transformers.generation.EosTokenCriteria([5, 6, 7, 8]),
-    ]
-    for one in criteria:
-        expected, ours, _, _ = both(tiny, stopping_criteria=[one])
-        assert ours == expected
-        assert len(ours[0]) < 44
-
-
 def test_criteria_of_one_s_own_are_asked_and_not_read(tiny):
     class Never(transformers.StoppingCriteria):
         max_length, eos_token_id = 6, list(range(24))

@@ -75,16 +75,9 @@ def test_quantised_drafts_are_lossless(target, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a later torch has it elsewhere
         int8 = torch.ao.quantization.quantize_dynamic(draft, {torch.nn.Linear}, torch.qint8).eval()
-    four = copy.deepcopy(draft)
-    with torch.no_grad():  # a copy whose weights have 15 values
-        for weight in four.parameters():
-            step = weight.abs().max() / 7
-            weight.copy_((weight / step).round() * step)
     greedy = generate(target, None, PROMPT, max_new_tokens=12, temperature=0).output_token_ids
-    for model in (int8, four):
-        got = generate(target, model, PROMPT, max_new_tokens=12, seed=1)
-        assert got.reading.emitted_divergence_per_token < 1e-12
-        same = generate(target, model, PROMPT, max_new_tokens=12, temperature=0)
-        assert same.output_token_ids.equal(greedy)
-        folder = tmp_path / type(model).__name__ / str(id(model))
-        log_trace(target, model, PROMPT.tolist(), folder, num_draft_tokens=2, max_new_tokens=4)
+    got = generate(target, int8, PROMPT, max_new_tokens=12, seed=1)
+    assert got.reading.emitted_divergence_per_token < 1e-12
+    same = generate(target, int8, PROMPT, max_new_tokens=12, temperature=0)
+    assert same.output_token_ids.equal(greedy)
+    log_trace(target, int8, PROMPT.tolist(), tmp_path, num_draft_tokens=2, max_new_tokens=4)

@@ -54,6 +54,10 @@ def assert_same(usual, found):
         for name in ("emitted_divergence", "largest_row_divergence", "expected_accepted"):
             expected = getattr(usual.reading, name)
             assert getattr(found.reading, name) == pytest.approx(expected, rel=METERED), name
+    if usual.log_probs is not None:
+        for name in ("target", "emitted"):
+            mine, theirs = (getattr(own.log_probs, name) for own in (found, usual))
+            assert torch.allclose(mine, theirs, atol=METERED, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def assert_same(usual, found):
 def test_it_is_the_usual_loop(tiny, policy, verifier, temperature):
     """Rows of different lengths, accepted lengths and ends, one end of text inside a draft."""
     options = {"policy": policy, "verifier": verifier, "temperature": temperature, "seed": 1}
-    usual, found = both(*tiny, prompts(), **options)
+    usual, found = both(*tiny, prompts(), **options, log_probs=True)
     assert_same(usual, found)
     assert len({count for _, count, _ in usual.reading.rounds}) > 2
 
