@@ -10,15 +10,21 @@ import itertools
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, generate
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, generate
 from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.drafters import siblings
 from cactus_theory.decoding.drafters.model import ModelDrafting
-from cactus_theory.verify import Chain
+from cactus_theory.decoding.models import cache
+from cactus_theory.verify import Chain, Tree
 from tests.amounts import amount, some
 from tests.kits.drafters import assert_drafter_properties
 
 ROUNDS = amount(5, 40)
 VERIFIERS = ("chain", "block")
+
+
+TREES = ("tree", "tree:runs=chain")
 
 
 def drafters(target, model):
@@ -30,6 +36,11 @@ def drafters(target, model):
         "early exit": (EarlyExit(1), EarlyExit(1).of(target)),
         "ngram": (NGram(), None),
     }
+
+
+def check_tree(pair, drafter, verifier="tree", **options):
+    options = {"rounds": amount(2, 20), "num_draft_tokens": 3, "policy": "band:price=1"} | options
+    return assert_drafter_properties(drafter, pair[0], verifier=verifier, **options)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +63,14 @@ def test_drafters_have_every_property(pair, name, verifier):
     checked = assert_drafter_properties(drafter, target, policy="band:price=1", **options)
     least = {"ngram": 1, "stopped": 8}.get(name, 15)
     assert checked > least * ROUNDS
+
+
+@pytest.mark.parametrize("runs", some(TREES, 1))
+@pytest.mark.parametrize("name", some(["model", "stopped", "greedy", "ngram"], 2))
+def test_drafts_with_siblings_have_every_property(pair, name, runs):
+    inner, own = drafters(*pair)[name]
+    drafter = Siblings(inner, deterministic=name in ("model", "greedy"))
+    assert check_tree(pair, drafter, runs, **({"model": own} if own else {})) > 4
 
 
 def test_a_draft_longer_than_the_text_takes_no_memory(pair):
@@ -167,3 +186,74 @@ def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly)
     monkeypatch.setattr(Coins, "toss", shared)
     with pytest.raises(AssertionError, match="a uniform number must be used once"):
         assert_drafter_properties(pair[1], pair[0], rounds=1)
+
+
+def late(trunk, fixed, m, deterministic):
+    """Leave the drawn token out of what is said to be deterministic: chosen after the draw."""
+    others = [
+        [[n for n in own if n != token] for token, own in zip(ids, rows, strict=False)]
+        for ids, rows in zip(trunk.token_ids.tolist(), fixed, strict=True)
+    ]
+    return siblings_of(trunk, others, m)
+
+
+def declared_off(trunk, fixed, m, deterministic):
+    """Draw from p, and declare the row without the deterministic tokens."""
+    rows = trunk.probs.clone()
+    for row, own in enumerate(fixed):
+        for place, tokens in enumerate(own):
+            rows[row, place, tokens] = 0.0
+    rows = rows / rows.sum(-1, keepdim=True)
+    return dataclasses.replace(siblings_of(trunk, fixed, m), probs=rows)
+
+
+def by_place(trunk, fixed, m, deterministic):
+    """Look rows up by the place of the drawn token after those beside it."""
+    draft = siblings_of(trunk, fixed, m)
+    rows = trunk.probs.roll(1, 1)
+    return dataclasses.replace(draft, probs=rows)
+
+
+siblings_of, tree_of, ancestors_of = siblings.with_siblings, cache._tree, cache._ancestors
+
+
+def by_index(*given):
+    return dataclasses.replace(tree_of(*given), positions=given[3])
+
+
+def cousins_seen(parents):
+    return ancestors_of(parents).cummax(1).values
+
+
+def cousins_shown(self, row, path):
+    return self.prefix(row, path[-1] + 1 if path else 0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "message"),
+    [
+        (siblings, "with_siblings", late, "is deterministic .* must not depend on its coin"),
+        (siblings, "with_siblings", declared_off, "drawn from the reported rows, by their coins"),
+        (siblings, "with_siblings", by_place, "drawn from the reported rows, by their coins"),
+        (cache, "_tree", by_index, "row of node .* must be that of its own text"),
+        (cache, "_ancestors", cousins_seen, "row of node .* must be that of its own text"),
+        (Texts, "path_ids", cousins_shown, "own text .* under a processor"),
+    ],
+)
+def test_planted_siblings_are_noticed(pair, monkeypatch, owner, name, fault, message):
+    monkeypatch.setattr(owner, name, fault)
+    with pytest.raises(AssertionError, match=message):
+        check_tree(pair, Siblings(ModelDrafter(pair[1]), deterministic=owner is siblings))
+
+
+class Sharing(Tree):
+    """Draws what follows a caught token with the number that drew it."""
+
+    def verify(self, assigned, target_probs, draft, accept, draw):
+        shared = draw[:, :1].expand_as(draw) if draw.ndim > 1 else draw
+        return super().verify(assigned, target_probs, draft, accept, shared)
+
+
+def test_a_number_shared_by_siblings_and_what_follows_is_noticed(pair):
+    with pytest.raises(AssertionError, match="must have numbers of their own; with"):
+        check_tree(pair, Siblings(ModelDrafter(pair[1])), Sharing())

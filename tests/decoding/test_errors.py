@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig
 
 from cactus_theory.decoding import (
     Between,
@@ -22,9 +22,11 @@ from cactus_theory.decoding import (
     load_pair,
     speculative_generate,
 )
+from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.truncation import Cuts
+from simulations.common.inputs import PAIR
 from tests.decoding.models.families import build, families
 from tests.decoding.test_ragged import padded, prompts
 
@@ -177,37 +179,15 @@ def test_what_is_wrong_is_refused_by_name(pair, call, said, kind):
         call(pair)
 
 
-class Words:
-    def __init__(self, *tokens):
-        self.map = {token: index for index, token in enumerate(tokens)}
-
-    def get_vocab(self):
-        return self.map
-
-
 def test_a_draft_may_have_no_position_beyond_the_text(tiny, make_model):
     short = make_model(positions=16)
     whole = generate(tiny[0], short, PROMPT, policy="speculative", max_new_tokens=13)
     assert whole.num_tokens == 13
 
 
-def save(model, folder, words):
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    model.save_pretrained(folder)
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words.get_vocab(), unk_token="a"))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=raw).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
-def folders(tmp_path, make_model, make_draft):
-    target = make_model(vocab=4, pad_token_id=None, bos_token_id=1, eos_token_id=2)
-    words = Words("a", "b", "c", "d")
-    return (
-        save(target, tmp_path / "target", words),
-        save(make_draft(target), tmp_path / "draft", words),
-    )
+def folders(tmp_path):
+    return [shutil.copytree(PAIR / name, tmp_path / name) for name in ("target", "draft")]
 
 
 def test_loads_a_pair_quietly(folders, capfd):
@@ -216,16 +196,33 @@ def test_loads_a_pair_quietly(folders, capfd):
     assert captured.out + captured.err == ""
     assert pair.target.dtype == torch.float64
     assert not pair.target.training
-    result = generate(pair.target, pair.draft, PROMPT % 4, eos_token_ids=(), max_new_tokens=5)
+    result = generate(pair.target, pair.draft, PROMPT, eos_token_ids=(), max_new_tokens=5)
     assert result.num_tokens == 5
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
 
 
 def test_says_which_folder_cannot_be_read(folders, tmp_path):
     target, draft = folders
     with pytest.raises(ValueError, match="draft: must be a folder with a config.json, or an id"):
         load_pair(target, tmp_path / "nowhere")
+    edit(draft / "config.json", lambda config: config.update(num_hidden_layers=9))
+    with pytest.raises(ValueError, match="draft: every weight must be present; 'model.lay"):
+        load_pair(target, draft)
     (draft / "model.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(ValueError, match="draft: files must be readable by transformers"):
+        load_pair(target, draft)
+    words = AutoTokenizer.from_pretrained(draft).get_vocab()
+    first, second = (next(word for word in words if words[word] == own) for own in (500, 501))
+    edit(
+        draft / "tokenizer.json",
+        lambda file: file["model"]["vocab"].update({first: 501, second: 500}),
+    )
+    with pytest.raises(ValueError, match="is id 500 in the target and id 501 in the draft"):
         load_pair(target, draft)
     (target / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="target: files must be readable by transformers"):
@@ -240,16 +237,10 @@ def test_says_which_folder_cannot_be_read(folders, tmp_path):
         ("abcde", "token 'e' is missing in the target and id 4 in the draft"),
     ],
 )
-def test_refuses_other_words(folders, tmp_path, make_model, words, said):
-    model = make_model(vocab=len(words), pad_token_id=None, bos_token_id=1, eos_token_id=2)
-    other = save(model, tmp_path / "other", Words(*words))
+def test_refuses_other_words(words, said):
+    target, draft = (
+        SimpleNamespace(get_vocab=lambda own=own: {word: at for at, word in enumerate(own)})
+        for own in ("abcd", words)
+    )
     with pytest.raises(ValueError, match=said):
-        load_pair(folders[0], other)
-
-
-def test_refuses_weights_that_leave_holes(folders, tmp_path):
-    deeper = shutil.copytree(folders[1], tmp_path / "deeper")
-    config = json.loads((deeper / "config.json").read_text())
-    (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ValueError, match="draft: every weight must be present; 'model.lay"):
-        load_pair(folders[0], deeper)
+        check_same_vocabulary(target, draft)

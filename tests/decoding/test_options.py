@@ -1,7 +1,6 @@
 """The keywords of a decode as one object: checked once, the same in every entry."""
 
 import inspect
-import sys
 from dataclasses import MISSING, FrozenInstanceError, fields, replace
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import (
     ByPosition,
-    Callbacks,
     DecodeOptions,
     decode,
     generate,
@@ -91,19 +89,3 @@ def test_one_object_decodes_with_a_draft_and_without(tiny):
     plain = decode(tiny[0], None, IDS, options)
     assert plain.reading.emitted_divergence is plain.rows is plain.log_probs is None
     assert plain.target_calls == 6
-
-
-def test_every_keyword_reaches_the_options(monkeypatch):
-    given = {
-        "policy": "band:price=1", "num_draft_tokens": 3, "max_new_tokens": 5,
-        "attention_mask": torch.ones(2, 3), "temperature": 0.5, "logits_processor": [print],
-        "eos_token_ids": frozenset({7}), "stop": bool, "seed": None,
-        "generator": [torch.Generator()] * 2, "verifier": "block", "fast_forward": False,
-        "meter": "renyi:a=2", "record_rows": True, "log_probs": True,
-        "callbacks": Callbacks(on_round=print), "device_loop": None,
-    }  # fmt: skip
-    assert given.keys() == FIELDS.keys()
-    module = sys.modules[generate.__module__]
-    monkeypatch.setattr(module, "decode", lambda *passed: passed[-1])
-    options = generate(None, None, IDS, **given)
-    assert {name: getattr(options, name) for name in FIELDS} == given

@@ -15,7 +15,7 @@ from cactus_theory.divergences import divergence
 from cactus_theory.emitted import emitted_law
 from cactus_theory.policies import policy
 from tests.amounts import some
-from tests.decoding.test_ragged import SEEDS, alone, padded, prompts
+from tests.decoding.test_ragged import SEEDS, padded, prompts
 
 PROMPT = torch.tensor([[1, 5, 9]])
 
@@ -198,7 +198,7 @@ def test_each_row_reads_as_it_does_alone_and_all_add_up(tiny, verifier, stop):
     readings, pooled = result.readings(), result.reading
     for row, seed, found, length in zip(rows, SEEDS, readings, result.row_lengths, strict=True):
         check_identities(found)
-        single = alone(tiny[0], drafter, row, seed, **options)
+        single = generate(tiny[0], drafter, torch.tensor([row]), seed=seed, **options)
         own = single.reading
         assert found.num_tokens == length and found.num_calls == own.num_calls
         assert found.acceptance_histogram == own.acceptance_histogram

@@ -1,5 +1,7 @@
 """The device loop gives the tokens, counts and meter of the usual one, coin for coin."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import generate
 from cactus_theory.decoding.device import loop as device_loop
+from cactus_theory.decoding.device import round as device_round
 from tests.amounts import some
 
 # the meter's rows come from attention over a padded cache: float32 sums in another order
@@ -40,8 +43,8 @@ def _source(seed):
 
 def both(target, draft, given, **options):
     common = {"num_draft_tokens": 3, "max_new_tokens": 21, "eos_token_ids": ENDS}
-    options = common | given | options
-    return [generate(target, draft, **options, device_loop=on) for on in (False, True)]
+    options = common | {name: part.to(target.device) for name, part in given.items()} | options
+    return [generate(target, draft, **options, device_loop=on) for on in (False, "torch")]
 
 
 def assert_same(usual, found):
@@ -60,16 +63,31 @@ def assert_same(usual, found):
             assert torch.allclose(mine, theirs, atol=METERED, equal_nan=True)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def moved(request, tiny):
+    """The small float64 pair on a device: rounding does not reach a coin."""
+    return [copy.deepcopy(model).to(request.param) for model in tiny]
+
+
 @pytest.mark.parametrize(
     ("policy", "verifier", "temperature"),
     some([(*own, temperature) for temperature in (1.0, 0.0, 0.7) for own in POLICIES], 8),
 )
-def test_it_is_the_usual_loop(tiny, policy, verifier, temperature):
+def test_it_is_the_usual_loop(moved, monkeypatch, policy, verifier, temperature):
     """Rows of different lengths, accepted lengths and ends, one end of text inside a draft."""
+    monkeypatch.setattr(device_loop, "BUCKET", 16)
+    graphs, capturing = [], device_round.Repeated._capture
+    monkeypatch.setattr(
+        device_round.Repeated,
+        "_capture",
+        lambda own, end: graphs.append(end) or capturing(own, end),
+    )
     options = {"policy": policy, "verifier": verifier, "temperature": temperature, "seed": 1}
-    usual, found = both(*tiny, prompts(), **options, log_probs=True)
+    usual, found = both(*moved, prompts(), **options, log_probs=True)
     assert_same(usual, found)
     assert len({count for _, count, _ in usual.reading.rounds}) > 2
+    if moved[0].device.type == "cuda":  # one a bucket, and nothing is captured twice
+        assert len(graphs) >= 2 and len(set(graphs)) == len(graphs)
 
 
 def test_the_cases_above_end_inside_a_draft_and_at_different_lengths(tiny):
@@ -100,16 +118,11 @@ def test_policies_and_generators_per_row(tiny):
     assert_same(*found)
 
 
-def test_plain_decoding(tiny):
+def test_plain_decoding(moved):
     for temperature in (0.0, 1.0):
-        options = {"max_new_tokens": 12, "temperature": temperature, "eos_token_ids": ENDS}
-        runs = [
-            generate(tiny[0], None, **prompts(), **options, device_loop=on) for on in (False, True)
-        ]
-        usual, found = runs
-        assert (usual.loop, found.loop) == ("host", "device")
-        assert found.output_token_ids.equal(usual.output_token_ids)
-        assert found.target_calls == usual.target_calls and found.draft_calls == 0
+        usual, found = both(moved[0], None, prompts(), temperature=temperature)
+        assert_same(usual, found)
+        assert found.draft_calls == 0
 
 
 def test_the_coins_of_a_row_are_its_own_stream(tiny):

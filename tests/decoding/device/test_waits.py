@@ -5,7 +5,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from cactus_theory.decoding.device.round import Inputs, Round, StaticForward
+from cactus_theory.decoding.device.round import Inputs, Round, StaticForward, never_waits
 from cactus_theory.decoding.device.verify import Logits, torch_step
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.verify.contract import find_verifier
@@ -109,3 +109,11 @@ def test_one_upload_and_one_read_a_round(monkeypatch, shipped):
     )
     reports = reads[reads.index((2, 5)) :]  # before them, the prompt and what tells the models
     assert reports == [(2, 5)] * result.target_calls
+
+
+@pytest.mark.gpu
+def test_what_waits_is_noticed():
+    device = torch.device("cuda")
+    value = torch.ones(3, device=device)
+    assert never_waits(lambda: value + 1, device)
+    assert not never_waits(lambda: float(value.sum()), device)
