@@ -104,10 +104,6 @@ class Coins:
         ``coins`` returns how many acceptance coins a number of drafted tokens takes.
         """
         width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
-        if len(draft_lengths) == 1:
-            drawn = self.streams[0](count + 1)
-            row = torch.as_tensor(drawn, device=self.device)[None]
-            return row[:, :width], row[:, width:count], row[:, -1]
         table = np.zeros((len(draft_lengths), count + 1))
         self.fill(table, width, draft_lengths, coins)
         rows = torch.from_numpy(table).to(self.device)

@@ -96,11 +96,12 @@ class HostRounds(Rounds):
         for row, on in enumerate(opened):
             if not on:
                 self.finished[self.text_numbers[row]] = (texts.new_ids(row), texts.ended[row])
-        rows = compacted(opened)
+        rows = [row for row, on in enumerate(opened) if on]
+        movers = [row for row in rows if row >= len(rows)]  # they fill the gaps, so that few move
+        rows = [row if on else movers.pop() for row, on in enumerate(opened[: len(rows)])]
         if not rows:
             return
-        parts = [texts, self.target, self.coins, self.policies, self.drafting]
-        for part in parts:
+        for part in (texts, self.target, self.coins, self.policies, self.drafting):
             if part is not None:
                 part.keep(rows)
         self.text_numbers = [self.text_numbers[row] for row in rows]
@@ -167,10 +168,3 @@ class HostRounds(Rounds):
             done = Reading(kinds, sum(map(len, new))), self.clock.seconds(before)
             self.options.callbacks.on_round(*done)
             self.clock.lap("callback")
-
-
-def compacted(opened: Sequence[bool]) -> list[int]:
-    """Return the open rows so that gaps are filled from the end and few rows move."""
-    rows = [row for row, on in enumerate(opened) if on]
-    movers = [row for row in reversed(rows) if row >= len(rows)]
-    return [row if on else movers.pop(0) for row, on in enumerate(opened[: len(rows)])]

@@ -104,7 +104,6 @@ class Ledger(Schedule):
 
     @property
     def spec(self) -> str:
-        """Return the capped policy and the cap in a line."""
         ahead = f" + {self.burst:g}" if self.burst else ""
         return f"{self.inner.spec}, at most {self.cap:g} nats a token{ahead}"
 
@@ -116,7 +115,6 @@ class Ledger(Schedule):
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:  # type: ignore[override]
-        """Return the different policies of all ladders."""
         policies: list[Policy] = []
         for ladder in self.ladders:
             policies += [policy for policy in ladder if policy not in policies]
@@ -128,7 +126,6 @@ class Ledger(Schedule):
         return tuple(tuple(map(self.policies.index, ladder)) for ladder in self.ladders)
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier that cannot follow, or whose charges are not known."""
         super().check(verifier)
         self.inner.check(verifier)
         check_bonus_is_free("Ledger", verifier)
@@ -139,7 +136,6 @@ class Ledger(Schedule):
             )
 
     def at_ends(self, token_ids: Iterable[int]) -> "Ledger":
-        """Return the ledger over the policies for texts that these ids end."""
         if (inner := self.inner.at_ends(token_ids)) is self.inner:
             return self
         own = copy.copy(self)  # of a subclass, too
@@ -149,11 +145,9 @@ class Ledger(Schedule):
         return own
 
     def begin(self, prompt: Sequence[int]) -> Account:
-        """Return an account with nothing in it."""
         return Account(self.inner.begin(prompt), 0, 0.0, {})
 
     def advance(self, state: Account, new_ids: Sequence[int]) -> Account:
-        """Return the account with new tokens credited."""
         inner = self.inner.advance(state.inner, new_ids)
         return replace(state, inner=inner, emitted=state.emitted + len(new_ids), offered={})
 
@@ -192,7 +186,6 @@ class Ledger(Schedule):
         return of_inner.new_tensor(numbers), ratios
 
     def observe(self, state: Account, rows: VerifiedRows) -> Account:
-        """Return the account with the rows that were charged booked."""
         above = tuple(rows.draft_token_ids.tolist())
         booked = (state.offered.get(above[:place], 0.0) for place in range(len(above)))
         spent = state.spent + sum(booked)

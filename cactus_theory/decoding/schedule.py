@@ -145,7 +145,6 @@ class OnePolicy(Schedule):
 
     @property
     def spec(self) -> str:
-        """Return the policy's."""
         return self.policies[0].spec
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -155,7 +154,6 @@ class OnePolicy(Schedule):
         """Return no state."""
 
     def choose(self, state: None, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Return 0 for every token."""
         return torch.zeros_like(drafted)
 
 
@@ -184,15 +182,12 @@ class ByPosition(Schedule):
         self.policies = tuple(find_policy(spec) for _, spec in steps)
 
     def begin(self, prompt: Sequence[int]) -> int:
-        """Return 0 new tokens."""
         return 0
 
     def advance(self, state: int, new_ids: Sequence[int]) -> int:
-        """Return the number of new tokens."""
         return state + len(new_ids)
 
     def choose(self, state: int, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Return the index of the last step that has begun."""
         position = torch.arange(state, state + len(drafted), device=drafted.device)
         return torch.searchsorted(position.new_tensor(self.starts), position, right=True) - 1
 
@@ -294,26 +289,22 @@ class Between(Schedule):
         self.closing = _markers("closing", closing)
         shared = sorted(set(self.opening) & set(self.closing))
         if shared:
-            raise ValueError(f"closing: must differ from opening; got {_shown(shared[0])} in both")
+            raise ValueError(f"closing: must differ from opening; got {list(shared[0])} in both")
         self.memory = max(map(len, self.opening + self.closing)) - 1
 
     @property
     def spec(self) -> str:
-        """Return policies and markers in a line."""
         outside, inside = (policy.spec for policy in self.policies)
         return f"{inside} between {list(self.opening)} and {list(self.closing)}, else {outside}"
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier that cannot follow, or that charges bonus tokens."""
         super().check(verifier)
         check_bonus_is_free("Between", verifier)
 
     def begin(self, prompt: Sequence[int]) -> Section:
-        """Return the section after the prompt."""
         return self.advance(Section(False, ()), prompt)
 
     def advance(self, state: Section, new_ids: Sequence[int]) -> Section:
-        """Return the section after more tokens."""
         ids = (*state.tail, *new_ids)
         tail = ids[len(ids) - min(len(ids), self.memory) :]
         if not len(new_ids):
@@ -321,7 +312,6 @@ class Between(Schedule):
         return Section(bool(self._after(state, torch.tensor(new_ids, device="cpu"))[-1]), tail)
 
     def choose(self, state: Section, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
-        """Return 1 inside a section, else 0."""
         if not len(drafted):
             return drafted
         before = torch.full_like(drafted[:1], state.open, dtype=torch.bool)
@@ -376,7 +366,3 @@ def _markers(name: str, value: int | Iterable[Marker]) -> tuple[tuple[int, ...],
     for token in (token for marker in markers for token in marker):
         whole_number(name, token, 0)
     return tuple(markers)
-
-
-def _shown(marker: tuple[int, ...]) -> str:
-    return f"token {marker[0]}" if len(marker) == 1 else f"tokens {list(marker)}"

@@ -138,7 +138,7 @@ VALUES = [
     (lambda on: Ledger(BAND, -0.1), "cap: must lie in .* got -0.1"),
     (lambda on: Ledger(BAND, math.inf), "cap: must be finite; got inf"),
     (lambda on: Ledger(BAND, 0.1, burst=-1), "burst: must lie in .* got -1"),
-    (lambda on: Between("typical", opening=3, closing=3), "closing: must differ .* token 3"),
+    (lambda on: Between("typical", opening=3, closing=3), r"closing: must differ .* \[3\]"),
     (lambda on: Between("typical", opening=(), closing=3), "opening: must name at least one"),
     (lambda on: Between("typical", opening=-1, closing=3), "opening: must be an integer .* -1"),
     (lambda on: ByPosition([(1, "typical")]), r"steps: positions must start at 0 .* \(1,\)"),

@@ -149,9 +149,13 @@ class LibraryForward:
             options["attention_mask"] = self._mask(at.sight)
         if self.cache.hidden:
             options["output_hidden_states"] = True
-        positions = _kept_positions(first, keep, token_ids.shape[1])
-        if self.slices:
-            options["logits_to_keep"] = _slice(positions, token_ids)
+        new, rows = token_ids.shape[1], zip(first, keep, strict=True)
+        asked = {j for start, kept in rows for j in range(start, start + kept)}
+        positions = sorted(asked) or [new - 1]
+        if self.slices:  # how many at the end, or which
+            last = positions == list(range(new - len(positions), new))
+            chosen = len(positions) if last else torch.tensor(positions, device=token_ids.device)
+            options["logits_to_keep"] = chosen
         output = self.model(
             input_ids=token_ids, past_key_values=self.shown, use_cache=True, **options
         )
@@ -159,7 +163,7 @@ class LibraryForward:
             if not output.hidden_states:
                 raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
             self.cache.record(layer, at.index, output.hidden_states[layer])
-        kept = positions if self.slices else list(range(token_ids.shape[1]))
+        kept = positions if self.slices else list(range(new))
         return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
 
     def _mask(self, sight: Sight) -> Any:
@@ -196,17 +200,3 @@ def gathered(
     at = torch.tensor(list(first), device=states.device)[:, None]
     at = (at + torch.arange(longest, device=states.device)).clamp(max=new - 1)
     return states[torch.arange(len(first), device=states.device)[:, None], at]
-
-
-def _kept_positions(first: Sequence[int], keep: Sequence[int], new: int) -> list[int]:
-    """Return the fed positions whose logits some row asks for."""
-    rows = zip(first, keep, strict=True)
-    return sorted({j for start, kept in rows for j in range(start, start + kept)}) or [new - 1]
-
-
-def _slice(positions: list[int], token_ids: Tensor) -> int | Tensor:
-    """Return the library's argument for these positions: how many at the end, or a list."""
-    new = token_ids.shape[1]
-    if positions == list(range(new - len(positions), new)):
-        return len(positions)
-    return torch.tensor(positions, device=token_ids.device)
