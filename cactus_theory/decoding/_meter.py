@@ -102,8 +102,8 @@ class Meter:
         self.waiting: list[tuple[Tensor, ...]] = []
         self.rows = 0
         # sums stay where the rows are: nothing waits for a device
-        zeros = torch.zeros(3, dtype=torch.float64, device="cpu")
-        self.total, self.largest, self.expected = zeros
+        zeros = torch.zeros(4, dtype=torch.float64, device="cpu")
+        self.total, self.largest, self.expected, self.raised = zeros
 
     def add(
         self,
@@ -149,6 +149,7 @@ class Meter:
             divergence=self.divergence.spec,
             rows=rows,
             expected_accepted=float(self.expected),
+            raised_off_head=float(self.raised),
         )
 
     def _measure_waiting(self) -> None:
@@ -172,7 +173,8 @@ class Meter:
             own_q, own_p, own_alive, own_raised, *tokens = columns
             path = Path(own_alive, own_raised if ahead else None)
             emitted = self.verifier.emitted(self.policies[number], own_q, own_p, path)
-            spent, accepted, _ = emitted.charges(self.divergence)
+            spent, accepted, beyond = emitted.charges(self.divergence)
+            self.raised = self.raised + beyond.sum()
             self.expected = self.expected + accepted.sum()
             self.total = self.total + spent.sum()
             self.largest = torch.maximum(self.largest.to(spent.device), spent.max())

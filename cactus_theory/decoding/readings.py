@@ -75,6 +75,7 @@ class Reading:
     divergence : the name of what it read, in whose unit it is (nats for KL).
     rows : verified rows; known of all requests together.
     expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
+    raised_off_head : Σ over those rows of :func:`cactus_theory.emitted.raised_off_head`.
     """
 
     rounds: Mapping[Kind, int]
@@ -84,6 +85,7 @@ class Reading:
     divergence: str = "kl"
     rows: int | None = None
     expected_accepted: float | None = None
+    raised_off_head: float | None = None
 
     @cached_property
     def drafts(self) -> dict[Kind, int]:

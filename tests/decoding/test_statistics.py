@@ -12,7 +12,7 @@ from cactus_theory.decoding import ModelDrafter, generate
 from cactus_theory.decoding.models import cache_check, projections
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.divergences import divergence
-from cactus_theory.emitted import emitted_law
+from cactus_theory.emitted import emitted_law, raised_off_head
 from cactus_theory.policies import policy
 from tests.amounts import some
 from tests.decoding.test_ragged import SEEDS, padded, prompts
@@ -112,6 +112,10 @@ def test_the_meter_equals_a_recomputation(tiny, spec, kind):
     assert meter.largest_row_divergence == pytest.approx(float(spent.max()), abs=1e-12)
     kept = rows.draft_probs * rule.acceptance_row(rows.target_probs, rows.draft_probs)
     assert meter.expected_accepted == pytest.approx(float(kept.sum()), abs=1e-12)
+    law = emitted_law(rule, rows.target_probs, rows.draft_probs)
+    assert meter.raised_off_head == pytest.approx(
+        float(raised_off_head(law, rows.target_probs).sum()), abs=1e-12
+    )
     assert meter.num_accepted_tokens == int(rows.accepted.sum()) == result.num_accepted
     assert meter.num_accepted_tokens > 3
     assert (meter.emitted_divergence > 0.01) == (spec != "speculative")
