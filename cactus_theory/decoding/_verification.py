@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -28,13 +28,6 @@ class Rule:
         self.own = is_own(kind)
         self.observes = kind.observe is not Schedule.observe
         self.state = self.schedule.begin(list(prompt))
-
-    def choose(
-        self, row: int, q: Tensor, draft: Draft, judge: Verifier
-    ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
-        """Return the number of the policy of the tokens after each node of a row, and P there."""
-        one = draft.of_text(row)
-        return self.schedule.choose_by_nodes(self.state, q[row : row + 1], one, judge)
 
     def observe(self, rows: VerifiedRows) -> None:
         """Show the schedule the rows that were verified, if it observes them."""
@@ -64,7 +57,8 @@ def assigned(
     chosen, ratios, known = [], draft.token_ids.double() * math.nan, False
     for row, own in enumerate(followed):
         numbers = draft.token_ids.new_tensor([policies.index(policy) for policy in own.policies])
-        choice, alive = own.choose(row, q, draft, judge)
+        given = q[row : row + 1], draft.of_text(row), judge
+        choice, alive = own.schedule.choose_by_nodes(own.state, *given)
         chosen.append(numbers[choice])
         if alive is not None:
             ratios[row], known = alive, True
