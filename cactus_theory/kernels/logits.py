@@ -137,8 +137,10 @@ def verify_logits(
         for mine, given in zip(out, emitted, strict=True):
             mine.copy_(given)
         return out
-    launches = _launches()
-    work = _workspace(workspace, batch, width, vocab, device)
+    launches, sizes = _launches(), (batch, width, vocab)
+    work = workspace or Workspace(*sizes, device)
+    if work.sizes != sizes:
+        raise ValueError(f"workspace: must be of (B, K, V) = {sizes}; got {work.sizes}")
     if out is None:
         ids = draft_token_ids.new_empty(batch, width + 1)
         out = LogitsVerdict(ids, draft_token_ids.new_empty(batch))
@@ -154,8 +156,6 @@ def draft_from_logits(
     positions: Tensor,
     place: int,
     temperature: float | Tensor = 1.0,
-    workspace: Workspace | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Draw a drafted token from each row of softmax(l/T), in one pass over the logits.
 
@@ -191,12 +191,9 @@ def draft_from_logits(
     temperature = checked_temperature(temperature, batch, logits.device)
     requests = Requests(None, 0, None, temperature, vocab, seeds, positions)
     if not runs_kernels(logits.device):
-        tokens = draw_in_torch(logits, requests, place)
-        return tokens if out is None else out.copy_(tokens)
-    launches = _launches()
-    work = _workspace(workspace, batch, 0, vocab, logits.device)
-    out = seeds.new_empty(batch) if out is None else out
-    launches.draw(logits, requests, place, work, out)
+        return draw_in_torch(logits, requests, place)
+    work, out = Workspace(batch, 0, vocab, logits.device), seeds.new_empty(batch)
+    _launches().draw(logits, requests, place, work, out)
     return out
 
 
@@ -210,18 +207,6 @@ def _launches() -> ModuleType:
     if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON:
         raise ImportError(f"triton: must be 3.4 or later; got {version}")
     return importlib.import_module("cactus_theory.kernels._launch")
-
-
-def _workspace(
-    workspace: Workspace | None, batch: int, width: int, vocab: int, device: torch.device
-) -> Workspace:
-    if workspace is None:
-        return Workspace(batch, width, vocab, device)
-    if workspace.sizes != (batch, width, vocab):
-        raise ValueError(
-            f"workspace: must be of (B, K, V) = {(batch, width, vocab)}; got {workspace.sizes}"
-        )
-    return workspace
 
 
 def verify_in_torch(

@@ -127,12 +127,8 @@ class FlatBatch:
     @property
     def has_nan(self) -> bool:
         """Return whether some row is not numbers (a softmax is NaN everywhere or nowhere)."""
-        if not self.drafted:
-            return False
-        tables = (
-            [self.target_rows] if self.draft_rows is None else [self.target_rows, self.draft_rows]
-        )
-        return any(bool(rows[..., 0].isnan().any()) for rows in tables)
+        tables = (self.target_rows, self.draft_rows) if self.drafted else ()
+        return any(rows is not None and bool(rows[..., 0].isnan().any()) for rows in tables)
 
 
 def verify_flat(

@@ -22,7 +22,7 @@ drafted token is then emitted iff its logit is less than ``margin`` below the la
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -44,17 +44,11 @@ MOST_UNIT = 1e4
 class Lifts:
     """The biases that policies add to the logits of drafted tokens, as ln r."""
 
+    policies: Sequence[Policy]
     units: Float[Tensor, "m"]  # ln r of each policy where it is a constant, else 0; float64
     ahead: Bool[Tensor, "m"]  # whether ln r is ln z of the following row
-    looking: tuple[int, ...]  # numbers of the policies that look ahead
-    solved: tuple[tuple[int, Policy], ...]  # the other policies, with their numbers
-
-    def only(self, numbers: Collection[int]) -> "Lifts":
-        """Return the biases for a batch in which only these policies occur."""
-        looking = tuple(number for number in self.looking if number in numbers)
-        return replace(self, looking=looking, solved=tuple(
-            (number, policy) for number, policy in self.solved if number in numbers
-        ))  # fmt: skip
+    looking: frozenset[int]  # numbers of the policies that look ahead
+    solved: frozenset[int]  # numbers of the policies without a constant
 
 
 def lifts_of(
@@ -69,13 +63,14 @@ def lifts_of(
         check_policy(policy)
     units = [_unit(policy) for policy in policies]
     ahead = [whole and policy.look_ahead is not None for policy in policies]
-    looking = tuple(number for number, is_ahead in enumerate(ahead) if is_ahead)
-    solved = tuple(
-        (number, policy) for number, policy in enumerate(policies) if units[number] is None
-    )
     constants = torch.tensor([unit or 0.0 for unit in units], dtype=torch.float64, device="cpu")
-    looks = torch.tensor(ahead, device="cpu").to(device)
-    return Lifts(constants.to(device), looks, looking, solved)
+    return Lifts(
+        policies,
+        constants.to(device),
+        torch.tensor(ahead, device="cpu").to(device),
+        frozenset(number for number, is_ahead in enumerate(ahead) if is_ahead),
+        frozenset(number for number, unit in enumerate(units) if unit is None),
+    )
 
 
 def check_policy(policy: Policy) -> None:
@@ -101,6 +96,7 @@ def drafted_bias(
     *,
     choice: Int[Tensor, "rows"] | None = None,
     margin: Float[Tensor, "rows"] | None = None,
+    present: Collection[int] | None = None,
     width: int,
 ) -> Float[Tensor, "rows"]:
     """Return the bias to add to the logit of each row's drafted token, float64.
@@ -109,7 +105,8 @@ def drafted_bias(
     draft ``width`` tokens at most. ``logits`` are raw; −∞ excludes a token, which is never raised
     (a mixture emits such tokens, too, but not here). ``drafted`` is the token that is tested at
     each row, negative at bonus rows and where a draft ends before it; ``choice`` the number of each
-    row's policy (None: the first one); ``margin``, in logits, is for rows at temperature 0.
+    row's policy (None: the first one), and ``present`` the numbers that occur (None: any);
+    ``margin``, in logits, is for rows at temperature 0.
 
     Nothing is read on the host unless a policy has no constant ln r: those are solved on rows of
     two tokens, the drafted one and the others. With constants alone the rows are not read, but for
@@ -121,14 +118,16 @@ def drafted_bias(
     heat = torch.where(sampled, temperature, 1.0).double()
     choice = torch.zeros_like(place[:, 0]) if choice is None else choice.long()
     power = lifts.units[choice]
-    if lifts.looking or lifts.solved:
+    numbers = range(len(lifts.policies)) if present is None else present
+    looking, solved = lifts.looking.intersection(numbers), lifts.solved.intersection(numbers)
+    if looking or solved:
         entry, others = log_entries(logits, place, heat)
-        if lifts.looking:
+        if looking:
             later = _ahead(entry, others, power, drafted, width)
             power = torch.where(lifts.ahead[choice], later, power)
-        for number, policy in lifts.solved:
-            solved = solved_power(policy, entry, others, drafted_logits)
-            power = torch.where(choice == number, solved, power)
+        for number in solved:
+            own = solved_power(lifts.policies[number], entry, others, drafted_logits)
+            power = torch.where(choice == number, own, power)
     greedy = torch.zeros_like(heat) if margin is None else margin.double()
     bias = torch.where(sampled, heat * power, greedy)
     return torch.where((drafted >= 0) & drafted_logits.isfinite() & bias.isfinite(), bias, 0.0)

@@ -51,7 +51,10 @@ SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where processes of a server share counter
 def install(settings: Settings) -> Hook:
     """Replace and wrap vLLM's functions; a second call changes nothing.
 
-    UnknownVersion if names differ from those that are relied on.
+    UnknownVersion if names differ from those that are relied on. Replaced is ``rejection_sample``;
+    ``GPUModelRunner._sample`` and ``_update_states`` tell the hook which requests it serves and
+    which have ended, with readings ``Scheduler._free_request`` and ``schedule`` why and at what
+    length; ``SamplingParams.verify`` and ``EngineArgs.create_engine_config`` refuse.
     """
     import vllm.v1.worker.gpu_model_runner as worker  # pyright: ignore[reportMissingImports]
     from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
@@ -65,8 +68,7 @@ def install(settings: Settings) -> Hook:
     hook = Hook(settings, module.rejection_sample, logger.warning)
     module.rejection_sample = hook.rejection_sample
     _wrap_runner(worker.GPUModelRunner, hook, logger.info)
-    _wrap_requests(settings)
-    _wrap_config(settings, logger.warning, logger.info)
+    _wrap_front(settings, logger.warning, logger.info)
     if settings.readings:
         _wrap_scheduler(hook)
     return hook
@@ -174,10 +176,18 @@ def _wrap_scheduler(hook: Hook) -> None:
         return output
 
 
-def _wrap_requests(settings: Settings) -> None:
-    """Refuse a request that is not admitted when it is submitted."""
+def _wrap_front(
+    settings: Settings, warn: Callable[[str], None], log: Callable[[str], None]
+) -> None:
+    """Refuse a request that is not admitted when it is submitted, and a server before it starts.
+
+    What was asked for is said once.
+    """
+    from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.exceptions import VLLMValidationError  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
+
+    said = []
 
     @wrapped(SamplingParams, "verify")
     def verify(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,15 +196,6 @@ def _wrap_requests(settings: Settings) -> None:
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
         return original(params, *args, **kwargs)
-
-
-def _wrap_config(
-    settings: Settings, warn: Callable[[str], None], log: Callable[[str], None]
-) -> None:
-    """Refuse, before processes start, what would bypass the hook; say once what was asked for."""
-    from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
-
-    said = []
 
     @wrapped(EngineArgs, "create_engine_config")
     def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,11 +210,7 @@ def _wrap_config(
 def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
     """Stop the start-up with one line where the hook would be bypassed or contradicted.
 
-    That is: another ``rejection_sample_method``, a model runner V2 of an unknown version, a logits
-    processor beside sampled drafts or on model runner V1, a margin without a logits processor, a
-    cap or readings that this runner does not keep, a CPU build that scales logits with memory it
-    has not written (vLLM issue 55005). A server without drafts is let through with a warning: it
-    emits the target's own law.
+    A server without drafts is let through with a warning: it emits the target's own law.
     """
     speculative, on_v2 = config.speculative_config, getattr(config, "use_v2_model_runner", False)
     loaded = getattr(config.model_config, "logits_processors", None) or ()

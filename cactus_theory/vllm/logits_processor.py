@@ -6,14 +6,9 @@ r"""A logits processor for vLLM's model runner V2: lossy verification of determi
         --logits-processors cactus_theory.vllm.logits_processor:CactusLogitsProcessor
 
 The engine's own verification is left as it is and gets biased logits; see
-:mod:`cactus_theory.vllm.bias` for the law and which policies have one. It needs
-deterministic drafts: ``draft_sample_method`` greedy, vLLM's default, or an
-n-gram drafter. A server whose drafts are sampled is refused at start-up (there the hook of
-:mod:`cactus_theory.vllm.model_runner_v2` is for), and so are vLLM's own lossy methods.
-
-Requests pick policies as everywhere (:mod:`cactus_theory.vllm.settings`). Greedy ones take the
-margin of ``CACTUS_MARGIN`` (0 if unset), unless they ask for ``speculative``. With
-``CACTUS_VERIFIER=block`` a band at a KL price looks ahead, which is the best law of whole blocks.
+:mod:`cactus_theory.vllm.bias` for the law and which policies have one. A server whose drafts are
+sampled is refused at start-up (there the hook of :mod:`cactus_theory.vllm.model_runner_v2` is for),
+and so are vLLM's own lossy methods.
 
 * vLLM's top_p, top_k and min_p act after a processor, on the biased row, and would cut another
   set. Beside a lossy policy they are taken over: the processor cuts q first (a sort of every row
@@ -147,10 +142,10 @@ class CactusLogitsProcessor(LogitsProcessor):
         if self.cutting[ctx.idx_mapping_np].any():
             cuts = dict(zip(Cut._fields, cut, strict=True))
             truncate_(logits, heat, **(cuts | {"top_k": cuts["top_k"].long()}))
-        present = self.table[:, 0].numpy()[ctx.idx_mapping_np]
+        present = self.table[:, 0].numpy()[ctx.idx_mapping_np].astype(int).tolist()
         bias = drafted_bias(
-            self.lifts.only(present.tolist()), logits, drafted, heat,
-            choice=policy.long(), margin=margin, width=self.width,
+            self.lifts, logits, drafted, heat,
+            choice=policy.long(), margin=margin, present=present, width=self.width,
         )  # fmt: skip
         place = drafted.clamp(min=0)[:, None]
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])

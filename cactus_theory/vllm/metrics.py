@@ -117,21 +117,11 @@ class Tally:
 
     def line(self) -> str:
         """Return one line of totals for the log."""
-        return "; ".join(self._text(label, self.totals(label)) for label in self.counts)
-
-    def _text(self, label: str, totals: dict[str, float]) -> str:
-        rate = totals["accepted_tokens"] / max(totals["drafted_tokens"], 1)
-        text = (
-            f"{label} ({self.settings.verifier.spec}): {totals['emitted_tokens']} tokens, "
-            f"{totals['undrafted_tokens']} of them in steps without a draft, "
-            f"{rate:.1%} of {totals['drafted_tokens']} drafted tokens accepted, by position "
-            + " ".join(f"{kept / drafted:.2f}" for drafted, kept in self.positions[label])
+        every = {label: self.totals(label).items() for label in self.counts}
+        return "; ".join(
+            f"{label}: " + ", ".join(f"{name} {value:g}" for name, value in totals)
+            for label, totals in every.items()
         )
-        if not self.settings.meter or not totals["measured_rows"]:
-            return text
-        spent = totals["emitted_divergence_nats"] / max(totals["emitted_tokens"], 1)
-        name = self.settings.divergence.spec
-        return f"{text}, emitted {name} per token {spent:.4f} ({totals['measured_rows']} rows)"
 
     def _measure(self, label: str, verified: Verified, row: int, charged: int) -> None:
         """Give the meter those of a request's charged rows that chance has picked."""

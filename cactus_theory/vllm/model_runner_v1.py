@@ -1,21 +1,8 @@
 """The hook of vLLM's V1 model runner: sampled and deterministic drafts, chain and block.
 
-What is replaced, once names of parameters and fields have been compared:
-
-* ``vllm.v1.sample.rejection_sampler.rejection_sample``, which ``RejectionSampler.forward`` looks
-  up among its module's names: ours for batches with a sampled request, the original for batches
-  that are all greedy;
-* ``GPUModelRunner._sample``, wrapped: tells the function above which requests it serves
-  (``SamplingMetadata`` does not), and stops the engine if that function was not called;
-* ``EngineArgs.create_engine_config``, wrapped: says once what the server was asked for, and refuses
-  what would bypass or contradict the hook before any process starts: model runner V2,
-  ``rejection_sample_method`` other than ``standard`` (``block`` is accepted and ignored by this
-  runner, and turns draft probabilities off; ``fly`` and ``synthetic`` are lossy rules of their
-  own), a CPU build with vLLM issue 55005;
-* ``GPUModelRunner._update_states``, wrapped: tells which requests have ended or were aborted;
-* with readings ``Scheduler._free_request`` and ``schedule``, wrapped: tell why, at what length;
-* ``SamplingParams.verify``, wrapped: a request whose ``extra_args`` are not admitted is refused
-  when it is submitted.
+:mod:`cactus_theory.vllm.install` puts it where ``RejectionSampler.forward`` looks up
+``rejection_sample`` among its module's names: ours for batches with a sampled request, the original
+for batches that are all greedy or not numbers.
 
 A :class:`~cactus_theory.vllm.requests.Request` is kept by its id, not by its place in a batch, from
 its first step with drafts to its end. If its policy raises in a step all the same, drafts of that
@@ -23,14 +10,12 @@ step are judged without loss, and a warning says so.
 
 The bonus token is the one that the engine has drawn before; acceptance and recovery take numbers
 of the default generator of the device, or of the request's own (``seed``). Those of a request do
-not depend on its batch; drafts that are sampled do, since the drafter ignores seeds: only
-deterministic drafts make a request's text reproducible. If a step lacks the rows that some
-request's tokens were drawn from, vLLM treats the whole batch's tokens as deterministic: that keeps
-a lossless law and changes a lossy one. Here that request's drafts are set aside and its next token
-is drawn from the target, the others keep their rows, and a warning says so once. A batch with rows
-that are not numbers goes to the original function. On CUDA the torch path runs (no engine was run
-there); flags of mixed batches with greedy requests, and the counters, wait for the device at every
-step.
+not depend on its batch; drafts that are sampled do, since the drafter ignores seeds. If a step
+lacks the rows that some request's tokens were drawn from, vLLM treats the whole batch's tokens as
+deterministic: that keeps a lossless law and changes a lossy one. Here that request's drafts are set
+aside and its next token is drawn from the target, the others keep their rows, and a warning says so
+once. On CUDA the torch path runs (no engine was run there); flags of mixed batches with greedy
+requests, and the counters, wait for the device at every step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

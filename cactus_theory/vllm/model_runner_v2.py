@@ -24,9 +24,7 @@ Policies with a kernel (``has_kernel``) are decided without reading anything on 
 take the torch path and may wait. Where every request has K drafted tokens the target's rows are
 used in place, else they are copied into (requests, K + 1, V); draft rows are always copied.
 Requests with a policy of their own are judged together with those of the same policy, copied.
-
-Watermarks, ``rejection_sample_method`` other than ``standard`` and parameters that are not known
-here are refused; for blocks there is ``CACTUS_VERIFIER=block``. There are no counters here.
+There are no counters here.
 
 There is no engine on a CPU for this runner, so none was run. Tested: this function in the
 published layout under Triton's interpreter against exact laws, and beside the real functions of

@@ -1,23 +1,15 @@
 """Write what the hook of model runner V1 verifies as traces (:mod:`cactus_theory.traces`).
 
 With ``CACTUS_TRACE=DIR`` every start of an engine writes folders ``DIR/<time>-<process>-<n>``, one
-for each setting of requests (policy, cap, temperature, cuts), MOST_SETTINGS of them at most, which
-``replay``, ``expect`` and ``tune --trace`` read. A text is a request, written when it has ended, a
-cycle one round of it with a draft; steps that drafted nothing are a number in the manifest
-(``undrafted``). Greedy requests, and rounds whose drafts a grammar has cut, are left out.
+for each setting of requests (policy, cap, temperature, cuts), MOST_SETTINGS of them at most. A text
+is a request, written when it has ended, a cycle one round of it with a draft; steps that drafted
+nothing are a number in the manifest (``undrafted``). Greedy requests, and rounds whose drafts a
+grammar has cut, are left out. SERVING.md says what rows are kept, and what ``CACTUS_TRACE_BYTES``
+bounds; engines that start together (data parallelism) have a bound each.
 
-* Rows are log-probabilities in float16, of (2 K + 1) V numbers a round: after temperature and
-  truncation for the target, as it drew for the drafter. A deterministic drafter
-  (greedy, vLLM's default, or n-grams) has no rows: (K + 1) V numbers.
-* The row after the last drafted token is not seen here. In its place stands the token that the
-  engine drew from it, with probability 1 (``bonus_rows`` in the manifest). No number reads it
-  but the law of that token.
-* ``CACTUS_TRACE_BYTES`` bounds all that lies in DIR, files of earlier starts included, and what is
-  held in memory until a text has ended. What would exceed it is not kept, and a warning says so.
-  Of one text the first rounds are kept, up to 1/FEWEST_TEXTS of the bytes, and the steps before
-  the first round that is not. Engines that start together (data parallelism) have a bound each.
-
-Drafted tokens are parts of people's answers: DIR is made for its owner alone to read.
+The row after the last drafted token is not seen here. In its place stands the token that the
+engine drew from it, with probability 1 (``bonus_rows`` in the manifest). No number reads it but the
+law of that token.
 """
 
 import os
@@ -101,9 +93,7 @@ class Recorder:
             if int(draft.lengths[place]) < count or not self._take(request, batch, count):
                 continue
             position = request.emitted - accepted[place] - 1
-            bonus = torch.full(
-                (1, batch.target_logits.shape[-1]), -torch.inf, dtype=DTYPE, device="cpu"
-            )
+            bonus = torch.full((1, self.vocab), -torch.inf, dtype=DTYPE, device="cpu")
             bonus[0, int(batch.bonus[row])] = 0.0
             target = torch.cat([_stored(verified.target_probs[place, :count]), bonus])
             rows = bonus[:0] if draft.probs is None else _stored(draft.probs[place, :count])
@@ -157,7 +147,7 @@ class Recorder:
         if rounds.cut is not None:
             return False
         rows = count + 1 + (0 if batch.draft_probs is None else count)
-        size = rows * batch.target_logits.shape[-1] * DTYPE.itemsize + OF_CYCLE * (count + 1)
+        size = rows * self.vocab * DTYPE.itemsize + OF_CYCLE * (count + 1)
         size += 0 if rounds.kept else OF_TEXT
         most = self.settings.trace_bytes / FEWEST_TEXTS
         if (rounds.kept and rounds.bytes + size > most) or not self._spend(size):
@@ -179,9 +169,8 @@ class Recorder:
     def _header(self, request: Request) -> Header:
         asked = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         asked = {name: getattr(request.params, name, none) or none for name, none in asked.items()}
-        cuts = Cuts(
-            max(int(asked["top_k"]), 0), asked["top_p"], 0, 1.0
-        )  # drafts come from whole rows
+        # drafts come from whole rows
+        cuts = Cuts(max(int(asked["top_k"]), 0), asked["top_p"], 0, 1.0)
         details = {
             "policy": request.policy.spec,
             "verifier": self.settings.verifier.spec,

@@ -147,8 +147,8 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     """Return the settings of the environment, None if it names no policy and nothing else.
 
     ``by_bias`` is for the logits processor: it decides without loss where no policy is asked for,
-    by policies that are a bias whoever verifies, and keeps no accounts. ValueError, in one line:
-    the variable, what it must be (every valid name), and its value.
+    by policies that are a bias, and keeps no accounts. ValueError, in one line: the variable, what
+    it must be (every valid name), and its value.
     """
     check_names(environ)
     text = {name: environ.get(name, "").strip() for name in NAMES}

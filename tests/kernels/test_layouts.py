@@ -15,6 +15,7 @@ from cactus_theory.kernels import (
 from cactus_theory.verify.draw import pick
 from tests.amounts import THOROUGH, amount
 from tests.kernels.closed_forms import last_coins
+from tests.kernels.hopper import RULES as EVERY
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 NOTHING = -float("inf")
@@ -54,12 +55,6 @@ class Batch:
         )  # fmt: skip
 
 
-EVERY = [
-    ("speculative", "chain"), ("lenience:lenience=0.5", "chain"), ("mixture:alpha=0.3", "chain"),
-    ("distillspec:epsilon=0.5,form=exp", "chain"), ("cactus:delta=0.5", "chain"),
-    ("cactus_exact:delta=0.3", "chain"), ("band:price=1", "chain"), ("speculative", "block"),
-    ("band:price=1,per_row=True", "block"),
-]  # fmt: skip
 BLOCK = ("band:price=1,per_row=True", "block")
 CASES = [("cactus:delta=0.5", "chain"), ("band:price=1", "chain"), BLOCK]
 

@@ -122,23 +122,22 @@ def shown(name):
     return [(dict(labels), child.value) for labels, child in metric.children.items()]
 
 
-MODEL = types.SimpleNamespace(
-    served_model_name="served", logits_processors=None, get_vocab_size=lambda: 7
-)
-CONFIG = types.SimpleNamespace(
-    model_config=MODEL,
-    parallel_config=types.SimpleNamespace(data_parallel_index=1),
-    speculative_config=types.SimpleNamespace(num_speculative_tokens=3, model="/at/draft"),
-)
-
-
 def config(processor=False, **more):
     """Return what a server is to be, with drafts and perhaps with the logits processor."""
     loaded = [PROCESSOR] if processor else None
-    model = types.SimpleNamespace(served_model_name="served", logits_processors=loaded)
-    drafts = types.SimpleNamespace(rejection_sample_method="standard", num_speculative_tokens=2)
-    own = {"speculative_config": drafts, "use_v2_model_runner": False, "model_config": model}
-    return types.SimpleNamespace(**(own | more))
+    model = types.SimpleNamespace(
+        served_model_name="served", logits_processors=loaded, get_vocab_size=lambda: 7
+    )
+    engines = types.SimpleNamespace(data_parallel_index=1)
+    own = {"speculative_config": drafts(), "model_config": model, "parallel_config": engines}
+    return types.SimpleNamespace(**({"use_v2_model_runner": False} | own | more))
+
+
+def drafts(sample="greedy", method="standard"):
+    return types.SimpleNamespace(
+        draft_sample_method=sample, rejection_sample_method=method,
+        num_speculative_tokens=3, model="/at/draft",
+    )  # fmt: skip
 
 
 def requests(*policies):
@@ -183,7 +182,7 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
     exec(source, vars(sampler))
 
     class GPUModelRunner:
-        vllm_config = CONFIG
+        vllm_config = config()
 
         def __init__(self, **requests):
             self.requests = requests

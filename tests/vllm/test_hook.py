@@ -4,7 +4,6 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from cactus_theory.vllm.batch import verify_flat
 from cactus_theory.vllm.install import check_config
 from cactus_theory.vllm.replace import UnknownVersion
 from tests.vllm import fake, published
-from tests.vllm.fake import call, config, requests, seeded, step
+from tests.vllm.fake import call, config, drafts, requests, seeded, step
 from tests.vllm.flat import CHAIN, emitted, random_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,12 +189,6 @@ def test_a_configuration_is_checked_before_processes_start(served, monkeypatch):
     assert len(logged) == 1
 
 
-def drafts(sample="greedy", method="standard"):
-    return SimpleNamespace(
-        draft_sample_method=sample, rejection_sample_method=method, num_speculative_tokens=2
-    )
-
-
 V2 = {"use_v2_model_runner": True}
 ALONE = "CACTUS_POLICY alone decides drafts: leave --logits-proc"
 NOTHING = "CACTUS_MARGIN: does nothing without --logits-proc"
@@ -208,6 +201,9 @@ STOPPED = [
       for method in ("block", "synthetic", "fly")),
     ({"processor": True, "speculative_config": drafts("probabilistic"), **V2}, {},
      "draft_sample_method: must be greedy"),
+    *(({"processor": True, "speculative_config": drafts(method=method), **V2}, {},
+       f"rejection_sample_method: must be standard or block .* got '{method}'")
+      for method in ("fly", "synthetic")),
     (V2, {"CACTUS_CAP": "0"}, "CACTUS_CAP: is kept by model runner V1 alone"),
     (V2, {"CACTUS_READINGS": "log"}, "CACTUS_READINGS: is kept by model runner V1 alone"),
 ]  # fmt: skip
@@ -218,7 +214,8 @@ def test_a_server_that_would_bypass_or_contradict_the_hook_is_stopped(served, gi
     asked = settings.read({"CACTUS_POLICY": BAND} | environ)
     with pytest.raises(SystemExit, match=said):
         check_config(config(**given), print, asked)
-    check_config(config(processor=True, speculative_config=drafts(), **V2), print, PLAIN)
+    for good in (drafts(), drafts(method="block")):
+        check_config(config(processor=True, speculative_config=good, **V2), print, PLAIN)
 
 
 def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch):

@@ -47,18 +47,11 @@ def params(temperature=1.0, spec=None, **own):
     return SimpleNamespace(temperature=temperature, extra_args=extra, **(WHOLE | own))
 
 
-def config(sample="greedy", method="standard"):
-    drafts = SimpleNamespace(
-        draft_sample_method=sample, rejection_sample_method=method, num_speculative_tokens=WIDTH
-    )
-    return SimpleNamespace(speculative_config=drafts)
-
-
 def made(processor_class, given=None):
     """Return a processor of a server that is started anew."""
     sys.modules[NAME].server_settings.cache_clear()
     state = published.LogitsProcRequestState(torch.device("cpu"), REQUESTS, VOCAB)
-    return processor_class(given or config(), state)
+    return processor_class(given or fake.config(), state)
 
 
 class Step:
@@ -253,31 +246,11 @@ def test_what_is_refused_at_admission(processor_class):
         processor_class.validate_params(good)
 
 
-@pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS"])
-def test_accounts_of_requests_stop_the_start(processor_class, monkeypatch, name):
-    monkeypatch.setenv(name, "0.5")
-    with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
-        made(processor_class)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (config("probabilistic"), "draft_sample_method: must be greedy"),
-        (config(method="fly"), "rejection_sample_method: must be standard or block"),
-        (config(method="synthetic"), "got 'synthetic'"),
-    ],
-)
-def test_servers_on_which_the_law_would_be_another(processor_class, given, said):
-    with pytest.raises(ValueError, match=said):
-        made(processor_class, given)
-
-
 def test_the_hook_makes_way_for_the_processor(processor_class):
     """Else the policy would act twice."""
     model_runner_v2.install(settings.read({settings.POLICY: "band:price=2"}))
     with pytest.raises(ValueError):
-        made(processor_class, config("probabilistic"))
+        made(processor_class, fake.config(speculative_config=fake.drafts("probabilistic")))
     assert model_runner_v2.installed() is not None
     made(processor_class)
     assert model_runner_v2.installed() is None
@@ -285,7 +258,7 @@ def test_the_hook_makes_way_for_the_processor(processor_class):
 
 def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_class, monkeypatch):
     monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
-    idle = made(processor_class, SimpleNamespace(speculative_config=None))
+    idle = made(processor_class, fake.config(speculative_config=None))
     assert idle.add_request(0, params()) is False
     monkeypatch.setenv("CACTUS_MARGIN", "-1")
     with pytest.raises(ValueError, match="CACTUS_MARGIN"):

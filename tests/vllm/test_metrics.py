@@ -59,8 +59,6 @@ def test_counts_and_divergence_are_those_of_the_rows_up_to_each_refusal(verifier
             expected[place][1] += place < len(tokens) - 1
     assert [list(both) for both in own.positions["cactus:delta=0.5"]] == expected
     assert expected[0][0] > expected[2][0] > expected[2][1] > 0
-    rates = " ".join(f"{accepted / drafted:.2f}" for drafted, accepted in expected)
-    assert f"by position {rates}" in own.line()
     kl = ct.divergence("kl")
     spent = sum(
         float(kl.value(ct.emitted_law(rule, one, other), one.double()).sum())
@@ -105,7 +103,7 @@ def test_a_meter_that_is_off_measures_nothing():
     serve(own, 5)
     total = own.totals(BAND)
     assert total["verified_rows"] > 0 and total["measured_rows"] == 0
-    assert not own.meters and "emitted kl" not in own.line()
+    assert not own.meters
 
 
 def test_each_policy_has_a_label_of_its_own():
@@ -135,8 +133,8 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
             (labels | {"position": str(place)}, both[part])
             for place, both in enumerate(own.positions[BAND])
         ]
-    assert len(logged) == 2 and "tokens, 1 of them in steps without a draft, " in logged[1]
-    assert logged[0].startswith(f"Cactus metrics: {BAND} (chain): ")
+    assert len(logged) == 2 and "undrafted_tokens 1, " in logged[1]
+    assert logged[0].startswith(f"Cactus metrics: {BAND}: verified_rows ")
     reporter.interval = reporter.send_interval = 1e9
     ((_, before),) = fake.shown("cactus:measured_rows")
     serve(own, 10)

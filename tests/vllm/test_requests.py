@@ -198,16 +198,6 @@ def test_by_default_nothing_is_kept_of_a_request_but_its_policy(started):
     assert not hook.requests
 
 
-def test_a_disk_that_is_full_does_not_end_the_engine(tmp_path):
-    warned, write = [], None
-    write = reporter_of(str(tmp_path), print, warned.append)  # a folder cannot be written
-    write({"request": "r0"})
-    write({"request": "r1"})
-    assert [line.split(":")[1] for line in warned] == [
-        f" {count} readings were not written so far" for count in (1, 2)
-    ]
-
-
 def limited(size):
     """Let no file of this process grow beyond so many bytes, as a full disk does."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

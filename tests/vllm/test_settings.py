@@ -65,17 +65,15 @@ def test_what_is_said_is_read():
         ("CACTUS_METER", "1.5", "whole number"),
         ("CACTUS_POLICIES", "band:price=2", "name=spec"),
         ("CACTUS_POLICIES", "gentle=bnad", "gentle: policy: must be one of"),
-        (
-            "CACTUS_POLICIES",
-            "gentle=band:price=2;gentle=typical",
-            "gentle: must be named once",
-        ),
+        ("CACTUS_POLICIES", "gentle=band:price=2;gentle=typical", "gentle: must be named once"),
         ("CACTUS_POLICIES", "speculative=band:price=2", "speculative is there anyway"),
         ("CACTUS_POLICIES", "two words=band:price=2", "name=spec"),
         ("CACTUS_POLICIES", "soft=band:price=2,hold=eos", "soft: hold"),
         ("CACTUS_CAP", "-1", "[0, inf]"),
         ("CACTUS_CAP", "much", "a number"),
         ("CACTUS_READINGS", "/nowhere/at/all", "No such file"),
+        ("CACTUS_TRACE", __file__, "exists"),
+        ("CACTUS_TRACE_BYTES", "1e9", "does nothing without CACTUS_TRACE;"),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, valid):
@@ -83,6 +81,18 @@ def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, v
         settings.read(BAND | {name: value})
     said = str(caught.value)
     assert said.startswith(f"{name}: ") and valid in said and "\n" not in said
+
+
+@pytest.mark.parametrize("given", ["-1", "much"])
+def test_bytes_of_a_trace_are_a_number(given, tmp_path):
+    with pytest.raises(ValueError, match="CACTUS_TRACE_BYTES: "):
+        settings.read(BAND | {"CACTUS_TRACE": str(tmp_path), "CACTUS_TRACE_BYTES": given})
+
+
+@pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS", "CACTUS_TRACE"])
+def test_accounts_of_requests_are_refused_where_none_are_kept(name):
+    with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
+        settings.read(BAND | {name: "0.5"}, by_bias=True)
 
 
 def test_readings_measure_every_row():
