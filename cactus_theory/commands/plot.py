@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,6 @@ def settings() -> Any:
     return {**matplotlib.rcParamsDefault, **look, "backend": "Agg"}
 
 
-# Steps of a knob that show a policy's own trade-off beside the frontier.
-COMPARED = {
-    "Cactus": [f"cactus:delta={delta}" for delta in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)],
-    "typical": [f"typical:epsilon={epsilon}" for epsilon in (0.5, 0.2, 0.09, 0.04, 0.01)],
-}
 # metadata left out of each kind of file, so that equal rows give equal bytes
 METADATA = {
     ".png": {"Software": None},
@@ -54,6 +49,11 @@ METADATA = {
 FRONTIER_POINTS = 65
 # right end of a frontier that is drawn, over the largest mark on it
 BEYOND = 1.5
+# names whose colours the policies take in turn; the optimum has the blue
+SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
+COLOURS = [COLOUR[name] for name in SHOWN]
+MARKERS = "osD^vP*X"
+Point = tuple[str, float, float]
 # least and largest ratio drawn; tokens beyond are nearly excluded by one of the two models
 SHOWN_RATIOS = (1e-3, 1e3)
 
@@ -71,28 +71,46 @@ def save_plot(
 
     ``title`` says which row it is, of many.
     """
+    q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
+    best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
+    line = ct.frontier(q, p, divergence=divergence, points=FRONTIER_POINTS)
+    points = [(f"optimum at {delta:.4g}", float(best.divergence), float(best.acceptance))]
+    if policy is not None:
+        points.append((policy.spec, *_point(policy, q, p, divergence)))
+
+    def draw(figure: Any) -> None:
+        band, curve = figure.subplots(1, 2)
+        _draw_band(band, q, p, best, policy)
+        _draw_frontier(curve, line, divergence, points)
+        figure.suptitle(title)
+
+    _save(path, (7.2, 3.5), draw)
+
+
+def save_pooled_plot(path: str, line: Any, divergence: str, points: Sequence[Point]) -> None:
+    """Draw a pooled frontier with policies (name, mean divergence, mean acceptance).
+
+    The points of a line with corners are marked: nothing is known between them.
+    """
+    _save(path, (6.4, 4.2), lambda figure: _draw_frontier(
+        figure.subplots(), line, divergence, points, "mean "
+    ))  # fmt: skip
+
+
+def _save(path: str, inches: tuple[float, float], draw: Callable[[Any], None]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    q, p = (np.asarray(row, np.float64) / np.asarray(row, np.float64).sum() for row in (q, p))
-    best = ct.optimal_acceptance(q, p, divergence=divergence, delta=delta)
     with matplotlib.rc_context(settings()):
-        figure = Figure(figsize=(7.2, 3.5), layout="constrained")
-        band, curve = figure.subplots(1, 2)
-        _draw_band(band, q, p, best, policy)
-        _draw_frontier(curve, q, p, best, divergence, policy)
-        figure.suptitle(title)
-        write_picture(path, figure, 200)
+        figure = Figure(figsize=inches, layout="constrained")
+        draw(figure)
+        write_picture(path, figure)
 
 
-def write_picture(path: str, figure: Any, dpi: int) -> None:
+def write_picture(path: str, figure: Any) -> None:
     """Write a figure, all of it or nothing; equal figures give equal bytes."""
-    import matplotlib
-
     suffix, content = Path(path).suffix, io.BytesIO()
-    look = settings()
-    with matplotlib.rc_context({name: look[name] for name in ("svg.hashsalt", "pdf.fonttype")}):
-        figure.savefig(content, format=suffix[1:], dpi=dpi, metadata=METADATA[suffix])
+    figure.savefig(content, format=suffix[1:], dpi=200, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())
 
 
@@ -120,33 +138,28 @@ def _draw_band(axes: Any, q: np.ndarray, p: np.ndarray, best: Any, policy: Any) 
 
 
 def _draw_frontier(
-    axes: Any, q: np.ndarray, p: np.ndarray, best: Any, divergence: str, policy: Any
+    axes: Any, line: Any, divergence: str, points: Sequence[Point], of_rows: str = ""
 ) -> None:
-    """Draw acceptance against the divergence of what is emitted."""
-    line = ct.frontier(q, p, divergence=divergence, points=FRONTIER_POINTS)
-    finite = np.isfinite(line.delta)
-    axes.plot(line.delta[finite], line.acceptance[finite], color=OPTIMUM, label="optimum")
-    for label, specs in COMPARED.items():
-        points = [_point(ct.policy(spec), q, p, divergence) for spec in specs]
-        drawn = [point for point in points if math.isfinite(point[0])]
-        spent, accepted = np.array(drawn).reshape(-1, 2).T
-        axes.plot(spent, accepted, ms=3.6, lw=1.1, label=label, **LOOKS[label.lower()])
-    axes.plot(0, float(line.acceptance[0]), "s", ms=6, color=INK, label="speculative")
-    axes.plot(float(best.divergence), float(best.acceptance), "o", ms=8, color=OPTIMUM)
-    if policy is not None:
-        spent, accepted = _point(policy, q, p, divergence)
-        axes.plot(spent, accepted, "*", ms=12, color=OWN, mec=INK, label=policy.spec)
+    """Draw acceptance against the divergence of what is emitted, of one row or the mean."""
+    delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
+    finite = np.isfinite(delta)
+    corners: Any = {"marker": "o" if finite.sum() < FRONTIER_POINTS else "", "ms": 3}
+    label = "optimum over all rows" if of_rows else "optimum"
+    axes.plot(delta[finite], accepted[finite], color=OPTIMUM, label=label, **corners)
+    axes.plot(0, accepted[0], "s", color=INK, label="lossless")
+    drawn = [point for point in points if math.isfinite(point[1])]
+    for number, (name, spent, acceptance) in enumerate(drawn):
+        marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
+        axes.plot(spent, acceptance, linestyle="none", label=name, marker=marker, color=colour)
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
-    axes.set_xlabel(f"{divergence} of what is emitted, from the target{unit}")
-    axes.set_ylabel("acceptance")
-    axes.set_title(f"Optimum: {float(best.acceptance):.4g} at {float(best.divergence):.4g}")
-    marks = [float(best.divergence), *([] if policy is None else [spent])]
-    _frame(axes, marks, fontsize=7.5)
+    axes.set_xlabel(f"{of_rows}{divergence} of what is emitted, from the target{unit}")
+    axes.set_ylabel(f"{of_rows}acceptance")
+    _frame(axes, [spent for _, spent, _ in drawn])
 
 
-def _frame(axes: Any, marks: Sequence[float], fontsize: float) -> None:
+def _frame(axes: Any, marks: Sequence[float]) -> None:
     """Show the divergences from 0 to beyond the marks, and list only what is drawn there."""
-    most = max((mark for mark in marks if math.isfinite(mark)), default=0.0)
+    most = max(marks, default=0.0)
     right = BEYOND * most or math.inf  # all of the frontier where every mark is at 0
     points = {line: np.array(line.get_data(), dtype=float) for line in axes.get_lines()}
     shown = {line: xy[:, xy[0] <= right] for line, xy in points.items() if (xy[0] <= right).any()}
@@ -156,7 +169,7 @@ def _frame(axes: Any, marks: Sequence[float], fontsize: float) -> None:
         axes.set_xlim(-0.03 * right, right)
         axes.set_ylim(heights.min() - pad, heights.max() + pad)
     listed = [line for line in shown if not line.get_label().startswith("_")]
-    axes.legend(handles=listed, frameon=False, fontsize=fontsize, loc="best")
+    axes.legend(handles=listed, frameon=False, fontsize=7.5, loc="best")
 
 
 def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[float, float]:
@@ -164,39 +177,3 @@ def _point(policy: Any, q: np.ndarray, p: np.ndarray, divergence: str) -> tuple[
     spent = ct.divergence(divergence).value(law, torch.from_numpy(q)).item()
     phi = policy.acceptance_row(torch.from_numpy(q), torch.from_numpy(p)).numpy()
     return spent, float((p * phi).sum())
-
-
-# names whose colours the policies take in turn; the optimum has the blue
-SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
-COLOURS = [COLOUR[name] for name in SHOWN]
-MARKERS = "osD^vP*X"
-
-
-def save_pooled_plot(
-    path: str, line: Any, divergence: str, points: Sequence[tuple[str, float, float]]
-) -> None:
-    """Draw a pooled frontier with policies (name, mean divergence, mean acceptance).
-
-    The points of a line with corners are marked: nothing is known between them.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e8e8e8", linewidth=0.6)
-    delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
-    finite = np.isfinite(delta)
-    marker = "o" if finite.sum() < FRONTIER_POINTS else ""
-    optimum: dict[str, Any] = {"color": OPTIMUM, "marker": marker, "markersize": 3}
-    axes.plot(delta[finite], accepted[finite], **optimum, label="optimum over all rows")
-    axes.plot(0, accepted[0], "s", color=INK, label="lossless")
-    drawn = [point for point in points if math.isfinite(point[1])]
-    for number, (name, spent, acceptance) in enumerate(drawn):
-        marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-        axes.plot(spent, acceptance, linestyle="none", label=name, marker=marker, color=colour)
-    unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
-    axes.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
-    axes.set_ylabel("mean acceptance")
-    _frame(axes, [spent for _, spent, _ in points], fontsize=8)
-    write_picture(path, figure, 160)

@@ -86,7 +86,7 @@ def test_a_picture_holds_its_marks_and_lists_what_it_draws(
     files, tmp_path, monkeypatch, command
 ) -> None:
     figures = []
-    monkeypatch.setattr(plot, "write_picture", lambda path, figure, dpi: figures.append(figure))
+    monkeypatch.setattr(plot, "write_picture", lambda path, figure: figures.append(figure))
     assert main([command[0], *files, *command[1:], "--plot", str(tmp_path / "a.png")]) == 0
     axes = figures[0].axes[-1]
     right, (low, high) = axes.get_xlim()[1], axes.get_ylim()
