@@ -11,20 +11,20 @@ from cactus_theory.base.tables import (
     print_json,
     print_rows,
     print_table,
+    save_csv,
     save_table,
     with_error,
 )
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
-    Output,
     add_policy,
     add_rows,
-    output_of,
     rows,
-    save_outputs,
+    save_row_plot,
     shown_frontier,
     source,
 )
+from cactus_theory.commands.plot import save_pooled_plot
 from cactus_theory.optimum.bands import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
@@ -50,15 +50,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
-    policy, *others = [ct.policy(spec).at_ends(()) for spec in args.policy]
-    if others or args.by:
-        spec = ct.divergence(args.divergence).spec
-        return _audit_several([policy, *others], source(args), spec, args.by, output_of(args))
-    q, p = rows(args)
+    policies = [ct.policy(spec).at_ends(()) for spec in args.policy]
+    spec = ct.divergence(args.divergence).spec
+    if len(policies) > 1 or args.by:
+        logged = source(args)
+        whole, q, p = _lines(logged, policies, spec)
+        notes = {"divergence": spec, "rows": whole[0]["rows"], "texts": logged.texts}
+        parts = _parts(logged, args.by) if args.by else {}
+        lines = whole if not parts else [
+            {"group": value} | line
+            for value, part in parts.items() for line in _lines(part, policies, spec)[0]
+        ]  # fmt: skip
+        if args.csv:
+            save_table(args.csv, lines, notes)
+        if args.plot:
+            points = [(line["policy"], line[spec], line["acceptance"]) for line in whole]
+            save_pooled_plot(args.plot, shown_frontier(q, p, spec), spec, points)
+        if args.json:
+            return print_json(notes | {"policies": lines})
+        print("{rows} rows of {texts} texts".format(**notes))
+        heads, cells, words = _heads(spec), [_cells(line, spec) for line in lines], WORDS
+        if args.by:
+            heads, words = [args.by, *heads], (0, *(place + 1 for place in WORDS))
+            cells = [[line["group"], *own] for line, own in zip(lines, cells, strict=True)]
+        print_table(heads, cells, words)
+        print(LEGEND)
+        return 0
+    (policy,), (q, p) = policies, rows(args)
     report = ct.audit(policy, q, p, divergence=args.divergence)
-    spent = report.divergences[report.reference]
-    columns = {"acceptance": report.acceptance, report.reference: spent}
-    columns |= {
+    spent, budget = report.divergences[report.reference], report.declares.budget
+    columns = {
+        "acceptance": report.acceptance,
+        report.reference: spent,
         "best acceptance at that cost": report.optimum_acceptance,
         "least cost at that acceptance": report.optimum_divergence,
         "raised off the head": report.raised_off_head,
@@ -67,8 +90,10 @@ def run(args: argparse.Namespace) -> int:
         columns |= {"spent": report.spent, "within": report.within}
     if report.over_share is not None:
         columns["share over budget"] = report.over_share
-    budget = report.declares.budget
-    save_outputs(args, q, p, {"policy": report.policy}, columns, spent, policy)
+    if args.csv:
+        save_csv(args.csv, columns, {"policy": report.policy})
+    if args.plot:
+        save_row_plot(args.plot, q, p, args.row, spec, spent, policy)
     if args.json:
         columns |= {} if report.bounds is None else {"bounds": report.bounds}
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
@@ -80,39 +105,8 @@ def run(args: argparse.Namespace) -> int:
     if report.bounds is not None:
         print(f"spent: {report.bounds}")
     print("mean divergences of the emitted law from the target:")
-    for spec, value in report.divergences.items():
-        print(f"  {spec:<20} {np.mean(value):.6g}")
-    return 0
-
-
-def _audit_several(
-    policies: list[Policy], logged: Trace | SavedRows, spec: str, by: str | None, output: Output
-) -> int:
-    """Print one table of policies on all rows; write the CSV and the picture asked."""
-    lines, q, p = _lines(logged, policies, spec)
-    notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
-    heads, cells = _heads(spec), [_cells(line, spec) for line in lines]
-    table = heads, cells, WORDS
-    if by:
-        lines: list[Line] = [
-            {"group": value} | line
-            for value, part in _parts(logged, by).items()
-            for line in _lines(part, policies, spec)[0]
-        ]
-        cells = [[line["group"], *_cells(line, spec)] for line in lines]
-        table = [by, *heads], cells, (0, *(place + 1 for place in WORDS))
-    if output.csv:
-        save_table(output.csv, lines, notes)
-    if output.plot:
-        from cactus_theory.commands.plot import save_pooled_plot
-
-        points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
-        save_pooled_plot(output.plot, shown_frontier(q, p, spec), spec, points)
-    if output.json:
-        return print_json(notes | {"policies": lines})
-    print("{rows} rows of {texts} texts".format(**notes))
-    print_table(*table)
-    print(LEGEND)
+    for name, value in report.divergences.items():
+        print(f"  {name:<20} {np.mean(value):.6g}")
     return 0
 
 

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, column_of, prompts_of
 from cactus_theory.base.rows import load_rows, pair_of
-from cactus_theory.base.tables import save_csv
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.plot import METADATA
+from cactus_theory.commands.plot import METADATA, save_plot
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences import list_divergences
 from cactus_theory.policies import Policy
@@ -180,22 +179,6 @@ def _trace(args: argparse.Namespace) -> Trace:
     return Trace.open(args.target)
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where the results of a command go: files, None for none, and whether it prints JSON."""
-
-    csv: str | None
-    plot: str | None
-    json: bool
-    out: str | None = None
-
-
-def output_of(args: argparse.Namespace) -> Output:
-    """Return the output that flags ask for."""
-    names = [field.name for field in fields(Output)]
-    return Output(**{name: getattr(args, name) for name in names if name in args})
-
-
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise, before any work of a command, unless its files can be written.
 
@@ -208,26 +191,20 @@ def check_outputs(args: argparse.Namespace) -> None:
         check.optional_module("matplotlib", "figures")
 
 
-def save_outputs(
-    args: argparse.Namespace,
+def save_row_plot(
+    path: str,
     q: np.ndarray,
     p: np.ndarray,
-    header: dict[str, Any],
-    columns: dict[str, Any],
+    row: int,
+    divergence: str,
     spent: np.ndarray,
     policy: Policy | None = None,
 ) -> None:
-    """Write what ``--csv`` and ``--plot`` ask for."""
-    if args.csv:
-        save_csv(args.csv, columns, header)
-    if args.plot:
-        from cactus_theory.commands.plot import save_plot
-
-        rows, drafts = (x.reshape(-1, x.shape[-1]) for x in (q, p))
-        delta = float(np.asarray(spent).reshape(-1)[args.row])
-        divergence = ct.divergence(args.divergence).spec
-        title = check.place([args.row], [len(rows)]) if len(rows) > 1 else ""
-        save_plot(args.plot, rows[args.row], drafts[args.row], divergence, delta, policy, title)
+    """Draw one row of a batch, with the optimum for what is spent on it."""
+    rows, drafts = (x.reshape(-1, x.shape[-1]) for x in (q, p))
+    delta = float(np.asarray(spent).reshape(-1)[row])
+    title = check.place([row], [len(rows)]) if len(rows) > 1 else ""
+    save_plot(path, rows[row], drafts[row], divergence, delta, policy, title)
 
 
 def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
