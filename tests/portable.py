@@ -1,7 +1,7 @@
 """Run the numerical tests under other code paths of torch, numpy and BLAS, in random order.
 
-``python -m tests.portable [PATH …] [--seed N] [--tests FILE …]``: one path after another, whatever
-the one before said; a table at the end. The exit code is 1 if a test failed under any path.
+``python -m tests.portable [PATH …] [--seed N]``: one path after another, whatever the one before
+said; a table at the end. The exit code is 1 if a test failed under any path.
 """
 
 import argparse
@@ -39,12 +39,12 @@ PATHS = {
 }
 
 
-def run(path: str, seed: int, tests: list[str]) -> tuple[int, int, float, bool]:
+def run(path: str, seed: int) -> tuple[int, int, float, bool]:
     """Return how many passed and failed under a path, the seconds, and whether all is green."""
     # numpy warns where the machine lacks a feature that is disabled
     environment = {**os.environ, **PATHS[path], "PYTHONWARNINGS": "ignore::ImportWarning"}
     environment["CACTUS_THEORY_ORDER"] = str(seed)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *NUMERICAL]
     command += ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal"]
     start = time.monotonic()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -62,7 +62,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.portable", description=__doc__)
     parser.add_argument("paths", nargs="*", help=f"some of {', '.join(PATHS)}; all if none")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the tests")
-    parser.add_argument("--tests", nargs="+", default=list(NUMERICAL), help="files or folders")
     options = parser.parse_args()
     for path in options.paths:
         if path not in PATHS:
@@ -71,7 +70,7 @@ def main() -> int:
     green = True
     print(f"{'path':16}{'passed':>8}{'failed':>8}{'seconds':>9}", flush=True)
     for path in options.paths or PATHS:
-        passed, failed, seconds, fine = run(path, options.seed, options.tests)
+        passed, failed, seconds, fine = run(path, options.seed)
         said = "" if fine else "  RED"
         print(f"{path:16}{passed:8}{failed:8}{seconds:9.0f}{said}", flush=True)
         green = green and fine

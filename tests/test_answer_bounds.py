@@ -74,16 +74,6 @@ def test_edges_of_rate_and_cap():
     assert event_interval(5e-324, 1e-3)[1] < 1e-4
 
 
-def test_numbers_of_the_guide():
-    shown = [ct.event_bounds(cap=0.1, rate=rate) for rate in (0.9, 0.01)]
-    assert [f"{own.low:.3f} {own.high:.3f}" for own in shown] == [
-        "0.743 0.999",
-        "0.000 0.081",
-    ]
-    assert f"{ct.event_bounds(cap=0.01, rate=0.9).low:.3f}" == "0.855"
-    assert f"{ct.event_bounds(cap=1.0, rate=0.9).low:.2f}" == "0.31"
-
-
 @pytest.mark.parametrize("cap", [1e-12, 1e-8, 1e-6, 1e-3, 0.1, 1.0, 3.9, 4.1, 20.0, 800.0])
 def test_total_variation_is_that_of_the_worst_two_outcomes(cap):
     variation = most_variation(cap)

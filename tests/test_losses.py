@@ -1,9 +1,7 @@
 """Losses of drafts: values against the optimum and formulas, gradients against differences."""
 
 import math
-import re
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ SLOPE = 1e-8
 # relative, of a float32 softmax over 151,936 tokens
 SOFTMAX = 1e-4
 FIELD = (losses.forward_kl, losses.total_variation, losses.log_overlap, losses.mixed)
-PAGE = (Path(__file__).parents[1] / "cactus_theory" / "TRAIN.md").read_text(encoding="utf-8")
 
 
 def logits(seed=0, rows=6, vocab=9, zeros=True):
@@ -190,22 +187,3 @@ def test_places_of_a_block_count_as_far_as_they_are_reached():
     assert torch.allclose(values, -due)
     values.sum().backward()
     assert torch.allclose(accepted.grad, -torch.tensor([[1.0, 0.5, 0.125], [1.0, 1.0, 0.0]]))
-
-
-def test_the_pages_loop_trains_a_draft():
-    transformers = pytest.importorskip("transformers")
-    code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)[1]
-    size = {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 16}
-    size |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        target, draft = (
-            transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)) for _ in range(2)
-        )
-        with torch.no_grad():
-            target.lm_head.weight.mul_(40)  # or every row would be nearly uniform
-        batches = torch.randint(0, 24, (30, 4, 12))
-    names = {"torch": torch, "target": target, "draft": draft, "batches": batches}
-    exec(compile(code, "TRAIN.md", "exec"), names)
-    accepted = names["accepted"]
-    assert len(accepted) == 30 and accepted[-1] > accepted[0] + 0.1
