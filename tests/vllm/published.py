@@ -6,13 +6,10 @@
 import inspect
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-
-import numpy as np
-import torch
 
 GPU = "vllm.v1.worker.gpu"
 INTERFACE = f"{GPU}.sample.logits_processor.interface"
@@ -22,26 +19,18 @@ STATES = f"{GPU}.sample.states"
 UTILS = f"{GPU}.spec_decode.rejection_sampler_utils"
 
 
-@dataclass(frozen=True)
-class LogitsProcRequestState:
-    device: torch.device
-    max_num_reqs: int
-    vocab_size: int
-    all_token_ids: Any = None
-    prompt_len: Any = None
-    prefill_len: Any = None
-    total_len: Any = None
+def _record(name: str, *names: str) -> Any:
+    return make_dataclass(name, [(own, Any, None) for own in names], frozen=True)
 
 
-@dataclass(frozen=True)
-class LogitsContext:
-    expanded_idx_mapping: torch.Tensor
-    idx_mapping: torch.Tensor
-    idx_mapping_np: np.ndarray
-    expanded_local_pos: torch.Tensor
-    input_ids: torch.Tensor
-    pos: torch.Tensor
-    seq_lens_upper_bound_np: np.ndarray
+LogitsProcRequestState = _record(
+    "LogitsProcRequestState", "device", "max_num_reqs", "vocab_size", "all_token_ids",
+    "prompt_len", "prefill_len", "total_len",
+)  # fmt: skip
+LogitsContext = _record(
+    "LogitsContext", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np",
+    "expanded_local_pos", "input_ids", "pos", "seq_lens_upper_bound_np",
+)  # fmt: skip
 
 
 class LogitsProcessor(ABC):

@@ -68,7 +68,7 @@ KEYS = ("cactus_top_p", "cactus_margin", "cactus-cap", "Cactus", "cactus_" + "x"
           for key in KEYS),
         *(({"CACTUS_CAP": "0.5"}, request({"cactus_cap": given}),
            r"cactus_cap: must lie in \[0, 0.5\], in nats a token; got")
-          for given in (0.6, -1, "0.1", "nan", float("nan"), True, [], 10**400)),
+          for given in (0.6, -1, "0.1", "nan", float("nan"), False, [], 10**400)),
         ({"CACTUS_CAP": "inf"}, request({"cactus_cap": 10**400}), r"must lie in \[0, 1e\+06\]"),
     ],
     ids=str,
