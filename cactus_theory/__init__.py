@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         policy,
         register,
     )
-    from cactus_theory.policies._rule_decorator import rule
+    from cactus_theory.policies._rule import rule
     from cactus_theory.tuned import load_tuned
     from cactus_theory.verify import verify_block, verify_chain, verify_tree
 
@@ -77,7 +77,7 @@ _NAMES = {
     "emitted": "audit emitted_law",
     "optimum": "frontier optimal_acceptance pooled_acceptance pooled_frontier selection_law",
     "policies": "Budget Declaration PerProposal Policy list_policies policy register",
-    "policies._rule_decorator": "rule",
+    "policies._rule": "rule",
     "tuned": "load_tuned",
     "verify": "verify_block verify_chain verify_tree",
 }

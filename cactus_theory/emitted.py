@@ -18,7 +18,7 @@ from cactus_theory.optimum.bands import HEAD
 from cactus_theory.optimum.certificate import geometry_of
 from cactus_theory.optimum.edges import solve_edges
 from cactus_theory.policies import Declaration, PerProposal, Policy
-from cactus_theory.policies._copies import called, enter, lawful
+from cactus_theory.policies._copies import called, lawful
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
 from cactus_theory.policies._policy import one_hot
 
@@ -86,7 +86,6 @@ class RaisedOffHead(Divergence):
     """
 
     name = "raised_off_head"
-    generator = None  # pyright: ignore[reportAssignmentType]
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return a thousand times the mass of rows (..., V), (...)."""
@@ -271,7 +270,6 @@ def _few_rows(
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"policy: must be a Policy, as from ct.policy(...); got {policy!r}")
-    enter(policy)
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
         raise ValueError(

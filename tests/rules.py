@@ -21,6 +21,7 @@ VARIANTS = (
     "band:price=0.8,divergence=reverse_kl",
     "band:price=0.8,per_row=True",
     "band:price=0.8,head=0.3",
+    "band:price=1,per_row=True,head=0.4",
     "band:delta=0.1,head=0.3",
     "distillspec:epsilon=0.5,form=sq",
     "distillspec:epsilon=0.5,form=exp",
@@ -33,9 +34,7 @@ VARIANTS = (
     "cascade_opt:alpha=0.3,support=free",
     "truncated:top_p=0.8,top_k=3",
     "tempered:temperature=inf",
-    *(f"typical:form=exact,epsilon={epsilon}" for epsilon in (0.0, 0.1, 0.7, 1.0)),
-    "typical:epsilon=0.3,alpha=0.9,form=exact",
-    *(f"top_k:k={k},recover={how}" for k in (1, 2, 5) for how in ("uniform", "draft")),
+    "relaxed:k=3,delta=0.2,recover=accepted",
     "typical:recover=target",
     "typical:epsilon=0.3,alpha=0.9",
 )

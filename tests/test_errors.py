@@ -212,7 +212,7 @@ def test_rules_that_mix_numpy_with_torch_are_named():
     def mixed(q, p, n):
         return min(1, q[n] / p[n])
 
-    @ct.rule(arrays="torch", vectorised=True)
+    @ct.rule(vectorised=True)
     def takes(q, p, n):
         return np.take_along_axis(q, n[:, None], -1)[:, 0]
 

@@ -173,19 +173,20 @@ def _kind_of(value: Any) -> type:
 
 
 def _origin(value: Any) -> tuple[str, str]:
-    """Return module and name of a class, of a rule's function or of an object's class."""
-    written = value if isinstance(value, type) else getattr(value, "function", type(value))
-    return getattr(written, "__module__", ""), getattr(written, "__qualname__", repr(written))
+    """Return module and name of a class, or of an object's class."""
+    kind = _kind_of(value)
+    return kind.__module__, kind.__qualname__
 
 
 def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
     """Set the spec of an object read from a file to ``FILE.py:NAME``."""
-    if not isinstance(value, type) and hasattr(value, "read_as"):
-        return value.read_as(f"{path}:{name}")
     kind: Any = _kind_of(value)
-    unregistered = kind.__module__ == module.__name__ and "registered_as" not in vars(kind)
-    if unregistered and getattr(module, kind.__name__, None) is kind:
+    if "registered_as" in vars(kind):
+        return value
+    if getattr(module, kind.__name__, None) is kind and kind.__module__ == module.__name__:
         kind.name = f"{path}:{kind.__name__}"
+    elif hasattr(kind, "source"):  # a function's policy, of which a class is made
+        kind.name = f"{path}:{name}"
     return value
 
 

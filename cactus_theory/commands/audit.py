@@ -150,7 +150,8 @@ def _pooled_share(one: PooledAudit, q: torch.Tensor, p: torch.Tensor) -> float |
 
     None for divergences that cannot be pooled.
     """
-    if not ct.divergence(one.reference).pools:
+    kind = ct.divergence(one.reference)
+    if not (kind.additive and kind.priced):
         return None
     spent = max(one.divergence.value, 0.0)
     best = ct.pooled_acceptance(q, p, divergence=one.reference, delta=spent)

@@ -25,7 +25,7 @@ from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._user_function import FunctionPolicy
+from cactus_theory.policies._rule import FunctionPolicy
 
 # the library's stopping criteria that the loop handles itself, and those that ask row by row
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")

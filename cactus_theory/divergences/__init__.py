@@ -1,8 +1,4 @@
-"""Divergences of an emitted row h from a target row q, each with its geometry.
-
-A new one is a class in one file, decorated with :func:`register_divergence`; see
-:class:`Divergence` for what it carries.
-"""
+"""Divergences of an emitted row h from a target row q, each with its geometry."""
 
 from cactus_theory.divergences import classical as _classical  # registers them  # noqa: F401
 from cactus_theory.divergences.definition import Divergence, FDivergence, list_divergences

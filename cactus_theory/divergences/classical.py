@@ -21,7 +21,6 @@ from cactus_theory.divergences.definition import (
 # least vocabulary of rows summed in half the passes, from terms of both signs: right to 1e-15; and
 # the divergence below which terms ≥ 0 are summed instead
 LONG, ROUNDED = 4096, 1e-6
-LARGEST_EXPONENT = 700.0  # e^x is finite in float64 up to here
 
 
 def log_in_place(t: Tensor) -> Tensor:
@@ -66,10 +65,7 @@ class KL(FDivergence):
         return (y - 1).exp()
 
     def upper_edge(self, lower: float, step: float) -> float:
-        return lower * math.exp(step) if step < LARGEST_EXPONENT else math.inf
-
-    def ratio_at(self, y: Tensor) -> Tensor:
-        return self.slope_inverse(y)  # f′ takes every value
+        return lower * math.exp(step) if step < 700 else math.inf  # e^710 is infinite
 
     def curvature(self, t: Tensor) -> Tensor:
         return 1 / t
@@ -114,70 +110,59 @@ class TotalVariation(FDivergence):
     def slope(self, t: Tensor) -> Tensor:
         return torch.sign(t - 1) / 2
 
+
+class Power(FDivergence):
+    """A divergence with f″ = w t^(a − 2), of order a ∉ {0, 1} and weight w; f′(1) = 0."""
+
+    a: float
+    weight = 1.0
+
+    @property
+    def at_zero(self) -> float:  # type: ignore[override]
+        return self.weight / self.a if self.a > 0 else math.inf
+
+    @property
+    def slope_at_infinity(self) -> float:  # type: ignore[override]
+        return math.inf if self.a > 1 else self.weight / (1 - self.a)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return self.weight * (t ** (self.a - 1) - 1) / (self.a - 1)
+
     def slope_inverse(self, y: Tensor) -> Tensor:
-        raise ValueError("divergence: total_variation has no inverse slope; got total_variation")
+        return (1 + (self.a - 1) / self.weight * y) ** (1 / (self.a - 1))
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return self.weight * t ** (self.a - 2)
 
 
 @register_divergence
-class PearsonChi2(FDivergence):
+class PearsonChi2(Power):
     """Σ(h − q)²/q: f = (t − 1)². Its per-proposal optimum is the published Cactus rule."""
 
-    name = "pearson_chi2"
-    at_zero = 1.0
+    name, a, weight = "pearson_chi2", 2.0, 2.0
 
     def f(self, t: Tensor) -> Tensor:
         return (t - 1) ** 2
 
-    def slope(self, t: Tensor) -> Tensor:
-        return 2 * (t - 1)
-
-    def slope_inverse(self, y: Tensor) -> Tensor:
-        return 1 + y / 2
-
-    def curvature(self, t: Tensor) -> Tensor:
-        return torch.full_like(t, 2.0)
-
 
 @register_divergence
-class NeymanChi2(FDivergence):
+class NeymanChi2(Power):
     """Σ(h − q)²/h: f = (t − 1)²/t."""
 
-    name = "neyman_chi2"
-    at_zero = math.inf
-    slope_at_infinity = 1.0
+    name, a, weight = "neyman_chi2", -1.0, 2.0
 
     def f(self, t: Tensor) -> Tensor:
         return (t - 1) * (1 - 1 / t)
 
-    def slope(self, t: Tensor) -> Tensor:
-        return 1 - t**-2
-
-    def slope_inverse(self, y: Tensor) -> Tensor:
-        return (1 - y) ** -0.5
-
-    def curvature(self, t: Tensor) -> Tensor:
-        return 2 * t**-3
-
 
 @register_divergence
-class SquaredHellinger(FDivergence):
+class SquaredHellinger(Power):
     """Σ(√h − √q)²: f = (√t − 1)², between 0 and 2."""
 
-    name = "squared_hellinger"
-    at_zero = 1.0
-    slope_at_infinity = 1.0
+    name, a, weight = "squared_hellinger", 0.5, 0.5
 
     def f(self, t: Tensor) -> Tensor:
         return (t.sqrt() - 1) ** 2
-
-    def slope(self, t: Tensor) -> Tensor:
-        return 1 - t**-0.5
-
-    def slope_inverse(self, y: Tensor) -> Tensor:
-        return (1 - y) ** -2
-
-    def curvature(self, t: Tensor) -> Tensor:
-        return t**-1.5 / 2
 
 
 @register_divergence
@@ -212,7 +197,6 @@ class MaxDivergence(Divergence):
     name = "max_divergence"
     concave_frontier = False
     linear = True
-    generator = None  # type: ignore[assignment]
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         h, q = check.float64_rows(emitted, target)
@@ -220,15 +204,12 @@ class MaxDivergence(Divergence):
         return ratio.amax(-1).log().clamp(min=0.0)
 
     def ceiling(self, delta: Tensor) -> Tensor:
-        """Return e^δ."""
         return delta.exp()
 
     def from_ceiling(self, ratio: Tensor) -> Tensor:
-        """Return the logarithm."""
         return ratio.log()
 
     def ceiling_slope(self, ratio: Tensor) -> Tensor:
-        """Return the ratio itself, as e^δ is its own derivative."""
         return ratio
 
 
@@ -239,7 +220,7 @@ FAR = -0.5
 
 @register_divergence
 @dataclass(frozen=True)
-class Alpha(FDivergence):
+class Alpha(Power):
     """The alpha divergence, f = (t^a − at + a − 1)/(a(a−1)), a ∉ {0, 1}.
 
     Limits: a → 1 is kl, a → 0 is reverse_kl. a = 2 is ½ Pearson, ½ is 2 Hellinger,
@@ -252,31 +233,13 @@ class Alpha(FDivergence):
     example = {"a": 0.5}
 
     def __post_init__(self) -> None:
-        a = check.number("a", self.a, -16, 16)
-        if a in (0.0, 1.0):
+        if check.number("a", self.a, -16, 16) in (0.0, 1.0):
             raise ValueError(f"a: must not be 0 or 1 (use reverse_kl or kl); got {self.a!r}")
-        object.__setattr__(self, "a", a)
-
-    @property
-    def at_zero(self) -> float:  # type: ignore[override]
-        return 1 / self.a if self.a > 0 else math.inf
-
-    @property
-    def slope_at_infinity(self) -> float:  # type: ignore[override]
-        return math.inf if self.a > 1 else 1 / (1 - self.a)
+        super().__post_init__()
 
     def f(self, t: Tensor) -> Tensor:
         # t^a would round at the size of 1, and near t = 1 the result is much smaller
         return ((self.a * t.log()).expm1() - self.a * (t - 1)) / (self.a * (self.a - 1))
-
-    def slope(self, t: Tensor) -> Tensor:
-        return (t ** (self.a - 1) - 1) / (self.a - 1)
-
-    def slope_inverse(self, y: Tensor) -> Tensor:
-        return (1 + (self.a - 1) * y) ** (1 / (self.a - 1))
-
-    def curvature(self, t: Tensor) -> Tensor:
-        return t ** (self.a - 2)
 
 
 @register_divergence
@@ -290,30 +253,25 @@ class Renyi(Divergence):
     example = {"a": 2.0}
 
     def __post_init__(self) -> None:
-        a = check.number("a", self.a, 0, 16, open_low=True)
-        if a == 1:
+        if check.number("a", self.a, 0, 16, open_low=True) == 1:
             raise ValueError(f"a: must not be 1 (use kl); got {self.a!r}")
-        object.__setattr__(self, "a", a)
+        super().__post_init__()
 
     @property
     def concave_frontier(self) -> bool:  # type: ignore[override]
         return self.a < 1
 
     @property
-    def generator(self) -> Alpha:
-        """Return the alpha divergence of the same order."""
+    def generator(self) -> Alpha:  # type: ignore[override]
         return Alpha(self.a)
 
     def to_generator(self, delta: Tensor) -> Tensor:
-        """Return the alpha-divergence budget equal to a Rényi budget of ``delta`` nats."""
         return torch.expm1((self.a - 1) * delta) / (self.a * (self.a - 1))
 
     def from_generator(self, value: Tensor) -> Tensor:
-        """Return the Rényi divergence in nats of rows with this alpha divergence."""
         return torch.log1p((self.a * (self.a - 1) * value).clamp(min=-1)) / (self.a - 1)
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
-        """Return λ_α e^{(a−1)D}/a, as dδ_α/dδ = e^{(a−1)δ}/a."""
         return price * ((self.a - 1) * value).exp() / self.a
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class Divergence:
 
     name = "divergence"
     example: ClassVar[Mapping[str, float]] = {}
+    generator: ClassVar["FDivergence | None"] = None
     concave_frontier = True
     linear = False
     additive = False
@@ -53,25 +54,15 @@ class Divergence:
     @property
     def spec(self) -> str:
         """Return the string that names this divergence everywhere, with all digits of its knobs."""
-        values = {knob.name: _digits(getattr(self, knob.name)) for knob in fields(self)}
-        knobs = ",".join(f"{name}={value}" for name, value in values.items())
+        values = [(knob.name, str(getattr(self, knob.name))) for knob in fields(self)]
+        knobs = ",".join(f"{name}={value.removesuffix('.0')}" for name, value in values)
         return f"{self.name}:{knobs}" if knobs else self.name
-
-    @property
-    def generator(self) -> "FDivergence | None":
-        """Return the f-divergence that a budget translates to."""
-        raise NotImplementedError
 
     @property
     def priced(self) -> bool:
         """Return whether each price has one budget, and each budget one price."""
         generator = self.generator
         return self.concave_frontier and generator is not None and generator.smooth
-
-    @property
-    def pools(self) -> bool:
-        """Return whether one price on all rows spends a budget on their mean best."""
-        return self.additive and self.priced
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
         """Return D(emitted‖target) of rows (..., V) as float64 (...)."""
@@ -124,8 +115,7 @@ class FDivergence(Divergence):
     additive = True
 
     @property
-    def generator(self) -> "FDivergence":
-        """Return the divergence itself."""
+    def generator(self) -> "FDivergence":  # type: ignore[override]
         return self
 
     def f(self, t: Tensor) -> Tensor:
@@ -138,7 +128,7 @@ class FDivergence(Divergence):
 
     def slope_inverse(self, y: Tensor) -> Tensor:
         """Return the ratio t with f′(t) = y, for y in the range of f′."""
-        raise NotImplementedError
+        raise ValueError(f"divergence: {self.name} has no inverse slope; got {self.spec}")
 
     def curvature(self, t: Tensor) -> Tensor:
         """Return f″(t), here by a central difference of f′ good to about nine digits.
@@ -182,7 +172,6 @@ class FDivergence(Divergence):
         return value, self.slope(up) - self.slope(down)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        """Return D(emitted‖target) of rows (..., V) as float64 (...)."""
         h, q = check.float64_rows(emitted, target)
         ratio = h / q
         if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no h/q overflows: three passes fewer
@@ -195,17 +184,10 @@ class FDivergence(Divergence):
         return whole.clamp_(min=0.0)  # a rounded sum may be negative
 
 
-def _digits(value: float) -> str:
-    """Return the shortest text that reads as the same number: ``2`` for 2.0."""
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
-
-
 Kind = TypeVar("Kind", bound=type[Divergence])
 DIVERGENCES: Registry[type[Divergence]] = Registry(
     "divergence", Divergence, "a Divergence", "divergence"
 )
-ONCE = "divergence: a knob"
 # tolerance of f(1) = 0 and of f′(1) at registration
 ROUNDING = 1e-9
 
@@ -241,9 +223,9 @@ def register_divergence(kind: Kind) -> Kind:
         raise TypeError(f"divergence: must be a Divergence class; got {kind!r}")
     if kind.name == Divergence.name or DIVERGENCES.taken(kind.name, kind):
         raise ValueError(f"name: must be set and not registered already; got {kind.name!r}")
-    if set(kind.example) != set(knobs_of(kind)):
+    if set(kind.example) != set(knobs := [knob.name for knob in fields(kind)]):
         raise ValueError(
-            f"example: must name the knobs {', '.join(knobs_of(kind)) or 'none'} of {kind.name}; "
+            f"example: must name the knobs {', '.join(knobs) or 'none'} of {kind.name}; "
             f"got {kind.example!r}"
         )
     _check_generator(kind(**kind.example))
@@ -253,7 +235,6 @@ def register_divergence(kind: Kind) -> Kind:
 
 
 def _check_generator(example: Divergence) -> None:
-    """Raise unless the generator is 0 at 1 with the slope that it declares there."""
     f, one = example.generator, torch.ones((), dtype=torch.float64, device="cpu")
     if f is None:
         return
@@ -265,11 +246,6 @@ def _check_generator(example: Divergence) -> None:
             f"slope_at_one: must equal slope(1) ({example.spec}); "
             f"got {f.slope_at_one:g} and {slope:g}"
         )
-
-
-def knobs_of(kind: type[Divergence]) -> tuple[str, ...]:
-    """Return the names of a class's knobs."""
-    return tuple(field.name for field in fields(kind))
 
 
 def list_divergences() -> tuple[str, ...]:
@@ -309,7 +285,7 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     kind = entry if isinstance(entry, type) else type(entry)
     if DIVERGENCES.known.get(kind.name) is not kind:
         register_divergence(kind)
-    values = merged_knobs(spec, knobs, ONCE)
+    values = merged_knobs(spec, knobs)
     return _built(kind, spec, values) if isinstance(entry, type) or values else entry
 
 
@@ -320,13 +296,12 @@ def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     if not isinstance(spec, str):
         raise TypeError(f"divergence: must be a spec string or a Divergence; got {spec!r}")
     kind = DIVERGENCES.find(parse_spec(spec)[0])
-    return _built(kind, spec, merged_knobs(spec, knobs, ONCE))
+    return _built(kind, spec, merged_knobs(spec, knobs))
 
 
 def _built(kind: type[Divergence], spec: str, values: dict[str, Any]) -> Divergence:
-    knobs = knobs_of(kind)
+    knobs = [knob.name for knob in fields(kind)]
     if set(values) != set(knobs):
-        plural = "s" if len(knobs) > 1 else ""
-        need = f"needs exactly the knob{plural} {', '.join(knobs)}" if knobs else "takes no knobs"
+        need = f"needs exactly the knob {', '.join(knobs)}" if knobs else "takes no knobs"
         raise ValueError(f"divergence: {kind.name} {need}; got {spec!r}")
     return kind(**values)

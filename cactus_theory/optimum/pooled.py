@@ -185,7 +185,7 @@ def _pool(
     target_probs: Any, draft_probs: Any, divergence: str | Divergence, normalise: bool
 ) -> tuple[Divergence, Geometry, torch.Size]:
     kind = find_divergence(divergence)
-    if not kind.pools:
+    if not (kind.additive and kind.priced):
         raise ValueError(
             f"divergence: must be an f-divergence with a one-to-one price to be pooled; "
             f"got {kind.spec!r}"

@@ -2,12 +2,9 @@
 
 from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
     raised,
-    sample_and_match,
     cactus,
     band,
-    typical,
     accepted_sets,
-    draft_or_target,
     reshaped,
 )
 from cactus_theory.policies._policy import Policy as Policy

@@ -1,22 +1,17 @@
-"""Copies of the rows that foreign code gets, and a forecast of how long it will take."""
+"""Foreign code gets copies of rows, and what it answers is checked."""
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from inspect import isfunction, signature
-from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from cactus_theory.base.terminal import Progress
 
 PACKAGE = __name__.partition(".")[0]
 # words of the errors of numpy and torch for a write into rows that are read-only or expanded
@@ -35,51 +30,58 @@ def is_own(kind: Any) -> bool:
 def copied(value: Any) -> Any:
     """Return tensors and arrays (in lists, tuples and dataclasses, too) as copies, else the value.
 
-    Copies of arrays are read-only. Tensors count their changes even in inference mode.
+    Copies of arrays are read-only.
     """
     if isinstance(value, Tensor):
-        inferring = torch.is_inference_mode_enabled()
-        with torch.inference_mode(False) if inferring else nullcontext():
-            copy = _once(value, value.stride()).clone()
-            # the copy of an inference tensor has already counted one change
-            return (copy.data if value.is_inference() else copy).expand(value.shape)
+        return _once(value).clone().expand(value.shape)
     if isinstance(value, np.ndarray):
-        once = _once(value, value.strides)
         # an array over bytes cannot be made writable again; one over its own memory can
-        frozen = np.frombuffer(once.tobytes(), once.dtype).reshape(once.shape)
-        return np.broadcast_to(frozen, value.shape)
+        return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape)
     if isinstance(value, tuple | list):
-        parts = list(map(copied, value))
-        if isinstance(value, tuple) and all(map(is_, parts, value)):
-            return value
+        parts = map(copied, value)
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if is_dataclass(value) and not isinstance(value, type):
-        entries = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        parts = {name: copied(entry) for name, entry in entries.items()}
-        same = all(parts[name] is entry for name, entry in entries.items())
-        return value if same else replace(value, **parts)
+        entries = (entry.name for entry in fields(value) if entry.init)
+        return replace(value, **{name: copied(getattr(value, name)) for name in entries})
     return value
+
+
+def _once(rows: Tensor) -> Tensor:
+    """Return a view in which expanded axes have length 1."""
+    return rows[tuple(slice(0, 1) if step == 0 else slice(None) for step in rows.stride())]
+
+
+def _changed(copy: Any, value: Any) -> bool:
+    if isinstance(copy, tuple | list):
+        return any(map(_changed, copy, value))
+    if isinstance(copy, np.ndarray):
+        return copy.tobytes() != value.tobytes()
+    if not isinstance(copy, Tensor) or copy.is_cuda:  # a comparison would wait for the GPU
+        return False
+    new, old = _once(copy), _once(value)
+    return not (torch.equal(new, old) or torch.allclose(new, old, rtol=0, atol=0, equal_nan=True))
 
 
 @contextmanager
 def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
     """Lend copies of rows to the rule called ``name``; ValueError if it writes into one."""
-    copies = tuple(map(copied, values))
+    copies, how = copied(values), "they were changed"
     try:
         yield copies
+        if not _changed(copies, values):
+            return
     except TypeError as error:
-        if any(text in str(error) for text in MIXED):
-            raise TypeError(
-                f"{name}: must not mix numpy with torch (its rows and ids are of one kind, "
-                f"arrays= of ct.rule); got {error}"
-            ) from error
-        raise
+        if not any(text in str(error) for text in MIXED):
+            raise
+        raise TypeError(f"{name}: must not mix numpy with torch; got {error}") from error
     except (ValueError, RuntimeError) as error:
-        if any(text in str(error) for text in READ_ONLY):
-            raise _written(name, str(error)) from error
-        raise
-    if any(map(_changed, copies, values)):
-        raise _written(name, "they were changed")
+        if not any(text in str(error) for text in READ_ONLY):
+            raise
+        how = str(error)
+    raise ValueError(
+        f"{name}: must not write into its rows ({how}); change a copy, as of q = q.copy() "
+        "in numpy or q = q.clone() in torch"
+    )
 
 
 def called(policy: Any) -> str:
@@ -108,8 +110,29 @@ def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
     return answer
 
 
-def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a policy's method so that it gets read-only copies of rows."""
+def guard(kind: Any) -> None:
+    """Let the package's methods that a foreign class defines or inherits get copies of rows.
+
+    TypeError for a target that takes no path.
+    """
+    if is_own(kind):
+        return
+    if "path" not in (takes := signature(kind.target)).parameters:
+        raise TypeError(
+            f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
+            f"verifier of blocks reached a row, got {takes}"
+        )
+    hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
+    for name in hooks:
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        method = vars(owner)[name]
+        foreign = not is_own(owner) and not hasattr(method, "lends_copies")
+        if isfunction(method) and not name.startswith("__") and foreign:
+            setattr(kind, name, _guarded(method))
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a policy's method: it gets copies of rows, and rows without a law are refused."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -133,99 +156,3 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
     call.lends_copies = True  # type: ignore[attr-defined]
     return call
-
-
-def enter(policy: Any) -> None:
-    """Give methods of foreign classes copies of rows, those of a policy.
-
-    Where a policy enters: a door that is passed again changes nothing. TypeError for a target that
-    takes no path.
-    """
-    kind = type(policy)
-    if is_own(kind) or "_has_entered" in vars(kind):
-        return
-    if "path" not in (takes := signature(policy.target)).parameters:
-        raise TypeError(
-            f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
-            f"verifier of blocks reached a row, got {takes}"
-        )
-    _guard(kind)
-
-
-def _guard(kind: Any) -> None:
-    """Guard the package's methods that a foreign class defines or inherits from a foreign class."""
-    kind._has_entered = True
-    hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
-    for name in hooks:
-        owner = next(base for base in kind.__mro__ if name in vars(base))
-        method = vars(owner)[name]
-        foreign = not is_own(owner) and not hasattr(method, "lends_copies")
-        if isfunction(method) and not name.startswith("__") and foreign:
-            setattr(kind, name, guarded(method))
-
-
-def _once(value: Any, strides: tuple[int, ...]) -> Any:
-    """Return a view of a tensor or an array in which expanded axes have length 1."""
-    return value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-
-
-def _changed(copy: Any, value: Any) -> bool:
-    if isinstance(copy, Tensor):
-        if copy._version or copy.is_cuda:  # a comparison would wait for the GPU
-            return copy._version > 0
-        new, old = (_once(part, part.stride()) for part in (copy, value))
-        return not (
-            torch.equal(new, old) or bool(((new == old) | (new != new) & (old != old)).all())
-        )
-    if isinstance(copy, np.ndarray):
-        new, old = (_once(part, part.strides) for part in (copy, value))
-        return new.tobytes() != old.tobytes()
-    if isinstance(copy, tuple | list):
-        return any(map(_changed, copy, value))
-    return False
-
-
-def _written(name: str, how: str) -> ValueError:
-    return ValueError(
-        f"{name}: must not write into its rows ({how}); change a copy, as of q = q.copy() "
-        "in numpy or q = q.clone() in torch"
-    )
-
-
-# seconds of an enumeration until its total time is estimated, and the least estimate for which it
-# warns and shows its progress
-FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
-FASTER = (
-    "where it does not depend on the refused token, residual=f(q, p) of ct.rule, or "
-    "the base class SharedResidual, is asked once a row; meter=False (--meter off) decodes without"
-)
-
-
-class Forecast(Progress):
-    """Follow an enumeration of ``refused`` tokens of rows of ``vocab``; warn if it is slow."""
-
-    def __init__(self, spec: str, refused: int, vocab: int, rows: int) -> None:
-        super().__init__("residual", refused)
-        self.spec, self.vocab, self.rows, self.start = spec, vocab, rows, time.monotonic()
-        self.slow: bool | None = None  # None until FIRST_SECONDS have passed
-
-    def add(self, tokens: int) -> None:
-        """Count tokens as enumerated, and warn once if the rest will be slow."""
-        self.done += tokens
-        taken = time.monotonic() - self.start
-        ahead = taken * self.total / max(1, self.done)
-        if self.slow is None and taken >= FIRST_SECONDS:
-            self.slow = ahead > SLOW_SECONDS
-            if self.slow:
-                warnings.warn(
-                    f"{self.spec}: the residual is asked for each of {self.total:,} tokens that "
-                    f"may be refused (V = {self.vocab:,}), about {_time(ahead / self.rows)} for "
-                    f"each of {self.rows} rows; {FASTER}",
-                    stacklevel=4,
-                )
-        if self.slow:
-            self.update(self.done, f"{_time(ahead - taken)} left")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

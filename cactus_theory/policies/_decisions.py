@@ -80,7 +80,7 @@ class Declaration:
     (-1, 1.0, 'max_divergence')
     """
 
-    direction: int = 0
+    direction: Literal[-1, 0, 1] = 0
     strict: float | None = None
     budget: Budget | None = None
     between: bool = False

@@ -1,70 +1,59 @@
-"""Knobs of a policy: which there are, their values in the type they are annotated with."""
+"""Knobs of a policy, its fields: their values in the type that they are annotated with."""
 
-import dataclasses
 import inspect
+import math
 import types
 from collections.abc import Callable
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import lru_cache, partial
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._copies import enter
-from cactus_theory.policies._policy import Policy
+from cactus_theory.divergences.definition import registered_divergence
 
-MISSING = dataclasses.MISSING
+MISSING = inspect.Parameter.empty
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
+# annotations of knobs with a range: a type, and what reads a value of it
+AnyNumber = Annotated[float, partial(check.number, low=-math.inf)]  # not NaN
+Positive = Annotated[float, partial(check.number, low=0, open_low=True)]
+NotNegative = Annotated[float, partial(check.number, low=0)]
+Share = Annotated[float, partial(check.number, low=0, high=1)]
+PositiveShare = Annotated[float, partial(check.number, low=0, high=1, open_low=True)]
+Count = Annotated[int, partial(check.as_whole_number, low=1)]
+DivergenceSpec = Annotated[str, lambda name, value: registered_divergence(value).spec]
 
-@dataclasses.dataclass(frozen=True)
-class Knob:
-    """A knob: the type of its values (Any if unknown) and its default (MISSING if required)."""
 
-    kind: Any
-    default: Any
+@lru_cache(maxsize=256)
+def of(kind: Any) -> dict[str, inspect.Parameter]:
+    """Return the parameters by keyword of a dataclass, of another class or of a function.
 
-
-def of_class(kind: type[Policy]) -> dict[str, Knob]:
-    """Return a dataclass's fields; for other classes keyword parameters, none if it is a policy."""
-    if not dataclasses.is_dataclass(kind):
-        return {} if issubclass(kind, Policy) else _parameters(kind)
+    ``annotation`` is the type of its values, where there is none that of ``default``; Any if
+    unknown.
+    """
     try:
-        kinds = get_type_hints(kind)
-    except (NameError, TypeError):  # an annotation that only a type checker can read
-        kinds = {}
+        signature = inspect.signature(kind, eval_str=True)
+    except (NameError, TypeError, SyntaxError):  # text that only a type checker can read
+        signature = inspect.signature(kind)
     knobs = {}
-    for entry in dataclasses.fields(kind):
-        if not entry.init:  # the class has fixed it
-            continue
-        factory = entry.default_factory
-        default = entry.default if factory is MISSING else factory()
-        knobs[entry.name] = Knob(kinds.get(entry.name, type_of(default)), default)
-    return knobs
-
-
-def _parameters(kind: type) -> dict[str, Knob]:
-    knobs = {}
-    for name, entry in inspect.signature(kind, eval_str=True).parameters.items():
+    for name, entry in signature.parameters.items():
         if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
-            default = MISSING if entry.default is entry.empty else entry.default
-            annotated = entry.annotation is not entry.empty
-            knobs[name] = Knob(entry.annotation if annotated else type_of(default), default)
+            if entry.annotation is MISSING or isinstance(entry.annotation, str):
+                entry = entry.replace(annotation=_type_of(entry.default))
+            knobs[name] = entry
     return knobs
 
 
-def of(policy: Policy | type[Policy]) -> dict[str, Knob]:
-    if isinstance(policy, type):
-        return of_class(policy)
-    if hasattr(policy, "knobs_of_function"):
-        return policy.knobs_of_function()  # type: ignore[attr-defined]
-    return of_class(type(policy)) if dataclasses.is_dataclass(policy) else {}
+def read(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return values of a kind's parameters, each as its annotation says; ValueError for others."""
+    known = of(kind)
+    return {name: converted(name, own, known[name].annotation) for name, own in values.items()}
 
 
-def type_of(default: Any) -> Any:
+def _type_of(default: Any) -> Any:
     """Return the type that a default implies where there is no annotation."""
-    if isinstance(default, bool):
-        return bool
-    if isinstance(default, int):
+    if isinstance(default, int) and not isinstance(default, bool):
         return int | float
-    return type(default) if isinstance(default, float | str) else Any
+    return type(default) if isinstance(default, bool | float | str) else Any
 
 
 def converted(name: str, value: Any, kind: Any) -> Any:
@@ -73,30 +62,28 @@ def converted(name: str, value: Any, kind: Any) -> Any:
     Numbers become the float or int that is asked for. Values of other kinds (Any, a class of your
     own) are returned as they are. Raises ValueError for a value that ``kind`` cannot hold.
     """
-    if get_origin(kind) in (Union, types.UnionType):
-        return _one_of(name, value, get_args(kind))
-    if get_origin(kind) is Literal:
-        return _choice(name, value, get_args(kind))
-    if kind in (None, type(None)):
-        return _nothing(name, value)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _one_of(name, value, parts)
+    if origin is Annotated:
+        return parts[1](name, converted(name, value, parts[0]))
+    if origin is Literal:
+        return _choice(name, value, parts)
     reader = READERS.get(kind) if isinstance(kind, type) else None
     return value if reader is None else reader(name, value)
 
 
 def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Return ``value`` as the first kind that can hold it, None and narrow kinds first."""
+    """Return ``value`` as the first kind that can hold it, None before others."""
     if not isinstance(value, str) and type(value) in kinds:
         return value
-    order = [type(None), bool, int, float]
-    ranked = sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order))
-    last = None
-    for kind in ranked:
+    *first, last = sorted(kinds, key=lambda kind: kind is not type(None))
+    for kind in first:
         try:
             return converted(name, value, kind)
-        except ValueError as error:
-            last = error
-    assert last is not None
-    raise last
+        except ValueError:
+            continue
+    return converted(name, value, last)
 
 
 def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
@@ -107,9 +94,8 @@ def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def _nothing(name: str, value: Any) -> None:
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        return None
-    raise ValueError(f"{name}: must be none; got {value!r}")
+    if value is not None and str(value).lower() != "none":
+        raise ValueError(f"{name}: must be none; got {value!r}")
 
 
 def _yes_or_no(name: str, value: Any) -> bool:
@@ -133,44 +119,9 @@ def _text(name: str, value: Any) -> str:
 
 
 READERS: dict[type, Callable[[str, Any], Any]] = {
+    type(None): _nothing,
     bool: _yes_or_no,
     float: _number,
     int: check.as_whole_number,
     str: _text,
 }
-
-
-def readable(policy: Policy | type[Policy], name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return knob values in their types; ValueError for an unknown knob or a wrong value."""
-    known = of(policy)
-    for knob in values:
-        if knob not in known:
-            allowed = ", ".join(known) or "none"
-            raise ValueError(f"policy: {name} takes the knobs {allowed}; got {knob!r}")
-    return {knob: converted(knob, value, known[knob].kind) for knob, value in values.items()}
-
-
-def with_knobs(policy: Policy, name: str, values: dict[str, Any]) -> Policy:
-    """Return the policy at other values of its knobs; raises as :func:`readable`."""
-    if isinstance(policy, Policy):
-        enter(policy)
-    ready = readable(policy, name, values)
-    if not ready:
-        return policy
-    if hasattr(policy, "with_knobs"):
-        return policy.with_knobs(**ready)  # type: ignore[attr-defined]
-    return dataclasses.replace(policy, **ready)  # type: ignore[type-var]
-
-
-def built(kind: type[Policy], name: str, spec: str, values: dict[str, Any]) -> Policy:
-    ready = readable(kind, name, values)
-    for knob, entry in of_class(kind).items():
-        if entry.default is MISSING and knob not in ready:
-            raise ValueError(f"policy: {name} needs the knob {knob}; got {spec!r}")
-    missing = sorted(getattr(kind, "__abstractmethods__", ()))
-    if missing:
-        raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
-    policy = kind(**ready)
-    if isinstance(policy, Policy):
-        enter(policy)
-    return policy

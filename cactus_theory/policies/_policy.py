@@ -9,19 +9,14 @@ target and p of the draft. Methods do not validate their rows (the public functi
 precisions, on any strides, of any batch shape (...), and may require gradients. φ, g, proposals
 and the emitted law are those of the rows as they are, computed and returned in float64, and part
 of no graph. A deterministic draft has a one-hot row.
-
-Nine methods say what a policy is, and may be overridden: ``acceptance``, ``residual``, ``target``,
-``proposal`` and ``emitted`` of any, ``ceiling`` and ``scale`` of an
-:class:`~cactus_theory.policies.Entrywise` one, and two that answer a verifier sooner: ``bounds``
-from entries, ``row`` from one row as far as a coin needs. What it ``declares`` is a claim, which
-only audits and property tests read; what a verifier may rely on are its base class, these two,
-``highest``, ``between`` and ``look_ahead``.
 """
 
 import math
+import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,7 +27,8 @@ from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.specs import spec_of
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
-from cactus_theory.policies._copies import Forecast
+from cactus_theory.policies import _knobs
+from cactus_theory.policies._copies import guard
 from cactus_theory.policies._decisions import Declaration, Path
 
 Rows = Float[Tensor, "*batch vocab"]
@@ -43,6 +39,12 @@ Entries = Float[Tensor, "*any"]
 
 # most entries of the rows that the O(V²) enumeration builds at once: 2^22 float64 are 32 MiB
 ENUMERATION_ENTRIES = 2**22
+# seconds of an enumeration until its total time is estimated, and the least that it warns of
+FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
+FASTER = (
+    "where it does not depend on the refused token, residual=f(q, p) of ct.rule, or "
+    "the base class SharedResidual, is asked once a row; meter=False (--meter off) decodes without"
+)
 # relative slack of a comparison of a row's sum with a threshold: ties (of uniform rows, say) must
 # not depend on the order of summation
 TIE = 1e-12
@@ -93,6 +95,16 @@ class Policy(ABC):
     # the best law of blocks of deterministic drafts, if h is that law
     look_ahead: LookAhead | None = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        guard(cls)
+
+    def __post_init__(self) -> None:
+        """Read the knobs, each as its annotation says; ValueError for a value outside its range."""
+        given = {name: getattr(self, name) for name in _knobs.of(type(self))}
+        for name, value in _knobs.read(type(self), given).items():
+            object.__setattr__(self, name, value)
+
     @property
     def spec(self) -> str:
         """Return the string that rebuilds this policy: ``name:knob=value,…``."""
@@ -136,12 +148,20 @@ class Policy(ABC):
         vocab = q.shape[-1]
         rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
         out = (p * phi).reshape(-1, vocab).clone()
-        with Forecast(self.spec, int(rejected.count_nonzero()), vocab, len(out)) as forecast:
-            for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
-                tokens = lost.nonzero()[:, 0]
-                for chunk in tokens.split(max(1, ENUMERATION_ENTRIES // vocab)):
-                    out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
-                    forecast.add(len(chunk))
+        start, done, total = time.monotonic(), 0, int(rejected.count_nonzero())
+        for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
+            for chunk in lost.nonzero()[:, 0].split(max(1, ENUMERATION_ENTRIES // vocab)):
+                out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
+                done, taken = done + len(chunk), time.monotonic() - start
+                if taken < FIRST_SECONDS:
+                    continue
+                if (ahead := taken * total / max(1, done)) > SLOW_SECONDS:
+                    warnings.warn(
+                        f"{self.spec}: the residual is asked for each of {total:,} tokens that may "
+                        f"be refused (V = {vocab:,}), about {ahead:.0f} s; {FASTER}",
+                        stacklevel=3,
+                    )
+                start = math.inf  # told once
         return out.reshape(q.shape)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:

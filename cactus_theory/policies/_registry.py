@@ -1,13 +1,16 @@
 """The one list of policies: name and knobs to policy."""
 
 from collections.abc import Callable
+from dataclasses import field, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 from cactus_theory.divergences import divergence as read_divergence
 from cactus_theory.policies import _knobs
+from cactus_theory.policies._copies import called
 from cactus_theory.policies._policy import Policy
+from cactus_theory.policies._rule import FunctionPolicy
 
 Kind = TypeVar("Kind", bound=type[Policy] | Policy)
 POLICIES: Registry[Any] = Registry(
@@ -40,18 +43,28 @@ def register(name: str) -> Callable[[Kind], Kind]:
         raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
 
     def enter(entry: Any) -> Any:
-        if isinstance(entry, type) and issubclass(entry, Policy):
-            POLICIES.add(name, entry)
-            entry.name = entry.registered_as = name  # type: ignore[attr-defined]
-            return entry
-        if not hasattr(entry, "registered_under"):
+        kind: Any = type(entry) if isinstance(entry, FunctionPolicy) else entry
+        if not isinstance(kind, type) or not issubclass(kind, Policy):
             raise TypeError(
                 f"register: must be a Policy class or a function under @ct.rule; got {entry!r}"
             )
-        POLICIES.add(name, entry.registered_under(name))
-        return POLICIES.find(name)
+        POLICIES.add(name, kind)
+        kind.name = kind.registered_as = name  # type: ignore[attr-defined]
+        return entry
 
     return enter
+
+
+def published(
+    name: str, base: Any, summary: str, declares: str, knob: Any = None, **fixed: Any
+) -> Any:
+    """Register and return what others call ``name``: ``base`` with some knobs ``fixed``."""
+    fields: Any = [(own, Any, field(default=value, init=False)) for own, value in fixed.items()]
+    words = property(base.declares.fget, doc=f"Return: {declares}")
+    body = {"declares": words, "knob": knob}
+    kind: Any = make_dataclass(name, fields, bases=(base,), frozen=True, namespace=body)
+    kind.__doc__, kind.__module__ = summary, base.__module__
+    return register(name)(kind)
 
 
 def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
@@ -83,10 +96,9 @@ def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         ...
     ValueError: delta: must lie in [0, inf]; got -1.0
     """
-    if isinstance(spec, Policy):
-        return _knobs.with_knobs(spec, getattr(spec, "name", type(spec).__name__), knobs)
-    if isinstance(spec, type) and issubclass(spec, Policy):
-        return _knobs.built(spec, spec.__name__, spec.__name__, knobs)
+    if isinstance(spec, Policy) or (isinstance(spec, type) and issubclass(spec, Policy)):
+        name = spec.__name__ if isinstance(spec, type) else called(spec)
+        return _at_knobs(spec, name, name, knobs)
     if not isinstance(spec, str):
         raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
     if names_a_file(spec):
@@ -135,10 +147,23 @@ def policy_of_data(
         raise ValueError(f"{error}; in {path}") from None
 
 
-def _at_knobs(entry: Any, name: str, spec: str, values: dict[str, Any]) -> Any:
-    if isinstance(entry, type):
-        return _knobs.built(entry, name, spec, values)
-    return _knobs.with_knobs(entry, name, values)
+def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
+    """Return a class's object, or an object, at these values of its knobs."""
+    kind: Any = entry if isinstance(entry, type) else type(entry)
+    known = _knobs.of(kind) if entry is kind or is_dataclass(entry) else {}
+    for knob in values:
+        if knob not in known:
+            allowed = ", ".join(known) or "none"
+            raise ValueError(f"policy: {name} takes the knobs {allowed}; got {knob!r}")
+    ready = _knobs.read(kind, values)
+    if entry is not kind:
+        return replace(entry, **ready) if ready else entry  # type: ignore[type-var]
+    for knob, own in known.items():
+        if own.default is _knobs.MISSING and knob not in ready:
+            raise ValueError(f"policy: {name} needs the knob {knob}; got {spec!r}")
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())):
+        raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
+    return kind(**ready)
 
 
 def list_policies() -> dict[str, dict[str, Any]]:
@@ -157,17 +182,16 @@ def list_policies() -> dict[str, dict[str, Any]]:
         name: {
             "knobs": {
                 knob: None if known.default is _knobs.MISSING else known.default
-                for knob, known in _knobs.of(entry).items()
+                for knob, known in _knobs.of(kind).items()
             },
-            **_words(entry),
+            "summary": (kind.__doc__ or kind.__name__).strip().splitlines()[0],
+            "declares": _declared(kind),
         }
-        for name, entry in POLICIES.known.items()
+        for name, kind in POLICIES.known.items()
     }
 
 
-def _words(entry: Any) -> dict[str, str]:
-    if not isinstance(entry, type):
-        return {"summary": entry.summary, "declares": str(entry.declares.budget or "no budget")}
-    summary = (entry.__doc__ or entry.__name__).strip().splitlines()[0]
-    declares = (entry.declares.__doc__ or "").strip().removeprefix("Return: ")  # type: ignore[attr-defined]
-    return {"summary": summary, "declares": declares}
+def _declared(kind: Any) -> str:
+    if issubclass(kind, FunctionPolicy):
+        return str(kind().declares.budget or "no budget")
+    return (kind.declares.__doc__ or "").strip().removeprefix("Return: ")

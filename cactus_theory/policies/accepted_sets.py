@@ -1,7 +1,10 @@
-"""Accept a set of tokens that the target's row decides: its likeliest ones."""
+"""Accept by the target's row alone: a set of tokens, or each token by its own entry."""
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -9,16 +12,31 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.tolerances import DECIDED
+from cactus_theory.divergences.classical import log_in_place
+from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import SharedResidual
-from cactus_theory.policies._decisions import Declaration
-from cactus_theory.policies._policy import TIE, Id, Ids, Rows, normalised_or, one_hot
-from cactus_theory.policies._registry import register
+from cactus_theory.policies._decisions import Budget, Declaration
+from cactus_theory.policies._knobs import Count, NotNegative, Share
+from cactus_theory.policies._policy import (
+    TIE,
+    Entries,
+    Id,
+    Ids,
+    Policy,
+    Rows,
+    accept_probability,
+    normalised_or,
+    one_hot,
+)
+from cactus_theory.policies._registry import published, register
 
 
 class AcceptedSet(SharedResidual):
-    """Accept n iff it is in a set of tokens; emit the likeliest, or a draw from q, if refused.
+    """Accept n iff it is in a set of tokens, else emit what ``recover`` says.
 
-    ``recover`` says which, ``argmax`` (the smallest index on ties) or ``target``.
+    ``argmax`` is the likeliest token (the smallest index on ties), ``target`` a draw from q,
+    ``accepted`` a draw from q among the accepted tokens.
     """
 
     recover: str = "argmax"
@@ -32,70 +50,24 @@ class AcceptedSet(SharedResidual):
         return self.chosen(ungraphed(q)).gather(-1, n).double()
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the one-hot row of the likeliest token, or q."""
+        """Return the one-hot row of the likeliest token, q, or q on the accepted tokens."""
         if self.recover == "argmax":
             return one_hot(q.argmax(-1), q).double()
-        return float64_rows(q)[0]
-
-
-@dataclass(frozen=True)
-class AmongTop(AcceptedSet):
-    """Accept n iff q_n is at least the k-th largest entry of q and positive; ties are accepted."""
-
-    k: int
-    knob = "k"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", check.as_whole_number("k", self.k, 1))
-
-    @property
-    def declares(self) -> Declaration:
-        """Return: no budget; acceptance grows with k."""
-        return Declaration(direction=1, continuous=False)
-
-    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
-        """Return which tokens are accepted."""
-        least = q.topk(min(self.k, q.shape[-1]), -1).values[..., -1:]
-        return (q >= least) & (q > 0)
-
-
-@register("top_k")
-@dataclass(frozen=True)
-class TopK(AmongTop):
-    r"""Accept n iff it is among the target's k likeliest tokens (ties accepted, q_n > 0).
-
-    Recovers on that set: from q renormalised (``target``), evenly however unlikely its members
-    (``uniform``), or :math:`∝ 1 − p_v` (``draft``), as the published code does. (That code also
-    accepts tokens with q = 0 where k exceeds the support; this policy does not.) Bounds no
-    divergence, is not between p and q, and may accept less than lossless sampling. Source: the
-    top-k baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
-    """
-
-    recover: str = "target"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.one_of("recover", self.recover, ("target", "uniform", "draft"))
-
-    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the weights of the accepted tokens, normalised; q where they are 0 everywhere."""
-        q, p = float64_rows(q, p)
+        (q,) = float64_rows(q)
         if self.recover == "target":
-            weights = q
-        else:
-            weights = 1 - (0 * q if self.recover == "uniform" else p)
-        return normalised_or(torch.where(self.chosen(q), weights.clamp(min=0.0), 0.0), q)
+            return q
+        return normalised_or(torch.where(self.chosen(q), q, 0.0), q)
 
 
 @register("relaxed")
 @dataclass(frozen=True)
-class Relaxed(AmongTop):
+class Relaxed(AcceptedSet):
     r"""Accept n iff it is among the k largest of q and :math:`q_n ≥ \max q − δ`, positive, too.
 
-    After a refusal a draw from q, or the likeliest token (smallest index on ties). Bounds no
-    divergence, is not between p and q, and may accept less than lossless sampling. At k = 1 it
-    accepts the likeliest token alone: lossless where the target is greedy, and nowhere else.
-    Tokens that tie for the k-th place are all accepted; an engine accepts k.
+    Recovers as ``recover`` says, see :class:`AcceptedSet`. Bounds no divergence, is not between p
+    and q, and may accept less than lossless sampling. At k = 1 it accepts the likeliest token
+    alone: lossless where the target is greedy, and nowhere else. Tokens that tie for the k-th place
+    are all accepted; an engine accepts k.
 
     Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``.
     TensorRT-LLM: k=1, delta=0, in its example 10, 0.01; Modular MAX: 10, 0.6; ATOM: 10, 0.6 where
@@ -105,26 +77,37 @@ class Relaxed(AmongTop):
     ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
     """
 
-    k: int = 10
-    delta: float = 0.6
-    recover: str = "target"
+    k: Count = 10
+    delta: NotNegative = 0.6
+    recover: Literal["argmax", "target", "accepted"] = "target"
     knob = "delta"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
-        check.one_of("recover", self.recover, ("argmax", "target"))
 
     @property
     def declares(self) -> Declaration:
         """Return: no budget; acceptance grows with δ."""
-        return super().declares
+        return Declaration(direction=1, continuous=False)
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
         """Return which tokens are accepted."""
-        rows = q.double()
+        rows, likeliest = q.double(), q.topk(min(self.k, q.shape[-1]), -1).values
         least = rows.amax(-1, keepdim=True) * (1 - TIE) - self.delta
-        return super().chosen(q) & (rows >= least)
+        return (q >= likeliest[..., -1:]) & (q > 0) & (rows >= least)
+
+
+published(
+    "top_k",
+    Relaxed,
+    """Accept n iff it is among the target's k likeliest tokens (ties accepted, q_n > 0).
+
+    Recovers from q among them. (The published code recovers ∝ 1 − p there, and accepts tokens with
+    q = 0 where k exceeds the support.) Source: the top-k baseline of Hao & Mou 2026 (arXiv
+    2604.04987) and its repository.
+    """,
+    "no budget; acceptance grows with k.",
+    knob="k",
+    delta=math.inf,
+    recover="accepted",
+)
 
 
 @register("mars")
@@ -143,15 +126,9 @@ class Mars(AcceptedSet):
     Source: Song et al. 2026 (arXiv 2601.15498).
     """
 
-    theta: float = 0.9
-    top: float = 20.0
+    theta: Share = 0.9
+    top: Annotated[float, partial(check.finite, low=0, open_low=True)] = 20.0
     knob = "theta"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "theta", check.number("theta", self.theta, 0, 1))
-        object.__setattr__(self, "top", check.number("top", self.top, 0, open_low=True))
-        if self.top == float("inf"):
-            raise ValueError("top: must be a finite logit; got inf")
 
     @property
     def declares(self) -> Declaration:
@@ -166,3 +143,127 @@ class Mars(AcceptedSet):
         margin = (q.amax(-1, keepdim=True) / others).log()
         near = margin < (1 - self.theta) * self.top
         return best | (near & (others > 0) & (one_hot(others.argmax(-1), q) > 0))
+
+
+@register("typical")
+@dataclass(frozen=True)
+class Typical(AcceptedSet):
+    r"""Accept n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
+
+    Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
+    no divergence, is not between p and q, and may accept less than lossless sampling.
+    alpha defaults to √ε. Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
+    """
+
+    epsilon: Share = 0.09
+    alpha: NotNegative | None = None
+    recover: Literal["argmax", "target"] = "argmax"
+    knob = "epsilon"
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return 1 above ε, the largest threshold of any row."""
+        return (q_n > self.epsilon * (1 + TIE)).double(), torch.ones_like(q_n)
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; acceptance falls as the threshold rises."""
+        return Declaration(direction=-1, continuous=False)
+
+    def threshold(self, q: Rows) -> Float[Tensor, "*batch 1"]:
+        """Return min(ε, α e^{−H(q)}) of each row."""
+        alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
+        entropy = _entropy(q)
+        return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
+
+    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
+        """Return the tokens where q exceeds the threshold, (..., V)."""
+        return q.double() > self.threshold(q) * (1 + TIE)
+
+
+def _entropy(q: Rows) -> Float[Tensor, "*batch 1"]:
+    """Return H(q) of rows in nats, float64."""
+    if not q.is_cuda and q.numel() and q.dtype in DECIDED and (compiled := loops()) is not None:
+        rows = ungraphed(q).reshape(-1, q.shape[-1]).numpy()
+        found = [compiled.entropy_of(row) for row in rows]
+        return torch.tensor(found, dtype=torch.float64, device="cpu").view(*q.shape[:-1], 1)
+    q = q.double()
+    logs = log_in_place(q.clamp(min=torch.finfo(q.dtype).tiny))  # 0·ln 0 is 0
+    return -logs.mul_(q).sum(-1, keepdim=True)
+
+
+@register("thresholds")
+@dataclass(frozen=True)
+class Thresholds(Policy):
+    r"""Accept n with probability :math:`\min(1, q_n/a)`, and surely from :math:`q_n ≥ s` on.
+
+    .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
+
+    with a = ``acc`` and s = ``single``; draft probabilities are not read. At 1, 1 (SGLang's
+    defaults) this is ``sample_and_match``: lossless, and Σ p q is accepted. Below,
+    :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of what is refused x takes at most
+    :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. The same for deterministic drafts.
+
+    The engine tests coin ≤ q/a and so emitted tokens of probability 0 at coin 0 (sglang#35771);
+    here the test is strict, and they are refused at s = 0 too. Source:
+    ``speculative_sampling.cuh``, ``--speculative-accept-threshold-single`` and ``-acc``.
+    """
+
+    single: Share = 1.0
+    acc: Share = 1.0
+    knob = "acc"
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: the emitted max-divergence within −ln min(acc, single)."""
+        least = min(self.single, self.acc)
+        return Declaration(
+            direction=-1 if self.knob else 0,
+            strict=1.0 if self.single == 1 and self.knob else None,
+            budget=Budget("max_divergence", math.log(1 / least), "emitted") if least else None,
+            between=least == 1,
+            continuous=self.single == 1 and self.acc > 0,
+        )
+
+    def accept_entries(self, q_n: Entries) -> Entries:
+        """Return φ from float64 entries of q."""
+        sure = (q_n >= self.single) & (q_n > 0)
+        accepted = accept_probability(q_n, torch.full_like(q_n, self.acc))
+        return torch.where(sure, 1.0, accepted)
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return φ: the rest of the row is not needed."""
+        return (accepted := self.accept_entries(q_n)), accepted
+
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return φ, which reads q_n alone."""
+        return self.accept_entries(ungraphed(q).gather(-1, n).double())
+
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Return q without n, normalised; q where n is deterministic."""
+        (q,) = float64_rows(q)
+        return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
+
+    def emitted(self, q: Rows, p: Rows) -> Rows:
+        """Return pφ + q·Σ_n p_n(1 − φ_n)/(1 − q_n), the sum over all other tokens n, O(V) a row."""
+        q, p = float64_rows(q, p)
+        if min(self.single, self.acc) == 1:
+            return q
+        phi = self.accept_entries(q)
+        left = p * (1 - phi) / (q.sum(-1, keepdim=True) - q)
+        left = torch.where(phi < 1, left, 0.0)
+        return p * phi + q * (left.sum(-1, keepdim=True) - left).clamp(min=0.0)
+
+
+SampleAndMatch = published(
+    "sample_and_match",
+    Thresholds,
+    """Draw x from q by itself and emit it; the drafted token is accepted iff it is x.
+
+    Lossless, whatever the draft; accepts Σ p q ≤ 1 − TV(p, q), which is what lossless sampling
+    gains by looking at p. The way of engines without rejection sampling, and of any decode that
+    compares drafts with the target's own samples.
+    """,
+    "lossless; accepts Σ p q, at most what speculative does.",
+    single=1.0,
+    acc=1.0,
+)

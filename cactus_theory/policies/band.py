@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,8 +18,9 @@ from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies._decisions import Budget, Declaration, Path
+from cactus_theory.policies._knobs import DivergenceSpec, NotNegative, Share
 from cactus_theory.policies._policy import TIE, Entries, Rows
-from cactus_theory.policies._registry import register
+from cactus_theory.policies._registry import published, register
 
 # the word for the ids that end a text
 EOS = "eos"
@@ -53,22 +54,19 @@ class Band(FixedTarget):
     ending. All are boxes c q ≤ h ≤ C q of the row (:mod:`cactus_theory.optimum.boxes`).
     """
 
-    delta: float | None = None
-    price: float | None = None
-    divergence: str = "kl"
+    delta: NotNegative | None = None
+    price: NotNegative | None = None
+    divergence: DivergenceSpec = "kl"
     per_row: bool = False
-    head: float = 0.0
+    head: Share = 0.0
     floor: str = ""
     hold: str = ""
 
     between = True
 
     def __post_init__(self) -> None:
-        kind = find_divergence(self.divergence)
-        name, amount, _ = chosen_knob(kind, delta=self.delta, price=self.price)
-        object.__setattr__(self, name, check.number(name, amount, 0))
-        object.__setattr__(self, "divergence", kind.spec)
-        object.__setattr__(self, "head", check.number("head", self.head, 0, 1))
+        super().__post_init__()
+        chosen_knob(find_divergence(self.divergence), delta=self.delta, price=self.price)
         for name in ("floor", "hold"):
             ids = _token_ids(name, getattr(self, name), ends=(EOS,))
             object.__setattr__(self, name, "+".join(map(str, ids)))
@@ -172,25 +170,20 @@ def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...
     return tuple(sorted(every, key=lambda token: (token == EOS, token)))
 
 
-@register("mentored")
-@dataclass(frozen=True)
-class Mentored(Band):
-    r"""Verify against the row that accepts most within KL(q‖h) ≤ δ, at a budget or a price.
-
-    .. math:: \max_h \sum_i \min(p_i, h_i) \;\text{ s.t. }\; \mathrm{KL}(q\|h) \le δ
+published(
+    "mentored",
+    Band,
+    """Verify against the row that accepts most within KL(q‖h) ≤ δ, at a budget or a price.
 
     The same as ``band:divergence=reverse_kl``, to the last bit; in blocks, as published, every
-    row by itself. Source: Tran-Thien 2023;
-    Tran-Thien & Nock, arXiv 2609.30474. (Some published code calls lenience by this name.)
-    """
-
-    divergence: str = field(default="reverse_kl", init=False)
-    per_row: bool = field(default=True, init=False)
-    head: float = field(default=0.0, init=False)
-    floor: str = field(default="", init=False)
-    hold: str = field(default="", init=False)
-
-    @property
-    def declares(self) -> Declaration:
-        """Return: the emitted reverse KL within delta, or no bound when priced."""
-        return super().declares
+    row by itself. Source: Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474. (Some published
+    code calls lenience by this name.)
+    """,
+    "the emitted reverse KL within delta, or no bound when priced.",
+    divergence="reverse_kl",
+    per_row=True,
+    head=0.0,
+    floor="",
+    hold="",
+    knob=Band.knob,
+)

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.roots import convex_root
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import PerProposal
 from cactus_theory.policies._decisions import Budget, Declaration
+from cactus_theory.policies._knobs import DivergenceSpec, NotNegative
 from cactus_theory.policies._registry import register
 
 # largest 2δ, as ∞·0 is NaN
@@ -36,11 +36,8 @@ class Cactus(PerProposal):
     what audits check. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems 2 and 6.
     """
 
-    delta: float
+    delta: NotNegative
     knob = "delta"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
 
     @property
     def declares(self) -> Declaration:
@@ -81,13 +78,9 @@ class CactusExact(PerProposal):
     Source of the program: Hao & Mou 2026, section 3; its solution: THEORY.md, Theorem 3.
     """
 
-    delta: float
-    divergence: str = "kl"
+    delta: NotNegative
+    divergence: DivergenceSpec = "kl"
     knob = "delta"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "delta", check.number("delta", self.delta, 0))
-        object.__setattr__(self, "divergence", find_divergence(self.divergence).spec)
 
     @property
     def declares(self) -> Declaration:

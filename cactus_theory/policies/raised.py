@@ -2,15 +2,16 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget, exact_below_1
-from cactus_theory.policies._decisions import SUPPORTS, Budget, Declaration, Path, Support
+from cactus_theory.policies._decisions import Budget, Declaration, Path, Support
+from cactus_theory.policies._knobs import PositiveShare, Share
 from cactus_theory.policies._policy import Entries, Rows, normalised_or
 from cactus_theory.policies._registry import register
 
@@ -84,12 +85,8 @@ class Lenience(Raised):
     Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5.
     """
 
-    lenience: float
+    lenience: PositiveShare
     knob = "lenience"
-
-    def __post_init__(self) -> None:
-        value = check.number("lenience", self.lenience, 0, 1, open_low=True)
-        object.__setattr__(self, "lenience", value)
 
     @property
     def declares(self) -> Declaration:
@@ -102,9 +99,6 @@ class Lenience(Raised):
         return q_n / self.lenience
 
 
-FORMS = ("lin", "sq", "exp")
-
-
 @register("distillspec")
 @dataclass(frozen=True)
 class DistillSpec(Raised):
@@ -115,14 +109,9 @@ class DistillSpec(Raised):
     arXiv 2310.08461), section 5.3.
     """
 
-    epsilon: float
-    form: str = "lin"
+    epsilon: PositiveShare
+    form: Literal["lin", "sq", "exp"] = "lin"
     knob = "epsilon"
-
-    def __post_init__(self) -> None:
-        value = check.number("epsilon", self.epsilon, 0, 1, open_low=True)
-        object.__setattr__(self, "epsilon", value)
-        check.one_of("form", self.form, FORMS)
 
     @property
     def declares(self) -> Declaration:
@@ -154,13 +143,9 @@ class Mixture(Raised):
     baseline of Hao & Mou 2026 (arXiv 2604.04987).
     """
 
-    alpha: float
+    alpha: Share
     support: Support = "target"
     knob = "alpha"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", check.number("alpha", self.alpha, 0, 1))
-        check.one_of("support", self.support, SUPPORTS)
 
     @property
     def declares(self) -> Declaration:

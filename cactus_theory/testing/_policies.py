@@ -7,7 +7,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._user_function import VECTORISE, FunctionPolicy
+from cactus_theory.policies._rule import VECTORISE, FunctionPolicy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._property import Property

@@ -10,7 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
-from cactus_theory.policies._copies import called, enter
+from cactus_theory.policies._copies import called
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
@@ -38,7 +38,6 @@ def verify_tensors(
     for one in policies:
         if not isinstance(one, Policy):
             raise TypeError(f"policy: must be a Policy or a list of them; got {one!r}")
-        enter(one)
     check_ids_kind(draft_token_ids)
     if validate:
         target_probs, draft_probs = _checked(

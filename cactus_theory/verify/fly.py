@@ -29,9 +29,8 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies.accepted_sets import Relaxed
+from cactus_theory.policies.accepted_sets import Relaxed, SampleAndMatch
 from cactus_theory.policies.raised import Speculative
-from cactus_theory.policies.sample_and_match import SampleAndMatch
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict

@@ -18,7 +18,9 @@ from tests.rows import pair
 EXACT = 1e-11
 # what is asked is met this closely, relative to 1 + it
 MET = 1e-12
-POOLED = [spec for spec in examples() if ct.divergence(spec).pools]
+POOLED = [
+    spec for spec in examples() if ct.divergence(spec).additive and ct.divergence(spec).priced
+]
 KINDS = (("smooth", "smooth"), ("smooth", "spiky"), ("zeros", "zeros"), ("spiky", "tiny"))
 Q, P = pair(6, 9, seed=2)
 

@@ -18,6 +18,7 @@ RULES = (
     "relaxed:k=2,delta=0.6,recover=argmax",
     "relaxed:k=3,delta=inf",
     "thresholds",
+    "sample_and_match",
     "thresholds:acc=0.5",
     "thresholds:single=0.3,acc=0.3",
     "thresholds:single=0.2,acc=0.9",
@@ -45,7 +46,7 @@ def documented(spec, q, p, n, u):
     knobs = dict(item.split("=") for item in rest.split(",") if item)
     order = sorted(range(len(q)), key=lambda i: (-q[i], i))
     best = [1.0 if i == order[0] else 0.0 for i in range(len(q))]
-    if name == "thresholds":
+    if name in ("thresholds", "sample_and_match"):
         single, acc = (float(knobs.get(own, 1)) for own in ("single", "acc"))
         accepted = q[n] > 0 and (q[n] >= single or u * acc < q[n])
         left = [0.0 if i == n else x for i, x in enumerate(q)]
@@ -88,7 +89,10 @@ def test_the_law_is_enumerated(spec):
 
 def test_sglangs_defaults_are_lossless_and_below_them_the_price_is_bounded():
     q, p = pairs(200, 6, 3)
-    np.testing.assert_allclose(ct.emitted_law(ct.policy("thresholds"), q, p), q, atol=EXACT)
+    for spec in ("thresholds", "sample_and_match"):
+        np.testing.assert_allclose(ct.emitted_law(ct.policy(spec), q, p), q, atol=EXACT)
+    accepted = ct.audit(ct.policy("sample_and_match"), q, p).acceptance
+    np.testing.assert_allclose(accepted, (p * q).sum(-1), atol=EXACT)
     for single, acc in ((1, 0.4), (0.2, 0.7), (0.3, 0.3)):
         law = ct.emitted_law(ct.policy("thresholds", single=single, acc=acc), q, p)
         assert (law <= q / min(single, acc) + EXACT).all()

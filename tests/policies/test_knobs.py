@@ -82,8 +82,8 @@ def scaled(q, p, n, *, alpha: float = 0.5, top=3, wide=False, limit: "float | No
 
 def test_knobs_of_a_function() -> None:
     made = ct.policy(ct.rule(scaled), alpha="1", top="4", wide="true", limit="none")
-    assert made.values == (("alpha", 1.0), ("top", 4), ("wide", True), ("limit", None))
-    assert dict(ct.rule(scaled).with_knobs(top=0.5).values)["top"] == 0.5  # no annotation
+    assert values(made) == [1.0, 4, True, None]
+    assert ct.policy(ct.rule(scaled), top=0.5).top == 0.5  # no annotation
     with pytest.raises(ValueError, match="policy: scaled takes the knobs alpha, top, .*'delta'"):
         ct.policy(ct.rule(scaled), delta=1)
 
@@ -92,7 +92,7 @@ def test_a_function_is_registered(registry: None) -> None:
     mine = ct.register("mine")(ct.rule(scaled, direction=1))
     assert mine.spec == "mine:alpha=0.5,top=3,wide=False,limit=None"
     made = ct.policy("mine:alpha=.25")
-    assert made == mine.with_knobs(alpha=0.25) == ct.policy(made.spec)
+    assert made == ct.policy(mine, alpha=0.25) == ct.policy(made.spec)
     entry = ct.list_policies()["mine"]
     assert entry["summary"] == "Keep with alpha q/p." and entry["declares"] == "no budget"
     assert entry["knobs"] == {"alpha": 0.5, "top": 3, "wide": False, "limit": None}

@@ -21,7 +21,7 @@ from cactus_theory.policies import (
     SharedResidual,
 )
 from cactus_theory.policies._policy import accept_probability, normalised_or
-from cactus_theory.policies.sample_and_match import Thresholds
+from cactus_theory.policies.accepted_sets import Thresholds
 
 EXAMPLES = 2000
 COUNTS = (50, 300, EXAMPLES)

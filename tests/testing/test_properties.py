@@ -145,7 +145,7 @@ def test_ladders():
     assert [value for value, _ in knob_ladder(ct.policy("top_k:k=4"))] == [1, 2, 3, 4, 5, 8, 20]
     assert knob_ladder(ct.policy("speculative")) == []
     whole = ct.rule(lambda q, p, n, *, k=1: min(1, k * q[n] / p[n]), knob_range=(0, 4))
-    assert all(isinstance(rule.values[0][1], int) for _, rule in knob_ladder(whole, between=2))
+    assert all(isinstance(rule.k, int) for _, rule in knob_ladder(whole, between=2))
 
 
 def test_a_knob_of_zero_is_moved():

@@ -16,7 +16,7 @@ from tests.rules import RULES, VARIANTS, combinations, of_each
 
 # rows of a policy at one of its knob values in the thorough suite, and at each of the others
 COUNT, FEWER = amount(16, 1000), amount(6, 100)
-# the band by another name, to the last bit (tests/policies/test_baselines.py)
+# the band by another name, to the last bit (tests/policies/test_published.py)
 ALIASES = {"mentored"}
 # two values of each knob, along which the kit goes by itself, and all other ways to decide
 CHOSEN = of_each(2)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base import terminal
-from cactus_theory.policies import FixedTarget, SharedResidual, _copies, _policy, _user_function
+from cactus_theory.policies import FixedTarget, SharedResidual, _policy, _rule
 from cactus_theory.testing import _policies, assert_policy_properties
 from cactus_theory.testing._policies import check_policy
 from tests.rows import pair
@@ -24,7 +23,7 @@ def lenient(q, p, n, *, delta=0.5):
     return min(1, np.exp(delta) * q[n] / p[n])
 
 
-@ct.rule(arrays="torch")
+@ct.rule
 def half(q, p):
     return (q + p) / 2
 
@@ -85,17 +84,14 @@ def test_a_residual_of_two_arguments_is_asked_once_a_row():
     assert ct.emitted_law(default, q, p).shape == (1, 20_000)
 
 
-def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch, capsys):
-    monkeypatch.setattr(_copies, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(_copies, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(terminal, "FIRST_LINE_S", 0.0)
-    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.0)
+def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch):
+    monkeypatch.setattr(_policy, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(_policy, "SLOW_SECONDS", 0.0)
     monkeypatch.setattr(_policy, "ENUMERATION_ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
     slow = ct.rule(lambda q, p, n: 0.5, residual=lambda q, p, n: q)
     with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
         ct.emitted_law(slow, q, p)
-    assert capsys.readouterr().err.splitlines()[0].startswith("residual 2/10 ")
 
 
 def test_tokens_that_cannot_be_drafted_are_not_asked_for():
@@ -114,7 +110,7 @@ def test_knobs_and_promises():
         0.5,
         "per proposal",
     )
-    other = lenient.with_knobs(delta=0.1)
+    other = ct.policy(lenient, delta=0.1)
     assert other.declares.budget.amount == 0.1 and lenient.declares.budget.amount == 0.5
     q, p = np.array([0.2, 0.8]), np.array([0.9, 0.1])
     assert other(q, p, 0) == pytest.approx(np.exp(0.1) * 0.2 / 0.9)
@@ -148,24 +144,22 @@ WRONG = {
         (one_argument, {}, r"must take \(q, p, n\) or \(q, p\)"),
         (PLAIN, {"fast": True}, "declares one of .*'fast'"),
         (half.source.function, {"residual": two_numbers}, "residual: follows from the target row"),
-        (two_numbers, {"contnuous": False}, "got 'contnuous'; did you mean continuous?"),
-        (two_numbers, {"residul": two_numbers}, "got 'residul'; did you mean residual?"),
+        (two_numbers, {"contnuous": False}, "declares one of .*got 'contnuous'"),
     ],
     ValueError: [
         (knob_without_default, {}, "the knob delta needs a default value"),
-        (PLAIN, {"knob": "x"}, "knob: must be one of delta"),
-        (one_argument, {"arrays": "jax"}, "arrays: must be one of"),
+        (lambda q, p, *, row=1: q, {}, "a knob must not be .*got 'row'"),
         (PLAIN, {"budget": "kl"}, "budget: must read"),
         (PLAIN, {"budget": "kl <= x emitted"}, "budget: must be a number; got 'x'"),
-        (two_numbers, {"continuous": "no"}, "continuous: must be True or"),
+        (two_numbers, {"continuous": "so"}, "continuous: must be true or"),
         (two_numbers, {"support": "q"}, "support: must be one of"),
-        (PLAIN, {"direction": 2}, "direction: must be -1, 0"),
+        (PLAIN, {"direction": 2}, "direction: must be one of"),
         (two_numbers, {"direction": 1}, "direction: speaks of a knob"),
         (two_numbers, {"strict": 0.0}, "strict: speaks of a knob"),
         (PLAIN, {"strict": "x"}, "strict: must be a number"),
         (PLAIN, {"knob_range": (1, 0)}, "knob_range: must be"),
         (two_numbers, {"vectorised": 1}, "vectorised: must be True or"),
-        (two_numbers, {"budget": "kll <= 0.1 emitted"}, "budget: divergence: .*; got 'kll'; in 'k"),
+        (two_numbers, {"budget": "kll <= 0.1 emitted"}, "divergence: must be one of .*; got 'kll'"),
     ],
 }
 
@@ -180,12 +174,14 @@ def test_what_cannot_be_read_is_named(kind, function, options, said):
 
 
 def test_answers_of_another_shape_and_other_knobs_are_named():
-    with pytest.raises(ValueError, match=r"two_numbers: must return shape \(3,\); got \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"two_numbers: must return shape \(3,\); got shape \(2, 3\)"
+    ):
         ct.rule(two_numbers, vectorised=True).acceptance_row(*pair(1, 3))
     with pytest.raises(ValueError, match=r"two_numbers: must return one number; got shape \(2,\)"):
         ct.rule(two_numbers).acceptance_row(*pair(1, 3))
-    with pytest.raises(ValueError, match="knob: must be one of delta; got 'x'"):
-        lenient.with_knobs(x=1)
+    with pytest.raises(ValueError, match="takes the knobs delta; got 'x'"):
+        ct.policy(lenient, x=1)
 
 
 def accepted_at_once(q, p, n, *, delta=0.5):
@@ -195,7 +191,7 @@ def accepted_at_once(q, p, n, *, delta=0.5):
 
 @pytest.mark.parametrize("vocab", [5, 700])
 def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
-    monkeypatch.setattr(_user_function, "ENTRIES", 2000)  # several calls, the last one shorter
+    monkeypatch.setattr(_rule, "ENTRIES", 2000)  # several calls, the last one shorter
     fast = ct.rule(accepted_at_once, vectorised=True, proposal=lambda q, p, n: q)
     q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
     torch.testing.assert_close(fast.acceptance_row(q, p), lenient.acceptance_row(q, p), **CLOSE)
@@ -206,16 +202,13 @@ def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
     torch.testing.assert_close(one, lenient.acceptance(q[0, 0], p[0, 0], n[0]), **CLOSE)
 
 
-@pytest.mark.parametrize("arrays", ["torch", "numpy"])
-def test_a_vectorised_target_and_residual(arrays):
-    kind = torch.Tensor if arrays == "torch" else np.ndarray
-
+def test_a_vectorised_target_and_residual():
     def mixed(q, p, *, share=0.5):
-        assert isinstance(q, kind) and q.shape == p.shape and q.ndim == 2
+        assert isinstance(q, torch.Tensor) and q.shape == p.shape and q.ndim == 2
         return (1 - share) * q + share * p
 
     q, p = pair(2, 3, 5, seed=2)
-    rule = ct.rule(mixed, vectorised=True, arrays=arrays)
+    rule = ct.rule(mixed, vectorised=True)
     torch.testing.assert_close(ct.emitted_law(rule, q, p), (q + p) / 2, **CLOSE)
     assert ct.policy(rule, share=0.25).spec == "mixed:share=0.25"
     from_target = ct.rule(accepted_at_once, vectorised=True, residual=lambda q, p, n: q)
@@ -229,7 +222,7 @@ def test_a_vectorised_rule_has_every_property():
 
 
 def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
-    monkeypatch.setattr(_user_function, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(_rule, "SLOW_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
         lenient.acceptance_row(*pair(2, 3))
     monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)

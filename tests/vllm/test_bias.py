@@ -100,7 +100,7 @@ def test_a_row_with_a_nan_does_not_reach_the_rows_before_it():
 
 
 def test_which_policies_are_a_bias():
-    for spec in ("typical", "top_k:k=2", "fuzzy:threshold=0.1"):
+    for spec in ("typical", "top_k:k=2", "fuzzy:threshold=0.1", "band:price=1,head=0.2"):
         with pytest.raises(
             ValueError, match="policy: must judge a deterministic draft by the drafted"
         ):

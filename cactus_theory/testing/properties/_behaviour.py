@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.policies import _knobs as knobs
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
 
@@ -206,9 +205,7 @@ def own_value(policy: Policy) -> int | float | None:
     """Return the value of the policy's knob, None without one or if it is no number."""
     if policy.knob is None:
         return None
-    knob = knobs.of(policy).get(policy.knob)
-    own = getattr(policy, policy.knob, None)
-    value = knob.default if hasattr(policy, "source") and knob else own
+    value = getattr(policy, policy.knob, None)
     return None if isinstance(value, bool) or not isinstance(value, int | float) else value
 
 

@@ -17,7 +17,6 @@ CAPTURED = [
     ("chain", "speculative"),
     ("chain", "cactus:delta=0.1"),
     ("chain", "typical"),
-    ("chain", "typical:epsilon=0.1,form=exact"),
     ("chain", "mixture:alpha=0.5"),
     ("chain", "lenience:lenience=0.5"),
     ("chain", "top_k:k=5"),

@@ -1,0 +1,315 @@
+"""Turn a plain function into a policy: the decorator :func:`rule`."""
+
+import dataclasses
+import inspect
+import time
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.policies import _knobs
+from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
+from cactus_theory.policies._copies import lawful, lent, numbers
+from cactus_theory.policies._decisions import Budget, Declaration, Path
+from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
+
+Function = Callable[..., Any]
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+# most entries of the rows in one call of a vectorised function: 2^22 float64 are 32 MiB
+ENTRIES = 2**22
+# seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
+SLOW_SECONDS = 5.0
+VECTORISE = (
+    "it is called for one row and one token at a time; under @ct.rule(vectorised=True) it is "
+    "called for many at once, see help(cactus_theory.rule)"
+)
+
+
+class FunctionPolicy(Policy):
+    """A policy that calls plain functions: each has a class, whose fields are its knobs."""
+
+    source: ClassVar[Any]  # what was given to ``rule``
+
+    def __call__(self, *arguments: Any, **knobs: Any) -> Any:
+        return self.function(*arguments, **{**self._knobs(self.function), **knobs})
+
+    @property
+    def function(self) -> Function:
+        return self.source.function
+
+    @property
+    def spec(self) -> str:
+        """Return the string that rebuilds this policy, with every knob."""
+        knobs = ",".join(f"{knob}={value}" for knob, value in self._knobs(self.function).items())
+        return f"{self.name}:{knobs}" if knobs else self.name
+
+    @property
+    def declares(self) -> Declaration:
+        """Return the decorator's declaration, with the budget at the current knob values."""
+        text = self.source.budget
+        budget = None if text is None else read_budget(text, self._knobs(self.function))
+        return Declaration(budget=budget, **self.source.declared)
+
+    def _knobs(self, function: Function) -> dict[str, Any]:
+        """Return the values of the knobs that a function names."""
+        known, named = dataclasses.fields(self), inspect.signature(function).parameters  # type: ignore[arg-type]
+        return {knob.name: getattr(self, knob.name) for knob in known if knob.name in named}
+
+    def _answers(
+        self, function: Function, q: Rows, p: Rows, row: Tensor, token: Tensor | None = None
+    ) -> Tensor:
+        """Ask about rows (R, V) by number, or about a token of each; one float64 answer each."""
+        source, name = self.source, function.__name__
+        name = name if function is source.function else f"{self.name}, {name}"
+        single = function is source.function and token is not None
+        shape = torch.Size() if single else q.shape[-1:]
+        if not len(row):
+            return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
+        knobs, start, answers = self._knobs(function), time.monotonic(), []
+        asked = (row,) if token is None else (row, token)
+        if source.vectorised:
+            step = max(1, ENTRIES // q.shape[-1])
+            for at, *ids in zip(*(part.split(step) for part in asked), strict=True):
+                with lent(name, _picked(q, at), _picked(p, at), *ids) as copies:
+                    answers.append(_answer(name, function(*copies, **knobs), (len(at), *shape)))
+        else:
+            with lent(name, *(part.detach().cpu().numpy() for part in (q, p))) as (q_rows, p_rows):
+                for at, *n in zip(*(part.tolist() for part in asked), strict=True):
+                    answer = function(q_rows[at], p_rows[at], *n, **knobs)
+                    answers.append(_answer(name, answer, shape)[None])
+            if (taken := time.monotonic() - start) > SLOW_SECONDS:
+                told = f"{name}: took {taken:.0f} s for {len(row):,} questions; {VECTORISE}"
+                warnings.warn(told, stacklevel=2)
+        found = torch.cat(answers).to(q.device)
+        if single:
+            return numbers(name, found, True)
+        return found if function is source.proposal else lawful(name, found)
+
+    def _of_tokens(self, function: Function, q: Rows, p: Rows, n: Ids, out: Tensor) -> Tensor:
+        """Write the answers about tokens (..., m) that can be drafted into ``out`` (..., m, …)."""
+        p = p.expand(q.shape)
+        drafted = p.gather(-1, n) > 0
+        row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
+        out[drafted] = self._answers(function, _flat(q), _flat(p), row[drafted], n[drafted])
+        return out
+
+
+def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return a function's answer as a float64 tensor of its own; ValueError for its shape."""
+    if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
+        found = answer.detach().to(torch.float64, copy=True)
+    else:
+        found = torch.from_numpy(np.array(answer, dtype=np.float64))
+    if found.shape != shape:
+        due = f"shape {tuple(shape)}" if shape else "one number"
+        raise ValueError(f"{name}: must return {due}; got shape {tuple(found.shape)}")
+    return found
+
+
+def _picked(rows: Tensor, row: Tensor) -> Tensor:
+    """Return rows (R, V) by number; no copy if all are one row."""
+    return rows[row[0]].expand(len(row), -1) if bool((row == row[0]).all()) else rows[row]
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows.reshape(-1, rows.shape[-1])
+
+
+class FunctionRule(FunctionPolicy):
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return the function's acceptance; the function is not called for tokens with p = 0."""
+        q, p = ungraphed(q), ungraphed(p)
+        return self._of_tokens(self.function, q, p, n, (q.gather(-1, n) > 0).double())
+
+    def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
+        """Call ``residual`` where n can be rejected; return q elsewhere."""
+        q, drafts = ungraphed(q), ungraphed(p).to(q.dtype)
+        if self.source.residual is None:
+            rows = q.double()
+            return normalised_or((rows - drafts.double()).clamp(min=0.0), rows)
+        phi = self.acceptance(q, drafts, n[..., None]).reshape(-1)
+        out = _flat(q).double().clone()
+        refused = (~(phi >= 1)).nonzero()[:, 0]
+        token = None if isinstance(self, SharedResidual) else n.reshape(-1)[refused]
+        out[refused] = self._answers(self.source.residual, _flat(q), _flat(drafts), refused, token)
+        return out.reshape(q.shape)
+
+    def _recovered(
+        self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
+    ) -> Float[Tensor, "m vocab"]:
+        """Call ``residual`` for tokens (m,) of one row that may be refused; return (m, V)."""
+        assert self.source.residual is not None  # SharedFunctionRule if there is none
+        return self._answers(self.source.residual, q[None], p[None], torch.zeros_like(n), n)
+
+    def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
+        """Call ``proposal``, None without one; return q for tokens with p = 0."""
+        if self.source.proposal is None:
+            return None
+        q, p = float64_rows(q, p)
+        rows = q[..., None, :].expand(*n.shape, q.shape[-1]).clone()
+        return self._of_tokens(self.source.proposal, q, p, n, rows)
+
+
+class SharedFunctionRule(SharedResidual, FunctionRule):
+    """A function's policy with one residual for every refused token: the default, or f(q, p)."""
+
+
+class FunctionTarget(FunctionPolicy, FixedTarget):
+    """A policy that emits a row given by a plain function of (q, p)."""
+
+    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+        q, p = torch.broadcast_tensors(q, p)
+        every = torch.arange(q.shape[:-1].numel(), device=q.device)
+        return self._answers(self.function, _flat(q), _flat(p), every).reshape(q.shape)
+
+
+def rule(
+    function: Function | None = None,
+    *,
+    residual: Function | None = None,
+    proposal: Function | None = None,
+    vectorised: bool = False,
+    knob_range: tuple[float, float] | None = None,
+    budget: str | None = None,
+    **declared: Any,
+) -> Any:
+    """Make a policy of a function of three arguments (q, p, n), or of two (q, p).
+
+    * ``f(q, p, n)`` returns the probability of keeping the drafted token n. A rejected token
+      is replaced by a draw from ``residual(q, p, n)``, or from ``residual(q, p)`` where n does
+      not matter (much faster at a large vocabulary); by default (q − p)₊ normalised.
+    * ``f(q, p)`` returns the row h to emit instead of q. Keeping with min(1, h_n/p_n) and
+      recovering from (h − p)₊ then follow.
+
+    q and p are numpy rows of V probabilities, n an integer. Keyword-only parameters with defaults
+    are knobs, for ``residual`` and ``proposal`` too where they name them; ``direction``,
+    ``strict`` and ``knob_range`` speak of the first. The function is called once per row and
+    token: fine for checking an idea, slow in a decode loop.
+
+    Under ``@ct.rule(vectorised=True)`` it is called for many rows at once: q and p are torch
+    tensors of shape (..., V) and n (...,). It returns φ (...,), or h (..., V) from (q, p);
+    ``residual`` and ``proposal`` return (..., V). Either way tokens with p_n = 0 are left out.
+    Each answer must depend on its own row only (this is tested)::
+
+        @ct.rule(vectorised=True)
+        def lossless(q, p, n):
+            q_n, p_n = (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
+            return (q_n / p_n).clamp(max=1)
+
+    Parameters
+    ----------
+    proposal : (q, p, n) → the row that the drafted token is verified against, for budgets per
+        proposal.
+    knob_range : the least and the largest legal value of the first knob.
+    budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; a knob may
+        stand for the amount.
+    **declared : the other fields of :class:`Declaration`: ``direction``, ``strict`` (the value
+        at which the policy is lossless), ``between``, ``at_least_speculative``, ``continuous``,
+        ``support``, ``optimal``.
+
+    Raises
+    ------
+    TypeError
+        Other numbers of arguments, or a declaration that does not exist.
+    ValueError
+        A knob, a budget or a declared value that cannot be read.
+
+    Examples
+    --------
+    >>> @ct.rule(budget="kl <= delta emitted")
+    ... def louder(q, p, n, *, delta=0.1):
+    ...     return min(1, (1 + delta) * q[n] / p[n])
+    >>> seen = ct.audit(louder, np.array([0.2, 0.8]), np.array([0.9, 0.1]))
+    >>> print(f"{seen.acceptance:.2f}, within its budget: {seen.within}")
+    0.32, within its budget: True
+    """
+    written = {"residual": residual, "proposal": proposal, "vectorised": vectorised}
+    written |= {"knob_range": knob_range, "budget": budget}
+    if function is None:
+        return lambda f: rule(f, **written, **declared)
+    if not isinstance(vectorised, bool):
+        raise ValueError(f"vectorised: must be True or False; got {vectorised!r}")
+    count, knobs = _read(function)
+    if knob_range is not None and not np.all(np.diff(knob_range) >= 0):
+        raise ValueError(f"knob_range: must be two numbers, rising; got {knob_range!r}")
+    declared = _read_declared(declared, bool(knobs))
+    if count == 2 and residual is not None:
+        raise TypeError("residual: follows from the target row of f(q, p); got one of its own")
+    fields = [(name, knob.annotation, knob.default) for name, knob in knobs.items()]
+    kind: Any = dataclasses.make_dataclass(
+        function.__name__, fields, bases=(_class(count, residual),), frozen=True
+    )
+    kind.__module__, kind.__qualname__ = function.__module__, function.__qualname__
+    kind.__doc__, kind.name = function.__doc__, function.__name__
+    kind.source = SimpleNamespace(function=function, **written, declared=declared)
+    kind.knob = next(iter(knobs), None)
+    policy = kind()
+    if policy.declares.budget is not None:
+        find_divergence(policy.declares.budget.divergence)
+    return policy
+
+
+def _read(function: Function) -> tuple[int, dict[str, inspect.Parameter]]:
+    """Return the count of positional arguments of a function, and its knobs."""
+    parameters = inspect.signature(function).parameters
+    count = sum(entry.kind in POSITIONAL for entry in parameters.values())
+    if count not in (2, 3):
+        raise TypeError(
+            "function: must take (q, p, n) or (q, p), and knobs after a *; "
+            f"got {function.__name__}{inspect.signature(function)}"
+        )
+    every = _knobs.of(function).items()
+    knobs = {name: knob for name, knob in every if knob.kind is knob.KEYWORD_ONLY}
+    for name, knob in knobs.items():
+        if knob.default is _knobs.MISSING:
+            raise ValueError(f"function: the knob {name} needs a default value; got none")
+        if hasattr(FunctionPolicy, name):
+            raise ValueError(f"function: a knob must not be named as a policy's own; got {name!r}")
+    return count, knobs
+
+
+def _class(count: int, residual: Function | None) -> type[FunctionPolicy]:
+    """Return the policy class for a function of ``count`` arguments with this residual."""
+    if count == 2:
+        return FunctionTarget
+    if residual is None:
+        return SharedFunctionRule
+    kinds = [entry.kind for entry in inspect.signature(residual).parameters.values()]
+    row = [kind for kind in kinds if kind in POSITIONAL]
+    shared = len(row) == 2 and inspect.Parameter.VAR_POSITIONAL not in kinds
+    return SharedFunctionRule if shared else FunctionRule
+
+
+def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
+    """Return declared values; raise unless each has a field, can be read and has its knob."""
+    known = {name: entry for name, entry in _knobs.of(Declaration).items() if name != "budget"}
+    if unknown := min(declared.keys() - known, default=None):
+        raise TypeError(f"rule: declares one of {', '.join(sorted(known))}; got {unknown!r}")
+    for name, nothing in (("direction", 0), ("strict", None)):
+        if not has_knob and declared.get(name, nothing) != nothing:
+            raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
+    return _knobs.read(Declaration, declared)
+
+
+def read_budget(text: str, knobs: dict[str, Any]) -> Budget:
+    """Return the budget of a text such as ``"kl <= delta emitted"``, at these knob values."""
+    divergence, least, rest = text.partition("<=")
+    amount, _, scope = rest.strip().partition(" ")
+    if not least or not scope:
+        raise ValueError(
+            'budget: must read like "kl <= 0.1 emitted" or "kl <= delta per proposal"; '
+            f"got {text!r}"
+        )
+    value = knobs.get(amount, amount)
+    check.one_of("budget", scope.strip(), ("emitted", "per proposal"))
+    return Budget(divergence.strip(), check.number("budget", value, 0), scope.strip())  # type: ignore[arg-type]
