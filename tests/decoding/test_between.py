@@ -6,7 +6,7 @@ import torch
 from cactus_theory.decoding import Between, Callbacks, ModelDrafter, generate
 from cactus_theory.decoding.schedule import spellings
 from tests.amounts import amount, some
-from tests.decoding.test_ragged import compare, padded, prompts
+from tests.decoding.test_ragged import padded, prompts
 from tests.kits.schedules import assert_schedule_properties
 
 # (3, 9, 4) ends where (9, 4) ends, which then counts
@@ -102,12 +102,6 @@ def test_tokens_outside_are_the_targets_and_cost_exactly_nothing(
                     outside += 1
                 state = section.advance(state, [token])
     assert inside > 0.5 and outside > 25 and drafts.closed_inside > amount(0, 10)
-
-
-def test_rows_of_a_batch_have_sections_of_their_own(tiny):
-    options = {"max_new_tokens": 25, "num_draft_tokens": 5, "eos_token_ids": (7, 13, 15)}
-    section = Between("cactus:delta=1", opening=[3, (9, 4), 5], closing=[11, 8])
-    assert compare(*tiny, prompts(seed=3), options, section).reading.emitted_divergence > 0.1
 
 
 def test_it_looks_at_nothing_that_it_must_not_know():

@@ -1,6 +1,7 @@
 """Models by folder or by id of the hub, in the dtype that was asked for; nothing is downloaded."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from cactus_theory.cli import main
-from cactus_theory.decoding import generate, load_pair
+from cactus_theory.decoding import NGram, generate, load_pair
 from cactus_theory.decoding.load import Source, dtype_rule, load_model
 from cactus_theory.traces import Trace
 from simulations.__main__ import main as simulations
@@ -110,10 +111,12 @@ def test_auto_takes_bfloat16_where_it_is_stored_and_computed(processor, stored, 
 def test_only_emulated_half_precision_is_warned_of(processor, stored, monkeypatch, recwarn) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor])
     model = load_model(stored["bfloat16"], dtype="bfloat16")
-    generate(model, model, torch.tensor([[1, 2]]), max_new_tokens=2)
-    assert any("without instructions" in str(one.message) for one in recwarn) == (
-        processor == "no instructions"
-    )
+    for draft in (model, NGram()):
+        recwarn.clear()
+        generate(model, draft, torch.tensor([[1, 2]]), max_new_tokens=2)
+        said = "target_model: Llama.* bfloat16 on a CPU without instr.* dtype=torch.float32"
+        warned = [one for one in recwarn if re.search(said, str(one.message))]
+        assert len(warned) == (processor == "no instructions")
 
 
 def test_a_trace_keeps_its_dtype(stored, tmp_path: Path, capsys) -> None:

@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory import tuning
 from cactus_theory.cli import main
-from cactus_theory.decoding import Between, ByPosition, Ledger, speculative_generate
+from cactus_theory.decoding import Between, ByPosition, Ledger
 from cactus_theory.traces import Trace, replay
 from cactus_theory.traces.log import log_trace
 from cactus_theory.vllm import settings
@@ -59,15 +59,6 @@ def test_a_decode_reads_it_as_the_ids_that_end_its_texts(ending, followed):
     assert judged(named) == judged(by_ids) and not any("eos" in spec for spec in judged(named))
     other = ct.generate(*ending, IDS, policy="band:price=1,floor=eos+3", eos_token_ids=9, **options)
     assert judged(other) == {"band:price=1.0,floor=3+9"}
-
-
-def test_the_hook_reads_it_too(ending):
-    def outputs(spec):
-        given = {"draft_model": ending[1], "policy": spec, "do_sample": True, "pad_token_id": 0}
-        given |= {"max_new_tokens": 9, "seed": 1, "custom_generate": speculative_generate}
-        return ending[0].generate(IDS, **given).tolist()
-
-    assert outputs(SPEC) == outputs(BY_IDS)
 
 
 def test_what_is_stored_has_ids(trace, tmp_path):

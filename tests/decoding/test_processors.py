@@ -95,12 +95,6 @@ def test_what_keeps_something_is_asked_once_a_place_along_the_text(tiny, make, m
         assert second.lengths == first.lengths and torch.allclose(second.mean, first.mean)
 
 
-def test_guidance_by_a_second_context_is_followed(tiny):
-    make = transformers.UnbatchedClassifierFreeGuidanceLogitsProcessor
-    plain, ours = both(tiny, logits_processor=lambda: [make(1.7, tiny[0])])
-    assert ours[0] == plain[0]
-
-
 def test_sampled_rows_are_those_that_generate_draws_from(tiny):
     target, draft = tiny
     options = {"do_sample": True, "top_k": 9, "temperature": 0.8, "max_new_tokens": 24}

@@ -6,23 +6,11 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import NGram, generate
+from cactus_theory.decoding import generate
 from cactus_theory.tuned import TunedSetting
 
 PROMPT = torch.tensor([[1, 5, 9, 5]])
 OPTIONS = {"policy": "speculative", "max_new_tokens": 4}
-
-
-def test_half_precision_on_a_cpu_is_named_with_its_remedy(make_model, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
-    half = make_model(dtype=torch.bfloat16)
-    for draft in (half, NGram()):
-        with pytest.warns(UserWarning) as caught:
-            result = generate(half, draft, PROMPT, **OPTIONS)
-        (said,) = caught
-        for word in ("target_model", "LlamaForCausalLM", "bfloat16", "dtype=torch.float32"):
-            assert word in str(said.message)
-        assert result.dtype == result.statistics()["dtype"] == "bfloat16"
 
 
 def test_results_tell_their_dtype(tiny, make_model):

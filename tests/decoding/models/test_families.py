@@ -77,18 +77,11 @@ def check_decides(name):
     return model
 
 
-@pytest.mark.parametrize("name", TOGETHER)
-def test_families_run_ragged_batches_in_one_call(name):
+@pytest.mark.parametrize("name", TOGETHER + ROW_BY_ROW)
+def test_families_run_ragged_batches_in_one_call_if_they_take_our_masks(name):
     model = check_decides(name)
     assert model is not None
-    assert runs_together(model)
-
-
-@pytest.mark.parametrize("name", ROW_BY_ROW)
-def test_families_that_take_no_mask_of_ours_run_row_by_row(name):
-    model = check_decides(name)
-    assert model is not None
-    assert not runs_together(model)
+    assert runs_together(model) == (name in TOGETHER)
 
 
 @pytest.mark.parametrize("name", REFUSED)

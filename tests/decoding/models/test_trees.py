@@ -62,32 +62,18 @@ def chains(model, prefix, tokens, parents, count):
     return torch.stack(rows)
 
 
-def prefilled(name):
-    model, ids = cached(name), texts()
-    model.feed(ids[:, : max(PREFIXES)], PREFIXES, [1, 1, 1])
-    return model, ids
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_a_tree_pass_equals_its_chains(name):
+def test_a_tree_pass_equals_its_chains_and_goes_on_from_the_selected_path(name):
+    """Each row keeps another path, feeds more, and gives a fresh pass's logits."""
+    kept = [[0, 1, 6], [0, 4], [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
     with torch.inference_mode():
-        model, ids = prefilled(name)
-        tokens = texts(1)[:, :12]
+        model, ids, tokens = cached(name), texts(), texts(1)[:, :12]
+        model.feed(ids[:, : max(PREFIXES)], PREFIXES, [1, 1, 1])
         found = model.feed(tokens, COUNTS, COUNTS, torch.tensor(PARENTS))
         for row, count in enumerate(COUNTS):
             prefix = ids[row, : PREFIXES[row]]
             own = chains(model.model, prefix, tokens[row], PARENTS[row], count)
             assert (found[row, :count] - own).abs().max() < TOLERANCE * own.abs().max()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_decoding_goes_on_from_the_selected_path(name):
-    """Each row keeps another path, feeds more, and gives a fresh pass's logits."""
-    kept = [[0, 1, 6], [0, 4], [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
-    with torch.inference_mode():
-        model, ids = prefilled(name)
-        tokens = texts(1)[:, :12]
-        model.feed(tokens, COUNTS, COUNTS, torch.tensor(PARENTS))
         for row, path in enumerate(kept):
             model.select(row, PREFIXES[row], path)
         assert model.lengths == [7, 11, 11]
