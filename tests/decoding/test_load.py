@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,15 @@ def test_auto_takes_bfloat16_where_it_is_stored_and_computed(processor, stored, 
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_only_emulated_half_precision_is_warned_of(processor, stored, monkeypatch, recwarn) -> None:
+def test_only_emulated_half_precision_is_warned_of(processor, stored, monkeypatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor])
     model = load_model(stored["bfloat16"], dtype="bfloat16")
     for draft in (model, NGram()):
-        recwarn.clear()
-        generate(model, draft, torch.tensor([[1, 2]]), max_new_tokens=2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            generate(model, draft, torch.tensor([[1, 2]]), max_new_tokens=2)
         said = "target_model: Llama.* bfloat16 on a CPU without instr.* dtype=torch.float32"
-        warned = [one for one in recwarn if re.search(said, str(one.message))]
+        warned = [one for one in caught if re.search(said, str(one.message))]
         assert len(warned) == (processor == "no instructions")
 
 
