@@ -17,7 +17,7 @@ PAIRS_A_WARP = 64
 
 
 class Step:
-    """One verification step; its arguments are checked, and are those of ``buffers.py``."""
+    """The launches of one verification step, whose arguments are checked; see ``buffers.py``."""
 
     def __init__(
         self, policy: KernelPolicy, block: bool, requests: Requests, target: Tensor,
