@@ -1,13 +1,33 @@
 """Drafters say what they promise, and are refused where they cannot work."""
 
 import copy
+import warnings
+from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, NGram, generate, read_drafter
+import cactus_theory as ct
+from cactus_theory.decoding import (
+    EarlyExit,
+    ModelDrafter,
+    NGram,
+    generate,
+    read_drafter,
+    speculative_generate,
+)
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.drafters import DraftContext
+from cactus_theory.decoding.drafters.model import ACCEPTANCE, PLACES
 from cactus_theory.decoding.drafters.ngram import NGramDrafting
+from cactus_theory.decoding.options import Callbacks
+from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.traces import Trace, log_trace, replay
+from cactus_theory.verify import Assignment, Draft, find_verifier
+from tests.decoding.conftest import random_llama
 
 PROMPT = torch.tensor([[1, 5, 9]])
 
@@ -106,3 +126,177 @@ def test_weights_of_another_kind_are_not_rounded(tiny):
                 setattr(part, name, torch.nn.Identity())
     with pytest.raises(ValueError, match="must have linear layers of torch .*; got Llama"):
         read_drafter("4bit").check(packed)
+
+
+EXACT = 1e-12  # sums of two products
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+def test_withdrawing_in_the_smallest_example_emits_six_to_four(verifier):
+    """q = (0.5, 0.5), p = (0.8, 0.2): the doubtful token emits q; dropping it, (0.6, 0.4)."""
+    q, p = (torch.tensor([own], dtype=torch.float64) for own in ([0.5, 0.5], [0.8, 0.2]))
+    for counts, emits in (([1, 1], (0.5, 0.5)), ([1, 0], (0.6, 0.4))):
+        draft = Draft(torch.tensor([[0], [1]]), counts, p.expand(2, 1, 2))
+        rule = Assignment((ct.policy("speculative"),))
+        law = find_verifier(verifier).law(rule, q.expand(2, 2, 2), draft)
+        refused = law.stop[:, :1] * law.last[:, 0]
+        kept = torch.eye(2).double() * law.stop[:, 1:]
+        found = p[0] @ (refused + kept)
+        assert found.tolist() == pytest.approx(emits, abs=EXACT)
+
+
+def opened(drafter, target, prompts, width):
+    """Return the drafter at work on these prompts, and their texts."""
+    texts = Texts(prompts, 60, frozenset(), torch.device("cpu"))
+    warp = Warp(1.0)
+    return drafter.begin(DraftContext(target, texts, warp, Stopwatch(), width)), texts
+
+
+def rounds(drafter, target, width=6, turns=12, seed=0):
+    """Yield each proposal with the texts, the drafting and what was wanted."""
+    prompts = [[1, 5, 9], [2], [3, 3, 7, 3, 3, 7, 3], [8, 4, 8, 1]]
+    drafting, texts = opened(drafter, target, prompts, width)
+    source = torch.Generator().manual_seed(seed)
+    for turn in range(turns):
+        wanted = [max(width - (row + turn) % 4, 0) * ((row + turn) % 5 > 0) for row in range(4)]
+        coins = torch.rand(4, width, generator=source, dtype=torch.float64)
+        draft = drafting.propose(wanted, coins)
+        yield draft, texts, drafting, wanted
+        last = torch.randint(0, 24, (4,), generator=source)
+        drafted = zip(draft.token_ids.tolist(), draft.counts, last.tolist(), strict=True)
+        taken = [[*ids[: min((turn + row) % 4, count)], token]
+                 for row, (ids, count, token) in enumerate(drafted)]  # fmt: skip
+        texts.settle(taken, last)
+        drafting.settle()
+
+
+@pytest.mark.parametrize("name", ["model", "early exit"])
+def test_rows_stop_where_the_product_falls_and_are_fed_no_further(tiny, name):
+    target, model = tiny
+    stop = 0.5
+    drafter = ModelDrafter(model, stop=stop) if name == "model" else EarlyExit(1, stop=stop)
+    early = calls = 0
+    with torch.inference_mode():
+        for draft, texts, drafting, wanted in rounds(drafter, target):
+            assert draft.token_ids.shape[1] == max(draft.counts)
+            assert drafting.calls - calls == max(draft.counts)  # the loop ends with its last row
+            calls = drafting.calls
+            for row, (count, most) in enumerate(zip(draft.counts, wanted, strict=True)):
+                assert min(most, 1) <= count <= most
+                at = draft.token_ids[row, :count, None]
+                each = draft.probs[row, :count].gather(-1, at)[:, 0].numpy()
+                product = np.interp(each, PLACES, ACCEPTANCE).cumprod() if count else np.ones(1)
+                assert (product[:-1] >= stop).all()
+                assert count == most or product[-1] < stop
+                early += count < most
+                if count:  # the last drafted token is not fed
+                    assert drafting.model.lengths[row] == texts.lengths[row] + count - 1
+    assert early > 10
+
+
+def test_a_zero_threshold_never_stops_and_one_stops_at_once(tiny):
+    target, model = tiny
+    options = {"policy": "speculative", "max_new_tokens": 40, "num_draft_tokens": 5, "seed": 2}
+    free = generate(target, model, PROMPT, **options)
+    never = generate(target, ModelDrafter(model, stop=0), PROMPT, **options)
+    assert never.output_token_ids.tolist() == free.output_token_ids.tolist()
+    assert never.reading.rounds == free.reading.rounds and never.draft_calls == free.draft_calls
+    always = generate(target, ModelDrafter(model, stop=1.0), PROMPT, **options)
+    assert {drafted for drafted, _, _ in always.reading.rounds} <= {0, 1}
+
+
+def test_callbacks_are_told_what_was_drafted(tiny):
+    target, model = tiny
+    seen = []
+    ids = torch.tensor([[1, 5, 9], [2, 4, 8], [3, 3, 7]])
+    drafter = ModelDrafter(model, stop=0.5)
+    told = Callbacks(on_round=lambda counts, seconds: seen.append(counts))
+    result = generate(target, drafter, ids, policy="speculative", num_draft_tokens=6,
+                      max_new_tokens=30, callbacks=told)  # fmt: skip
+    assert sum((Counter(counts.rounds) for counts in seen), Counter()) == result.reading.rounds
+    assert sum(counts.num_tokens for counts in seen) == result.num_tokens
+    steps = (max(drafted for drafted, _, _ in counts.rounds) for counts in seen)
+    assert sum(steps) == result.draft_calls
+
+
+@pytest.mark.parametrize("width", [3, 8])
+def test_deterministic_drafts_are_not_stopped(tiny, width):
+    target, model = tiny
+    options = {"max_new_tokens": 24, "temperature": 0.0, "policy": "speculative"}
+    free, stopped = (
+        generate(target, drafter, PROMPT, num_draft_tokens=width, **options)
+        for drafter in (model, ModelDrafter(model, stop=0.9))
+    )
+    assert stopped.reading.rounds == free.reading.rounds
+
+
+PROMPTS = torch.tensor([[3, 1, 4], [1, 5, 9]])
+
+
+def llama(seed: int, vocabulary: int = 24, positions: int = 64):
+    return random_llama(vocabulary, 1, positions, seed, pad_token_id=0, bos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return llama(0)
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+@pytest.mark.parametrize("size", [20, 30])
+def test_a_draft_of_another_size_has_the_law_of_its_own_tokens(target, size, verifier) -> None:
+    small, options = llama(1, size), {"max_new_tokens": 24, "seed": 5, "verifier": verifier}
+    got = generate(target, small, PROMPTS, record_rows=True, **options)
+    assert got.rows is not None and got.reading.emitted_divergence_per_token < 1e-12
+    p = got.rows.draft_probs
+    assert p.shape[-1] == 24 and torch.allclose(p.sum(-1), torch.ones_like(p[..., 0]))
+    assert size > 24 or not p[..., size:].any()
+    if size > 24:  # what is cut is nothing but a smaller softmax
+        cut = llama(1, 24)
+        cut.load_state_dict({
+            name: weight[:24] if name in ("model.embed_tokens.weight", "lm_head.weight") else weight
+            for name, weight in small.state_dict().items()
+        })  # fmt: skip
+        alike = generate(target, cut, PROMPTS, **options)
+        assert got.output_token_ids.equal(alike.output_token_ids)
+    hooked = target.generate(
+        PROMPTS[:1], custom_generate=speculative_generate, draft_model=small, max_new_tokens=8,
+        do_sample=True, policy="speculative",
+    )  # fmt: skip
+    assert hooked.shape == (1, 11)
+
+
+def test_a_trace_of_a_padded_draft_replays(target, tmp_path: Path) -> None:
+    log_trace(target, llama(1, 20), PROMPTS.tolist(), tmp_path, num_draft_tokens=2,
+              max_new_tokens=8)  # fmt: skip
+    trace = Trace.open(tmp_path)
+    assert trace.header.vocab_size == 24
+    assert replay(trace, "speculative").divergence_per_token().value < 1e-6
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_shorter_draft_stops_where_its_positions_end(target, fast) -> None:
+    short, long = llama(1, positions=12), llama(1)
+    options = {"seed": 3, "num_draft_tokens": 3, "fast_forward": fast}
+    got = generate(target, short, PROMPTS, max_new_tokens=30, **options)
+    assert got.output_token_ids.shape == (2, 30) and got.draft_calls < got.target_calls
+    alike = generate(target, long, PROMPTS, max_new_tokens=30, **options)
+    assert got.output_token_ids[:, :5].equal(alike.output_token_ids[:, :5])
+    assert generate(target, short, PROMPTS.repeat(1, 5), max_new_tokens=4, seed=1).draft_calls == 0
+    greedy = generate(target, ModelDrafter(short), PROMPTS, max_new_tokens=30, temperature=0)
+    assert greedy.output_token_ids.equal(
+        generate(target, None, PROMPTS, max_new_tokens=30, temperature=0).output_token_ids
+    )
+
+
+def test_quantised_drafts_are_lossless(target, tmp_path: Path) -> None:
+    draft = copy.deepcopy(llama(1)).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a later torch has it elsewhere
+        int8 = torch.ao.quantization.quantize_dynamic(draft, {torch.nn.Linear}, torch.qint8).eval()
+    greedy = generate(target, None, PROMPTS, max_new_tokens=12, temperature=0).output_token_ids
+    got = generate(target, int8, PROMPTS, max_new_tokens=12, seed=1)
+    assert got.reading.emitted_divergence_per_token < 1e-12
+    same = generate(target, int8, PROMPTS, max_new_tokens=12, temperature=0)
+    assert same.output_token_ids.equal(greedy)
+    log_trace(target, int8, PROMPTS.tolist(), tmp_path, num_draft_tokens=2, max_new_tokens=4)

@@ -75,15 +75,7 @@ def test_what_a_file_says_is_read_or_refused() -> None:
             Cuts.of(bad)
 
 
-OBSERVED = (
-    "--observed",
-    "0.7,0.5",
-    "--rounds",
-    "500",
-    "--drafted",
-    "1000",
-    *("--num-draft-tokens", "2"),
-)
+OBSERVED = "--observed 0.7,0.5 --rounds 500 --drafted 1000 --num-draft-tokens 2".split()
 SAMPLED = (*MODELS, "--prompts", "x", "--draft-mode", "sampled")
 
 
@@ -190,13 +182,5 @@ def test_tune_and_generate_keep_to_the_cuts_of_the_rows(
     )
     traced = (*asked, "--trace", str(trace.folder))
     assert "must be those of the trace" in refused(capsys, *traced, "--top-p", "0.9", "--json")
-    alone = (
-        "tune",
-        "--divergence-per-token",
-        "0.05",
-        "--trace",
-        str(trace.folder),
-        "--cost-ratio",
-        "0.1",
-    )
+    alone = f"tune --divergence-per-token 0.05 --trace {trace.folder} --cost-ratio 0.1".split()
     assert "must be those of the trace" in refused(capsys, *alone, "--top-p", "0.9")
