@@ -12,7 +12,7 @@ from cactus_theory.traces import Cycle, Trace, log_trace, replay, save_trace
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import amount
-from tests.decoding.test_schedule import Taking
+from tests.decoding.test_between import Taking
 from tests.traces.conftest import VOCAB, rows_of
 
 # a test of a mean is this many standard errors wide: it fails by chance once in 3.5 million
