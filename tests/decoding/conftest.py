@@ -1,7 +1,6 @@
-"""Small models: random Llama pairs built here, and the stories pair where it is present."""
+"""Small models: random Llama pairs, built here."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ import torch
 from tests.threads import one_thread  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
-
-STORIES = Path(__file__).resolve().parents[3] / "shared" / "models"
 
 
 def random_llama(vocab=24, layers=2, positions=128, seed=0, dtype=torch.float64, **options):
@@ -58,13 +55,3 @@ def make_draft():
 def tiny():
     target = random_llama()
     return target, disturbed(target)
-
-
-@pytest.fixture(scope="session")
-def stories():
-    folders = STORIES / "stories260K", STORIES / "stories-xs-281K"
-    if not all(folder.is_dir() for folder in folders):
-        pytest.skip("the stories pair is not here")
-    from cactus_theory.decoding import load_pair
-
-    return load_pair(*folders)

@@ -242,26 +242,6 @@ def test_a_deterministic_tree_as_wide_as_its_batch_is_judged_by_a_ledger(parents
     assert state.offered[()] == pytest.approx(charge, abs=EXACT) and charge > 0.01
 
 
-# share of calls that one model may lose: 0.0132 was the worst of 24, whose mean gains 0.0046
-MORE_CALLS = 0.02
-
-
-def test_in_blocks_the_band_of_the_path_takes_fewer_calls_at_the_same_cap():
-    """Than the band that every row would have by itself; exactly, over all drafts and coins.
-
-    On average over models: the price that a cap leaves is best for no single one.
-    """
-    fewer = []
-    for seed in range(amount(2, 24)):
-        pair = markov_pair(3, seed=seed, distance=2.0)
-        of_path, alone = (
-            texts_of(pair, Ledger(f"band:price=0.3{own}", 0.1), 4, 3, "block").calls
-            for own in ("", ",per_row=True")
-        )
-        fewer.append(alone / of_path - 1)
-    assert np.mean(fewer) > 0 and min(fewer) > -MORE_CALLS
-
-
 class Books(Ledger):
     """Remembers what every text has spent, round by round."""
 
