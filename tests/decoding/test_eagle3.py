@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from cactus_theory.decoding import Eagle3Drafter, Siblings, generate, read_drafter
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
-from cactus_theory.decoding.load import Source
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.traces import Trace, log_trace, replay
 from cactus_theory.traces.log import identity
@@ -291,32 +290,26 @@ def test_rows_of_fewer_tokens_are_logged_in_their_size_and_replay(targets, head,
 
 
 def test_an_id_is_taken_from_the_cache_in_the_dtype_asked_for(tmp_path, monkeypatch):
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    own = tmp_path / "models--org--head"
-    (own / "refs").mkdir(parents=True)
+    commit, own = "0123456789abcdef0123456789abcdef01234567", tmp_path / "models--org--head"
+    (own / "snapshots").mkdir(parents=True)
+    (own / "refs").mkdir()
     (own / "refs" / "main").write_text(commit)
-    folder = own / "snapshots" / commit
-    folder.mkdir(parents=True)
-    weights = write(folder, 5, KEPT)
-
-    def store(dtype):
-        save_file({name: own.to(dtype) if own.is_floating_point() else own
-                   for name, own in weights.items()}, folder / "model.safetensors")  # fmt: skip
-
-    store(torch.float16)
+    weights = write(own / "snapshots" / commit, 5, KEPT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for dtype, due in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
+    for stored, dtype, has, due in (
+        (torch.float16, "auto", {}, torch.float32),
+        (torch.float16, "bfloat16", {}, torch.bfloat16),
+        (torch.bfloat16, "auto", {}, torch.float32),
+        (torch.bfloat16, "auto", {"amx_bf16": True}, torch.bfloat16),
+    ):
+        there = {name: one.to(stored) if one.is_floating_point() else one
+                 for name, one in weights.items()}  # fmt: skip
+        save_file(there, own / "snapshots" / commit / "model.safetensors")
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has=has: has)
         taken = read_drafter("org/head", dtype=dtype)
         assert isinstance(taken, Eagle3Drafter) and taken.head.fc.weight.dtype == due
         assert taken.head.core.model.rotary_emb.inv_freq.dtype == torch.float32
-    assert Source("draft", "org/head").commit == commit
-    store(torch.bfloat16)
-    for capabilities, due in (({}, torch.float32), ({"amx_bf16": True}, torch.bfloat16)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
-        assert read_drafter("org/head").head.fc.weight.dtype == due
-    with pytest.raises(ValueError, match="'org/head' is neither a folder here nor"):
-        read_drafter("org/head", revision="other")
 
 
 def test_half_precision_drafts_for_any_target(make_model, head):

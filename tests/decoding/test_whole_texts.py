@@ -13,6 +13,7 @@ from cactus_theory.decoding import generate
 from simulations.markov import Setting, enumerate_texts
 from simulations.markov.pair import TinyPair
 from tests.amounts import amount, some
+from tests.counts import p_value
 
 PROMPT = [1, 0]
 VOCAB, LENGTH, END = 3, 5, 2
@@ -20,7 +21,6 @@ DECODES = amount(600, 4000)
 FALSE_ALARM = 1e-6  # of one chi-square, if its seeds were drawn afresh
 SIGMAS = 5.0  # of a mean, either side: as rare, 6e-7 where it is normal
 ROUNDING = 1e-9  # of numbers that are the same in every decode
-LEAST_EXPECTED = 5.0  # rarer texts are counted together: a chi-square needs that many
 # four of them, evenly spread, run in the plain suite
 CASES = [
     ("band:price=1", "block", 2, None),
@@ -92,18 +92,6 @@ def counts_of(result, law):
         own = [token for token in text if token >= 0]
         counts[len(own)][sum(t * VOCAB**i for i, t in enumerate(reversed(own)))] += 1
     return torch.cat(counts)
-
-
-def p_value(counts, law):
-    assert counts[law == 0].sum() == 0
-    expected = law * counts.sum()
-    often = expected >= LEAST_EXPECTED
-    seen, expected = (
-        torch.cat([part[often], part[~often].sum()[None]]) for part in (counts, expected)
-    )
-    statistic = ((seen - expected) ** 2 / expected.clamp(min=1e-300)).sum()
-    freedom = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
 def check_mean(seen, expected, deviation):
