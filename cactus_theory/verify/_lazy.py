@@ -232,7 +232,7 @@ class Law:
 def _left(
     row: NodeRow, q: np.ndarray, p: np.ndarray | None, offers: np.ndarray, fixed: Sequence[int]
 ) -> Left:
-    """Return what a solved row leaves, at deterministic tokens by their selection law."""
+    """Return the rest of a solved row, at deterministic tokens by their selection law."""
     levels = {token: row.raised(token, q[token], offers[token]) for token in fixed}
     return Left(q, p, row.left, row.levels | levels)
 
