@@ -105,7 +105,7 @@ class Texts:
 
     def replay(self, policy: Policy, shape: Policy, own: bool = True) -> Replay:
         """Return a policy's replay on rows in a shape; nats from their target, or the texts'."""
-        sums, places = np.zeros((4, len(self.texts))), np.zeros((2, self.width, len(self.texts)))
+        sums, places = np.zeros((3, len(self.texts))), np.zeros((2, self.width, len(self.texts)))
         for number, ((ids, q_1, _), (q, p)) in enumerate(
             zip(self.texts, self.rows(shape), strict=True)
         ):
@@ -122,12 +122,12 @@ class Texts:
             )
             alive = torch.cat([torch.ones_like(ratio[:, :1]), ratio[:, :-1]], -1).cumprod(-1)
             taken, more, nats = ((alive * cell).sum(0).numpy() for cell in (accepted, going, kl))
-            sums[:, number] = starts, starts + more.sum(), taken.sum(), nats.sum()
+            sums[:, number] = starts, starts + more.sum(), nats.sum()
             places[:, :, number] = alive.sum(0).numpy(), taken
-        calls, tokens, taken, nats = sums
+        calls, tokens, nats = sums
         reached, accepted_at = places
         return Replay(
-            policy.spec, "chain", self.width, f"{len(self.texts)} texts", calls, tokens, taken,
+            policy.spec, "chain", self.width, f"{len(self.texts)} texts", calls, tokens,
             {"kl": nats}, reached, accepted_at, drafts=calls, drafted=calls * self.width,
         )  # fmt: skip
 

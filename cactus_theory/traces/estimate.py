@@ -4,7 +4,7 @@ The cycles of a text are alike, so errors are the jackknife's over texts; those 
 of levels at equal divergence are paired.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -119,28 +119,11 @@ class Replay:
     source: str
     cycles: PerText
     tokens: PerText
-    accepted: PerText
     spent: dict[str, PerText]
     reached: Float[np.ndarray, "K texts"]
     accepted_at: Float[np.ndarray, "K texts"]
     drafts: PerText
     drafted: PerText
-
-    @classmethod
-    def begun(
-        cls,
-        policy: str,
-        verifier: str,
-        width: int,
-        source: str,
-        undrafted: PerText,
-        divergences: Iterable[str],
-    ) -> "Replay":
-        """Return the sums before the first cycle: those of calls without a draft, by text."""
-        nothing, rows = 0.0 * undrafted, np.zeros((width, len(undrafted)))
-        spent = {spec: nothing.copy() for spec in divergences}
-        sums = nothing + undrafted, nothing + undrafted, nothing, spent, rows, rows.copy()
-        return cls(policy, verifier, width, source, *sums, nothing.copy(), nothing.copy())
 
     def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
         """Add cycles, of longer drafts their first K tokens.
@@ -157,7 +140,6 @@ class Replay:
         np.add.at(self.drafts, where, float(width > 0))
         np.add.at(self.drafted, where, float(width))
         np.add.at(self.tokens, where, after.sum(-1).numpy())
-        np.add.at(self.accepted, where, accepted.sum(-1).numpy())
         np.add.at(self.reached[:width].T, where, reached.numpy())
         np.add.at(self.accepted_at[:width].T, where, accepted.numpy())
         for spec, values in spent.items():
@@ -179,7 +161,7 @@ class Replay:
     @cached_property
     def accepted_per_call(self) -> Estimate:
         """Return accepted drafted tokens per target call."""
-        return ratio_of_sums(self.accepted, self.cycles, self.source)
+        return ratio_of_sums(self.accepted_at.sum(0), self.cycles, self.source)
 
     @cached_property
     def acceptance_by_position(self) -> tuple[Estimate, ...]:

@@ -73,8 +73,8 @@ def replay(
     policy, verifier : their specs.
     num_draft_tokens : K, the most tokens of a draft that were used.
     source : fingerprint of the trace.
-    cycles, tokens, accepted : (T,) sums over each text's calls, those without a draft as well, of
-        1, of the expected tokens of a call, and of the drafted ones among them.
+    cycles, tokens : (T,) sums over each text's calls, those without a draft as well, of 1, and of
+        the expected tokens of a call.
     drafts, drafted : (T,), calls with a draft, and the tokens that were drafted.
     spent : divergence → (T,), the expected metered divergence (nats for KL).
     reached, accepted_at : (K, T), how often place i of a draft is expected to be decided, and
@@ -138,10 +138,17 @@ def _replays(
     rule, verifier = read_rule(policy).at_ends(trace.ends), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
     check_rule(rule, verifier)
-    names, alone = (rule.spec, verifier.spec), np.array(trace.undrafted, dtype=np.float64)
-    replays = {
-        width: Replay.begun(*names, width, trace.fingerprint, alone, kinds) for width in widths
-    }
+
+    def begun(width: int) -> Replay:
+        """Return the sums before the first cycle: those of calls without a draft, by text."""
+        calls, tokens = np.array([trace.undrafted] * 2, dtype=np.float64)
+        reached, accepted_at = np.zeros((2, width, trace.texts))
+        drafts, drafted = np.zeros((2, trace.texts))
+        spent = {spec: np.zeros(trace.texts) for spec in kinds}
+        names = rule.spec, verifier.spec, width, trace.fingerprint
+        return Replay(*names, calls, tokens, spent, reached, accepted_at, drafts, drafted)
+
+    replays = {width: begun(width) for width in widths}
     if isinstance(rule, Schedule):
         laws = _scheduled(trace, rule, verifier, kinds, max(widths))
     else:

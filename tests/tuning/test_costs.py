@@ -36,7 +36,7 @@ def replay_of(tokens: list[float], reached: list[list[float]], cycles: list[floa
     nothing = np.zeros((len(reached), len(tokens)))
     return Replay(
         policy="speculative", verifier="chain", num_draft_tokens=len(reached), source="s",
-        cycles=np.array(cycles), tokens=np.array(tokens), accepted=np.zeros(len(tokens)),
+        cycles=np.array(cycles), tokens=np.array(tokens),
         spent={"kl": np.zeros(len(tokens))}, reached=np.array(reached), accepted_at=nothing,
         drafts=np.array(cycles), drafted=len(reached) * np.array(cycles),
     )  # fmt: skip

@@ -47,7 +47,7 @@ def test_a_family_that_cannot_spend_the_level_is_at_its_loosest(trace) -> None:
     band = next(own for own in TUNED if own.key == "band:price@chain")
     found = Knobs(trace, band, [1], "kl").at(1, 50.0)
     assert found is not None and found.policy == band.policy(band.most).spec
-    kept = found.accepted.sum() / found.cycles.sum()
+    kept = found.accepted_at.sum() / found.cycles.sum()
     assert kept == pytest.approx(1, abs=0.02)  # the draft has tokens that float16 rows lack
 
 
@@ -75,7 +75,7 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
 
     def made(source, spec, verifier, widths, divergences):
         x = spec
-        names = ("cycles", "tokens", "accepted", "drafts", "drafted")
+        names = ("cycles", "tokens", "drafts", "drafted")
         each = dict.fromkeys(names, np.ones(1))
         rows = {"reached": np.ones((1, 1)), "accepted_at": np.ones((1, 1))}
         spent = {"kl": np.array([curve(x)])}

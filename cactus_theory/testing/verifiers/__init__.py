@@ -11,7 +11,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
 from cactus_theory.testing._property import broken
-from cactus_theory.testing.verifiers import exact, coins, batches  # noqa: F401
+from cactus_theory.testing.verifiers import exact, coins  # noqa: F401
 from cactus_theory.testing.verifiers._enumeration import VERIFIER_PROPERTIES, Enumeration
 from cactus_theory.testing.verifiers._enumeration import verifier_property as verifier_property
 from cactus_theory.testing.verifiers._trees import trees
