@@ -59,10 +59,10 @@ def by_hand(trace: Trace, rule: ct.Policy, end: int = -1, most: int | None = Non
 @pytest.mark.parametrize("behind", [False, True])
 def test_expected_are_means_of_products(tmp_path: Path, ragged, behind: bool) -> None:
     """What follows the end of a text may count."""
-    sizes = {"vocab_size": 5, "num_draft_tokens": 3, "dtype": "float32", "eos_token_ids": (1,)}
+    sizes = {"vocab_size": 5, "num_draft_tokens": 3, "dtype": "float32", "eos_token_ids": (4,)}
     trace, rule = save_trace(tmp_path / "t", ragged, **sizes), ct.policy("band:price=1")
     seen = expect(trace, rule, behind_ends=behind)
-    rounds, reached, accepted, last = by_hand(trace, rule, -1 if behind else 1)
+    rounds, reached, accepted, last = by_hand(trace, rule, -1 if behind else 4)
     assert seen.rounds == rounds
     assert [own.value for own in seen.accepted] == pytest.approx(accepted / rounds, abs=EXACT)
     assert [own.value for own in seen.if_reached] == pytest.approx(accepted / reached, abs=EXACT)

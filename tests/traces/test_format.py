@@ -166,6 +166,7 @@ def _other(**changes):
         (_other(token_offsets=lambda own: own.flip(0)), "token_offsets must rise from 0 to 5"),
         (_other(draft_offsets=lambda own: own + 1), "draft_offsets must rise from 0"),
         (_other(draft_offsets=torch.tensor([1, 3, 3, 3])), "draft_offsets must rise from 0 to 3"),
+        (_other(draft_offsets=torch.tensor([0, 4, 3, 3])), "draft_offsets must rise from 0 to 3"),
         (_other(draft_offsets=torch.tensor([0, 2, 3, 3])), "a draft row for every token, or none"),
         (_other(draft_token_ids=lambda own: own.float()), "draft_token_ids must be int32"),
         (
