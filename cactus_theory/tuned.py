@@ -126,18 +126,12 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
         cuts = Cuts.of(about) or WHOLE
         weights = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
+        if (floor := about.get("noise_floor")) is not None:
+            floor = _amount(path, "noise_floor", floor["kl_per_token"])
         choice = _choice(path, best, trust_code) if best is not None else (None, None, 0)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None
     dtype = None if about.get("dtype") is None else str(about["dtype"])
-    floor = about.get("noise_floor")
-    if floor is not None:
-        try:
-            floor = _amount(path, "noise_floor", floor["kl_per_token"])
-        except (KeyError, TypeError):
-            raise ValueError(
-                f"{path}: noise_floor must have kl_per_token; got {floor!r:.60}"
-            ) from None
     return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor, cuts)
 
 

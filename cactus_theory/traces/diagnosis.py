@@ -17,7 +17,7 @@ import numpy as np
 
 from cactus_theory.base.defaults import QUIET
 from cactus_theory.traces.counters import FEWEST, Column, Observation
-from cactus_theory.traces.estimate import CannotSay, Estimate
+from cactus_theory.traces.estimate import CannotSay, Estimate, check_texts
 from cactus_theory.traces.expect import Expectation, critical
 from cactus_theory.traces.faults import CHECKED_FIRST
 
@@ -75,7 +75,7 @@ def compare_observed(
         Another number of positions than is expected, or more tokens per call than K + 1; something
         unknown on which the verdict depends; CannotSay for too few texts.
     """
-    healthy.check_texts()
+    check_texts(healthy.texts)
     seen.check_width(len(healthy.accepted))
     record, unlike = healthy.record, {"behind_ends": (seen.behind_ends,), "short_ends": (False,)}
     if seen.behind_ends is None:

@@ -105,10 +105,6 @@ class Expectation:
         """Return the same rounds under other options."""
         return Expectation(self.record, **options)
 
-    def check_texts(self) -> None:
-        """Raise CannotSay for fewer texts than errors need."""
-        check_texts(self.texts)
-
     def error(self, estimate: Estimate) -> float:
         """Return the standard error: the jackknife's, within prompts where it can be."""
         less = (self.texts - 1) / self.texts
@@ -122,7 +118,7 @@ class Expectation:
         They are Wilson's over texts: of shares within [0, 1], of tokens a call within [1, K + 1].
         Raises CannotSay for fewer than FEWEST_TEXTS texts.
         """
-        self.check_texts()
+        check_texts(self.texts)
         width = critical(len(estimates), self.freedom)
         return [
             wilson(own.value, self.error(own), width, self.texts,
