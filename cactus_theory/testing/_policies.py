@@ -1,13 +1,11 @@
 """Check a policy against its properties on a pool of rows: the runner, and the assertion."""
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._rule import VECTORISE, FunctionPolicy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._property import Property
@@ -26,8 +24,6 @@ ROWS_AT_OTHER_KNOBS = 24
 NARROW = 8
 # seconds for shrinking one counterexample
 SHRINK_SECONDS = 10.0
-# seconds of checking a function, from which the report says how to make it faster
-SLOW_SECONDS = 20.0
 
 
 def check_policy(
@@ -52,7 +48,6 @@ def check_policy(
     chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
     claims = declared(policy)
-    start = time.monotonic()
     so_far = {
         name: PropertyVerdict(name, PROPERTIES[name].statement, "not checked", 0, None)
         for name in (first.name, *chosen)
@@ -80,21 +75,16 @@ def check_policy(
             answering = (b for b in others if checker.error_on(first, b) is None)
             others = [b for b in map(checker.with_numbers, answering) if len(b.q)]
         verdicts[name] = verdict
-    slow = time.monotonic() - start > SLOW_SECONDS
-    scalar = isinstance(policy, FunctionPolicy) and not policy.source.vectorised
-    advice = [f"slow: {VECTORISE}"] if slow and scalar else []
     judged = {name for name, verdict in verdicts.items() if verdict.examples}
-    advice += _knob_values(policy, elsewhere, others, judged)
-    return Report(policy.spec, claims, [*verdicts.values()], "\n".join(advice))
+    tried = _knob_values(policy, elsewhere, others, judged)
+    return Report(policy.spec, claims, [*verdicts.values()], tried)
 
 
-def _knob_values(
-    policy: Policy, elsewhere: bool, others: list[Behaviour], judged: set[str]
-) -> list[str]:
+def _knob_values(policy: Policy, elsewhere: bool, others: list[Behaviour], judged: set[str]) -> str:
     """Return, in words, the values of the knob at which the judged properties were tried."""
     own = own_value(policy)
     if own is None:
-        return []
+        return ""
     parts = [f"at {own:g}"]
     if others and any(PROPERTIES[name].at_other_knobs for name in judged):
         drawn = ", ".join(f"{value:g}" for seen in others for value in seen.knobs.values())
@@ -106,7 +96,7 @@ def _knob_values(
         parts += [f"at {policy.declares.strict:g} for strict_point_is_lossless"]
     if len(parts) == 1 and elsewhere and not other_knobs(policy):
         parts += ["no other value was, as none of direction, strict, knob_range is declared"]
-    return [f"the knob {policy.knob} was tried {'; '.join(parts)}"]
+    return f"the knob {policy.knob} was tried {'; '.join(parts)}"
 
 
 def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Behaviour]:

@@ -68,8 +68,7 @@ class Report:
 
     Attributes
     ----------
-    advice : what would make the next check easier, and the values of the knob that were tried, in
-        words; empty if nothing.
+    advice : the values of the knob that were tried, in words; empty without a knob.
     """
 
     policy: str

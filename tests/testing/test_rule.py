@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import FixedTarget, SharedResidual, _policy, _rule
-from cactus_theory.testing import _policies, assert_policy_properties
+from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing._policies import check_policy
 from tests.rows import pair
 from tests.testing.gallery import taylor, unjustified
@@ -225,12 +225,6 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
     monkeypatch.setattr(_rule, "SLOW_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
         lenient.acceptance_row(*pair(2, 3))
-    monkeypatch.setattr(_policies, "SLOW_SECONDS", 0.0)
-    rows = [tuple(row[None] for row in pair(4))]
-    assert "vectorised=True" in check_policy(lenient, rows, properties=["answers"]).advice
-    fast = ct.rule(accepted_at_once, vectorised=True)
-    assert "slow" not in check_policy(fast, rows).advice
-    assert "slow" not in check_policy(fast, rows, properties=["answers"]).advice
 
 
 @pytest.mark.parametrize(
