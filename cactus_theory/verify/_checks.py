@@ -51,6 +51,9 @@ def verify_tensors(
         none = draft_token_ids.new_zeros(0)
         return Verdict(draft_token_ids, none, none, None if tree is None else draft_token_ids)
     rows = None if draft_probs is None else draft_probs.detach()
+    if rows is not None and rows.dtype != target_probs.dtype:  # the lower precision is widened
+        dtype = torch.promote_types(rows.dtype, target_probs.dtype)
+        rows, target_probs = rows.to(dtype), target_probs.to(dtype)
     if tree is None:
         lengths = (draft_token_ids >= 0).sum(-1)
         draft = Draft(draft_token_ids.clamp(min=0), lengths, rows)

@@ -23,12 +23,6 @@ def step(width, vocab, *, seed=0, kinds=("smooth", "smooth"), batch=None):
     return q, rows(*lead, width, vocab, seed=2 * seed + 1, kind=kinds[1])
 
 
-def fair_coins(batch, width, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    both = torch.rand(batch, width + 1, generator=generator, dtype=torch.float64)
-    return both[:, :width], both[:, width]
-
-
 @pytest.mark.parametrize("spec", ["speculative", "lenience:lenience=0.9999999999"])
 def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
     """A row that misses 1 refuses a token by rounding, and has nothing over the draft."""
@@ -81,12 +75,10 @@ def test_one_generator_per_row_makes_a_row_behave_as_if_alone():
 
 def test_a_generator_fixes_the_step():
     q, p = step(3, 5, seed=4, batch=6)
-    ids = torch.randint(5, (6, 3), generator=torch.Generator().manual_seed(0))
-    rule = ct.policy("cactus:delta=0.2")
-    state = torch.get_rng_state()
+    ids, state = torch.zeros(6, 3, dtype=torch.int64), torch.get_rng_state()
     first, again, other = (
-        ct.verify_chain(rule, q, p, ids, generator=torch.Generator().manual_seed(seed))
-        for seed in (1, 1, 2)
+        ct.verify_chain(RULES["speculative"], q, p, ids, generator=source.manual_seed(seed))
+        for source, seed in ((torch.Generator(), seed) for seed in (1, 1, 2))
     )
     assert torch.equal(first.output_token_ids, again.output_token_ids)
     assert not torch.equal(first.output_token_ids, other.output_token_ids)
@@ -95,15 +87,14 @@ def test_a_generator_fixes_the_step():
 
 def test_a_rule_for_every_row():
     specs = ("speculative", "cactus:delta=1", "band:price=0.5", "typical:recover=target")
-    mixed = [ct.policy(spec) for spec in specs]
-    q, p = step(3, 5, seed=4, batch=4)
+    mixed, (q, p) = [ct.policy(spec) for spec in specs], step(3, 5, seed=4, batch=4)
     ids = torch.randint(5, (4, 3), generator=torch.Generator().manual_seed(0))
-    accept, draw = fair_coins(4, 3, seed=1)
-    together = ct.verify_chain(mixed, q, p, ids, coins=(accept, draw))
-    for row, rule in enumerate(mixed):
-        each = ct.verify_chain(rule, q, p, ids, coins=(accept, draw))
-        assert torch.equal(together.output_token_ids[row], each.output_token_ids[row])
-        assert together.num_accepted[row] == each.num_accepted[row]
+    coins = torch.rand(4, 4, generator=torch.Generator().manual_seed(1)).double()
+    options = {"coins": (coins[:, :3], coins[:, 3])}
+    together = ct.verify_chain(mixed, q, p, ids, **options).rows()
+    assert together == [
+        ct.verify_chain(rule, q, p, ids, **options).rows()[row] for row, rule in enumerate(mixed)
+    ]
 
 
 @pytest.mark.parametrize("vocab", [2, 40_000])
