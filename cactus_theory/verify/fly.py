@@ -45,21 +45,19 @@ WINDOW = 6
 class Fly(Verifier):
     """A chain whose refusals are overridden where the target is unsure and the draft goes on well.
 
-    The policy is vLLM's lossless rule: ``speculative``, or ``relaxed:k=1,recover=argmax`` with
-    ``bonus=argmax`` for a greedy target, on rows of the temperature that its gate sees.
+    The policy is vLLM's lossless rule: ``speculative``, or ``relaxed:k=1,recover=argmax`` for a
+    greedy target, on rows of the temperature that its gate sees.
 
     Attributes
     ----------
     window : W ≥ 1; None for min(6, K − 1), K the drafted tokens of the row. (vLLM takes the
         configured K, also for shorter drafts, as those before a length limit.)
     entropy : θ in nats; k : how many of the largest probabilities count.
-    bonus : where the token after a wholly accepted draft comes from: ``target``, or ``argmax``.
     """
 
     window: int | None = None
     entropy: float = 0.3
     k: int = 3
-    bonus: str = "target"
 
     looks_ahead = True
 
@@ -68,7 +66,6 @@ class Fly(Verifier):
             object.__setattr__(self, "window", check.as_whole_number("window", self.window, 1))
         object.__setattr__(self, "entropy", check.number("entropy", self.entropy, 0))
         object.__setattr__(self, "k", check.as_whole_number("k", self.k, 1))
-        check.one_of("bonus", self.bonus, ("target", "argmax"))
 
     def check(self, policy: Policy) -> None:
         """Raise ValueError for a policy other than vLLM's lossless ones.
@@ -150,12 +147,9 @@ class Fly(Verifier):
     def _conditions(
         self, assigned: Assignment, q: Tensor, draft: Draft
     ) -> tuple[VerdictLaw, Float[Tensor, "batch K"], Int[Tensor, "batch"], Bool[Tensor, "batch K"]]:
-        """Return the chain's law with this ``bonus``, φ, W, and where conditions 1 and 3 hold."""
+        """Return the chain's law, φ, W, and where conditions 1 and 3 hold."""
         chain_law, ids = Chain().law(assigned, q, draft), draft.token_ids
         counts = torch.as_tensor(draft.counts, device=q.device)
-        if self.bonus == "argmax":
-            batch = torch.arange(len(q), device=q.device)
-            chain_law.last[batch, counts] = one_hot(q[batch, counts].argmax(-1), chain_law.last)
         rows = q[:, : ids.shape[1]]
         overridable = self.unsure(rows) & (rows.gather(-1, ids[..., None])[..., 0] > 0)
         assert chain_law.turns is not None

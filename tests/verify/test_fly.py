@@ -82,7 +82,7 @@ def test_the_law_is_the_sum_over_native_decisions(width, window, entropy, k, zer
 def test_a_greedy_target_is_decided_without_coins(window):
     q, _, ids = rows(amount(40, 400), 5, 4, 5, spread=0.7)
     ids[:, ::2] = q.argmax(-1)[:, :5:2]
-    verifier = Fly(window=window, entropy=0.4, bonus="argmax")
+    verifier = Fly(window=window, entropy=0.4)
     draft = Draft(ids, [5] * len(ids), None)
     coins = torch.rand(len(ids), 5).double(), torch.rand(len(ids)).double()
     found = verifier.verify(Assignment((GREEDY,)), q, draft, *coins)
@@ -96,7 +96,7 @@ def test_a_greedy_target_is_decided_without_coins(window):
     assert (found.num_accepted >= chain.num_accepted).all()
     assert bool((found.num_accepted > chain.num_accepted).any()) or window is None
     after = q.argmax(-1).gather(1, found.num_accepted[:, None])[:, 0]
-    assert torch.equal(found.last, after)
+    assert torch.equal(*(last[found.num_accepted < 5] for last in (found.last, after)))
     law = verifier.law(Assignment((GREEDY,)), q, draft)
     assert torch.equal(law.stop.argmax(-1), found.num_accepted) and (law.stop.amax(-1) == 1).all()
 
