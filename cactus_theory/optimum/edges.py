@@ -153,19 +153,14 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags
     Newton's method on sums over masks: between two ratios p/q these are linear in the edges.
     """
     q, p, f, priced = geometry.q, geometry.p, geometry.generator, knob == "price"
-    ratios, outside = p / q, None
-    most = ratios.amax(-1)
-    lacking = torch.zeros_like(most) if geometry.lacking is None else geometry.lacking
-    if not bool((most < torch.inf).all()):  # also for NaN, from 0/0
-        outside = ~torch.isfinite(ratios)
-        lacking = lacking + torch.where(outside, p, 0.0).sum(-1)
-        ratios[outside] = 1.0
-        most = ratios.amax(-1)
-    least = ratios.amin(-1)
+    ratios, lacking = p / q, geometry.zero_mass
+    if geometry.inside is not None:
+        ratios[~geometry.inside] = 1.0
+    least, most = ratios.aminmax(dim=-1)
     weights, masks = q.new_empty(len(q), 2 if priced else 3, q.shape[1]), q.new_empty(2, *q.shape)
     weights[:, 0], weights[:, 1] = q, p
-    if outside is not None:
-        weights[:, :2].masked_fill_(outside[:, None], 0.0)
+    if geometry.inside is not None:
+        weights[:, :2].masked_fill_(~geometry.inside[:, None], 0.0)
     if priced:
         goal, inside = 1 / amount, torch.zeros_like(amount)
         lossless = torch.isinf(amount)
