@@ -2,7 +2,8 @@
 
 A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
 M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
-probabilities would lose most of a large vocabulary.
+probabilities would lose most of a large vocabulary. Of draft rows that all lack some tokens a file
+holds the columns of the others alone, and which these are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ LISTS = {
 }
 ROWS = "target_log_probs", "draft_log_probs"
 NAMES = (*LISTS, *ROWS)
+COLUMNS = "draft_columns"
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,10 @@ def to_bytes(shard: Shard) -> bytes:
     """Return the file's content; the same shard always gives the same bytes."""
     library = check.optional_module("safetensors.torch", "llm")
     tensors = {name: getattr(shard, name) for name in NAMES}
+    rows = shard.draft_log_probs
+    columns = (rows > -torch.inf).any(0).nonzero()[:, 0]
+    if len(rows) and len(columns) < rows.shape[1]:
+        tensors |= {COLUMNS: columns.to(torch.int32), "draft_log_probs": rows[:, columns]}
     return library.save({name: values.contiguous() for name, values in tensors.items()})
 
 
@@ -139,9 +145,25 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
         tensors = library.load(content)
     except Exception as error:  # the library raises its own class and several built-in ones
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
+    if (columns := tensors.pop(COLUMNS, None)) is not None:
+        tensors["draft_log_probs"] = _spread(where, tensors.get("draft_log_probs"), columns, vocab)
     if fault := next(_faults(tensors, vocab, most), None):
         raise ValueError(f"{where}: {fault}")
     return Shard(**tensors)
+
+
+def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Tensor:
+    """Return rows with −∞ in all other columns; ValueError for columns that are not theirs."""
+    fits = columns.dtype == torch.int32 and columns.ndim == 1 and len(columns) > 0
+    fits = fits and columns[0] >= 0 and columns[-1] < vocab and bool((columns.diff() > 0).all())
+    if not fits or rows is None or rows.ndim != 2 or rows.shape[1] != len(columns):
+        raise ValueError(
+            f"{where}: {COLUMNS} must be ascending ids below {vocab}, int32, one a column of "
+            f"draft_log_probs; got {columns.dtype}, shape {tuple(columns.shape)}"
+        )
+    whole = rows.new_full((len(rows), vocab), -torch.inf)
+    whole[:, columns.long()] = rows
+    return whole
 
 
 def checked(where: str, shard: Shard, vocab: int, most: int) -> Shard:

@@ -223,7 +223,7 @@ FAULTS = (
     Fault("the meter is given q",
           plain(emitted=lambda self, policy, q, p, path: Emitted(
               policy, q, p, path, lambda q, p, path: q)), "charged_rows_are_emitted", MIXED),
-    Fault("float32 rows as bfloat16", plain(walk=coarse), "coins_decide_as_stated"),
+    Fault("float32 rows as bfloat16", plain(walk=coarse), "single_precision_agrees"),
     Fault("a window shorter than stated", ShorterWindow(window=2), "coins_decide_as_stated"),
     Fault("q = 0 overridden", ForgivesTheImpossible(), "impossible_tokens_are_never_emitted"),
     Fault("alive without overrides", CountsTheChain(), "looking_ahead_only_overrides_refusals"),

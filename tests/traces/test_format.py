@@ -14,6 +14,7 @@ import cactus_theory as ct
 from cactus_theory.emitted import raised_off_head
 from cactus_theory.traces import Cycle, Trace, save_trace
 from cactus_theory.traces._folder import MANIFEST, UNFINISHED
+from cactus_theory.traces._shard import from_bytes, pack, to_bytes
 from tests.amounts import amount
 from tests.traces.conftest import VOCAB, rows_of
 
@@ -228,3 +229,24 @@ def test_half_precision_moves_numbers_by_less_than_the_page_says(spec: str) -> N
     moved = [(ours - theirs).abs().max() for ours, theirs in zip(*numbers, strict=True)]
     assert moved[0] < 5e-4 and moved[2] < 1e-4
     assert ((numbers[0][1] - numbers[1][1]).abs() <= 5e-3 * numbers[0][1] + 1e-12).all()
+
+
+def test_columns_that_no_draft_row_has_are_not_stored() -> None:
+    """A draft of 3 of 64 tokens takes their columns; what is read back is whole."""
+    source = torch.Generator().manual_seed(0)
+    q = torch.rand(3, 64, generator=source, dtype=torch.float64)
+    p = torch.zeros(2, 64, dtype=torch.float64)
+    p[:, [2, 40, 63]] = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    cycle = Cycle(0, 0, torch.tensor([40, 2]), q / q.sum(-1, keepdim=True), p)
+    shard = pack([cycle], torch.float16, 64)
+    content = to_bytes(shard)
+    held = tensor_files.load(content)
+    assert held["draft_log_probs"].shape == (2, 3)
+    assert held["draft_columns"].tolist() == [2, 40, 63]
+    found = from_bytes("file", content, 64, 2)
+    for name, own in vars(shard).items():
+        assert own is None or torch.equal(getattr(found, name), own)
+    for columns in ([2, 40, 64], [2, 40], [40, 2, 63], [-1, 40, 63]):
+        change = _other(draft_columns=torch.tensor(columns, dtype=torch.int32))
+        with pytest.raises(ValueError, match="file: draft_columns must be ascending ids below 64"):
+            from_bytes("file", change(content), 64, 2)

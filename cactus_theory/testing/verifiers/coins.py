@@ -64,9 +64,7 @@ def combined(
     return points[:, torch.arange(points.shape[1]), choices]
 
 
-@verifier_property(
-    hint="a coin is compared with another value than the law says, <= for <, or half precision"
-)
+@verifier_property(hint="a coin is compared with another value than the law says, or <= for <")
 def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     """Integrated over its coins, a verdict accepts each count as often as the law states.
 

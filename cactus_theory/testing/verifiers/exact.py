@@ -24,6 +24,8 @@ from cactus_theory.verify import Assignment, Chain, Draft
 
 # rounding error of a difference of masses at a node, relative to its text's probability
 ROUNDING = 1e-14
+# most change of a law when its rows are rounded to float32 (6e-8 an entry, relative)
+SINGLE = 1e-6
 # number of rows of a ragged batch, and of coin trials for each deterministic draft
 BATCH, TRIALS = 6, 4
 # policies beside the one that is checked
@@ -167,6 +169,19 @@ def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]
     same = (seen.drafted(seen.law.stop) > 0)[..., None].expand(chain.last.shape)
     about = "path {0}: chance of token {2} after {1} accepted ones"
     yield Bounds(seen.law.last, chain.last, chain.last, about, EXACT, same)
+
+
+@verifier_property(hint="sums or thresholds in single precision")
+def single_precision_agrees(seen: Enumeration) -> Iterator[Bounds]:
+    """Rows rounded to float32 change the joint law of draft, count and token by at most 1e-6."""
+    if not seen.policy.declares.continuous:
+        return
+    about = "path {0}: chance of {1} accepted tokens"
+    both = seen.law_of(seen.q.float(), seen.p.float()), seen.law
+    found, expected = (seen.drafted(law.stop) for law in both)
+    yield Bounds(found, expected, expected, about, SINGLE)
+    found, expected = (seen.drafted(law.stop[..., None] * law.last) for law in both)
+    yield Bounds(found, expected, expected, f"{about} and token {{2}}", SINGLE)
 
 
 @verifier_property(
