@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cactus_theory.commands.flags import PROMPTS, add_chat, given_prompts, rendered_ids
 from cactus_theory.commands.models import add_models, choose_threads
+from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.load import Pair, dtype_rule, load_pair
 from cactus_theory.decoding.models.recognised import obstacle
@@ -151,7 +152,7 @@ def say_costs(args: argparse.Namespace, target: Any, seen: Source, reads: Sequen
 def start(args: argparse.Namespace, target: Any, texts: Texts, reads: Sequence[int]) -> Eagle3Head:
     if args.init is not None:
         own = Eagle3Head.load(args.init)
-        own.check(target)
+        Eagle3Drafter(own).check(target)
         if tuple(own.layers(target)) != tuple(reads) or not own.shares:
             raise ValueError(f"--init: must be a head that this command made; got {args.init}")
         return own.requires_grad_(True)

@@ -119,7 +119,7 @@ def test_steps_without_a_draft_are_in_every_rate(started, tmp_path, monkeypatch)
     assert trace.texts == 4 and len(trace) == drafts and sum(trace.undrafted) == calls - drafts
     seen = replay(trace, "speculative")
     assert (seen.cycles.sum(), seen.drafts.sum()) == (calls, drafts)
-    assert seen.tokens_per_call.value == pytest.approx(1 + seen.accepted.sum() / calls)
+    assert seen.tokens_per_call.value == pytest.approx(1 + seen.accepted_at.sum() / calls)
     assert seen.undrafted.startswith(f"10 of {calls} target calls had a draft; tokens a call and")
     counted = hook.tally.totals(BAND)
     assert counted["emitted_tokens"] == tokens == calls + counted["accepted_tokens"]
