@@ -9,7 +9,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
-from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv
+from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
 from cactus_theory.commands.flags import add_rows, rows, save_row_plot, shown_frontier
 from cactus_theory.commands.plot import save_pooled_plot
 
@@ -81,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
                        spent=best.divergence)  # fmt: skip
     if args.out:
         save_rows(args.out, best.target)
-    if args.csv:
+    if args.csv and args.frontier is not None:
+        lines = zip(*columns.values(), strict=True)
+        save_table(args.csv, [dict(zip(columns, line, strict=True)) for line in lines], asked)
+    elif args.csv:
         save_csv(args.csv, columns, asked | numbers)
     if args.plot:
         draw(args.plot)

@@ -125,6 +125,7 @@ def test_the_frontier_of_all_rows(files, tmp_path, capsys) -> None:
     np.testing.assert_allclose(found["acceptance"], line.acceptance, atol=PRINTED)
     assert max(map(abs, found["gap"])) < 1e-11 and found["price"][0] == "inf"
     table = list(csv.DictReader(Path(out).read_text().splitlines()[2:]))
+    assert [*table[0]] == ["delta", "acceptance", "price", "bound", "gap"]  # points, not rows
     assert [float(row["delta"]) for row in table] == found["delta"]
     picture = str(tmp_path / "x.png")
     assert main(["solve", *files, "--frontier", "5", "--plot", picture]) == 0
