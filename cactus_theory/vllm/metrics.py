@@ -119,7 +119,7 @@ class Tally:
         """Return one line of totals for the log."""
         every = {label: self.totals(label).items() for label in self.counts}
         return "; ".join(
-            f"{label}: " + ", ".join(f"{name} {value:g}" for name, value in totals)
+            f"{label}: " + ", ".join(f"{name} {value:.12g}" for name, value in totals)
             for label, totals in every.items()
         )
 

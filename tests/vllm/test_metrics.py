@@ -113,6 +113,8 @@ def test_each_policy_has_a_label_of_its_own():
     for spec in specs:
         total = own.totals(spec)
         assert total["measured_rows"] == total["verified_rows"] > 0
+    own.counts[BAND]["emitted_tokens"] = 12_345_678
+    assert f"{BAND}: " in own.line() and "emitted_tokens 12345678, " in own.line()
 
 
 def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
