@@ -15,8 +15,8 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
 from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.bands import HEAD
+from cactus_theory.optimum.batch_edges import solve_edges
 from cactus_theory.optimum.certificate import geometry_of
-from cactus_theory.optimum.edges import solve_edges
 from cactus_theory.policies import Declaration, PerProposal, Policy
 from cactus_theory.policies._copies import called, lawful
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE

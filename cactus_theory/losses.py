@@ -26,7 +26,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import parts_of
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.optimum.edges import edges
+from cactus_theory.optimum.batch_edges import edges
 
 __all__ = [
     "along_block",

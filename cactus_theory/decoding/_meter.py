@@ -84,10 +84,11 @@ Choice = Int[Tensor, "rows"]
 
 
 class Meter:
-    """Adds D(out‖q) over verified rows, up to and including each round's first rejection.
+    """Adds D(out‖q) over the rows of accepted tokens and of the one recovered after them.
 
-    ``out`` is the exact emitted law of the policy that judged the row. By the chain rule of KL
-    the expected sum bounds the KL of whole texts from the target's (THEORY.md, Theorem 11).
+    ``out`` is the exact emitted law of the policy that judged the row; in a block it is that at the
+    node's alive ratio, and counts once, not times the ratio. By the chain rule of KL the expected
+    sum bounds the KL of whole texts from the target's (THEORY.md, Theorem 11).
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import Geometry, geometry_of
-from cactus_theory.optimum.edges import chosen_knob, solve_edges
 
 SUPPORTS = ("target", "free")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from cactus_theory.base.arguments import AT_ONCE, normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
-from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.rows import (
     PART,
     BudgetRow,

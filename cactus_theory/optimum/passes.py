@@ -1,7 +1,7 @@
 """Passes over one row, compiled by numba: sums, laws and their costs, draws, residuals.
 
 :mod:`cactus_theory.optimum.rows` says what A, U, P and a row's units are, and loads this file and
-:mod:`cactus_theory.optimum.searches` when the first row is solved. Sums are float64 whatever the
+:mod:`cactus_theory.optimum.row_edges` when the first row is solved. Sums are float64 whatever the
 rows' dtype, and a pass needs no memory. Loops whose terms are sums, products, quotients and
 ``log_of`` take several tokens at once; math.log takes one.
 """

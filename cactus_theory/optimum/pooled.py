@@ -25,8 +25,8 @@ from cactus_theory.base.roots import rising_root
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import Geometry, Measured, geometry_of
-from cactus_theory.optimum.edges import chosen_knob, solve_edges
 
 # tolerance of a mean at its amount, in 1 + the amount
 CLOSE = 1e-13

@@ -15,7 +15,7 @@ at most P, too (Theorem 24). Rows need not sum to 1: g sums to P Σp, and q is t
 that "the row's units" of an edge are those of p/q.
 
 f′ is compiled for the classes of ``CURVES``. For other divergences, without numba and on a device
-the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.edges`).
+the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.batch_edges`).
 """
 
 import math
@@ -31,8 +31,8 @@ import torch
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import classical as known
+from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
-from cactus_theory.optimum.edges import edges
 
 Row = np.ndarray
 # largest p/q of a token that may rise, about 1/LEAST
@@ -58,7 +58,7 @@ CURVES = {
 def loops() -> Any:
     """Return the compiled loops by name, None without numba, which is said once."""
     try:
-        files = (import_module(f"cactus_theory.optimum.{name}") for name in ("passes", "searches"))
+        files = (import_module(f"cactus_theory.optimum.{name}") for name in ("passes", "row_edges"))
         return SimpleNamespace(
             **{name: loop for file in files for name, loop in vars(file).items()}
         )

@@ -12,8 +12,8 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences.definition import registered_divergence as find_divergence
 from cactus_theory.optimum.bands import Bands
+from cactus_theory.optimum.batch_edges import chosen_knob
 from cactus_theory.optimum.boxes import Boxes
-from cactus_theory.optimum.edges import chosen_knob
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import FixedTarget

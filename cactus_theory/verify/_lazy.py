@@ -102,7 +102,8 @@ class Law:
     def solve(self, places: Sequence[Place], shares: Sequence[float]) -> list[bool]:
         """Return whether P h_n/p_n exceeds these shares of 1 at nodes; if not, they are solved.
 
-        Then (P h − p)₊ is in ``left``. At a share of 1 ``ratio`` of a run is P h_n/p_n, or 1.
+        A share is the coin of a chain, 1 in a block, ∞ where only what is left is asked for.
+        Of solved nodes (P h − p)₊ is in ``left``. For a share of 1 ``ratio`` is P h_n/p_n, or 1.
         """
         exceeded, together = [False] * len(places), {}
         for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):

@@ -97,6 +97,7 @@ class Chains(Law):
             ends = []
             for run in waiting:
                 place, coins, low = run.accepted, run.coins, run.low
+                # below this bound a coin is below φ; at others ``passes`` asks for φ, or solves h
                 while place < run.count and coins[place] < low[place]:
                     if place in run.deterministic:
                         break

@@ -14,7 +14,7 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.base.arguments import normalised
 from cactus_theory.kernels import LogitsVerdict, random_numbers
-from cactus_theory.optimum.edges import edges
+from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.policies import Entrywise
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band

@@ -9,8 +9,8 @@ import cactus_theory as ct
 from cactus_theory.kernels.policies import has_kernel
 from cactus_theory.optimum import bands
 from cactus_theory.optimum.bands import Bands
+from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import Boxes
-from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.verify import Assignment, Draft, find_verifier

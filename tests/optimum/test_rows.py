@@ -23,7 +23,7 @@ from cactus_theory.optimum.rows import (
 from cactus_theory.optimum.rows import loops as compiled_loops
 from tests.rows import pair
 
-pytest.importorskip("cactus_theory.optimum.searches", exc_type=ImportError)  # needs numba
+pytest.importorskip("cactus_theory.optimum.row_edges", exc_type=ImportError)  # needs numba
 loops = compiled_loops()
 # relative, of formulas of a few float64 operations; f near 1 is a difference of rounded terms
 FORMULA, NEAR_ONE = 1e-12, 1e-14

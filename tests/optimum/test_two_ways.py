@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cactus_theory.divergences import FDivergence, divergence
+from cactus_theory.optimum.batch_edges import searched_edges, solve_edges, sorted_edges
 from cactus_theory.optimum.certificate import geometry_of
-from cactus_theory.optimum.edges import searched_edges, solve_edges, sorted_edges
 from tests.amounts import some
 from tests.formulas import ALL
 from tests.rows import pair

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import Boxes
-from cactus_theory.optimum.edges import edges
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies.band import Band
 from cactus_theory.traces import Trace

@@ -82,7 +82,9 @@ def edges(
             p, lacking = _boxed(q, p, floor, ceiling, alive)
         bands = solve_edges(geometry_of(q, p, kind, lacking=lacking), knob, amounts)
     lower = torch.where(bands.whole, 0.0, bands.lower)
-    upper = torch.where(bands.whole, torch.inf, bands.upper)
+    # below P = 1 only a one-hot draft is accepted whole, and p/P is above 1 there
+    unbound = bands.whole if alive is None else bands.whole & (alive >= 1)
+    upper = torch.where(unbound, torch.inf, bands.upper)
     return lower[:, None], upper[:, None]
 
 

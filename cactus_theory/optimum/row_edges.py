@@ -31,7 +31,7 @@ PLAIN = 1e200
 SETTLED, COARSE = 1e-13, 2e-7
 # most steps of a search, and after how many every second one is damped in two edges
 MOST_STEPS, UNDAMPED = 80, 8
-# Newton's start within a budget, as in ``edges``
+# Newton's start within a budget, as in ``batch_edges``
 WIDTH, SHARE = 1.5, 0.7
 # error at which a search within a budget ends, largest step that is still taken then, and largest
 # D(p‖q) in nats: beyond it D inside the band is all rounding
