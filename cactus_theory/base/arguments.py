@@ -286,7 +286,8 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
 
 def threads(value: Any) -> int:
     """Return a number of threads, from 1 to 1024: OpenMP ends the process at some millions."""
-    return int(number("threads", value, 1, 1024))
+    number("threads", value, 1, 1024)
+    return as_whole_number("threads", value)
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:

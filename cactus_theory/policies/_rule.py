@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -240,7 +241,7 @@ def rule(
     if not isinstance(vectorised, bool):
         raise ValueError(f"vectorised: must be True or False; got {vectorised!r}")
     count, knobs = _read(function)
-    if knob_range is not None and not np.all(np.diff(knob_range) >= 0):
+    if knob_range is not None and not _rises(knob_range):
         raise ValueError(f"knob_range: must be two numbers, rising; got {knob_range!r}")
     declared = _read_declared(declared, bool(knobs))
     if count == 2 and residual is not None:
@@ -273,9 +274,17 @@ def _read(function: Function) -> tuple[int, dict[str, inspect.Parameter]]:
     for name, knob in knobs.items():
         if knob.default is _knobs.MISSING:
             raise ValueError(f"function: the knob {name} needs a default value; got none")
-        if hasattr(FunctionPolicy, name):
+        if hasattr(FunctionPolicy, name) or name in ("name", "source"):
             raise ValueError(f"function: a knob must not be named as a policy's own; got {name!r}")
     return count, knobs
+
+
+def _rises(ends: Any) -> bool:
+    try:
+        low, high = map(float, ends)
+    except (TypeError, ValueError):
+        return False
+    return low <= high
 
 
 def _class(count: int, residual: Function | None) -> type[FunctionPolicy]:
@@ -298,6 +307,8 @@ def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
     for name, nothing in (("direction", 0), ("strict", None)):
         if not has_knob and declared.get(name, nothing) != nothing:
             raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
+    if declared.get("strict") is not None:
+        check.number("strict", declared["strict"], -math.inf)
     return _knobs.read(Declaration, declared)
 
 

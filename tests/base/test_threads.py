@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from cactus_theory.base import arguments as check
+
 # the first operation that is shared among threads starts them, so that they can be counted
 SCRIPT = """
 import os, sys, threading, numpy as np, torch
@@ -100,3 +102,9 @@ def test_long_rows_leave_the_pool_asleep_and_every_setting_as_it_was(how):
     command = [sys.executable, "-c", SCRIPT, how]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout == "control True 2\n[1, 2, 1, 1, 2]\n"
+
+
+@pytest.mark.parametrize("value", [2.5, "2.5", True, 0, 1025])
+def test_threads_are_counted(value: object) -> None:
+    with pytest.raises(ValueError, match="threads: must"):
+        check.threads(value)

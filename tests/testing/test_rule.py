@@ -139,6 +139,7 @@ def knob_without_default(q, p, n, *, delta):
 
 
 PLAIN = lenient.function
+RANGES = ((1, 0), (0,), (0, 1, 2), "ab", 5, (0, math.nan))
 WRONG = {
     TypeError: [
         (one_argument, {}, r"must take \(q, p, n\) or \(q, p\)"),
@@ -149,6 +150,8 @@ WRONG = {
     ValueError: [
         (knob_without_default, {}, "the knob delta needs a default value"),
         (lambda q, p, *, row=1: q, {}, "a knob must not be .*got 'row'"),
+        (lambda q, p, *, name=1: q, {}, "a knob must not be .*got 'name'"),
+        (lambda q, p, *, source=1: q, {}, "a knob must not be .*got 'source'"),
         (PLAIN, {"budget": "kl"}, "budget: must read"),
         (PLAIN, {"budget": "kl <= x emitted"}, "budget: must be a number; got 'x'"),
         (two_numbers, {"continuous": "so"}, "continuous: must be true or"),
@@ -157,7 +160,8 @@ WRONG = {
         (two_numbers, {"direction": 1}, "direction: speaks of a knob"),
         (two_numbers, {"strict": 0.0}, "strict: speaks of a knob"),
         (PLAIN, {"strict": "x"}, "strict: must be a number"),
-        (PLAIN, {"knob_range": (1, 0)}, "knob_range: must be"),
+        (PLAIN, {"strict": math.nan}, "strict: must lie in"),
+        *((PLAIN, {"knob_range": wrong}, "knob_range: must be") for wrong in RANGES),
         (two_numbers, {"vectorised": 1}, "vectorised: must be True or"),
         (two_numbers, {"budget": "kll <= 0.1 emitted"}, "divergence: must be one of .*; got 'kll'"),
     ],
