@@ -120,7 +120,8 @@ class Law:
                 continue
             if fixed:
                 row.passes(math.inf)
-                run.ratio = row.raised(token, q_n, offers[token]) * q_n / p_n
+                h_n = row.raised(token, q_n, offers[token]) * q_n
+                run.ratio = h_n / p_n if p_n > 0 else math.inf if h_n > 0 else 0.0
                 exceeded[entry] = share < run.ratio
             elif row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
                 exceeded[entry], run.ratio = True, 1.0

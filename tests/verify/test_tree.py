@@ -578,6 +578,25 @@ def test_a_refused_token_that_rounding_brings_back_ends_the_walk(runs):
     assert found.output_token_ids.tolist() == [[0, -1, -1]] and found.num_accepted.tolist() == [0]
 
 
+@pytest.mark.parametrize("runs", ["block", "chain"])
+@pytest.mark.parametrize("spec", ["band:price=1", "speculative"])
+def test_a_token_that_its_row_rounds_to_0_passes_beside_a_deterministic_one(spec, runs):
+    """Rows of half precision may have lost the drafted token; the law h has it still."""
+    q = torch.tensor([[[0.2, 0.3, 0.5]] * 3], dtype=torch.float64)
+    p = torch.tensor([[[0.5, 0.5, 0.0]] * 2], dtype=torch.float64)
+    ids, parents = torch.tensor([[2, 0]]), torch.tensor([[-1, -1]])
+    flags = {
+        "sampled": torch.tensor([[True, False]]),
+        "deterministic": torch.tensor([[False, True]]),
+    }
+    coins = torch.full((1, 2), 0.5, dtype=torch.float64), torch.zeros(1).double()
+    rule = ct.policy(spec)
+    found = ct.verify_tree(
+        rule, q, p, ids, parents, runs=runs, coins=coins, validate=False, **flags
+    )
+    assert found.output_token_ids[0, 0] == 2 and found.num_accepted.tolist() == [1]
+
+
 def counts_by_row_and_by_law(spec, q, p, ids, flags, coins):
     """Return how many tokens are accepted at each row of coins, by the policy's row and its law."""
     parents = torch.tensor([[-1, *[0] * (len(ids) - 1)]])
