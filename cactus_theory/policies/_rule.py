@@ -309,6 +309,9 @@ def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
             raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
     if declared.get("strict") is not None:
         check.number("strict", declared["strict"], -math.inf)
+    for name in declared:
+        if isinstance(getattr(Declaration, name), bool) and not isinstance(declared[name], bool):
+            raise ValueError(f"{name}: must be True or False; got {declared[name]!r}")
     return _knobs.read(Declaration, declared)
 
 
