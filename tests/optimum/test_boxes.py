@@ -93,6 +93,14 @@ def by_bisection(q, p, floor, ceiling, kind, delta=None, price=None):
     return at(ends)[1]
 
 
+def test_a_one_hot_draft_below_one_has_edges_that_sum_to_one():
+    """A budget that pays for the whole draft at P < 1 ends where b q is 1, not at b = ∞."""
+    q, p = torch.tensor([[0.4, 0.6]] * 2).double(), torch.tensor([[0.0, 1.0]] * 2).double()
+    alive = torch.tensor([0.3, 1.0], dtype=torch.float64)
+    ends = edges(q, p, "kl", delta=0.6, alive=alive)
+    assert (cut(q, p / alive[:, None], *ends, 0 * q, q + math.inf).sum(-1) - 1).abs().max() < 1e-15
+
+
 @pytest.mark.parametrize("spec", [*DIVERGENCES, *FLAT])
 @pytest.mark.parametrize("knob", [{"delta": 0.05}, {"delta": 0.6}, {"price": 0.4}, {"price": 3.0}])
 def test_a_boxed_row_is_that_of_an_independent_bisection(spec, knob):
