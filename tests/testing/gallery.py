@@ -112,7 +112,9 @@ unjustified = ct.rule(
     budget="kl <= 0.5 per proposal",
 )
 unnormalised = ct.rule(plain, residual=lambda q, p, n: above_zero(q - p), **STRICT)
-normalised = ct.rule(plain, residual=lambda q, p, n: spread(above_zero(q - p)), **STRICT)
+normalised = ct.rule(
+    plain, residual=lambda q, p, n: spread(above_zero(q - p) if (q > p).any() else q), **STRICT
+)
 no_ceiling = ct.rule(lambda q, p, n: q[n] / p[n])
 mixture = ct.rule(lambda q, p: (q + p) / 2, between=True, support="free")
 
