@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cactus_theory.answer_bounds import confidence_bound, event_bounds
     from cactus_theory.decoding.generate import generate
-    from cactus_theory.divergences import divergence, register_divergence
+    from cactus_theory.divergences import read_divergence as divergence
+    from cactus_theory.divergences import register_divergence
     from cactus_theory.emitted import audit, emitted_law
     from cactus_theory.optimum import (
         frontier,
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
         PerProposal,
         Policy,
         list_policies,
-        policy,
         register,
     )
+    from cactus_theory.policies import read_policy as policy
     from cactus_theory.policies._rule import rule
     from cactus_theory.tuned import load_tuned
     from cactus_theory.verify import verify_block, verify_chain, verify_tree
@@ -69,26 +70,31 @@ __all__ = [
     "verify_tree",
 ]
 
-# module → names, loaded when asked for: an engine's plugin without a policy must not load torch
+# module → names (public=its own), loaded when asked for: a plugin without a policy needs no torch
 _NAMES = {
     "answer_bounds": "confidence_bound event_bounds",
     "decoding": "generate",
-    "divergences": "divergence register_divergence",
+    "divergences": "divergence=read_divergence register_divergence",
     "emitted": "audit emitted_law",
     "optimum": "frontier optimal_acceptance pooled_acceptance pooled_frontier selection_law",
-    "policies": "Budget Declaration PerProposal Policy list_policies policy register",
+    "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
     "policies._rule": "rule",
     "tuned": "load_tuned",
     "verify": "verify_block verify_chain verify_tree",
 }
-_FROM = {name: module for module, names in _NAMES.items() for name in names.split()}
+_FROM = {
+    name: (module, own or name)
+    for module, names in _NAMES.items()
+    for name, _, own in (word.partition("=") for word in names.split())
+}
 
 
 def __getattr__(name: str) -> Any:
     """Return a public name, from the file that has it."""
     if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+    module, own = _FROM[name]
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), own)
     globals()[name] = value
     return value
 

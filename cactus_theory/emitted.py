@@ -11,8 +11,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.bands import HEAD
 from cactus_theory.optimum.batch_edges import solve_edges
@@ -159,7 +158,7 @@ def audit(
     >>> print(f"held: {report.within}; the optimum there: {report.optimum_acceptance:.4f}")
     held: True; the optimum there: 0.7221
     """
-    reference = find_divergence(divergence)
+    reference = read_divergence(divergence)
     specs = tuple(dict.fromkeys((*examples(), reference.spec)))
     target, parts = _few_rows(policy, target_probs, draft_probs, draft_token_ids, normalise)
     batch, budget = target.shape[:-1], policy.declares.budget
@@ -195,7 +194,7 @@ def _measured(
     """Return acceptance, raised mass, spending, share over budget, optima and every divergence."""
     law = lawful(called(policy), policy.emitted(q, p))
     accepted = (p * policy.acceptance_row(q, p)).sum(-1)
-    kinds = (reference if spec == reference.spec else find_divergence(spec) for spec in specs)
+    kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
     raised = raised_off_head(law, q)
@@ -209,7 +208,7 @@ def _spent(
     budget = policy.declares.budget
     if budget is None:
         return None, None
-    kind = find_divergence(budget.divergence)
+    kind = read_divergence(budget.divergence)
     if budget.scope == "emitted":
         return kind.value(law, q), None
     costs = proposal_divergence(policy, q, p, kind)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import parts_of
-from cactus_theory.divergences import Divergence, FDivergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, FDivergence, read_divergence
 from cactus_theory.optimum.batch_edges import edges
 
 __all__ = [
@@ -90,7 +89,7 @@ def at_price(
     tensor([[ 0.0450,  0.0450, -0.0900]])
     """
     _check(target_logits, draft_logits)
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     if not (isinstance(kind, FDivergence) and kind.priced):
         raise ValueError(f"divergence: must be a smooth f-divergence; got {kind.spec}")
     batch = draft_logits.shape[:-1]

@@ -17,8 +17,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.base.terminal import Progress
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
 from solvers import block
@@ -77,7 +76,7 @@ def value_of(
     """
     judged, judge = ct.policy(policy), find_verifier(verifier)
     judge.check(judged)
-    kind, start = find_divergence(divergence), torch.zeros(1, dtype=torch.int64)
+    kind, start = read_divergence(divergence), torch.zeros(1, dtype=torch.int64)
     rounds = drafted_rounds(as_pair(tree), start, tree.depth, (judged,), judge)
     tokens = float(sum(alive.sum() for alive in rounds.alive))
     spent, excluded = 0.0, 0.0

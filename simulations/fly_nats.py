@@ -116,7 +116,7 @@ def _chances(
     return torch.cat([torch.ones_like(ratio[:, :1]), ratio.cumprod(-1)], -1)
 
 
-def looked_ahead(
+def deferred_nats(
     pair: Any,
     prompts: list[list[int]],
     trace: Trace,

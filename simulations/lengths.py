@@ -18,9 +18,8 @@ import torch
 
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.options import own_ends
-from cactus_theory.divergences import divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
 
 from .common.inputs import at_least
@@ -48,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     named = list(_settings(args))
     pair, ids, kept = opened_walk(args, "together")
     ends, passes = sorted(own_ends(pair.target)), range(0, args.answers, args.together)
-    lossy = [find_policy(spec).at_ends(ends) for _, spec in named[1:]]
+    lossy = [read_policy(spec).at_ends(ends) for _, spec in named[1:]]
     made: list[tuple[Row, Sums]] = []
     with kept as journal, Progress("writing answers", len(named) * len(passes)) as progress:
         for level, spec in named:
-            policy, sums = find_policy(spec).at_ends(ends), []
+            policy, sums = read_policy(spec).at_ends(ends), []
             for start in passes:
                 if (key := f"{policy.spec} from {start}") not in journal.results:
                     coins = torch.Generator().manual_seed(args.seed + start)
@@ -106,7 +105,7 @@ def _sums(
         common, n = torch.minimum(h, p), tokens[:, None]
         cells = (
             common.sum(-1),
-            divergence("kl").value(h, q),
+            read_divergence("kl").value(h, q),
             *(own[:, ends].sum(-1) for own in (q, h)),
         )
         sums[:, at] += torch.stack([torch.ones_like(cells[0]), *cells]).cpu().numpy()

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.options import own_ends
-from cactus_theory.divergences import divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Replay, valued
 from cactus_theory.tuning.families import Family, Knobs, families
 
@@ -39,7 +38,7 @@ OTHERS = {"tempered": "tempered:temperature", "truncated": "truncated:top_p"}
 # most that an error moves a knob, in ln; least slope of ln nats over ln looseness
 FARTHEST, FLAT = 9.0, 1e-6
 Row = dict[str, Any]
-Run = Callable[["Texts", Policy], Replay]
+Run = Callable[["OwnTexts", Policy], Replay]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _kinds(*names: str) -> list[Family]:
     """Return lossless sampling and the families of ``NAME:KNOB``, token by token."""
-    return [kind for kind in families(divergence("kl"), names) if kind.verifier == "chain"]
+    return [kind for kind in families(read_divergence("kl"), names) if kind.verifier == "chain"]
 
 
 LOSSLESS, BAND = _kinds("band:price")
 
 
-class Texts:
+class OwnTexts:
     """Texts of the target's law with both models' rows, float32, and what policies do on them."""
 
     def __init__(
@@ -111,7 +110,7 @@ class Texts:
         ):
             h = policy.emitted(q, p)
             kept = torch.minimum(h, p)
-            kl = divergence("kl").value(h, (q if own else q_1).double())
+            kl = read_divergence("kl").value(h, (q if own else q_1).double())
             chance, ratio = (row.gather(1, ids[:, None])[:, 0].double() for row in (q_1, kept))
             going = kept.sum(-1) - kept[:, self.ends].sum(-1)  # accepted, and the text goes on
             starts = len(kl) if int(ids[-1]) in self.ends else len(kl) - self.width + 1
@@ -132,11 +131,11 @@ class Texts:
         )  # fmt: skip
 
 
-def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) -> Texts:
+def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) -> OwnTexts:
     """Return lossless texts after the prompts; they are kept, and read where they were."""
     ends, path = sorted(own_ends(pair.target)), args.out / "texts.pt"
     if path.exists():
-        return Texts(torch.load(path), ends, args.num_draft_tokens)
+        return OwnTexts(torch.load(path), ends, args.num_draft_tokens)
     texts: list[list[Any]] = [[] for _ in ids]
     with Progress("writing texts", len(ids)) as progress:
         for start in range(0, len(ids), args.batch):
@@ -150,7 +149,7 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
     whole = [tuple(map(torch.stack, zip(*cells, strict=True))) for cells in texts]
     torch.save(whole, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
-    return Texts(whole, ends, args.num_draft_tokens)
+    return OwnTexts(whole, ends, args.num_draft_tokens)
 
 
 class _Knobs(Knobs):
@@ -165,7 +164,7 @@ class _Knobs(Knobs):
         return self.replays[width][looseness]
 
 
-def _solved(texts: Texts, family: Family, levels: Sequence[float], run: Run) -> list[Row]:
+def _solved(texts: OwnTexts, family: Family, levels: Sequence[float], run: Run) -> list[Row]:
     """Return at each level, or at the family's loosest: knob, tokens a call, acceptance, nats."""
     knobs, rows = _Knobs(family, texts.width, partial(run, texts)), []
     tried = knobs.replays[texts.width]
@@ -197,22 +196,22 @@ def _measured(replay: Replay) -> Row:
     return row | valued("kl_per_token", replay.divergence_per_token())
 
 
-def _travelled(law: str, family: Family, levels: Sequence[float], texts: Texts) -> list[Row]:
+def _travelled(law: str, family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:
     """Return a family at each level, of nats from the law's own target."""
-    shape, rows = find_policy(law), sum(len(ids) for ids, *_ in texts.texts)
+    shape, rows = read_policy(law), sum(len(ids) for ids, *_ in texts.texts)
     about = {"law": shape.spec, "rows": rows, "family": family.name}
 
-    def run(own: Texts, policy: Policy) -> Replay:
+    def run(own: OwnTexts, policy: Policy) -> Replay:
         return own.replay(policy, shape)
 
     levels = [0.0] if family.lossless else levels
     return [about | row for row in _solved(texts, family, levels, run)]
 
 
-def _elsewhere(family: Family, levels: Sequence[float], texts: Texts) -> list[Row]:
+def _elsewhere(family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:
     """Return lossless sampling of another target at each level, and the band there with half."""
 
-    def alone(own: Texts, shape: Policy) -> Replay:
+    def alone(own: OwnTexts, shape: Policy) -> Replay:
         return own.replay(LOSSLESS.policy(1.0), shape, own=False)
 
     name = family.name.partition(":")[0]

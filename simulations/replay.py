@@ -14,7 +14,7 @@ from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_rule, followers, read_rule
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.traces import Estimate, Replay, Trace, replay
 from cactus_theory.traces.estimate import tokens_at, valued
 from cactus_theory.verify.contract import find_verifier, verifiers
@@ -103,7 +103,7 @@ def replay_rows(replays: Sequence[Replay], divergence: str) -> list[Row]:
 
 
 def table(rows: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str:
-    spec = find_divergence(divergence).spec
+    spec = read_divergence(divergence).spec
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
     heads = {"policy": "policy", "verifier": "verifier", "num_draft_tokens": "K"}
     heads |= _with_errors("tokens_per_call", "tokens\n/call")
@@ -122,7 +122,7 @@ def _with_errors(name: str, head: str) -> dict[str, str]:
 
 
 def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
-    spec = find_divergence(divergence).spec
+    spec = read_divergence(divergence).spec
     difference = replay.divergence_per_token(spec) - first.divergence_per_token(spec)
     row: Row = {
         "policy": replay.policy,

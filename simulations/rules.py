@@ -3,8 +3,8 @@
 At temperature 1 every rule is replayed on logged rows, of sampled and of greedy drafts, at its
 engine's defaults and at published settings, with the whole text as between markers. Beside it stand
 the band token by token and in blocks, at the same nats and at the same tokens; errors
-count texts, differences are paired. FLy looks ahead: its nats are exact for greedy drafts, and for
-sampled ones, where rows after undrafted tokens count, an estimate from drafting on with both
+count texts, differences are paired. FLy defers refusals: its nats are exact for greedy drafts, and
+for sampled ones, where rows after undrafted tokens count, an estimate from drafting on with both
 models. At temperature 0 no KL is finite: greedy rules get the share of tokens that they
 change, which is the total variation of a token. vLLM's ``synthetic`` mode accepts by given rates
 whatever was drafted: it is for load tests, has no law near a model's, and is not priced.
@@ -37,7 +37,7 @@ from cactus_theory.verify import Assignment, Draft, find_verifier
 
 from .common.inputs import add_pair_arguments, at_least, opened
 from .common.results import columns, publish
-from .fly_nats import looked_ahead
+from .fly_nats import deferred_nats
 
 # price in tokens per nat: from nearly lossless to nearly everything accepted
 PRICES = (8.0, 4.0, 2.0, 1.2, 0.8, 0.5, 0.3, 0.17, 0.08)
@@ -89,7 +89,7 @@ SAMPLED = (
     Rule("vLLM FLy", "default", "speculative", "fly"),
     Rule("vLLM FLy", "W=2", "speculative", "fly:window=2"),
 )
-AHEAD = sorted({rule.verifier for rule in SAMPLED if find_verifier(rule.verifier).looks_ahead})
+AHEAD = sorted({rule.verifier for rule in SAMPLED if find_verifier(rule.verifier).defers})
 # greedy drafts, a greedy target, rules that read the rows of temperature 1; ``top`` of MARS is
 # taken from the raw logits of each row instead
 GREEDY = "relaxed:k=1,delta=0.0,recover=argmax"
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         replays, estimates, count = _replays(trace, widths), {}, 0
         if trace.manifest.total("draft_rows"):  # else rows below other tokens do not count
             cases = list(itertools.product(AHEAD, widths))
-            estimates, count = looked_ahead(
+            estimates, count = deferred_nats(
                 pair, prompts, trace, cases, cycles=args.ahead, seed=args.seed
             )
         for width, rule in itertools.product(widths, SAMPLED):

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence, FDivergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, FDivergence, read_divergence
 
 from . import _conic
 from ._dual_bounds import lagrange_bound
@@ -53,12 +52,12 @@ def one_pair(target_probs: Any, draft_probs: Any) -> tuple[np.ndarray, np.ndarra
 
 def checked_budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence, float]:
     """Return the divergence and its budget δ ≥ 0, possibly infinite."""
-    return find_divergence(divergence), check.number("delta", delta, 0.0, math.inf)
+    return read_divergence(divergence), check.number("delta", delta, 0.0, math.inf)
 
 
 def additive(divergence: str | Divergence, where: str = "to be summed") -> FDivergence:
     """Return an f-divergence, whose values may be summed over rows."""
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     if kind.generator is None or not kind.additive:
         raise ValueError(f"divergence: must be an f-divergence {where}; got {kind.spec!r}")
     return kind.generator

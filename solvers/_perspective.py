@@ -144,11 +144,11 @@ Form = TypeVar("Form", bound=Callable[..., Any])
 def entered_in(forms: dict[type, Any], kind: type) -> Callable[[Form], Form]:
     """Return a decorator that enters a function as the form of a class."""
 
-    def enter(form: Form) -> Form:
+    def add(form: Form) -> Form:
         forms[kind] = form
         return form
 
-    return enter
+    return add
 
 
 _FORMS: dict[type, Callable[[Terms, Any], Any]] = {}

@@ -15,7 +15,7 @@ import cactus_theory as ct
 from cactus_theory.base.arguments import normalised
 from cactus_theory.optimum.selection import KINDS
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import find_verifier
 from tests.amounts import amount
 from tests.rules import RULES
@@ -91,7 +91,7 @@ def ask_policy(draw: random.Random) -> bool:
     every = torch.arange(vocab, device=q.device).expand(q.shape)
     n = torch.full(shape, draw.randrange(vocab), device=q.device)
     methods = {"acceptance": (q, p, every), "residual": (q, p, n), "emitted": (q, p)}
-    path = draw.choice([None, Path(n.double() * 0 + 1)])
+    path = draw.choice([None, PathState(n.double() * 0 + 1)])
     # a row h has the precision of its rows
     wide = (rows.detach().double() for rows in (q, p))
     methods |= {"acceptance_row": (q, p), "target": (*wide, path)}
@@ -109,8 +109,8 @@ def ask_policy(draw: random.Random) -> bool:
 
 def one_of(part, at: tuple[int, ...]):
     """Return one row of an argument, plain and in float64."""
-    if isinstance(part, Path):
-        return Path(part.alive[at])
+    if isinstance(part, PathState):
+        return PathState(part.alive[at])
     row = part.detach()[at].clone() if isinstance(part, torch.Tensor) else part
     return row.double() if getattr(row, "is_floating_point", bool)() else row
 

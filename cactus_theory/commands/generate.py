@@ -207,7 +207,7 @@ def _decoded(
     result, plain = decode(pair.target, drafter, ids, options), drafter is None
     answer = {
         "policy": "plain" if plain else options.policies[0].spec,
-        "verifier": None if plain else options.judge.spec,
+        "verifier": None if plain else options.parsed_verifier.spec,
         "text": completion(pair.tokenizer, prompt_ids, result.output_token_ids[0].tolist()),
     } | result.statistics()
     if cap is not None:

@@ -34,7 +34,7 @@ from cactus_theory.commands.models import (
 )
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.traces import Trace
 from cactus_theory.traces.log import check_weights, log_shown
 from cactus_theory.traces.noise_floor import noise_floor
@@ -115,7 +115,7 @@ WORK = Path("build/tune")
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
     cuts, level = given_cuts(args) or WHOLE, checked_level(args.divergence_per_token)
-    families(find_divergence(args.divergence), args.policies)
+    families(read_divergence(args.divergence), args.policies)
     whole_number("answers", args.answers, 0)
     whole_number("timings", args.timings, 1)
     _check_batches(args.batch, args.cost_ratio is not None)

@@ -13,10 +13,9 @@ from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import LogProbs
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Verified
 
@@ -99,7 +98,7 @@ class Meter:
         log: TokenLog | None = None,
     ) -> None:
         self.policies, self.verifier, self.log = policies, find_verifier(verifier), log
-        self.divergence = find_divergence(divergence)
+        self.divergence = read_divergence(divergence)
         self.waiting: list[tuple[Tensor, ...]] = []
         self.rows = 0
         # sums stay where the rows are: nothing waits for a device
@@ -111,7 +110,7 @@ class Meter:
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
         choice: Choice | None,
-        path: Path | None = None,
+        path: PathState | None = None,
         tokens: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Measure verified rows, on a device some time before :meth:`sums` returns.
@@ -172,7 +171,7 @@ class Meter:
                 rows = [place for place, kind in enumerate(kinds) if kind == (number, ahead)]
                 columns = tuple(column[rows] for column in columns)
             own_q, own_p, own_alive, own_raised, *tokens = columns
-            path = Path(own_alive, own_raised if ahead else None)
+            path = PathState(own_alive, own_raised if ahead else None)
             emitted = self.verifier.emitted(self.policies[number], own_q, own_p, path)
             spent, accepted, beyond = emitted.charges(self.divergence)
             self.raised = self.raised + beyond.sum()

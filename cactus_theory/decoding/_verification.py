@@ -14,7 +14,7 @@ from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule
 from cactus_theory.policies import Policy
 from cactus_theory.policies._copies import copied, is_own
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified
 
@@ -50,14 +50,14 @@ def assigned(
     policies: tuple[Policy, ...],
     q: Float[Tensor, "batch K1 vocab"],
     draft: Draft,
-    judge: Verifier,
+    verifier: Verifier,
 ) -> Assignment:
     if len(policies) == 1:
         return Assignment(policies)
     chosen, ratios, known = [], draft.token_ids.double() * math.nan, False
     for row, own in enumerate(followed):
         numbers = draft.token_ids.new_tensor([policies.index(policy) for policy in own.policies])
-        given = q[row : row + 1], draft.of_text(row), judge
+        given = q[row : row + 1], draft.of_text(row), verifier
         choice, alive = own.schedule.choose_by_nodes(own.state, *given)
         chosen.append(numbers[choice])
         if alive is not None:
@@ -103,11 +103,11 @@ def stacked(rounds: Sequence[VerifiedRows], vocab: int) -> VerifiedRows:
     )
 
 
-def _joined(paths: Sequence[Path]) -> Path | None:
+def _joined(paths: Sequence[PathState]) -> PathState | None:
     if not paths:
         return None
     raised = [path.alive * math.nan if path.raised is None else path.raised for path in paths]
-    return Path(torch.cat([path.alive for path in paths]), torch.cat(raised))
+    return PathState(torch.cat([path.alive for path in paths]), torch.cat(raised))
 
 
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
@@ -147,7 +147,7 @@ def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) 
     return VerifiedRows(q.clone(), p.clone(), ids, accepted, judged, verifier, path)
 
 
-def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
+def path_to(row: int, nodes: Any, verified: Verified) -> PathState | None:
     """Return the path to the charged rows of one text, None where verified token by token."""
     verdict, draft = verified.verdict, verified.draft
     if verdict.alive is None:
@@ -160,4 +160,4 @@ def path_to(row: int, nodes: Any, verified: Verified) -> Path | None:
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
     if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
         alive = torch.cat([alive[:drafted], alive.new_ones(1)])
-    return Path(alive, raised)
+    return PathState(alive, raised)

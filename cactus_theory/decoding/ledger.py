@@ -15,17 +15,16 @@ from cactus_theory.base import arguments as check
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec, check_bonus_is_free
-from cactus_theory.divergences import divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import accept_probability
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
 from cactus_theory.verify.tree import Tree
 
-KL = divergence("kl")
+KL = read_divergence("kl")
 LOSSLESS = "speculative"
 # prices on a policy's ladder, its own among them, and the ratio of each to the one before
 RUNGS, STEP = 7, math.sqrt(2)
@@ -110,7 +109,7 @@ class Ledger(Schedule):
     @cached_property
     def ladders(self) -> tuple[tuple[Policy, ...], ...]:
         """Return each policy's ladder: the policy at rising prices, then the lossless one."""
-        strict = find_policy(LOSSLESS)
+        strict = read_policy(LOSSLESS)
         return tuple((*_ladder(policy), strict) for policy in self.inner.policies)
 
     @cached_property
@@ -160,12 +159,12 @@ class Ledger(Schedule):
         state: Account,
         target_probs: Float[Tensor, "1 K1 vocab"],
         draft: Draft,
-        judge: Verifier,
+        verifier: Verifier,
     ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"]]:
         """Return for each node the first policy of its ladder that the allowance has room for."""
-        of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, judge)
+        of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
         numbers, ids = of_inner.tolist(), draft.token_ids[0].tolist()
-        charges = _Charges(self.policies, target_probs, draft, judge)
+        charges = _Charges(self.policies, target_probs, draft, verifier)
         # of each node: the tokens above it, what is spent there, P
         above: list[tuple[int, ...]] = [()] * (len(ids) + 1)
         spent, alive = [state.spent] * len(above), [1.0] * len(above)
@@ -218,9 +217,9 @@ class _Charges:
     """Emitted laws at the nodes of one text's draft under policies, and their charges."""
 
     def __init__(
-        self, policies: Sequence[Policy], target_probs: Tensor, draft: Draft, judge: Verifier
+        self, policies: Sequence[Policy], target_probs: Tensor, draft: Draft, verifier: Verifier
     ) -> None:
-        self.policies, self.judge = policies, judge
+        self.policies, self.verifier = policies, verifier
         self.target_probs, self.draft = target_probs, draft
         nodes = range(max(draft.above[0], default=-1) + 1)
         plain = draft.parents is None and draft.sampled is None
@@ -230,20 +229,20 @@ class _Charges:
         real = (rows[0].sum(-1) > 0) & (rows[1].sum(-1) > 0)
         laws = (torch.where(real[:, None], row.double(), 1.0) for row in rows)
         self.q, self.p = map(check.normalised, laws)
-        self.by_policy: dict[int, Path | None] = {}
+        self.by_policy: dict[int, PathState | None] = {}
 
     def of(self, number: int, node: int, alive: float) -> tuple[float, Emitted]:
         """Return the charge of a node that is reached with P = ``alive``, and its law."""
         policy = self.policies[number]
         if number not in self.by_policy:
-            raised = self.judge.looked_ahead(policy, self.target_probs, self.draft)
+            raised = self.verifier.raised_entries(policy, self.target_probs, self.draft)
             self.by_policy[number] = path_to(0, self.nodes, self._verified(raised))
         path = self.by_policy[number]
         assert path is not None
         here = path.at(node)
         here = replace(here, alive=torch.full_like(here.alive, alive))
         rows = self.q[node : node + 1], self.p[node : node + 1]
-        law = self.judge.emitted(policy, *rows, here)
+        law = self.verifier.emitted(policy, *rows, here)
         return float(law.charges(KL).spent), law
 
     def alive_after(self, place: int, alive: float, law: Emitted) -> float:

@@ -19,8 +19,7 @@ from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import Seconds
 from cactus_theory.decoding.schedule import Schedule, Spec, check_rule, read_rule
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
@@ -99,15 +98,15 @@ class DecodeOptions:
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
         for policy in self.policies:
-            check_rule(policy, self.judge)
+            check_rule(policy, self.parsed_verifier)
         if not isinstance(self.callbacks, Callbacks):
             raise TypeError(f"callbacks: must be a Callbacks object; got {self.callbacks!r:.60}")
         if self.log_probs and not self.meter:
             raise ValueError(
                 "log_probs: needs the meter, which has the emitted laws; got meter=False"
             )
-        if self.meter and self.judge.looks_ahead:
-            raise ValueError(f"{NO_ROW.format(self.judge.name)}; give meter=False")
+        if self.meter and self.parsed_verifier.defers:
+            raise ValueError(f"{NO_ROW.format(self.parsed_verifier.name)}; give meter=False")
         loop = self.device_loop
         if not (loop is None or isinstance(loop, bool) or loop in STEPS):
             allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
@@ -125,7 +124,7 @@ class DecodeOptions:
         return tuple(read_rule(policy) for policy in policies)
 
     @cached_property
-    def judge(self) -> Verifier:
+    def parsed_verifier(self) -> Verifier:
         """Return ``verifier``, read."""
         return find_verifier(self.verifier)
 
@@ -133,7 +132,7 @@ class DecodeOptions:
     def metered(self) -> Divergence | None:
         """Return the divergence that ``meter`` names, None where it is off."""
         named = defaults.DIVERGENCE if self.meter is True else self.meter
-        return find_divergence(named) if named else None
+        return read_divergence(named) if named else None
 
     def ends(self, target_model: Any) -> frozenset[int]:
         """Return the ids that end a text of this target."""

@@ -13,13 +13,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding.readings import Kind, Reading
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier
 
-KL = divergence("kl")
+KL = read_divergence("kl")
 DECODING_PARTS = ("draft", "target", "verify", "other")
 
 
@@ -71,7 +71,7 @@ class VerifiedRows:
     accepted: Bool[Tensor, "rows"]
     policies: tuple[Policy, ...] = ()
     verifier: Verifier | None = None
-    path: Path | None = None
+    path: PathState | None = None
 
     @cached_property
     def charges(self) -> Float[Tensor, "rows"]:
@@ -90,7 +90,7 @@ class VerifiedRows:
                 f"{len(self.policies)}"
             )
         charges = self.target_probs.new_zeros(len(self.policies), dtype=torch.float64)
-        path, judge = self.path or Path(torch.ones_like(charges)), self.verifier or Chain()
+        path, judge = self.path or PathState(torch.ones_like(charges)), self.verifier or Chain()
         for row, policy in enumerate(self.policies):
             q, p = (rows[row : row + 1] for rows in (self.target_probs, self.draft_probs))
             charges[row] = judge.emitted(policy, q, p, path.at(row)).charges(KL).spent[0]

@@ -63,7 +63,11 @@ class Rounds(ABC):
 
     def __init__(self, opening: Opening) -> None:
         self.clock, self.prepared = Stopwatch(), preparing.seconds
-        self.opening, self.options, self.verifier = opening, opening.options, opening.options.judge
+        self.opening, self.options, self.verifier = (
+            opening,
+            opening.options,
+            opening.options.parsed_verifier,
+        )
         self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
         self.meter = opening.meter
         recorded = opening.drafter is not None and self.options.record_rows

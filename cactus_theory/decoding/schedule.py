@@ -12,8 +12,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.specs import names_a_file
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._copies import copied, is_own
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier, find_verifier
@@ -99,11 +98,15 @@ class Schedule(ABC):
         return self.choose(state, drafted)
 
     def choose_by_nodes(
-        self, state: Any, target_probs: Float[Tensor, "1 K1 vocab"], draft: Draft, judge: Verifier
+        self,
+        state: Any,
+        target_probs: Float[Tensor, "1 K1 vocab"],
+        draft: Draft,
+        verifier: Verifier,
     ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
         """Return the policies chosen along every path of one text's draft, by node.
 
-        With it P of the path to each node for ``judge``, where it was chosen by; None if by none.
+        With it P of the path to each node for ``verifier``, where one was chosen by it, or None.
         A class of another package is asked with copies.
         """
         choice, count = torch.zeros_like(draft.token_ids[0]), draft.lengths[0]
@@ -141,7 +144,7 @@ class OnePolicy(Schedule):
     """A schedule with one policy for every token."""
 
     def __init__(self, policy: Spec) -> None:
-        self.policies = (find_policy(policy),)
+        self.policies = (read_policy(policy),)
 
     @property
     def spec(self) -> str:
@@ -179,7 +182,7 @@ class ByPosition(Schedule):
         self.starts = tuple(whole_number("steps", start, 0) for start, _ in steps)
         if self.starts[:1] != (0,) or list(self.starts) != sorted(set(self.starts)):
             raise ValueError(f"steps: positions must start at 0 and rise; got {self.starts}")
-        self.policies = tuple(find_policy(spec) for _, spec in steps)
+        self.policies = tuple(read_policy(spec) for _, spec in steps)
 
     def begin(self, prompt: Sequence[int]) -> int:
         return 0
@@ -201,7 +204,7 @@ def read_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
         return spec
     if isinstance(spec, str) and names_a_file(spec):
         return policy_in_file(spec, knobs, Schedule)
-    return find_policy(spec, **knobs)  # type: ignore[arg-type]
+    return read_policy(spec, **knobs)  # type: ignore[arg-type]
 
 
 def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:
@@ -284,7 +287,7 @@ class Between(Schedule):
         opening: int | Iterable[Marker],
         closing: int | Iterable[Marker],
     ) -> None:
-        self.policies = (find_policy(outside), find_policy(inside))
+        self.policies = (read_policy(outside), read_policy(inside))
         self.opening = _markers("opening", opening)
         self.closing = _markers("closing", closing)
         shared = sorted(set(self.opening) & set(self.closing))

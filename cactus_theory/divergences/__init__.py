@@ -2,7 +2,7 @@
 
 from cactus_theory.divergences import classical as _classical  # registers them  # noqa: F401
 from cactus_theory.divergences.definition import Divergence, FDivergence, list_divergences
-from cactus_theory.divergences.definition import divergence as divergence
+from cactus_theory.divergences.definition import read_divergence as read_divergence
 from cactus_theory.divergences.definition import register_divergence as register_divergence
 
 __all__ = ["Divergence", "FDivergence", "list_divergences"]

@@ -258,7 +258,7 @@ def examples() -> tuple[str, ...]:
     return tuple(kind(**kind.example).spec for kind in DIVERGENCES.known.values())
 
 
-def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
+def read_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     """Return the divergence named by ``spec``, such as ``"kl"`` or ``"renyi:a=2"``.
 
     ``divergence("my_file.py:Mine")`` reads a divergence of your own from its file, and registers
@@ -280,7 +280,7 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     tensor(0.2877, dtype=torch.float64)
     """
     if not (isinstance(spec, str) and names_a_file(spec)):
-        return registered_divergence(spec, **knobs)
+        return known_divergence(spec, **knobs)
     entry, _ = DIVERGENCES.read(spec)
     kind = entry if isinstance(entry, type) else type(entry)
     if DIVERGENCES.known.get(kind.name) is not kind:
@@ -289,8 +289,8 @@ def divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     return _built(kind, spec, values) if isinstance(entry, type) or values else entry
 
 
-def registered_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
-    """Return :func:`divergence` of a name from data or a request: no file is read."""
+def known_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
+    """Return :func:`read_divergence` of a name from data or a request: no file is read."""
     if isinstance(spec, Divergence):
         return spec
     if not isinstance(spec, str):

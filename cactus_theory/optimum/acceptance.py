@@ -13,8 +13,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import Geometry, geometry_of
 
@@ -95,7 +94,7 @@ def optimal_acceptance(
     >>> print(f"{ct.optimal_acceptance(q, p, acceptance=0.6).divergence:.4f} nats buy 0.6")
     0.0204 nats buy 0.6
     """
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     name, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
     check.one_of("support", support, SUPPORTS)
     target, draft = check.checked_rows(target_probs, draft_probs, normalise)
@@ -161,7 +160,7 @@ def frontier(
     >>> curve.acceptance.round(3), curve.delta.round(3)
     (array([0.5 , 0.75, 1.  ]), array([0.   , 0.127, 0.551]))
     """
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     check.one_of("support", support, SUPPORTS)
     count = check.as_whole_number("points", points, 2)
     target, draft = check.checked_rows(target_probs, draft_probs, normalise)

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from cactus_theory.base.chunks import parts_of
 from cactus_theory.base.roots import convex_root
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.certificate import Geometry, geometry_of
 from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
 
@@ -73,7 +72,7 @@ def edges(
     ValueError
         None or both of delta and price; a price of a divergence that has none.
     """
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     knob, amount, _ = chosen_knob(kind, delta=delta, price=price)
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():

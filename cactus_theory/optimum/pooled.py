@@ -23,8 +23,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import parts_of
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.threads import one_thread
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import Geometry, Measured, geometry_of
 
@@ -184,7 +183,7 @@ def pooled_frontier(
 def _pool(
     target_probs: Any, draft_probs: Any, divergence: str | Divergence, normalise: bool
 ) -> tuple[Divergence, Geometry, torch.Size]:
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     if not (kind.additive and kind.priced):
         raise ValueError(
             f"divergence: must be an f-divergence with a one-to-one price to be pooled; "

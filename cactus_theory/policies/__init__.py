@@ -13,7 +13,7 @@ from cactus_theory.policies._base_classes import PerProposal as PerProposal
 from cactus_theory.policies._decisions import Budget as Budget
 from cactus_theory.policies._decisions import Declaration as Declaration
 from cactus_theory.policies._registry import list_policies as list_policies
-from cactus_theory.policies._registry import policy as policy
+from cactus_theory.policies._registry import read_policy as read_policy
 from cactus_theory.policies._registry import register as register
 
 __all__ = ["Entrywise", "FixedTarget", "SharedResidual"]

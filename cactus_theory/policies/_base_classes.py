@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.optimum.rows import loops
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import (
     Entries,
     Id,
@@ -43,7 +43,7 @@ class FixedTarget(Policy):
     row_is_emitted = True  # None is no answer of ``target``
 
     @abstractmethod
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the row h that is emitted instead of q, in the precision of the rows."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
@@ -157,7 +157,7 @@ class PerProposal(Entrywise):
         rows = q[..., None, :] * self.scale(q_n, gamma)[..., None]
         return rows.scatter(-1, n[..., None], gamma[..., None])
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the emitted law: a proposal depends on the drafted token, its law does not."""
         return self.emitted(q, p)
 

@@ -93,7 +93,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Path:
+class PathState:
     """The alive ratio P of the path to each of some rows, and the entries raised there."""
 
     # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
@@ -103,9 +103,9 @@ class Path:
     # looked ahead (LookAhead), else None
     raised: Float[Tensor, "*batch"] | None = None
 
-    def at(self, row: int) -> "Path":
+    def at(self, row: int) -> "PathState":
         """Return the path to one of R rows; ``raised`` is None there if its entry is NaN."""
         alive = self.alive[row : row + 1]
         if self.raised is None or bool(self.raised[row].isnan()):
-            return Path(alive)
-        return Path(alive, self.raised[row : row + 1])
+            return PathState(alive)
+        return PathState(alive, self.raised[row : row + 1])

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences.definition import registered_divergence
+from cactus_theory.divergences.definition import known_divergence
 
 MISSING = inspect.Parameter.empty
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -21,7 +21,7 @@ NotNegative = Annotated[float, partial(check.number, low=0)]
 Share = Annotated[float, partial(check.number, low=0, high=1)]
 PositiveShare = Annotated[float, partial(check.number, low=0, high=1, open_low=True)]
 Count = Annotated[int, partial(check.as_whole_number, low=1)]
-DivergenceSpec = Annotated[str, lambda name, value: registered_divergence(value).spec]
+DivergenceSpec = Annotated[str, lambda name, value: known_divergence(value).spec]
 
 
 @lru_cache(maxsize=256)

@@ -29,7 +29,7 @@ from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._copies import guard
-from cactus_theory.policies._decisions import Declaration, Path
+from cactus_theory.policies._decisions import Declaration, PathState
 
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
@@ -127,7 +127,7 @@ class Policy(ABC):
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows | None:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows | None:
         """Return the row h that is emitted instead of q; None for a policy without one.
 
         Any row will do that depends on the text before it but not on the drafted token; at the

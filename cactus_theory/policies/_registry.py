@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
-from cactus_theory.divergences import divergence as read_divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._copies import called
 from cactus_theory.policies._policy import Policy
@@ -42,7 +42,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
     if not isinstance(name, str) or not name or set(name) & set(":,= "):
         raise ValueError(f"name: must be a word without ':', ',' or '='; got {name!r}")
 
-    def enter(entry: Any) -> Any:
+    def add(entry: Any) -> Any:
         kind: Any = type(entry) if isinstance(entry, FunctionPolicy) else entry
         if not isinstance(kind, type) or not issubclass(kind, Policy):
             raise TypeError(
@@ -52,7 +52,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
         kind.name = kind.registered_as = name  # type: ignore[attr-defined]
         return entry
 
-    return enter
+    return add
 
 
 def published(
@@ -67,7 +67,7 @@ def published(
     return register(name)(kind)
 
 
-def policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
+def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
     ``policy("band:price=2.0")`` means the same; see :func:`list_policies` for names and knobs.
@@ -127,11 +127,11 @@ def policy_of_data(
 ) -> Policy:
     """Return the policy that the data file ``path`` names, without running or reading more.
 
-    It is a registered one. ``trust_code`` reads the spec as :func:`policy` does. Raises ValueError
-    for what is no spec, ``FILE.py:NAME``, and as :func:`policy`.
+    It is a registered one. ``trust_code`` reads the spec as :func:`read_policy` does. Raises
+    ValueError for what is no spec, ``FILE.py:NAME``, and as :func:`read_policy`.
     """
     if trust_code:
-        return policy(spec, **knobs)
+        return read_policy(spec, **knobs)
     if not isinstance(spec, str) or names_a_file(spec):
         raise ValueError(
             "policy: must be a registered name in a data file, which runs no code (--trust-code, "

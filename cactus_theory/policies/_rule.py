@@ -16,11 +16,11 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import float64_rows, ungraphed
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
 from cactus_theory.policies._copies import lawful, lent, numbers
-from cactus_theory.policies._decisions import Budget, Declaration, Path
+from cactus_theory.policies._decisions import Budget, Declaration, PathState
 from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
 
 Function = Callable[..., Any]
@@ -168,7 +168,7 @@ class SharedFunctionRule(SharedResidual, FunctionRule):
 class FunctionTarget(FunctionPolicy, FixedTarget):
     """A policy that emits a row given by a plain function of (q, p)."""
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         q, p = torch.broadcast_tensors(q, p)
         every = torch.arange(q.shape[:-1].numel(), device=q.device)
         return self._answers(self.function, _flat(q), _flat(p), every).reshape(q.shape)
@@ -256,7 +256,7 @@ def rule(
     kind.knob = next(iter(knobs), None)
     policy = kind()
     if policy.declares.budget is not None:
-        find_divergence(policy.declares.budget.divergence)
+        read_divergence(policy.declares.budget.divergence)
     return policy
 
 

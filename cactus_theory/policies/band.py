@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.optimum.batch_edges import chosen_knob
 from cactus_theory.optimum.boxes import Boxes
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import FixedTarget
-from cactus_theory.policies._decisions import Budget, Declaration, Path
+from cactus_theory.policies._decisions import Budget, Declaration, PathState
 from cactus_theory.policies._knobs import DivergenceSpec, NotNegative, Share
 from cactus_theory.policies._policy import TIE, Entries, Rows
 from cactus_theory.policies._registry import published, register
@@ -66,7 +66,7 @@ class Band(FixedTarget):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen_knob(find_divergence(self.divergence), delta=self.delta, price=self.price)
+        chosen_knob(known_divergence(self.divergence), delta=self.delta, price=self.price)
         for name in ("floor", "hold"):
             ids = _token_ids(name, getattr(self, name), ends=(EOS,))
             object.__setattr__(self, name, "+".join(map(str, ids)))
@@ -93,7 +93,7 @@ class Band(FixedTarget):
     @cached_property
     def bands(self) -> Bands:
         """Return the bands of rows."""
-        return Bands(find_divergence(self.divergence), self.delta, self.price, self.boxes)
+        return Bands(known_divergence(self.divergence), self.delta, self.price, self.boxes)
 
     @property
     def of_path(self) -> bool:
@@ -130,7 +130,7 @@ class Band(FixedTarget):
             row.factor = alive
         return row
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return h = clip(p, max(a, c)q, min(b, C)q), 0 where q = 0; on a ``path`` that of p/P.
 
         Drafted tokens are raised to h_n where the path has ``raised``.

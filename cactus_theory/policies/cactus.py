@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.roots import convex_root
-from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import PerProposal
 from cactus_theory.policies._decisions import Budget, Declaration
@@ -90,7 +90,7 @@ class CactusExact(PerProposal):
 
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
-        kind = find_divergence(self.divergence)
+        kind = known_divergence(self.divergence)
         delta = torch.full_like(q_n, self.delta)
         if kind.generator is None:
             return q_n * kind.ceiling(delta)

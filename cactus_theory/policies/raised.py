@@ -10,7 +10,7 @@ import torch
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget, exact_below_1
-from cactus_theory.policies._decisions import Budget, Declaration, Path, Support
+from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support
 from cactus_theory.policies._knobs import PositiveShare, Share
 from cactus_theory.policies._policy import Entries, Rows, normalised_or
 from cactus_theory.policies._registry import register
@@ -29,7 +29,7 @@ class Raised(Entrywise, FixedTarget):
         """Return c/p_n, exact below 1: of what is refused nothing comes back to a refused token."""
         return exact_below_1(self.acceptance_of(q_n, p_n))
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the emitted law."""
         q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
         accepted = torch.minimum(p, self.ceiling(q, p))
@@ -70,7 +70,7 @@ class Speculative(Raised):
         """Return q."""
         return NodeRow(alive)
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return q."""
         return q
 

@@ -15,11 +15,11 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import ungraphed
 from cactus_theory.base.rows import scaled
 from cactus_theory.base.tolerances import LEAST
-from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
 from cactus_theory.policies._base_classes import FixedTarget
-from cactus_theory.policies._decisions import Budget, Declaration, Path, Support
+from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support
 from cactus_theory.policies._knobs import (
     AnyNumber,
     Count,
@@ -57,7 +57,7 @@ class Either(FixedTarget):
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
         """Return whether h = p."""
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return p on its support, or q."""
         taken = self.takes_draft(q, p)
         if not (taken.is_cuda or bool(taken.any())):
@@ -97,7 +97,7 @@ class Fuzzy(Either):
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
         """Return whether the rows are close."""
         p, q = (ungraphed(rows) for rows in (p, q))
-        return divergences_of(find_divergence(self.divergence), p, q) < self.threshold
+        return divergences_of(known_divergence(self.divergence), p, q) < self.threshold
 
 
 @register("cascade_opt")
@@ -148,7 +148,7 @@ class CascadeToken(FixedTarget):
         """Return: no budget; acceptance need not grow with α."""
         return Declaration(0, -math.inf, None, continuous=False)
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return p on the trusted tokens, and q times the rest of the mass."""
         high = (q >= (1 - self.alpha) * q.amax(-1, keepdim=True)) & (q > 0)
         trusted = torch.where(high, p, 0.0)
@@ -172,7 +172,7 @@ class Tempered(FixedTarget):
         """Return: no budget; T = 1 is lossless."""
         return Declaration(strict=1.0)
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return q^(1/T) normalised; T = ∞ is uniform over the tokens with q > 0."""
         if self.temperature == 1:
             return q
@@ -200,7 +200,7 @@ class Truncated(FixedTarget):
         strict = 1.0 if self.top_k is None else None
         return Declaration(strict=strict, budget=budget, continuous=False)
 
-    def target(self, q: Rows, p: Rows, path: Path | None = None) -> Rows:
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the truncated q, renormalised; ties at the cut go to the smaller index."""
         if self.top_p == 1 and self.top_k is None:
             return q

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from cactus_theory.base.specs import split
-from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._check_properties import Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._policies import check_policy
@@ -152,7 +151,7 @@ def _check(options: dict[str, Any], say: Callable[..., None]) -> None:
     """Check the rule and report every result so far as an event."""
     source, names = options["source"], options["properties"]
     try:
-        rule = find_policy(source)
+        rule = read_policy(source)
         declaration(rule, source)
         chosen = [own.name for own in PROPERTIES.chosen("--properties", names)]
     except (ValueError, TypeError, OSError) as error:
@@ -183,7 +182,7 @@ def declaration(policy: Policy, source: str) -> str:
     """Return the policy's declaration; raise ValueError if it cannot be read."""
     try:
         if (budget := policy.declares.budget) is not None:
-            find_divergence(budget.divergence)
+            read_divergence(budget.divergence)
         return declared(policy)
     except Exception as error:
         raise ValueError(

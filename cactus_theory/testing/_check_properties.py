@@ -194,7 +194,7 @@ class Checker:
         rows = q.tolist(), p.tolist()
         return finding(prop, worst, rows, emitted=smallest.emitted[0].tolist(), **more)
 
-    def judge(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
+    def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
         """Return the verdict on all rows."""
         verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._property import Property
@@ -69,7 +68,7 @@ def check_policy(
         elif not prop.applies(policy):
             verdict = PropertyVerdict(name, prop.statement, "not declared", 0, None)
         else:
-            verdict = checker.judge(prop, behaviours + (others if prop.at_other_knobs else []))
+            verdict = checker.verdict_on(prop, behaviours + (others if prop.at_other_knobs else []))
         if prop is first:  # one mistake, one finding: the other properties use the sound rows
             behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
             answering = (b for b in others if checker.error_on(first, b) is None)
@@ -145,7 +144,7 @@ def assert_policy_properties(
     >>> assert_policy_properties("band:delta=0.1", properties=["budget_holds"], examples=10).passed
     True
     """
-    policy = find_policy(policy)
+    policy = read_policy(policy)
     chosen = [prop.name for prop in PROPERTIES.chosen("properties", properties)]
     if rows is None:
         groups = draw_examples(int(check.number("examples", examples, 1)), seed)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.defaults import FEWEST_TEXTS
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import read_divergence
 
 PerText = Real[np.ndarray, "texts"]
 
@@ -189,7 +189,7 @@ class Replay:
         return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
 
     def _spent(self, divergence: str) -> PerText:
-        spec = find_divergence(divergence).spec
+        spec = read_divergence(divergence).spec
         return self.spent[check.one_of("divergence", spec, tuple(self.spent))]
 
 

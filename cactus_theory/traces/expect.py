@@ -19,8 +19,7 @@ from jaxtyping import Bool, Float, Int
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Estimate, check_texts, ratio_of_sums
 from cactus_theory.traces.replays import batch_law, draft_width
 from cactus_theory.traces.trace import ENTRIES, Trace
@@ -28,7 +27,7 @@ from cactus_theory.verify.contract import Verifier, find_verifier
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class LoggedRounds:
     """The rounds of a trace that drafted anything, all coins integrated out.
 
     Attributes
@@ -49,7 +48,7 @@ class Rounds:
     prompts: Int[np.ndarray, "texts"]
     names: tuple[str, str, str]
 
-    def part(self, texts: Sequence[int]) -> "Rounds":
+    def part(self, texts: Sequence[int]) -> "LoggedRounds":
         """Return the rounds of some texts."""
         chosen = np.isin(self.text, texts)
         arrays = {name: own[chosen] for name, own in list(vars(self).items())[:5]}
@@ -73,7 +72,9 @@ class Expectation:
     freedom : degrees of freedom of errors.
     """
 
-    def __init__(self, record: Rounds, behind_ends: bool = False, short_ends: bool = False) -> None:
+    def __init__(
+        self, record: LoggedRounds, behind_ends: bool = False, short_ends: bool = False
+    ) -> None:
         """Count places behind an end of text; draft no more than is left of a text, or all."""
         self.record, self.behind_ends = record, behind_ends
         lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
@@ -174,7 +175,7 @@ def expect(
     """Return the acceptance to expect at each position; exact given the rows, all coins out.
 
     A trace's rounds start where those of the decode that was logged did: for that decode's
-    policy, verifier and K the numbers are consistent. Rounds without a draft do not count.
+    policy, verifier and K the numbers are consistent. LoggedRounds without a draft do not count.
 
     Parameters
     ----------
@@ -217,7 +218,7 @@ def expectations(
     ``on_cycles`` is called with how many rounds are done, now and then.
     """
     width = draft_width(trace, num_draft_tokens)
-    rule = find_policy(policy).at_ends(trace.ends)
+    rule = read_policy(policy).at_ends(trace.ends)
     verifiers = {name: find_verifier(judge) for name, judge in judges.items()}
     for verifier in verifiers.values():
         verifier.check(rule)
@@ -243,7 +244,9 @@ def expectations(
     prompts, source = np.array(trace.prompts), trace.fingerprint
     return {
         name: Expectation(
-            Rounds(text, lengths, left, own, going, prompts, (rule.spec, verifier.spec, source))
+            LoggedRounds(
+                text, lengths, left, own, going, prompts, (rule.spec, verifier.spec, source)
+            )
         )
         for (name, verifier), own in zip(verifiers.items(), alive, strict=True)
     }

@@ -217,7 +217,7 @@ def log_shown(
 
 
 def _details(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
-    judges = {"policy": options.policies[0].spec, "verifier": options.judge.spec}
+    judges = {"policy": options.policies[0].spec, "verifier": options.parsed_verifier.spec}
     details: dict[str, Any] = {} if judges == USUAL else dict(judges)
     if groups:
         details["groups"] = {name: list(values) for name, values in groups.items()}

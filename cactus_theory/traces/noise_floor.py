@@ -18,8 +18,8 @@ from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.models import CachedModel
-from cactus_theory.divergences import divergence
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import batch_law
 from cactus_theory.traces.trace import ENTRIES, Trace
@@ -134,9 +134,9 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
-    kl = divergence("kl").value
-    lossless, chain = find_policy("speculative"), find_verifier("chain")
-    colder = [find_policy("tempered", temperature=temperature) for temperature in temperatures]
+    kl = read_divergence("kl").value
+    lossless, chain = read_policy("speculative"), find_verifier("chain")
+    colder = [read_policy("tempered", temperature=temperature) for temperature in temperatures]
     for batch in trace.batches(ENTRIES):
         alive, going, _ = batch_law(batch, lossless, chain, {}, trace.ends)
         reached = torch.where(going, alive, 0.0)

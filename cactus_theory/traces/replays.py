@@ -24,12 +24,10 @@ from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule, check_rule, read_rule
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
-from cactus_theory.policies import FixedTarget, Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.policies import FixedTarget, Policy, read_policy
 from cactus_theory.policies._copies import copied
-from cactus_theory.policies._decisions import Path as Reached
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.trace import ENTRIES, Batch, Trace
@@ -64,7 +62,7 @@ def replay(
         exact.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
-    divergences : which ones the meter adds up; none where a verifier looks ahead of sampled
+    divergences : which ones the meter adds up; none where a verifier defers of sampled
         drafts.
     on_cycles : called with how many cycles are done, now and then.
 
@@ -121,7 +119,7 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     """
     verifier = find_verifier(verifier)
     return isinstance(verifier, Chain) or (
-        isinstance(verifier, Block) and find_policy(policy).look_ahead is None
+        isinstance(verifier, Block) and read_policy(policy).look_ahead is None
     )
 
 
@@ -136,7 +134,7 @@ def _replays(
 ) -> dict[int, Replay]:
     """Return a replay per K, the last one the longest, from one pass."""
     rule, verifier = read_rule(policy).at_ends(trace.ends), find_verifier(verifier)
-    kinds = {kind.spec: kind for kind in map(find_divergence, divergences)}
+    kinds = {kind.spec: kind for kind in map(read_divergence, divergences)}
     check_rule(rule, verifier)
 
     def begun(width: int) -> Replay:
@@ -187,7 +185,7 @@ def batch_law(
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
     draft = Draft(ids, [width] * len(ids), batch.draft_probs)
     if isinstance(verifier, Chain | Block):
-        raised = verifier.looked_ahead(policy, q, draft)
+        raised = verifier.raised_entries(policy, q, draft)
         alive, spent = _followed([policy] * width, verifier, q, draft, kinds, raised)
     else:
         law = verifier.law(Assignment((policy,)), q, draft)
@@ -220,7 +218,7 @@ def _followed(
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
     for place, (policy, drafted) in enumerate(zip(policies, ids.unbind(1), strict=True)):
         reached, rows = alive[:, place], (q[:, place], p[:, place])
-        path = Reached(reached, None if raised is None else raised[:, place])
+        path = PathState(reached, None if raised is None else raised[:, place])
         emitted = verifier.emitted(policy, *rows, path)
         for spec, kind in kinds.items():
             spent[spec][:, place] = emitted.charges(kind).spent
@@ -271,7 +269,7 @@ def _scheduled(
         draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
         choice, _ = schedule.choose_by_nodes(state, q[None], draft, verifier)
         law = verifier.law(Assignment(schedule.policies, choice[None]), q[None], draft)
-        if law.emitted is None or verifier.looks_ahead:
+        if law.emitted is None or verifier.defers:
             raise NotImplementedError(NO_ROW.format(verifier.name))
         policies = tuple(schedule.policies[number] for number in choice[: len(ids)].tolist())
         if isinstance(verifier, Chain | Block):
@@ -282,7 +280,7 @@ def _scheduled(
         count = int(torch.multinomial(law.stop[0], 1, generator=source))
         token = int(torch.multinomial(law.last[0, count], 1, generator=source))
         if rows := min(count + 1, len(ids)):
-            path = Reached(
+            path = PathState(
                 law.alive[0, :rows], None if law.raised is None else law.raised[0, :rows]
             )
             accepted = torch.arange(rows, device="cpu") < count

@@ -11,11 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.emitted import Audit, audit
-from cactus_theory.policies import Declaration, Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Declaration, Policy, read_policy
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import ENTRIES, Trace
@@ -140,7 +138,7 @@ def pooled_audit(
         As :func:`cactus_theory.audit`; a trace of deterministic drafts only.
     """
     source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
-    policy, kind = find_policy(policy), find_divergence(divergence)
+    policy, kind = read_policy(policy), read_divergence(divergence)
     sums = np.zeros((5, source.texts))
     held = 0
     for text, q, p in row_pairs(source, ENTRIES):

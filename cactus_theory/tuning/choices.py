@@ -14,7 +14,7 @@ import numpy as np
 from cactus_theory.answer_bounds import event_bounds, share
 from cactus_theory.base.significance import WIDE
 from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import Estimate, Replay, valued
 from cactus_theory.traces.replays import OnCycles, replay
 from cactus_theory.traces.trace import Trace
@@ -107,7 +107,7 @@ def answers_of(
     verifier, width = choice.family.verifier, choice.num_draft_tokens
     free = replay(trace, choice.policy, verifier, num_draft_tokens=width)
     per_text = free.spent["kl"] / free.tokens
-    price = getattr(find_policy(choice.policy), "price", None)
+    price = getattr(read_policy(choice.policy), "price", None)
     looser = choice.policy if price is None else choice.family.policy(LOOSER / price).spec
     ledger, own = Ledger(looser, level), {"num_draft_tokens": width, "on_cycles": on_cycles}
     capped = replay(trace, ledger, verifier, **own)

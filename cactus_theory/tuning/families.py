@@ -13,8 +13,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies.band import EOS
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import replay_widths, shares_rows
@@ -58,7 +57,7 @@ class Family:
 
     def at(self, value: float) -> Policy:
         """Return the policy at a value of its knob."""
-        return find_policy(self.base, **{self.varied: value})
+        return read_policy(self.base, **{self.varied: value})
 
     def policy(self, looseness: float) -> Policy:
         """Return the policy at a looseness; its knob has six digits."""
@@ -126,9 +125,9 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
         if varied == "price" and not kind.priced:
             return []
         knob = KNOBS[varied]
-        base = find_policy(f"{family}={knob[0](1.0)}{comma}{others}").at_ends(ends)
+        base = read_policy(f"{family}={knob[0](1.0)}{comma}{others}").at_ends(ends)
         if family in FOR_DIVERGENCE and kind.spec != "kl":
-            base = find_policy(base, divergence=kind.spec)
+            base = read_policy(base, divergence=kind.spec)
         tried = [find_verifier(judge).name] if judge else (USUAL | OTHERS)[family]
         return [Family(whole, verifier, base, varied, *knob) for verifier in tried]
     if "=" not in name and ":" in name:
@@ -136,7 +135,7 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
         raise ValueError(
             f"policies: must be a policy with its knobs, or one of {names}; got {name!r}"
         )
-    base = find_policy(name).at_ends(ends)
+    base = read_policy(name).at_ends(ends)
     judges = USUAL.get(name) or _followers(base.spec)
     return [Family(base.spec, verifier, base) for verifier in judges]
 
@@ -144,7 +143,7 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
 def _followers(spec: str) -> list[str]:
     # one that takes more than chains is one of the others on them
     names = [name for name in verifiers(metered=True) if find_verifier(name).drafts == ("chain",)]
-    able, refused = followers(find_policy(spec), names)
+    able, refused = followers(read_policy(spec), names)
     if not able:
         raise ValueError(f"policies: a verifier must be able to follow {spec}; got {refused}")
     return able

@@ -12,8 +12,7 @@ from functools import partial
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.defaults import TUNED_WIDTHS
 from cactus_theory.decoding.truncation import WHOLE
-from cactus_theory.divergences import Divergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.traces.estimate import Replay, check_texts
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.choices import Halves, Tuned, answers_of, priced
@@ -76,7 +75,7 @@ def tune(
     >>> round(best.replay.divergence_per_token().value, 3)
     0.05
     """
-    level, kind = checked_level(level), find_divergence(divergence)
+    level, kind = checked_level(level), read_divergence(divergence)
     check_texts(trace.texts)
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(trace.num_draft_tokens, widths)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
@@ -60,7 +60,7 @@ class Walk:
         self.emitted = torch.zeros(q[:, 1:].shape, dtype=torch.float64, device=ids.device)
         self.alive[:, 0] = 1.0
         batch = torch.arange(len(ids), device=ids.device)
-        self.raised = looked_ahead(assigned, q, draft)
+        self.raised = raised_entries(assigned, q, draft)
         for place in range(ids.shape[1]):
             self._step(place, counts)
         self.last[batch, counts] = q[batch, counts]
@@ -93,12 +93,12 @@ class Walk:
 
     def _target(self, place: int, q: Tensor, p: Tensor, alive: Tensor) -> Tensor:
         policies, choice = self.assigned.policies, self.assigned.choice
-        path = Path(alive, None if self.raised is None else self.raised[:, place])
+        path = PathState(alive, None if self.raised is None else self.raised[:, place])
         rows = [policy.target(q, p, path) for policy in policies]
         return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
 
 
-def looked_ahead(
+def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
 ) -> Float[Tensor, "texts K"] | None:
     """Return h_n along deterministic chains, NaN where their policy looks not ahead, or None."""

@@ -21,7 +21,7 @@ from cactus_theory.emitted import raised_off_head
 from cactus_theory.optimum.bands import Charge, charge_of
 from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.policies import FixedTarget, PerProposal, Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies.raised import Speculative
 
 Rows = Float[Tensor, "rows vocab"]
@@ -43,8 +43,8 @@ class Emitted:
         policy: Policy,
         q: Rows,
         p: Rows,
-        path: Path,
-        law: Callable[[Rows, Rows, Path], Rows | None],
+        path: PathState,
+        law: Callable[[Rows, Rows, PathState], Rows | None],
         of_policy: bool = False,
     ) -> None:
         self.policy, self.q, self.p, self.path = policy, q.detach(), p.detach(), path
@@ -117,7 +117,9 @@ class Emitted:
         return Charge(divergence.from_generator(spent), accepted, raised)
 
     def _part(self, at: slice) -> "Emitted":
-        path = Path(self.path.alive[at], None if self.path.raised is None else self.path.raised[at])
+        path = PathState(
+            self.path.alive[at], None if self.path.raised is None else self.path.raised[at]
+        )
         return Emitted(self.policy, self.q[at], self.p[at], path, self._law, self.of_policy)
 
     def _accepted(self, overlap: PerRow) -> PerRow:

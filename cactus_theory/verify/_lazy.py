@@ -24,7 +24,7 @@ from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify._runs import Index, Left, Place, Run
 from cactus_theory.verify.draft import Assignment, Draft
@@ -177,7 +177,7 @@ class Law:
         if place in run.deterministic:
             p = self.draft.offers(run.row, run.nodes[place], q[0])[None]
         alive = [run.alive[at] for run, at in places] if self.in_blocks else [1.0]
-        path = Path(torch.tensor(alive, dtype=torch.float64, device="cpu"))
+        path = PathState(torch.tensor(alive, dtype=torch.float64, device="cpu"))
         h = policy.target(q, p.double(), path if self.in_blocks else None)
         assert h is not None  # check() has seen the policy
         return path.alive[:, None] * h.detach() if self.in_blocks else h.detach()

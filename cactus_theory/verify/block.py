@@ -25,10 +25,10 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import Walk, block_on_device, looked_ahead, rows_by_choice
+from cactus_theory.verify._dense import Walk, block_on_device, raised_entries, rows_by_choice
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._lazy import Law
 from cactus_theory.verify._runs import Left, Place, Run, chains
@@ -118,7 +118,7 @@ class Block(Verifier):
         counts = torch.as_tensor(draft.counts, device=target_probs.device)
         batch = torch.arange(len(counts), device=counts.device)
         q, p = target_probs[batch, counts], draft.probs[batch, counts]
-        start = Path(q.new_ones(len(q), dtype=torch.float64))
+        start = PathState(q.new_ones(len(q), dtype=torch.float64))
         rows = [policy.target(q.double(), p.double(), start) for policy in assigned.policies]
         choice, judges = assigned.choice, (counts - 1).clamp(min=0)
         return rows_by_choice(rows, None if choice is None else choice[batch, judges])
@@ -128,16 +128,16 @@ class Block(Verifier):
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
-        path: Path,
+        path: PathState,
     ) -> Emitted:
         """Return h at charged rows."""
         return Emitted(policy, target_probs, draft_probs, path, policy.target, of_policy=True)
 
-    def looked_ahead(
+    def raised_entries(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
         """Return h_n of deterministic tokens; None where the policy does not look ahead."""
-        return looked_ahead(Assignment((policy,)), target_probs, draft)
+        return raised_entries(Assignment((policy,)), target_probs, draft)
 
     def law(
         self,
@@ -174,7 +174,7 @@ class Blocks(Law):
             draft = self.draft
             if any(run.cut for run in self.runs):
                 draft = replace(draft, counts=[run.count for run in self.runs])
-            self.raised = looked_ahead(self.assigned, self.q, draft)
+            self.raised = raised_entries(self.assigned, self.q, draft)
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         low, high = map(self.chosen, zip(*bounds, strict=True))
         if self.raised is not None:

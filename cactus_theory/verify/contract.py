@@ -27,13 +27,13 @@ from torch import Tensor
 
 from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 NO_ROW = (
-    "verifier: {0} looks ahead, so what it emits at a row depends on rows of tokens that were not "
-    "drafted, and cannot be metered; `python -m simulations table rules` says what it costs"
+    "verifier: {0} defers refusals, so what it emits at a row depends on rows of tokens that were "
+    "not drafted, and cannot be metered; `python -m simulations table rules` says what it costs"
 )
 
 
@@ -50,11 +50,11 @@ class VerdictLaw:
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
         at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None of sampled
-        drafts where the verifier looks ahead.
+        drafts where the verifier defers.
     turns : (B, K), what each acceptance coin is compared with, where each token has its own.
     raised : as in :class:`Verdict`.
 
-    Entries beyond the drafted tokens of a row are 0. Of a verifier that looks ahead ``alive`` is
+    Entries beyond the drafted tokens of a row are 0. Of a verifier that defers ``alive`` is
     given the whole draft, the tail of ``stop``.
 
     Examples
@@ -83,7 +83,7 @@ class Verifier(ABC):
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
-    looks_ahead : class fact, whether a token's fate depends on coins and rows below it. What is
+    defers : class fact, whether verdicts wait for coins and rows below a token (FLy). What is
         emitted at a node then depends on rows below tokens that were not drafted: no row has a
         law of its own, nothing can be metered while decoding, and the policy's row is not what
         is emitted, a lossless policy's neither. The law of whole rounds is enumerated over all
@@ -99,7 +99,7 @@ class Verifier(ABC):
     name: ClassVar[str]
     reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
-    looks_ahead: ClassVar[bool] = False
+    defers: ClassVar[bool] = False
 
     @property
     def needs_next_draft_row(self) -> bool:
@@ -142,7 +142,7 @@ class Verifier(ABC):
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
-        path: Path,
+        path: PathState,
     ) -> Emitted:
         """Return the exact law of the next token at charged rows.
 
@@ -151,18 +151,18 @@ class Verifier(ABC):
         Raises
         ------
         NotImplementedError
-            A verifier that looks ahead: no row has a law of its own.
+            A verifier that defers: no row has a law of its own.
         """
-        if self.looks_ahead:
+        if self.defers:
             raise NotImplementedError(NO_ROW.format(self.name))
 
-        def law(q: Tensor, p: Tensor, path: Path) -> Tensor:
+        def law(q: Tensor, p: Tensor, path: PathState) -> Tensor:
             return policy.emitted(q, p)
 
-        start = Path(torch.ones_like(path.alive))
+        start = PathState(torch.ones_like(path.alive))
         return Emitted(policy, target_probs, draft_probs, start, law, of_policy=True)
 
-    def looked_ahead(
+    def raised_entries(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
         """Return ``raised`` of verdicts under one policy for every token: no coin enters."""
@@ -206,18 +206,18 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
     'mine'
     """
 
-    def enter(kind: type[Kind]) -> type[Kind]:
+    def add(kind: type[Kind]) -> type[Kind]:
         VERIFIERS.add(name, kind())
         kind.name = kind.registered_as = name  # type: ignore[attr-defined]
         return kind
 
-    return enter
+    return add
 
 
 def verifiers(metered: bool = False) -> tuple[str, ...]:
     """Return the names of the registered verifiers; only those that can be metered if asked."""
     names = VERIFIERS.names()
-    return tuple(name for name in names if not (metered and VERIFIERS.find(name).looks_ahead))
+    return tuple(name for name in names if not (metered and VERIFIERS.find(name).defers))
 
 
 def find_verifier(verifier: str | Verifier) -> Verifier:

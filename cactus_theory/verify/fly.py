@@ -59,7 +59,7 @@ class Fly(Verifier):
     entropy: float = 0.3
     k: int = 3
 
-    looks_ahead = True
+    defers = True
 
     def __post_init__(self) -> None:
         if self.window is not None:

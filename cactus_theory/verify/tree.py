@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._runs import Descent, index_of
@@ -112,17 +112,17 @@ class Tree(Verifier):
         policy: Policy,
         target_probs: Float[Tensor, "rows vocab"],
         draft_probs: Float[Tensor, "rows vocab"],
-        path: Path,
+        path: PathState,
     ) -> Emitted:
         """Return h at charged rows; ``draft_probs`` are selection laws."""
         return RUNS[self.runs].emitted(policy, target_probs, draft_probs, path)
 
-    def looked_ahead(
+    def raised_entries(
         self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
         """Return h_n along deterministic chains; None where the policy does not look ahead."""
         judge = RUNS[self.runs] if is_chain(draft) else super()
-        return judge.looked_ahead(policy, target_probs, draft)
+        return judge.raised_entries(policy, target_probs, draft)
 
     def law(
         self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft

@@ -42,7 +42,7 @@ FEWEST_TEXTS = 32
 
 
 @dataclass
-class Rounds:
+class RequestRounds:
     """The recorded rounds of one request until it ends."""
 
     folder: Folder
@@ -114,7 +114,7 @@ class Recorder:
             used = rounds.folder.entries[-1].bytes + OF_ENTRY
             self.left += max((rounds.bytes or OF_TEXT) - used, 0)
 
-    def _rounds(self, request: Request) -> Rounds | None:
+    def _rounds(self, request: Request) -> RequestRounds | None:
         """Return the recorded rounds of a request; None where its setting has no folder."""
         if request.rounds is None:
             header = self._header(request)
@@ -130,7 +130,7 @@ class Recorder:
                     return None
                 self.folders[repr(header)] = folder
                 self.warn(f"rounds are written to {path}, up to {size:,} bytes each")
-            request.rounds = Rounds(folder)
+            request.rounds = RequestRounds(folder)
         return request.rounds
 
     def _try(self, write: Callable[[], Any]) -> Any:

@@ -41,7 +41,7 @@ class Request:
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
         policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
-        self.followed, self.judge = Rule(policy, ()), settings.verifier
+        self.followed, self.verifier = Rule(policy, ()), settings.verifier
         measured = bool(settings.readings)
         self.meter: Meter | None = None
         if measured:
@@ -60,7 +60,7 @@ class Request:
         if not count:
             return 0, 0.0
         charged = slice(0, min(accepted + 1, count))
-        rows = verified_rows(place, charged, verified, self.judge)
+        rows = verified_rows(place, charged, verified, self.verifier)
         self.followed.observe(rows)
         self.followed.advance([0] * (accepted + 1))
         if self.meter is None:

@@ -161,8 +161,8 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         return None
     from cactus_theory.base.arguments import number, one_of
     from cactus_theory.decoding.ledger import Ledger
-    from cactus_theory.divergences import divergence
-    from cactus_theory.policies import policy
+    from cactus_theory.divergences import read_divergence
+    from cactus_theory.policies import read_policy
     from cactus_theory.verify import find_verifier
     from cactus_theory.vllm.bias import check_policy
 
@@ -173,7 +173,7 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         refuse_accounts(text[CAP], text[READINGS], text[TRACE])
 
     def checked(spec: str) -> "Policy":
-        rule = policy(spec).at_ends(())  # no tokenizer is known here
+        rule = read_policy(spec).at_ends(())  # no tokenizer is known here
         if by_bias:
             check_policy(rule)
             return rule
@@ -186,7 +186,7 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         policy=named(POLICY, checked, spec),
         policies=named(POLICIES, _offered, text[POLICIES], checked),
         verifier=verifier,
-        divergence=named(DIVERGENCE, divergence, text[DIVERGENCE] or "kl"),
+        divergence=named(DIVERGENCE, read_divergence, text[DIVERGENCE] or "kl"),
         meter=_meter(text[METER], text[READINGS]),
         cap=cap,
         readings=_readings(text[READINGS]),

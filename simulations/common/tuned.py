@@ -9,7 +9,7 @@ from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import Pair
-from cactus_theory.policies import policy
+from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
@@ -80,5 +80,5 @@ def key(level: float) -> str:
 
 def config(line: Mapping[str, Any], path: Path, policies: Sequence[str]) -> Config:
     """Return the decode of a line of a journal; of files' policies those among ``policies``."""
-    trusted = [policy(name).spec for name in filter(file_of, policies)]
+    trusted = [read_policy(name).spec for name in filter(file_of, policies)]
     return config_of(line, str(path), 1, trusted)

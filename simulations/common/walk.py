@@ -16,8 +16,7 @@ from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify.draw import pick
 
 from .inputs import ENDS, add_end_arguments, add_pair_arguments, loaded, prompt_ids, settings_of
@@ -86,7 +85,7 @@ def log_rows(
     if tokens_each < 1 or longest < 1:
         most = longest + tokens_each - 1
         raise ValueError(f"tokens_each: must be from 1 to {most}; got {tokens_each}")
-    steps, lossless = list[Step](), find_policy("speculative")
+    steps, lossless = list[Step](), read_policy("speculative")
     coins = torch.Generator().manual_seed(seed)
     with Progress("logging rows", len(prompts_ids)) as progress:
         for prompt in prompts_ids:

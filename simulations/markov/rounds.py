@@ -128,7 +128,7 @@ def drafted_rounds(
     for place in range(width):
         # what follows depends on the path to it alone: any of the drafts beginning so
         target = by_prefix(q[:, place], place)[:, :, 0]
-        if verdicts.emitted is None:  # a verifier that looks ahead: added up over all drafts
+        if verdicts.emitted is None:  # a verifier that defers: added up over all drafts
             law = (ends[place] + alive[place + 1]).unflatten(1, (-1, vocab))
             law = law / alive[place][..., None]
         else:

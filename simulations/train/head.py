@@ -37,7 +37,7 @@ from ..common.journal import Journal
 from . import corpus, eagle3, report
 from .eagle3 import Batch, Unrolled, rows_of
 from .fit import Plan, fit
-from .samples import Source, Texts, Turn, own_prompts, written
+from .samples import SampledTexts, Source, Turn, own_prompts, written
 
 FLAGS: Numbers = {
     "draft_vocab": (8192, "tokens that the head scores: those that the texts hold most often"),
@@ -104,9 +104,9 @@ def run(args: argparse.Namespace) -> int:
         paths = seen.pieces(
             target, args.work_dir / "seen", args.pieces, args.piece_texts, states, args.seed
         )
-        texts, folder = Texts(paths, embedding), args.work_dir / "unseen"
+        texts, folder = SampledTexts(paths, embedding), args.work_dir / "unseen"
         paths = unseen.pieces(target, folder, 1, args.piece_texts, states, args.seed + 1)
-        scored = Texts(paths, embedding)
+        scored = SampledTexts(paths, embedding)
         own = start(args, target, texts, reads)
         outcomes, finished = taught(args, own, target, texts), args.work_dir / "head"
         name = args.target.name if isinstance(args.target, Path) else args.target
@@ -149,7 +149,9 @@ def say_costs(args: argparse.Namespace, target: Any, seen: Source, reads: Sequen
     )
 
 
-def start(args: argparse.Namespace, target: Any, texts: Texts, reads: Sequence[int]) -> Eagle3Head:
+def start(
+    args: argparse.Namespace, target: Any, texts: SampledTexts, reads: Sequence[int]
+) -> Eagle3Head:
     if args.init is not None:
         own = Eagle3Head.load(args.init)
         Eagle3Drafter(own).check(target)
@@ -161,7 +163,9 @@ def start(args: argparse.Namespace, target: Any, texts: Texts, reads: Sequence[i
     return eagle3.build(target, kept, reads, args.seed)
 
 
-def taught(args: argparse.Namespace, own: Eagle3Head, target: Any, texts: Texts) -> dict[str, Any]:
+def taught(
+    args: argparse.Namespace, own: Eagle3Head, target: Any, texts: SampledTexts
+) -> dict[str, Any]:
     student, rows = Unrolled(own), rows_of(target, own.ids)
     outcomes = {}
     for seed, (name, (steps, share, decay, by_kl)) in enumerate(STAGES.items(), args.seed):

@@ -22,7 +22,7 @@ from ..common.results import provenance, write_bytes, write_text
 from . import corpus
 from .corpus import Document, Stream
 from .eagle3 import Unrolled, rows_of
-from .samples import Source, Texts, Turn
+from .samples import SampledTexts, Source, Turn
 
 FOLDERS = ("work_dir", "out")  # flags that change no number
 MODELS = ("target", "draft")
@@ -122,7 +122,7 @@ def measure_pair(
 
 @torch.inference_mode()
 def measure_head(
-    args: argparse.Namespace, folder: Path, target: Any, seen: Texts, unseen: Texts
+    args: argparse.Namespace, folder: Path, target: Any, seen: SampledTexts, unseen: SampledTexts
 ) -> Measures:
     """Measure the stored head on held-out texts; say of which target and texts it was made.
 

@@ -170,7 +170,7 @@ def _states(model: CachedModel, row: int, length: int) -> Float[Tensor, "length 
 
 
 @dataclass(frozen=True)
-class Texts:
+class SampledTexts:
     """All texts of some pieces: the files are read where they are asked for."""
 
     paths: Sequence[Path]
@@ -227,7 +227,7 @@ class Texts:
     def shuffled(self, size: int, most: int, seed: int) -> Callable[[int, Generator], Batch]:
         """Return a batch for each step; every text is seen about once an epoch.
 
-        Texts are sorted by length among every ``SORTED`` batches, which then waste little.
+        SampledTexts are sorted by length among every ``SORTED`` batches, which then waste little.
         """
         count = len(self.places)
         steps = max(count // size, 1)

@@ -10,7 +10,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.divergences import definition as divergences
-from cactus_theory.divergences.definition import registered_divergence
+from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import contract as verifiers
 from simulations.common.grid import checked_policy, followers
@@ -71,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_divergence_of_a_file_is_one_everywhere(folder: Path) -> None:
     kind = ct.divergence("own.py:Nats")
     assert kind.spec == "own.py:Nats" and ct.divergence(kind.spec) == kind
-    assert registered_divergence("own.py:Nats") == kind  # which has been read
+    assert known_divergence("own.py:Nats") == kind  # which has been read
     q, p = torch.tensor([[0.2, 0.8], [0.9, 0.1]], dtype=torch.float64)
     found = ct.optimal_acceptance(q, p, divergence="own.py:Nats", delta=0.1)
     assert found.acceptance == ct.optimal_acceptance(q, p, divergence="kl", delta=0.1).acceptance
@@ -138,4 +138,4 @@ def test_data_names_no_code(folder: Path, spec: str) -> None:
     with pytest.raises(ValueError, match="verifier: must be one of"):
         ct.load_tuned(folder / "tuned.json")
     with pytest.raises(ValueError, match="divergence: must be one of"):
-        registered_divergence("own.py:Nats")
+        known_divergence("own.py:Nats")

@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
@@ -91,7 +91,7 @@ def _verified(schedule, judge, draft, q, p, choice, count):
     """Return the rows of a round as a ledger books them: by their tokens."""
     policies = tuple(schedule.policies[number] for number in choice[:count].tolist())
     accepted = torch.ones(count).bool()
-    path = Path(torch.ones(count).double())
+    path = PathState(torch.ones(count).double())
     ids = draft.token_ids[0, :count]
     return VerifiedRows(q[:count], p[:count], ids, accepted, policies, judge, path)
 

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ModelDrafter, NGram, generate
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 
 # enumerated sums of a few float64 products
@@ -34,7 +34,7 @@ def test_the_bonus_has_the_law_of_the_policys_row(spec):
     q, p, ids = rows(0, width)
     counts = torch.tensor([2, 1, 2])
     batch = torch.arange(len(ids))
-    start = Path(torch.ones(3, dtype=torch.float64))
+    start = PathState(torch.ones(3, dtype=torch.float64))
     h = rule.target(q[batch, counts], p[batch, counts], start)
     judge = find_verifier("block:bonus=policy")
     assert judge.needs_next_draft_row and judge.spec == "block:bonus=policy"

@@ -42,7 +42,7 @@ def test_specs_are_read_once():
     options = DecodeOptions(policy=[band, late, "typical"], max_new_tokens=4, verifier="chain")
     assert options.policies[0] is band and options.policies[1] is late
     assert options.policies[2].spec == ct.policy("typical").spec
-    assert options.judge.spec == "chain" and options.metered.spec == "kl"
+    assert options.parsed_verifier.spec == "chain" and options.metered.spec == "kl"
     assert replace(options, meter=False).metered is None
     with pytest.raises(FrozenInstanceError):
         options.seed = 3

@@ -58,7 +58,7 @@ def test_the_command_line_takes_siblings(tiny, monkeypatch):
                 return {"input_ids": [1, 2]}
 
     def spy(target, drafter, ids, options):
-        seen.append((drafter, options.judge.spec))
+        seen.append((drafter, options.parsed_verifier.spec))
         raise ValueError("no decode")
 
     monkeypatch.setattr("cactus_theory.decoding.decode", spy)

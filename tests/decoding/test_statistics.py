@@ -12,10 +12,10 @@ import cactus_theory as ct
 from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate
 from cactus_theory.decoding.models import cache_check, projections
 from cactus_theory.decoding.readings import Reading
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.emitted import emitted_law, raised_off_head
-from cactus_theory.policies import policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies import read_policy
+from cactus_theory.policies._decisions import PathState
 from tests.amounts import some
 from tests.decoding.test_ragged import SEEDS, padded, prompts
 
@@ -108,8 +108,8 @@ def test_a_generator_fixes_everything_and_global_state_is_left_alone(tiny):
 def test_the_meter_equals_a_recomputation(tiny, spec, kind):
     result = run(tiny, spec, new=40, record_rows=True, seed=2, meter=kind)
     rows, meter = result.rows, result.reading
-    rule = policy(spec)
-    spent = divergence(kind).value(
+    rule = read_policy(spec)
+    spent = read_divergence(kind).value(
         emitted_law(rule, rows.target_probs, rows.draft_probs), rows.target_probs
     )
     assert meter.rows == len(rows.draft_token_ids) > 10
@@ -282,7 +282,7 @@ def emitted_row(rule, verifier, ids, q, p, i, alive):
     if deterministic and rule.look_ahead is not None:
         h = looking_ahead(q, ids, i, rule.price)
     else:
-        path = Path(torch.tensor([alive], dtype=torch.float64))
+        path = PathState(torch.tensor([alive], dtype=torch.float64))
         h = rule.target(q[i : i + 1], p[i : i + 1], path)[0]
     return h, min(1.0, alive * float(h[ids[i]] / p[i, ids[i]]))
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.divergences import Divergence, FDivergence
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import Divergence, FDivergence, read_divergence
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._property import EXACT, Bounds, Properties, Seen, broken
 from cactus_theory.testing._report import row as shown_row
@@ -58,7 +57,7 @@ def assert_divergence_properties(
 
     The message shows the first broken property. Returns how many pairs of rows were checked.
     """
-    kind = find_divergence(divergence)
+    kind = read_divergence(divergence)
     known = GENERATOR_PROPERTIES | VALUE_PROPERTIES
     names = [check.one_of("properties", name, tuple(known)) for name in properties or known]
     geometry, values = (

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.testing._property import Bounds, Properties, broken
 from cactus_theory.verify import Assignment, Verifier, find_verifier
 from cactus_theory.verify.draw import pick
@@ -72,7 +71,7 @@ def assert_drafter_properties(
     little that tests of frequencies may let it pass. Returns how many tokens were checked.
     """
     drafter, judge = as_drafter(drafter), find_verifier(verifier)
-    parts = drafter, target_model, model, judge, find_policy(policy)
+    parts = drafter, target_model, model, judge, read_policy(policy)
     seen = Bench(*parts, temperature, num_draft_tokens, rounds, seed)
     with torch.inference_mode():
         fault = broken(type(drafter).__name__, [seen], DRAFTER_PROPERTIES.values())
@@ -300,7 +299,7 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         assert draft is not None and q is not None
         if draft.sampled is None or draft.probs is None or not bool(draft.sampled.any()):
             continue
-        one = Path(torch.ones(1, dtype=torch.float64))
+        one = PathState(torch.ones(1, dtype=torch.float64))
         h = seen.policy.target(q[:1, 0].double(), draft.offers(0, 0, q[0, 0].double())[None], one)
         if h is None:
             return

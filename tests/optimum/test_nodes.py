@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cactus_theory.divergences import FDivergence, divergence
+from cactus_theory.divergences import FDivergence, read_divergence
 from cactus_theory.optimum.bands import Bands
 from tests.amounts import amount, some
 from tests.formulas import by_hand
@@ -33,7 +33,7 @@ GAIN = 1e-14
 
 
 def kind_of(spec: str) -> FDivergence:
-    kind = divergence(spec)
+    kind = read_divergence(spec)
     assert isinstance(kind, FDivergence)
     return kind
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cactus_theory.divergences import FDivergence, divergence
+from cactus_theory.divergences import FDivergence, read_divergence
 from cactus_theory.optimum.batch_edges import searched_edges, solve_edges, sorted_edges
 from cactus_theory.optimum.certificate import geometry_of
 from tests.amounts import some
@@ -14,12 +14,12 @@ KINDS = (("smooth", "smooth"), ("spiky", "spiky"), ("smooth", "zeros"), ("zeros"
 CLOSE, GAP = 1e-9, 1e-12
 # an edge where little is cut may be off further than what it cuts
 EDGE = 1e-6
-SMOOTH = [s for s in ALL if getattr(divergence(s).generator, "smooth", False)]
-PRICED = [s for s in SMOOTH if isinstance(divergence(s), FDivergence)]
+SMOOTH = [s for s in ALL if getattr(read_divergence(s).generator, "smooth", False)]
+PRICED = [s for s in SMOOTH if isinstance(read_divergence(s), FDivergence)]
 
 
 def both(q, p, spec, knob, amount):
-    geometry = geometry_of(q, p, divergence(spec))
+    geometry = geometry_of(q, p, read_divergence(spec))
     amounts = torch.full(q.shape[:1], amount, dtype=torch.float64)
     _, done = searched_edges(geometry, knob, amounts)
     ways = (way(geometry, knob, amounts) for way in (solve_edges, sorted_edges))

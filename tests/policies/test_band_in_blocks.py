@@ -8,9 +8,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.optimum.look_ahead import LookAhead
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
@@ -37,7 +37,7 @@ def deterministic(width: int, seed: int, vocab: int = 3):
 def value_of(rule: ct.Policy, q, ids, price: float) -> float:
     law = find_verifier("block").law(Assignment((rule,)), q, Draft(ids, [ids.shape[1]], None))
     tokens = 1 + float(law.alive[0, 1:].sum())
-    spent = divergence("kl").value(law.emitted[0], q[0, :-1])
+    spent = read_divergence("kl").value(law.emitted[0], q[0, :-1])
     return tokens - price * float((law.alive[0, :-1] * spent).sum())
 
 
@@ -145,7 +145,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
         target, ModelDrafter(disturbed(target), greedy=True), torch.tensor([[1, 5, 9]]),
         policy=f"band:{spec}", num_draft_tokens=3, max_new_tokens=24, verifier=watched,
     )  # fmt: skip
-    kl, spent, accepted = divergence("kl"), [], 0
+    kl, spent, accepted = read_divergence("kl"), [], 0
     for q, draft, verdict in watched.seen:
         count, passed = draft.lengths[0], int(verdict.num_accepted[0])
         assert draft.probs is None
@@ -155,7 +155,7 @@ def test_the_meter_of_a_greedy_drafter(spec: str) -> None:
         for place in range(min(passed + 1, count)):
             n = int(draft.token_ids[0, place])
             if "per_row" in spec:
-                path = Path(torch.tensor([alive], dtype=torch.float64))
+                path = PathState(torch.tensor([alive], dtype=torch.float64))
                 row = one_hot(torch.tensor([n]), q[0, :1])
                 h = band(spec).target(q[:, place], row, path)
             else:
@@ -181,15 +181,15 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     nothing = math.nan
     raised = torch.tensor([0.8, nothing, nothing, nothing], dtype=torch.float64)
     alive = torch.tensor([0.9, 0.8, 0.7, 1.0], dtype=torch.float64)
-    path = Path(alive, raised)
+    path = PathState(alive, raised)
     meter = Meter(rules, "kl", "block")
     meter.add(q, p, choice, path)
     first = q[0] * 0.2 / (1 - q[0, 1])
     first[1] = 0.8
-    plain = rules[0].target(q[2:3], p[2:3], Path(alive[2:3]))
+    plain = rules[0].target(q[2:3], p[2:3], PathState(alive[2:3]))
     second = rules[1].emitted(q[[1, 3]], p[[1, 3]])
     h = torch.stack([first, second[0], plain[0], second[1]])
-    spent = divergence("kl").value(h, q)
+    spent = read_divergence("kl").value(h, q)
     assert meter.sums()[1] == pytest.approx(float(spent.sum()), abs=ROUNDING)
 
 

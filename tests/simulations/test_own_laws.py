@@ -14,7 +14,7 @@ from cactus_theory.decoding import FourBit
 from simulations.__main__ import main
 from simulations.common.walk import walked
 from simulations.lengths import _row, expected_calls
-from simulations.price_travels import BAND, Texts, _solved
+from simulations.price_travels import BAND, OwnTexts, _solved
 from tests.amounts import thorough
 from tests.decoding.conftest import disturbed, random_llama
 
@@ -55,7 +55,7 @@ def written(pair, count=6, width=3):
     for step in walked(pair, PROMPTS * 2, ct.policy("speculative"), 8, coins(1)):
         for at, number in enumerate(step.texts):
             kept[number].append((step.tokens[at], step.q[at].float(), step.p[at].float()))
-    return Texts([tuple(map(torch.stack, zip(*own, strict=True))) for own in kept], [5], width)
+    return OwnTexts([tuple(map(torch.stack, zip(*own, strict=True))) for own in kept], [5], width)
 
 
 @pytest.mark.parametrize("law", ["speculative", "tempered:temperature=0.6"])

@@ -11,7 +11,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.divergences.definition import examples
 from solvers._attempts import SolverGaveUp
 from tests.amounts import amount
@@ -22,7 +22,7 @@ SMALLEST_ENTRY = 1e-4
 ALLOWED_TO_GIVE_UP = 0.02
 
 DIVERGENCES = (*examples(), "alpha:a=-0.7", "alpha:a=1.43", "renyi:a=0.5")
-LINEAR = tuple(spec for spec in DIVERGENCES if divergence(spec).linear)
+LINEAR = tuple(spec for spec in DIVERGENCES if read_divergence(spec).linear)
 
 
 def examples(spec: str, most: int = 24, thorough: int = 120) -> hypothesis.settings:

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cactus_theory.divergences.definition import examples
-from cactus_theory.divergences.definition import registered_divergence as find_divergence
+from cactus_theory.divergences.definition import examples, known_divergence
 from solvers import optimal, per_proposal
 
 OUT = Path("tests/data/reference.npz")
@@ -120,7 +119,7 @@ def _budget(spec: str, q: np.ndarray, p: np.ndarray, share: float) -> float:
     inside = np.where(q > 0, p, 0.0)
     total = inside.sum()
     whole = 0.05 * q + 0.95 * (inside / total if total > 0 else q)
-    value = find_divergence(spec).value(torch.from_numpy(whole), torch.from_numpy(q))
+    value = known_divergence(spec).value(torch.from_numpy(whole), torch.from_numpy(q))
     return max(share * float(value), 1e-3)
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from solvers import _perspective, block
 from solvers._dual_bounds import price_bound
 from solvers.path_tree import PathTree, follow, random_tree
@@ -33,7 +33,7 @@ TREES = [
 
 def check(tree, program, spec, goal):
     """Raise unless a program's answer is what its fields say, and proven."""
-    kind = divergence(spec)
+    kind = read_divergence(spec)
     followed = follow(tree, program.target, kind)
     np.testing.assert_allclose(program.target.sum(-1), 1, atol=ROUNDING)
     assert not program.target[tree.target == 0].any()
@@ -66,7 +66,7 @@ def test_a_budget_is_a_price(spec):
         knob = {"per_call" if name == "divergence" else name: getattr(priced, name)}
         within = block.solve(tree, spec, **knob)
         assert within.tokens == pytest.approx(priced.tokens, abs=SOLVED)
-        if divergence(spec).smooth:
+        if read_divergence(spec).smooth:
             assert within.price == pytest.approx(2.5, rel=1e-3)
 
 
@@ -122,7 +122,7 @@ def test_the_ends_are_limits():
     assert near.lossless < near.tokens < near.lossless + 1e-2
     far = block.solve(tree, price=1e-3)
     assert far.tokens == pytest.approx(tree.possible.sum(), abs=1e-4)
-    least = follow(tree, block.accepting_rows(tree), divergence("kl"))
+    least = follow(tree, block.accepting_rows(tree), read_divergence("kl"))
     assert far.divergence <= least.divergence + 1e-6
     almost = block.solve(tree, per_call=0.999 * least.divergence)
     assert tree.possible.sum() - 1e-3 < almost.tokens < tree.possible.sum()
@@ -139,7 +139,7 @@ def test_nothing_can_be_accepted_where_target_and_draft_are_apart():
 @pytest.mark.parametrize("spec", SUMMED)
 def test_no_row_beats_a_bound_at_any_multipliers(spec):
     tree, noise = random_tree(3, 3, seed=3, zeros=0.3), np.random.default_rng(0)
-    kind = divergence(spec)
+    kind = read_divergence(spec)
     for _ in range(amount(4, 60)):
         price = float(np.exp(noise.uniform(-3, 3)))
         alpha = noise.uniform(-0.5, 4.5, size=tree.target.shape)
@@ -151,6 +151,6 @@ def test_no_row_beats_a_bound_at_any_multipliers(spec):
 
 
 def test_a_divergence_without_a_perspective_is_named(monkeypatch):
-    monkeypatch.delitem(_perspective._FORMS, type(divergence("kl")))
+    monkeypatch.delitem(_perspective._FORMS, type(read_divergence("kl")))
     with pytest.raises(ValueError, match=r"@perspective_of\(KL\)"):
         block.solve(random_tree(2, 1, seed=1), price=1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cactus_theory.divergences import FDivergence, divergence
+from cactus_theory.divergences import FDivergence, read_divergence
 from solvers import _design_dual
 from solvers.design import Design
 from tests.amounts import some
@@ -14,7 +14,7 @@ pytest.importorskip("cvxpy")
 SMOOTH = [
     spec
     for spec in DIVERGENCES
-    if isinstance(divergence(spec), FDivergence) and divergence(spec).smooth
+    if isinstance(read_divergence(spec), FDivergence) and read_divergence(spec).smooth
 ]
 # a conic solver's own
 VALUE, PRICE = 1e-6, 2e-3

@@ -9,7 +9,7 @@ from scipy.optimize import linprog
 from scipy.special import rel_entr
 
 import cactus_theory as ct
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from solvers.path_tree import PathTree, follow, random_tree
@@ -17,7 +17,7 @@ from tests.amounts import amount
 
 # sums of a few products of float64 numbers
 ROUNDING = 1e-12
-KL = divergence("kl")
+KL = read_divergence("kl")
 # HiGHS, at its feasibility tolerance
 LINEAR_PROGRAM = 1e-7
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 import cactus_theory as ct
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from solvers import per_proposal
 from tests.solvers.cases import DIVERGENCES, LINEAR, Tally, budgets, examples, pairs
 
@@ -19,7 +19,7 @@ SMALLEST_PRICE = 1e-3
 
 def raised_root(q_n, spec, delta):
     """Return the largest γ in [q_n, 1] of the two-point equation, by scipy's ``brentq``."""
-    kind, target = divergence(spec), torch.tensor(q_n, dtype=torch.float64)
+    kind, target = read_divergence(spec), torch.tensor(q_n, dtype=torch.float64)
     if q_n in (0.0, 1.0) or delta == 0:
         return q_n
     if delta == math.inf:
@@ -117,6 +117,6 @@ def test_ends_leave_the_target_alone(spec):
 @pytest.mark.parametrize("spec", DIVERGENCES)
 def test_the_ceiling_is_just_above_the_root(spec):
     q = np.array([1e-4, 0.01, 0.3, 0.6899])
-    ceiling = per_proposal.raised_ceiling(q, divergence(spec), 0.2)
+    ceiling = per_proposal.raised_ceiling(q, read_divergence(spec), 0.2)
     roots = [raised_root(x, spec, 0.2) for x in q]
     np.testing.assert_allclose(ceiling, roots, rtol=1e-8)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cactus_theory.divergences import FDivergence, divergence
+from cactus_theory.divergences import FDivergence, read_divergence
 from solvers import _attempts, _conic, _perspective, block, decode, optimal, per_proposal, sequence
 from solvers._dual_bounds import Lagrangian, lagrange_bound
 from solvers.design import Design
@@ -16,7 +16,7 @@ from tests.solvers.cases import DIVERGENCES, pairs
 
 Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
 CURVED = [kind(**kind.example).spec for kind in _perspective._FORMS]
-GENERATORS = [spec for spec in DIVERGENCES if isinstance(divergence(spec), FDivergence)]
+GENERATORS = [spec for spec in DIVERGENCES if isinstance(read_divergence(spec), FDivergence)]
 # of sums of a few float64 numbers
 ROUNDING = 1e-9
 BOTH, TREE = np.stack([Q, P, Q]), random_tree(3, 2, seed=2)
@@ -34,7 +34,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("spec", some(CURVED, 4))
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_wrong_left_side_is_noticed(monkeypatch, program, spec, wrong):
-    kind = type(divergence(spec))
+    kind = type(read_divergence(spec))
     for forms in (_conic._LEFT_SIDES, _perspective._FORMS):
         if right := forms.get(kind):
             monkeypatch.setitem(forms, kind, lambda row, f, right=right: wrong * right(row, f))
@@ -81,7 +81,7 @@ def test_no_row_beats_a_bound_at_any_multipliers(spec, rows, share, slope, level
     q_in, p_in = q[inside], p[inside]
     noise = np.random.default_rng(seed).dirichlet(np.full(len(q_in), 0.5))
     h = (1 - share) * q_in + share * noise
-    kind = divergence(spec)
+    kind = read_divergence(spec)
     spent = float(kind.value(torch.from_numpy(h), torch.from_numpy(q_in)))
     if not np.isfinite(spent):
         return
@@ -96,7 +96,7 @@ def test_no_row_beats_a_bound_at_any_multipliers(spec, rows, share, slope, level
 def test_no_leaking_row_beats_a_bound_either(spec, rows, z, slope, level):
     q, p = rows
     q_in, p_in = q[q > 0], p[q > 0]
-    kind = divergence(spec)
+    kind = read_divergence(spec)
     spent = _attempts.divergence_of(kind, (1 - z) * q_in, q_in, z)
     value = np.minimum(p_in, (1 - z) * q_in).sum() + min(z, 0.3)
     bound = lagrange_bound(kind, q_in, p_in, spent, (slope, level), 0.3)
@@ -107,7 +107,7 @@ def test_no_leaking_row_beats_a_bound_either(spec, rows, z, slope, level):
 def test_no_row_in_a_box_beats_a_bound(spec):
     noise = np.random.default_rng(4)
     q, p = noise.dirichlet(np.ones(6), size=2)
-    kind, cost, tried = divergence(spec), np.linspace(-1, 2, 6), 0
+    kind, cost, tried = read_divergence(spec), np.linspace(-1, 2, 6), 0
     for row in 0.5 * q + 0.5 * noise.dirichlet(np.ones(6), size=400):
         if (row < 0.3 * q).any() or (row > 2.5 * q).any():
             continue
@@ -125,5 +125,5 @@ def test_no_row_in_a_box_beats_a_bound(spec):
 @pytest.mark.parametrize("level", [1.0, 2.0])
 def test_a_multiplier_too_small_to_divide_by_still_proves_a_bound(level):
     one = np.ones(1)
-    bound = lagrange_bound(divergence("reverse_kl"), one, one, 0.0, (5e-324, level), 0.3)
+    bound = lagrange_bound(read_divergence("reverse_kl"), one, one, 0.0, (5e-324, level), 0.3)
     assert 1 <= bound < np.inf

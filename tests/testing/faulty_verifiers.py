@@ -10,7 +10,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Declaration, FixedTarget
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import Chain, Fly, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draw import pick
@@ -185,10 +185,11 @@ FAULTS = (
           "counts_have_a_law"),
     Fault("1 added before P is taken off", plain(value=sure_first), "what_is_sure_is_accepted"),
     Fault("a bonus from h",
-          plain(bonus=lambda self, q, p, policy: policy.target(q, p, Path(q[:, 0].double() ** 0))),
+          plain(bonus=lambda self, q, p, policy:
+                policy.target(q, p, PathState(q[:, 0].double() ** 0))),
           "next_token_has_the_law", MIXED),
     Fault("a path that is always alive",
-          plain(path=lambda self, alive: Path(torch.ones_like(alive))),
+          plain(path=lambda self, alive: PathState(torch.ones_like(alive))),
           "next_token_has_the_law", Fading()),
     Fault("the first policy everywhere",
           plain(policy=lambda self, assigned, place: torch.zeros(1, dtype=torch.int64)),

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Verdict, VerdictLaw, Verifier
 from cactus_theory.verify._emitted import Emitted
@@ -46,7 +46,7 @@ class Plain(Verifier):
         return q
 
     def path(self, alive):
-        return Path(alive)
+        return PathState(alive)
 
     def policy(self, assigned, place):
         """Return the number of each row's policy at a place."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cactus_theory.traces import Observation, compare_observed
-from cactus_theory.traces.expect import Expectation, Rounds
+from cactus_theory.traces.expect import Expectation, LoggedRounds
 
 WIDTH = 4
 
@@ -54,7 +54,7 @@ class Engine:
         left = np.clip(self.most - 1 - position, 0, WIDTH)
         prompts = np.tile(np.arange(len(ease)), self.repeats)
         lengths, names = np.full(len(text), WIDTH), ("made", "chain", "made")
-        healthy = Expectation(Rounds(text, lengths, left, alive, going, prompts, names))
+        healthy = Expectation(LoggedRounds(text, lengths, left, alive, going, prompts, names))
         if self.repeats == 1:
             ease = 0.65 + 0.12 * source.standard_normal(self.texts)
         else:

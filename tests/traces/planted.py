@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, decode
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import read_policy
 from cactus_theory.traces import Observation, compare_observed
 from cactus_theory.traces.faults import Fault
 from cactus_theory.traces.replays import batch_law
@@ -155,7 +155,7 @@ class Pool:
     def of(
         cls, source: Rounds, judge: Verifier, short_ends: bool = False, told: bool = False
     ) -> "Pool":
-        rule = find_policy("speculative")
+        rule = read_policy("speculative")
         alive, text, lengths = [], [], []
         for batch in source.batches(0):
             ids = batch.draft_token_ids

@@ -23,7 +23,7 @@ from cactus_theory.traces import (
 )
 from cactus_theory.traces.counters import observed_rates, read_metrics
 from cactus_theory.traces.estimate import CannotSay
-from cactus_theory.traces.expect import Expectation, Rounds, critical, wilson
+from cactus_theory.traces.expect import Expectation, LoggedRounds, critical, wilson
 from tests.amounts import amount
 from tests.traces.engines import KINDS, Engine, alarms
 
@@ -134,7 +134,7 @@ def made(
     whole = np.full(len(text), 2)
     going, names = np.ones_like(alive, bool), ("made", "chain", "made")
     order = np.tile(np.arange(prompts), repeats)
-    return Expectation(Rounds(text, whole, whole, alive, going, order, names))
+    return Expectation(LoggedRounds(text, whole, whole, alive, going, order, names))
 
 
 def test_intervals_hold_together() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cactus_theory.policies import policy
+from cactus_theory.policies import read_policy
 from cactus_theory.policies.reshaped import Truncated
 from cactus_theory.traces import compare_observed
 from cactus_theory.traces.expect import expectations
@@ -28,7 +28,7 @@ from tests.traces.conftest import rows_of
 
 EXACT = 1e-12
 BY_NAME = {own.name: own for own in FAULTS}
-LOSSLESS = Assignment((policy("speculative"),))
+LOSSLESS = Assignment((read_policy("speculative"),))
 HEAT = 0.5
 CHAIN = find_verifier("chain")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as some_of
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Block, Draft, find_verifier
 from cactus_theory.verify._dense import block_on_device
@@ -124,7 +124,7 @@ def test_bounds_from_entries_hold(spec: str, kinds: tuple[str, str]) -> None:
     source = torch.Generator().manual_seed(1)
     alive = torch.rand(count, generator=source, dtype=torch.float64).clamp(min=1e-6)
     alive[: count // 2] = 1.0
-    h = rule.target(q, p, Path(alive))
+    h = rule.target(q, p, PathState(alive))
     assert h is not None
     assert bool((h <= rule.highest * (1 + 1e-9) * q + 1e-14)[q > 0].all())
     if rule.between:  # what h leaves is no more than what q leaves

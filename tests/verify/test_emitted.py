@@ -5,7 +5,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.emitted import RaisedOffHead, raised_off_head
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import find_verifier
 from tests.amounts import some
 from tests.rows import pair
@@ -28,7 +28,7 @@ def test_charges_are_those_of_the_law(spec, dtype):
     alive, ids = torch.linspace(0.1, 1.0, 12, dtype=torch.float64), p.argmax(-1)
     verifiers = ("chain", "block") if "free" not in spec else ("chain",)
     for verifier in verifiers:
-        emitted = find_verifier(verifier).emitted(ct.policy(spec), q, p, Path(alive))
+        emitted = find_verifier(verifier).emitted(ct.policy(spec), q, p, PathState(alive))
         for kind in map(ct.divergence, some(KINDS, 3)):
             own, written = emitted.charges(kind), emitted._charges_of_laws(kind)
             for found, expected in zip(own, written, strict=True):
@@ -40,7 +40,7 @@ def test_charges_are_those_of_the_law(spec, dtype):
 
 def test_mass_off_the_head_is_metered_as_a_divergence_is():
     q, p = pair(6, 7, seed=5)
-    reached = Path(torch.ones(6, dtype=torch.float64))
+    reached = PathState(torch.ones(6, dtype=torch.float64))
     emitted = find_verifier("chain").emitted(ct.policy("band:price=0.3"), q, p, reached)
     spent = emitted.charges(RaisedOffHead()).spent
     expected = 1000 * raised_off_head(emitted.laws, emitted.target)

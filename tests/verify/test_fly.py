@@ -75,7 +75,7 @@ def test_the_law_is_the_sum_over_native_decisions(width, window, entropy, k, zer
             own = q[row].tolist(), p[row].tolist()
             stop[documented(*own, drafted, coins, window, entropy, k)] += weight
         assert law.stop[row].tolist() == pytest.approx(stop, abs=EXACT)
-    assert law.emitted is None and verifier.looks_ahead
+    assert law.emitted is None and verifier.defers
 
 
 @pytest.mark.parametrize("window", [1, 2, None])
@@ -172,9 +172,11 @@ def test_what_it_cannot_do_raises():
     for bad in ("window=0", "entropy=-1", "k=0", "bonus=policy", "width=3"):
         with pytest.raises(ValueError):
             find_verifier(f"fly:{bad}")
-    with pytest.raises(ValueError, match="fly looks ahead.*give meter=False"):
+    with pytest.raises(ValueError, match="fly defers.*give meter=False"):
         DecodeOptions(verifier="fly", max_new_tokens=4)
-    assert DecodeOptions(verifier="fly", max_new_tokens=4, meter=False).judge.spec == "fly"
+    assert (
+        DecodeOptions(verifier="fly", max_new_tokens=4, meter=False).parsed_verifier.spec == "fly"
+    )
     with pytest.raises(NotImplementedError, match="cannot be metered"):
         replay("simulations/data/trace", "speculative", "fly")
     assert find_verifier("fly:window=2,entropy=0.5,k=3").spec == "fly:window=2,entropy=0.5"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree, find_verifier
 from cactus_theory.verify._runs import Run
@@ -134,7 +134,7 @@ class Walks:
         if fixed or r.any():
             kind = "deterministic+sampled" if r.any() else "deterministic"
             law = ct.selection_law(q, r if r.any() else None, 1, kind, fixed) if fixed else r
-            path = Path(torch.tensor([alive], dtype=torch.float64))
+            path = PathState(torch.tensor([alive], dtype=torch.float64))
             rows = (torch.tensor(row)[None] for row in (q, law))
             h = self.policy.target(*rows, path)[0].numpy()
         return Step(at, alive, q, r, h, fixed, np.maximum(alive * h - r, 0.0))

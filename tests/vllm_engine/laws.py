@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._decisions import Path as Reached
+from cactus_theory.policies._decisions import PathState
 from tests.counts import p_value
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
@@ -71,7 +71,7 @@ def block_law(spec, **sampling):
 
     def at(prefix, alive):
         q, p = target_row(prefix, **sampling)[None], draft_row(prefix, **sampling)[None]
-        reached = Reached(torch.tensor([alive], dtype=torch.float64))
+        reached = PathState(torch.tensor([alive], dtype=torch.float64))
         return rule.target(q, p, reached)[0], p[0]
 
     def law(prefix):

@@ -55,7 +55,11 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' step where it is to verify, and the name of the loop for the result."""
     options, policies, coins = opening.options, opening.policies.distinct, opening.coins
-    device_loop, judge, temperature = options.device_loop, options.judge, options.temperature
+    device_loop, judge, temperature = (
+        options.device_loop,
+        options.parsed_verifier,
+        options.temperature,
+    )
     if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
         return None, "device"
     reason = obstacle(policies, judge, models, coins.device, temperature)
@@ -81,10 +85,10 @@ def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
         yield "where logits processors apply"
     if any(not isinstance(own.schedule, OnePolicy) for own in opening.policies.followed):
         yield "where a schedule chooses policies"
-    if options.judge.drafts != ("chain",):
-        yield f"where {options.judge.spec} may walk trees"
-    if options.judge.needs_next_draft_row:
-        yield f"where {options.judge.spec} reads one more draft row"
+    if options.parsed_verifier.drafts != ("chain",):
+        yield f"where {options.parsed_verifier.spec} may walk trees"
+    if options.parsed_verifier.needs_next_draft_row:
+        yield f"where {options.parsed_verifier.spec} reads one more draft row"
     names = ["record_rows"] * options.record_rows
     names += [name for name in ("on_rows", "on_round") if getattr(options.callbacks, name)]
     names += ["fast_forward"] * (options.fast_forward is False)

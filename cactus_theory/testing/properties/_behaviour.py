@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
 
 # largest V of properties that take O(V) for a drafted token: a real vocabulary
@@ -196,7 +195,7 @@ def at_knob(policy: Policy, value: float) -> Policy | None:
     if policy.knob is None:
         return None
     try:
-        return find_policy(policy, **{policy.knob: value})
+        return read_policy(policy, **{policy.knob: value})
     except (TypeError, ValueError):
         return None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.divergences import divergence as find_divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.emitted import raised_alone
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedResidual
@@ -135,7 +135,7 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     """D ≤ budget: of the emitted law, or of every proposal's row (declares ``budget``)."""
     budget = seen.policy.declares.budget
     assert budget is not None
-    kind, most = find_divergence(budget.divergence), budget.amount
+    kind, most = read_divergence(budget.divergence), budget.amount
     allowed = budget.rounding
     if budget.scope == "emitted":
         # masses are sums of rounded terms: move them towards q by the rounding error
@@ -171,7 +171,7 @@ def _two_point(seen: Behaviour, raised: Tensor) -> Tensor:
     """Return D of q scaled off n so that h_n is ``raised``: the cheapest such row."""
     budget = seen.policy.declares.budget
     assert budget is not None
-    return raised_alone(find_divergence(budget.divergence), raised, seen.q)
+    return raised_alone(read_divergence(budget.divergence), raised, seen.q)
 
 
 @policy_property(

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies import policy as find_policy
+from cactus_theory.policies import read_policy
 from cactus_theory.testing._property import broken
 from cactus_theory.testing.verifiers import exact, coins  # noqa: F401
 from cactus_theory.testing.verifiers._enumeration import VERIFIER_PROPERTIES, Enumeration
@@ -85,12 +85,12 @@ def assert_verifier_properties(
 
 def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> list[Policy]:
     if policies is not None:
-        chosen = [find_policy(policy) for policy in policies]
+        chosen = [read_policy(policy) for policy in policies]
         for policy in chosen:
             verifier.check(policy)
         return chosen
     followed = []
-    for policy in map(find_policy, POLICIES):
+    for policy in map(read_policy, POLICIES):
         with suppress(ValueError):
             verifier.check(policy)
             followed.append(policy)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.testing._property import Measure, Properties, Seen, always
 from cactus_theory.testing.verifiers._trees import Trees
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
@@ -172,7 +172,7 @@ class Enumeration(Seen):
         """Return by depth the row h that the token after each node must follow."""
         by_depth = []
         for q, p, alive in zip(self.trees.q, self.trees.p, self.alive, strict=False):
-            rows, path = (q.flatten(0, 1), p.flatten(0, 1)), Path(alive.flatten())
+            rows, path = (q.flatten(0, 1), p.flatten(0, 1)), PathState(alive.flatten())
             by_depth.append(aim(self.verifier, self.policy, *rows, path).reshape(q.shape))
         return tuple(by_depth)
 
@@ -184,7 +184,7 @@ class Enumeration(Seen):
 
 def row_by_row(verifier: Verifier) -> bool:
     """Return whether the token at a node must have the policy's law there."""
-    return not verifier.looks_ahead
+    return not verifier.defers
 
 
 def aim(
@@ -192,7 +192,7 @@ def aim(
     policy: Policy,
     q: Float[Tensor, "rows vocab"],
     p: Float[Tensor, "rows vocab"],
-    path: Path,
+    path: PathState,
 ) -> Float[Tensor, "rows vocab"]:
     """Return the rows h that the token after each node must follow, float64.
 

@@ -158,7 +158,7 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
 
     Except from the target's own row, which replaces a residual that rounding has emptied. If
     the policy declares support="target", none is emitted that the target gives nothing; nor by a
-    verifier that looks ahead, whose h is not the policy's. What is accepted is what was drafted.
+    verifier that defers, whose h is not the policy's. What is accepted is what was drafted.
     """
     paths = some_paths(seen)
     ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)[
@@ -172,7 +172,7 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     each, place = torch.arange(len(paths.ids))[:, None, None], torch.arange(shape[-1])
     h, q = (rows[each, place, output.clamp(min=0)] for rows in (paths.aims, paths.q))
     possible = (h > 0) | ((q > 0) & (place == counts))
-    if seen.verifier.looks_ahead:
+    if seen.verifier.defers:
         possible |= q > 0
     if seen.policy.declares.support == "target":
         possible &= q > 0

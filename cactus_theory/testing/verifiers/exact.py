@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cactus_theory.policies import policy as find_policy
-from cactus_theory.policies._decisions import Path
+from cactus_theory.policies import read_policy
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.testing._property import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
@@ -136,11 +136,11 @@ def _highest(seen: Enumeration, depth: int) -> Tensor:
 @verifier_property(row_by_row, hint="the meter is given another row than the one that is emitted")
 def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """The law that the meter charges at each node is h there."""
-    assert seen.law.emitted is not None  # it must not be, of a verifier that does not look ahead
+    assert seen.law.emitted is not None  # it must not be, of a verifier that does not defer
     for depth, target in enumerate(seen.target):
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
-        path = Path(seen.alive[depth].flatten())
+        path = PathState(seen.alive[depth].flatten())
         charged = seen.verifier.emitted(seen.policy, q, p, path).laws
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
@@ -151,11 +151,11 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
 
 
 @verifier_property(
-    lambda verifier: verifier.looks_ahead,
+    lambda verifier: verifier.defers,
     hint="a token that the policy accepts is refused, or a row replaced",
 )
 def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]:
-    """A verifier that looks ahead accepts what the policy accepts token by token, and perhaps more.
+    """A verifier that defers accepts what the policy accepts token by token, and perhaps more.
 
     On every path at least i tokens are accepted as often as a chain accepts them; after each
     count stands the chain's law, recovered or bonus; the alive ratio is what ``stop`` adds up to.
@@ -284,7 +284,7 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     Whole drafts with a policy each have the verdicts that they have under that policy alone.
     """
     paths, verifier = some_paths(seen), seen.verifier
-    other = next(policy for policy in map(find_policy, OTHERS) if policy.spec != seen.policy.spec)
+    other = next(policy for policy in map(read_policy, OTHERS) if policy.spec != seen.policy.spec)
     policies = (seen.policy, other)
     number = torch.arange(len(paths.ids))[:, None]
     draft = Draft(paths.ids, [paths.length] * len(paths.ids), paths.p)
@@ -302,7 +302,7 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     law = verifier.law(Assignment(policies, turns), paths.q, draft)
     if law.emitted is None:
         return
-    path = Path(law.alive[:, :-1].flatten())
+    path = PathState(law.alive[:, :-1].flatten())
     rows = paths.q[:, :-1].flatten(0, 1), paths.p.flatten(0, 1)
     first, second = (
         aim(verifier, policy, *rows, path).reshape(law.emitted.shape) for policy in policies

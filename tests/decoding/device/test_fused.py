@@ -11,7 +11,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import DecodingError, device, generate
 from cactus_theory.decoding.device import BY_KERNELS
 from cactus_theory.decoding.device import round as device_round
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from tests.amounts import some
 from tests.decoding.device.test_same import ENDS, prompts
@@ -104,7 +104,7 @@ def assert_metered(reading, rule, charged):
     spent = expected = 0.0
     for q, p, alive in charged:
         law = rule.emitted(q[None], p[None])[0]
-        spent += float(divergence("kl").value(law, q).clamp(min=0))
+        spent += float(read_divergence("kl").value(law, q).clamp(min=0))
         expected += float(torch.minimum(p / alive, law).sum())
     assert reading.rows == len(charged) > 4
     assert reading.emitted_divergence == pytest.approx(spent, rel=METERED, abs=METERED)
