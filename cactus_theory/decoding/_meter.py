@@ -185,18 +185,15 @@ class Meter:
 def charge(
     meter: Meter, row: int, new: Sequence[int], verified: Verified, position: tuple[int, int]
 ) -> None:
-    """Give the meter the charged rows of one text, with that of a charged bonus.
+    """Give the meter the charged rows of one text.
 
     ``new`` are the tokens that the text took, ``position`` which text of the batch it is, and how
     many new tokens it had before.
     """
     drafted, choice = verified.draft.lengths[row], verified.assigned.choice
-    verdict = verified.verdict
-    nodes = verdict.charged_rows(row, min(drafted + verdict.charges_bonus, len(new)))
+    nodes = verified.verdict.charged_rows(row, min(drafted, len(new)))
     q, p = rows_at(row, nodes, verified)
     choices = None if choice is None else choice[row, nodes]
-    if choices is not None and len(choices) < len(q):  # the bonus follows the last one's policy
-        choices = torch.cat([choices, choice[row, drafted - 1 : drafted]])  # type: ignore[index]
     tokens = None
     if meter.log is not None:
         tokens = meter.log.slots(*position, len(q)), torch.tensor(new[: len(q)], device=q.device)

@@ -40,9 +40,8 @@ class HostRounds(Rounds):
             fast_forward=fast,
             reads=reads,
         )
-        following = self.verifier.needs_next_draft_row
         setting = DraftContext(
-            model, texts, self.warp, self.clock, opening.width, fast, following, self.target
+            model, texts, self.warp, self.clock, opening.width, fast, self.target
         )
         self.drafting = None if drafter is None else drafter.begin(setting)
         self.batch = texts.batch

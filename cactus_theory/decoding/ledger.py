@@ -14,7 +14,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec, check_bonus_is_free
+from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._decisions import PathState
@@ -127,7 +127,6 @@ class Ledger(Schedule):
     def check(self, verifier: Verifier) -> None:
         super().check(verifier)
         self.inner.check(verifier)
-        check_bonus_is_free("Ledger", verifier)
         if verifier.drafts != ("chain",) and not isinstance(verifier, Tree):
             raise ValueError(
                 "verifier: Ledger needs one that verifies one drafted path, or tree; got "

@@ -225,18 +225,6 @@ def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str
     return able, refused
 
 
-def check_bonus_is_free(schedule: str, verifier: Verifier) -> None:
-    """Raise for a verifier that charges bonus tokens, whose row no schedule has seen.
-
-    That is ``block:bonus=policy``: the bonus follows the policy of the last drafted token.
-    """
-    if verifier.needs_next_draft_row:
-        raise ValueError(
-            f"verifier: {schedule} needs bonus tokens from the target's row, which are free; "
-            f"got {verifier.spec!r}"
-        )
-
-
 Marker = int | Sequence[int]
 
 
@@ -299,10 +287,6 @@ class Between(Schedule):
     def spec(self) -> str:
         outside, inside = (policy.spec for policy in self.policies)
         return f"{inside} between {list(self.opening)} and {list(self.closing)}, else {outside}"
-
-    def check(self, verifier: Verifier) -> None:
-        super().check(verifier)
-        check_bonus_is_free("Between", verifier)
 
     def begin(self, prompt: Sequence[int]) -> Section:
         return self.advance(Section(False, ()), prompt)

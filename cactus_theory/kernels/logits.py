@@ -219,13 +219,11 @@ def verify_in_torch(
     """Return the emitted ids and the accepted counts; rows are softmax in float64.
 
     A draft ends before the first token outside the vocabulary or row that is no distribution;
-    −1 follows where that row is the target's. ValueError for an unknown verifier, one that takes
-    other rows, or a policy that it cannot follow.
+    −1 follows where that row is the target's. ValueError for an unknown verifier, or a policy
+    that it cannot follow.
     """
     judge = find_verifier(verifier)
     judge.check(policy)
-    if judge.needs_next_draft_row:
-        raise ValueError(f"verifier: must not read the draft's next row; got {verifier!r}")
     ids, vocab = requests.ids, requests.vocab
     assert ids is not None
     places = torch.arange(target.shape[1], device=ids.device).expand(len(ids), -1)

@@ -41,7 +41,7 @@ def verify_tensors(
     check_ids_kind(draft_token_ids)
     if validate:
         target_probs, draft_probs = _checked(
-            verifier, policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
+            policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
         )
     else:
         _check_ids(draft_token_ids, target_probs.shape[-1])
@@ -91,7 +91,6 @@ def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
 
 
 def _checked(
-    verifier: Verifier,
     policies: list[Policy],
     target: Any,
     draft: Any,
@@ -134,11 +133,9 @@ def _checked(
         return q, None
     p = check.as_tensor("draft_probs", draft)
     check.check_pair(check.as_tensor("target_probs", target), p, ("target_probs", "draft_probs"))
-    following = verifier.needs_next_draft_row
-    if p.shape != (batch, width + following, q.shape[-1]):
-        shape = (batch, width + following, q.shape[-1])
+    if p.shape != (shape := (batch, width, q.shape[-1])):
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
-    read = used if following else ids >= 0
+    read = ids >= 0
     if tree is not None:  # nodes after which a token was sampled
         flags = zip(tree.above, tree.flags, strict=True)
         for nodes, (above, (sampled, _)) in zip(read, flags, strict=True):

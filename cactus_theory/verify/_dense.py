@@ -19,7 +19,6 @@ def block_on_device(
     draft: Draft,
     accept: Tensor,
     draw: Tensor,
-    bonus: Tensor | None,
 ) -> Verdict:
     """Return the verdict of paths on a device, from tensors alone.
 
@@ -28,15 +27,13 @@ def block_on_device(
     """
     ids = draft.token_ids
     walk = Walk(assigned, target_probs, draft)
-    if bonus is not None:
-        walk.charge(bonus)
     place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
     undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there
     last = torch.where(undecided, NO_TOKEN, last)
-    return Verdict(ids, accepted, last, None, None, alive, walk.raised, bonus is not None)
+    return Verdict(ids, accepted, last, None, None, alive, walk.raised)
 
 
 class Walk:
@@ -52,7 +49,7 @@ class Walk:
     ) -> None:
         ids = draft.token_ids
         self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
-        self.counts = counts = torch.as_tensor(draft.counts, device=ids.device)
+        counts = torch.as_tensor(draft.counts, device=ids.device)
         shape = (len(ids), ids.shape[1] + 1)
         self.alive = torch.zeros(shape, dtype=torch.float64, device=ids.device)
         self.value = torch.zeros_like(self.alive)
@@ -66,13 +63,6 @@ class Walk:
         self.last[batch, counts] = q[batch, counts]
         self.value[batch, counts] = self.alive[batch, counts]
         self.value[:, 0] = 1.0
-
-    def charge(self, bonus: Float[Tensor, "batch vocab"]) -> None:
-        """Set the rows (B, V) that bonus tokens are drawn from, and charge them as emitted rows."""
-        batch = torch.arange(len(bonus), device=bonus.device)
-        self.last[batch, self.counts] = bonus.to(self.last.dtype)
-        self.emitted = torch.cat([self.emitted, torch.zeros_like(self.emitted[:, :1])], 1)
-        self.emitted[batch, self.counts] = bonus
 
     def _step(self, place: int, counts: Tensor) -> None:
         """Fill in the entries of the node after ``place`` tokens, and P of the next one."""

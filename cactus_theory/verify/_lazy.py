@@ -41,13 +41,11 @@ class Law:
 
     ``q_n``, ``p_n`` (runs, K) float64 are entries of the drafted tokens; p_n is 1 for deterministic
     drafts. Of trees p is given, and not read where nothing is sampled. ``raised`` are the h_n of
-    deterministic drafts, NaN where a policy does not look ahead, ``bonus`` the rows that wholly
-    accepted chains end with, if not those of q.
+    deterministic drafts, NaN where a policy does not look ahead.
     """
 
     in_blocks = False
     raised: Float[Tensor, "batch K"] | None = None
-    bonus: Float[Tensor, "batch vocab"] | None = None
 
     def __init__(
         self,
@@ -210,8 +208,6 @@ class Law:
 
     def _whole(self, run: Run) -> Left:
         """Return h after a whole run up to a factor: q, where nothing is deterministic."""
-        if self.bonus is not None:
-            return Left(self.bonus[run.row].numpy())
         place = run.count
         at, fixed = (run.row, run.nodes[place]), run.deterministic.get(place)
         q = _row(self._q, at)

@@ -17,18 +17,17 @@ and P alone will do (THEORY.md, Theorem 12).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import Walk, block_on_device, raised_entries, rows_by_choice
+from cactus_theory.verify._dense import Walk, block_on_device, raised_entries
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._lazy import Law
 from cactus_theory.verify._runs import Left, Place, Run, chains
@@ -38,32 +37,14 @@ from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 
 @register_verifier("block")
-@dataclass(frozen=True)
 class Block(Verifier):
     """A drafted path is verified as a whole, towards a row h of the policy at each node.
 
     Policies with a row of their own (``FixedTarget``) are followed as they are; per-proposal
     policies, such as Cactus, by the law that they emit.
-
-    Attributes
-    ----------
-    bonus : where the token after a wholly accepted draft comes from. ``target``: its own row,
-        which costs no divergence. ``policy``: the policy's row h, which is charged: then every
-        token of a round has the law h, and whole rounds that of h where h depends on the text
-        alone. It takes the draft's row after its last token, and deterministic drafts, which have
-        none, get the target's.
     """
 
-    bonus: str = "target"
     reaches_all_it_can = True
-
-    def __post_init__(self) -> None:
-        check.one_of("bonus", self.bonus, ("target", "policy"))
-
-    @property
-    def needs_next_draft_row(self) -> bool:
-        """Return whether the bonus comes from the policy's row."""
-        return self.bonus == "policy"
 
     def check(self, policy: Policy) -> None:
         """Raise for a policy without a row at each node.
@@ -93,35 +74,14 @@ class Block(Verifier):
         if not ids.shape[1]:
             last = pick(target_probs[:, 0], draw)
             return Verdict(ids, torch.zeros_like(last), last)
-        bonus = self._bonus(assigned, target_probs, draft)
         if ids.is_cuda:
-            return block_on_device(assigned, target_probs, draft, accept, draw, bonus)
+            return block_on_device(assigned, target_probs, draft, accept, draw)
         law = Blocks(assigned, target_probs, draft.probs, draft, *chains(draft, accept, draw))
-        law.bonus = bonus
         law.judge()
         alive = [(run.alive + [0.0] * len(accept[0]))[: len(accept[0])] for run in law.runs]
         ratios = torch.tensor(alive, dtype=torch.float64, device="cpu")
         ends = law.accepted_and_last()
-        return Verdict(ids, *ends, None, None, ratios, law.raised, bonus is not None)
-
-    def _bonus(
-        self, assigned: Assignment, target_probs: Tensor, draft: Draft
-    ) -> Float[Tensor, "batch vocab"] | None:
-        """Return h after the last drafted token of each row; None for the target's own row."""
-        if self.bonus == "target" or draft.probs is None:
-            return None
-        if draft.probs.shape[1] != target_probs.shape[1]:
-            raise ValueError(
-                "draft_probs: bonus='policy' needs the row after the last drafted token, too: "
-                f"{target_probs.shape[1]} rows; got {draft.probs.shape[1]}"
-            )
-        counts = torch.as_tensor(draft.counts, device=target_probs.device)
-        batch = torch.arange(len(counts), device=counts.device)
-        q, p = target_probs[batch, counts], draft.probs[batch, counts]
-        start = PathState(q.new_ones(len(q), dtype=torch.float64))
-        rows = [policy.target(q.double(), p.double(), start) for policy in assigned.policies]
-        choice, judges = assigned.choice, (counts - 1).clamp(min=0)
-        return rows_by_choice(rows, None if choice is None else choice[batch, judges])
+        return Verdict(ids, *ends, None, None, ratios, law.raised)
 
     def emitted(
         self,
@@ -147,11 +107,7 @@ class Block(Verifier):
     ) -> VerdictLaw:
         """Return the exact law of the verdict."""
         probs = None if draft.probs is None else draft.probs.double()
-        exact = replace(draft, probs=probs)
-        walk = Walk(assigned, target_probs.double(), exact)
-        bonus = self._bonus(assigned, target_probs.double(), exact)
-        if bonus is not None:
-            walk.charge(bonus)
+        walk = Walk(assigned, target_probs.double(), replace(draft, probs=probs))
         after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
         stop = walk.value * torch.cat([after, torch.ones_like(walk.value[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))
@@ -250,7 +206,6 @@ def verify_block(
     *,
     generator: Generators = None,
     coins: Coins | None = None,
-    bonus: str = "target",
     validate: bool = True,
 ) -> Verdict:
     """Verify each row's drafted path as a whole, then emit one more token per row.
@@ -265,12 +220,10 @@ def verify_block(
     policy : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
         proposal (followed by its emitted law).
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
-    draft_probs : (B, K, V) draft rows, or None if the draft was deterministic;
-        (B, K + 1, V) with ``bonus="policy"``.
+    draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
-    bonus : where the token after a wholly accepted draft comes from; see :class:`Block`.
     validate : check values and divide rows by their float64 sum; False does neither, but where
         a token is to be decided by a row with NaN or drawn from one without mass it raises (on
         CUDA, where nothing is read on the host, that token is −1).
@@ -295,5 +248,5 @@ def verify_block(
     tensor([[ 1, -1, -1]])
     """
     return verify_tensors(
-        Block(bonus), policy, target_probs, draft_probs, draft_token_ids, generator, coins, validate
+        Block(), policy, target_probs, draft_probs, draft_token_ids, generator, coins, validate
     )

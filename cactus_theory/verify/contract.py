@@ -49,8 +49,7 @@ class VerdictLaw:
         them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges. (B, K + 1, V) where a bonus is charged. None of sampled
-        drafts where the verifier defers.
+        at least: what the meter charges. None of sampled drafts where the verifier defers.
     turns : (B, K), what each acceptance coin is compared with, where each token has its own.
     raised : as in :class:`Verdict`.
 
@@ -70,7 +69,7 @@ class VerdictLaw:
     stop: Float[Tensor, "batch K1"]
     last: Float[Tensor, "batch K1 vocab"]
     alive: Float[Tensor, "batch K1"]
-    emitted: Float[Tensor, "batch rows vocab"] | None
+    emitted: Float[Tensor, "batch K vocab"] | None
     turns: Float[Tensor, "batch K"] | None = None
     raised: Float[Tensor, "batch K"] | None = None
 
@@ -100,11 +99,6 @@ class Verifier(ABC):
     reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
     defers: ClassVar[bool] = False
-
-    @property
-    def needs_next_draft_row(self) -> bool:
-        """Return whether the draft's row after a row's last token is read: (B, K + 1, V) rows."""
-        return False
 
     @property
     def spec(self) -> str:
@@ -223,7 +217,7 @@ def verifiers(metered: bool = False) -> tuple[str, ...]:
 def find_verifier(verifier: str | Verifier) -> Verifier:
     """Return the verifier of that name, or the verifier itself.
 
-    A name may be followed by options, as in ``block:bonus=policy``. ``my_file.py:Mine`` is read
+    A name may be followed by options, as in ``fly:window=2``. ``my_file.py:Mine`` is read
     from its file.
 
     Raises
@@ -236,8 +230,8 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
 
     Examples
     --------
-    >>> find_verifier("block:bonus=policy").spec
-    'block:bonus=policy'
+    >>> find_verifier("fly:window=2").spec
+    'fly:window=2'
     """
     if isinstance(verifier, Verifier):
         return verifier

@@ -35,8 +35,7 @@ class Draft:
     token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
     counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
     probs : (B, K, V) by node, the law that what follows node i was drawn from, or None if the
-        drafter is deterministic; arbitrary where nothing follows. (B, K + 1, V) for a
-        verifier that reads the row after a row's last token.
+        drafter is deterministic; arbitrary where nothing follows.
     parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
         settled text; None for a chain, where each follows the one before it.
 
@@ -207,7 +206,6 @@ class Verdict:
     charged : for each row the nodes whose emitted divergence counts, in the order of the tokens
         that were emitted there: those on the accepted path, and that of the refusal if there
         was one. None where they are the first ones, as in a chain.
-    charges_bonus : whether the row of a bonus token counts, too.
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
@@ -232,7 +230,6 @@ class Verdict:
     charged: Sequence[Any] | None = None
     alive: Float[Tensor, "batch K"] | None = None
     raised: Float[Tensor, "batch K"] | None = None
-    charges_bonus: bool = False
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:

@@ -157,7 +157,7 @@ def test_rows_of_every_round_are_those_of_the_format(
     assert tuple(drafter.reads(target)) == reads
     told = Callbacks(on_rows=lambda q, draft, places, made: rows.append((made[0], draft)))
     result = generate(target, drafter, torch.tensor([[3, 1, 4, 0, 2]]), policy="band:price=2",
-                      verifier="block:bonus=policy", num_draft_tokens=3, max_new_tokens=new,
+                      verifier="block", num_draft_tokens=3, max_new_tokens=new,
                       callbacks=told, fast_forward=fast, seed=2)  # fmt: skip
     assert result.num_accepted > 0 and len(rows) > 3
     text = [3, 1, 4, 0, 2, *result.output_token_ids[0].tolist()]
@@ -165,7 +165,7 @@ def test_rows_of_every_round_are_those_of_the_format(
         settled, length = text[: 5 + made], draft.lengths[0]
         assert length == min(3, new - made - 1)
         states = states_of(target, torch.tensor([settled[:-1]]))
-        for place in range(length + 1 if length else 0):
+        for place in range(length):
             ids = torch.tensor([settled + draft.token_ids[0, :place].tolist()])
             due = plain_logits(weights, embedding, states, ids, normed, reads)
             row = torch.zeros(vocab).double()

@@ -143,9 +143,6 @@ VALUES = [
     (lambda on: Between("typical", opening=-1, closing=3), "opening: must be an integer .* -1"),
     (lambda on: ByPosition([(1, "typical")]), r"steps: positions must start at 0 .* \(1,\)"),
     (lambda on: ByPosition([(0, "typical"), (0, "typical")]), r"steps: .*\(0, 0\)"),
-    *[(lambda on, own=own: on.decode(policy=own, verifier="block:bonus=policy"),
-       "needs bonus tokens from the target's row")
-      for own in (Ledger(BAND, 0.1), Between(BAND, opening=3, closing=4))],
     # of rows that are cut
     (lambda on: Cuts(top_k=-1), "^top_k: must be an integer of at least 0"),
     (lambda on: Cuts(draft_top_k=1.5), "^draft_top_k: must be an integer"),

@@ -40,7 +40,6 @@ WRONG = [
     ({"temperature": math.inf}, ValueError, "temperature: must lie"),
     ({"temperature": torch.ones(2, dtype=torch.float64)}, ValueError, "temperature: must be"),
     ({"verifier": "forest"}, ValueError, "verifier: must be one of"),
-    ({"verifier": "block:bonus=policy"}, ValueError, "verifier: must not read"),
 ]
 
 

@@ -71,11 +71,9 @@ def test_the_verdict_on_a_device_is_the_dense_one(spec: str) -> None:
     for seed in seeds(3):
         case = random_case(3, seed)
         walk, accepted, last = dense(assigned, case)
-        found = block_on_device(assigned, case.q, case.draft, *coins(case), None)
+        found = block_on_device(assigned, case.q, case.draft, *coins(case))
         assert found.num_accepted.equal(accepted) and found.last.equal(last)
-        at_border = block_on_device(
-            assigned, case.q, case.draft, walk.value[:, 1:], case.draw, None
-        )
+        at_border = block_on_device(assigned, case.q, case.draft, walk.value[:, 1:], case.draw)
         assert at_border.num_accepted.tolist() == [0] * len(last)
 
 
@@ -220,7 +218,7 @@ def test_deterministic_drafts_are_judged_as_by_the_dense_walk(spec):
     rule = ct.policy(spec)
     found = ct.verify_block(rule, q, None, ids, coins=(accept, draw[:, 0]))
     draft = Draft(ids, torch.full((batch,), width), None)
-    dense = block_on_device(Assignment((rule,)), q, draft, accept, draw[:, 0], None)
+    dense = block_on_device(Assignment((rule,)), q, draft, accept, draw[:, 0])
     assert torch.equal(found.output_token_ids, dense.output_token_ids)
     assert (found.raised is None) == (rule.look_ahead is None)
     assert len(found.num_accepted.unique()) > 2

@@ -169,7 +169,7 @@ def test_what_it_cannot_do_raises():
     with pytest.raises(ValueError, match="fly overrides refusals of speculative.*got band"):
         Fly().check(ct.policy("band:price=1"))
     Fly().check(GREEDY)
-    for bad in ("window=0", "entropy=-1", "k=0", "bonus=policy", "width=3"):
+    for bad in ("window=0", "entropy=-1", "k=0", "width=3"):
         with pytest.raises(ValueError):
             find_verifier(f"fly:{bad}")
     with pytest.raises(ValueError, match="fly defers.*give meter=False"):

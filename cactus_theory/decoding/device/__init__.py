@@ -87,8 +87,6 @@ def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
         yield "where a schedule chooses policies"
     if options.parsed_verifier.drafts != ("chain",):
         yield f"where {options.parsed_verifier.spec} may walk trees"
-    if options.parsed_verifier.needs_next_draft_row:
-        yield f"where {options.parsed_verifier.spec} reads one more draft row"
     names = ["record_rows"] * options.record_rows
     names += [name for name in ("on_rows", "on_round") if getattr(options.callbacks, name)]
     names += ["fast_forward"] * (options.fast_forward is False)

@@ -22,14 +22,13 @@ class DraftContext:
     """The settings of one decode that a drafter needs.
 
     ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
-    is how models run, see :func:`cactus_theory.generate`. With ``next_row`` the
-    verifier also reads the draft's row after a row's last token. ``beside``
-    is how many tokens will be asked for beside each of a deterministic path
-    (:meth:`Drafting.others`). ``features`` is the target with its cache, None where a drafter is
-    tried without one at work: ``features.hidden`` has the states of the layers that the drafter
-    asked for (:meth:`Drafter.reads`), of ``features.lengths`` tokens of each text. A round's
-    verified pass has written there, and what was not accepted is rolled back: before the first
-    round there is nothing, and then all tokens of a text but the last.
+    is how models run, see :func:`cactus_theory.generate`. ``beside`` is how many tokens will be
+    asked for beside each of a deterministic path (:meth:`Drafting.others`). ``features`` is the
+    target with its cache, None where a drafter is tried without one at work: ``features.hidden``
+    has the states of the layers that the drafter asked for (:meth:`Drafter.reads`), of
+    ``features.lengths`` tokens of each text. A round's verified pass has written there, and what
+    was not accepted is rolled back: before the first round there is nothing, and then all tokens
+    of a text but the last.
     """
 
     target_model: Any
@@ -38,7 +37,6 @@ class DraftContext:
     clock: Stopwatch
     width: int
     fast_forward: bool | None = None
-    next_row: bool = False
     features: CachedModel | None = None
     beside: int = 0
 
@@ -81,16 +79,14 @@ class Drafting(ABC):
 class SampledDrafting(Drafting):
     """Rows (B, K, V) of one round in memory that is taken once, and the tokens drawn from them.
 
-    Where it is ``deterministic`` the likeliest token is taken and there are no rows. With
-    ``next_row`` the row after a row's last token is reported, too. ``likeliest`` holds by place the
-    tokens (B, m) among which one is deterministic, where others are asked for.
+    Where it is ``deterministic`` the likeliest token is taken and there are no rows. ``likeliest``
+    holds by place the tokens (B, m) among which one is deterministic, where others are asked for.
     """
 
     def __init__(self, setting: DraftContext, greedy: bool) -> None:
         self.texts, self.warp, self.clock = setting.texts, setting.warp, setting.clock
         self.deterministic = greedy or self.warp.greedy
-        self.next_row = setting.next_row and not self.deterministic
-        self.width = setting.width + self.next_row
+        self.width = setting.width
         self.probs: Tensor | None = None
         self.beside, self.likeliest = setting.beside, dict[int, Tensor]()
 
@@ -132,8 +128,8 @@ class SampledDrafting(Drafting):
         return self.probs
 
     def rows(self, drafted: int) -> Float[Tensor, "batch some vocab"] | None:
-        """Return the rows of ``drafted`` tokens, and the next one where it is to be read."""
-        return None if self.probs is None else self.probs[:, : drafted + self.next_row]
+        """Return the rows of ``drafted`` tokens."""
+        return None if self.probs is None else self.probs[:, :drafted]
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
         """Return the likeliest tokens of the rows that deterministic ones are of."""

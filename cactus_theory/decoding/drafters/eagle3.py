@@ -120,18 +120,14 @@ class Eagle3Drafting(SampledDrafting):
         state = gathered(self.run(units, counts), last, [1] * len(last))
         self.cache.extend(counts)
         settled, tokens = list(self.cache.lengths), []
-        for step in range(max(lengths) + self.next_row):
+        for step in range(max(lengths)):
             if step:
-                fed = [int(count + self.next_row > step) for count in lengths]
+                fed = [int(count > step) for count in lengths]
                 unit = torch.cat([self.embedded(tokens[-1]), state[:, 0]], -1)
                 state = self.run(unit[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")
-            logits = self.logits(state)
-            if step == max(lengths):
-                self.law(logits, step, lengths)
-            else:
-                tokens.append(self.draw(logits, step, lengths, coins[:, step]))
+            tokens.append(self.draw(self.logits(state), step, lengths, coins[:, step]))
         for row, length in enumerate(settled):
             self.cache.rollback(row, length)
         self.clock.lap("draft")

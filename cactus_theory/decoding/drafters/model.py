@@ -119,11 +119,6 @@ class ModelDrafting(SampledDrafting):
         super().__init__(setting, greedy)
         self.sizes = [text_config(each).vocab_size for each in (setting.target_model, model)]
         self.positions = min(self.texts.capacity, longest_text(model) or self.texts.capacity)
-        if self.next_row and self.positions < self.texts.capacity:
-            raise ValueError(
-                "draft_model: must have positions for the whole text where the verifier reads one "
-                f"more draft row ({self.texts.capacity}); got {self.positions}"
-            )
         self.model = CachedModel(
             model,
             self.positions,
@@ -144,21 +139,8 @@ class ModelDrafting(SampledDrafting):
             tokens.append(self._step(len(tokens), lengths, coins[:, len(tokens)]))
             if watch is not None and self.probs is not None and len(tokens) < max(lengths):
                 watch.see(len(tokens), self.probs[:, len(tokens) - 1], tokens[-1])
-        if self.next_row:
-            self._follow(lengths)
         self.clock.lap("other")
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
-
-    def _follow(self, drafted: Sequence[int]) -> None:
-        cached = self.model.lengths
-        rows = zip(self.texts.lengths, cached, drafted, strict=True)
-        counts = [length + count - own for length, own, count in rows]
-        logits = self._feed(self.texts.take(cached, counts), counts)
-        memory = self.memory(logits)
-        for offset in set(drafted):
-            rows = [row for row, count in enumerate(drafted) if count == offset]
-            memory[rows, offset] = self.warp(logits.clone(), self.texts, offset, drafted)[rows, 0]
-        self.clock.lap("draft")
 
     def _step(self, offset: int, draft_lengths: Sequence[int], coin: Tensor) -> Tensor:
         cached = self.model.lengths

@@ -57,8 +57,6 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
     everything that may have been drafted. After K tokens it is the target's own row.
     """
     for depth, joint in enumerate(seen.following):
-        if depth == seen.trees.depth and seen.verifier.needs_next_draft_row:
-            continue  # its bonus token need not come from the target
         row = seen.target[depth] if depth < seen.trees.depth else seen.trees.q[-1]
         expected = seen.passed[depth][..., None] * row
         allowed = _rounding(seen.passed[depth], seen.trees.reached[depth])[..., None]

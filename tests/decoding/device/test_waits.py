@@ -192,7 +192,6 @@ def run(tiny, draft=None, **options):
         ({"record_rows": True}, "record_rows is used"),
         ({"callbacks": Callbacks(on_rows=lambda *rows: None)}, "on_rows is used"),
         ({"fast_forward": False}, "fast_forward is used"),
-        ({"verifier": "block:bonus=policy"}, "one more draft row"),
         ({"logits_processor": [lambda ids, scores: scores]}, "processors"),
     ],
 )
