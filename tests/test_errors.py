@@ -18,12 +18,8 @@ Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.1, 0.8])
 ROWS = pair(6, 7, seed=4)[0]
 HOT = torch.nn.functional.one_hot(torch.tensor([0, 6, 2, 3, 3, 1]), 7).double()
 HALF, STRICT = [0.5, 0.5], ct.policy("speculative")
-TARGET, DRAFT = torch.zeros(3, 5), torch.zeros(3, 5)
+TARGET = torch.zeros(3, 5)
 NESTED = torch.nested.nested_tensor([torch.tensor(Q)], layout=torch.jagged)
-
-
-def priced(target=TARGET, draft=DRAFT, **options):
-    return losses.at_price(target, draft, **options)
 
 
 # fmt: off
@@ -48,17 +44,7 @@ VALUES = [
     (lambda: ct.confidence_bound([0.1], cap=math.inf), "cap: must lie in"),
     (lambda: ct.confidence_bound([0.1], 0.5, alpha=0), "alpha: must lie in"),
     # losses
-    (lambda: priced(price=-1.0), r"price: must lie in \[0, inf\]; got -1.0"),
-    (lambda: priced(price=[1.0, 2.0]), "price: must broadcast to the rows' batch shape"),
-    (lambda: priced(price=1.0, divergence="total_variation"),
-     "divergence: must be a smooth f-divergence"),
-    (lambda: priced(price=1.0, divergence="renyi:a=0.5"),
-     "divergence: must be a smooth f-divergence"),
-    (lambda: priced(draft=DRAFT[:, :4], price=1.0), "draft_logits: shape must equal that of"),
-    (lambda: priced(TARGET + torch.nan, price=1.0), "target_logits: every row"),
-    (lambda: priced(draft=DRAFT - torch.inf, price=1.0), "draft_logits: every row"),
-    (lambda: losses.along_block(torch.zeros(2, 3), torch.zeros(2, 2)),
-     r"acceptance: shape must equal that of losses \(2, 3\)"),
+    (lambda: losses.overlap(TARGET, TARGET[:, :4]), "draft_logits: shape must equal that of"),
     # divergences and specs
     (lambda: ct.divergence("nothing"), "divergence: must be one of kl, .*; got 'nothing'"),
     (lambda: ct.divergence("kl:a=2"), "divergence: kl takes no knobs; got 'kl:a=2'"),
@@ -87,7 +73,7 @@ VALUES = [
 TYPES = [
     (lambda: ct.emitted_law(STRICT, NESTED, torch.tensor(P)),
      "target_probs: must be dense rows; got a nested tensor"),
-    (lambda: priced(draft=DRAFT.long(), price=1.0), "draft_logits: must be a tensor of"),
+    (lambda: losses.overlap(TARGET, TARGET.long()), "draft_logits: must be a tensor of"),
     (lambda: ct.divergence(3), "divergence: must be a spec string or a Divergence; got 3"),
 ]
 # of emitted_law and of audit
