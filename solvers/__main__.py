@@ -2,8 +2,8 @@
 
 Installed from the wheel, it is ``python -m cactus_theory.solvers``.
 
-A row without an answer loses no other: it is named on stderr, marked in what is printed and
-saved, and the exit code is 1. 0: every row is solved; 2: bad input, or no row could be solved.
+A row without an answer loses no other: it is named on stderr, marked in what is printed, and the
+exit code is 1. 0: every row is solved; 2: bad input, or no row could be solved.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from cactus_theory.base.help_pages import add_commands
@@ -21,8 +20,6 @@ try:  # Ctrl-C while torch is imported
     import numpy as np
 
     from cactus_theory.base.arguments import refuse_empty
-    from cactus_theory.base.files import check_writable, write_whole
-    from cactus_theory.base.rows import save_rows
     from cactus_theory.base.tables import plain_json
 
     from ._commands import COMMANDS, Job
@@ -31,7 +28,6 @@ except KeyboardInterrupt:
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 COMMAND = f"python -m {__package__}"
-SUFFIXES = (".json", ".npy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,44 +44,22 @@ def failures(results: Sequence[Any]) -> dict[int, Failed]:
 def show(program: str, results: Sequence[Any], as_json: bool) -> None:
     """Print the results, one JSON object or a list of names and numbers a row."""
     if as_json:
-        print(_json(program, results))
+        rows = [plain_json(_fields(result)) for result in results]
+        answer = {"program": program, "rows": rows, "failed": list(failures(results))}
+        print(json.dumps(answer, allow_nan=False))
         return
     for index, result in enumerate(results):
         if len(results) > 1:
             print(f"row {index}")
-        print(result.report() if hasattr(result, "report") else _listing(result))
-
-
-def save(path: str, program: str, results: Sequence[Any]) -> None:
-    """Write every row, those without an answer too: all of the file or nothing.
-
-    ``.json``: what ``--json`` prints. ``.npy``: the rows h (N, V), NaN where there is no answer; a
-    ValueError if answers are no rows.
-    """
-    if Path(path).suffix == ".npy":
-        save_rows(path, _targets(results))
-    else:
-        write_whole(path, f"{_json(program, results)}\n".encode())
-
-
-def _json(program: str, results: Sequence[Any]) -> str:
-    rows = [plain_json(_fields(result)) for result in results]
-    failed = list(failures(results))
-    return json.dumps({"program": program, "rows": rows, "failed": failed}, allow_nan=False)
-
-
-def _targets(results: Sequence[Any]) -> np.ndarray:
-    targets = [getattr(result, "target", None) for result in results]
-    known = [rows for rows in targets if isinstance(rows, np.ndarray)]
-    if not known or len(known) + len(failures(results)) < len(results):
-        raise ValueError("--out: a .npy holds rows, and this program has none; name a .json")
-    missing = np.full_like(known[0], np.nan)
-    return np.stack([missing if rows is None else rows for rows in targets])
+        print(_listing(result))
 
 
 def _text(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return np.array2string(value, precision=6, threshold=16, max_line_width=10_000)
+    if isinstance(value, dict):  # prices by constraint and token, but those of 0
+        shown = (f"{key}: {_text(own)}" for key, own in value.items() if own != 0)
+        return f"{{{', '.join(shown)}}}"
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
@@ -125,16 +99,12 @@ def _solved(jobs: Iterable[Job], results: list[Any]) -> bool:
 
 
 def _report(args: argparse.Namespace) -> int:
-    out = getattr(args, "save_to", None)
-    check_writable("--out", out, *SUFFIXES)
     results: list[Any] = []
     finished = _solved(COMMANDS[args.program].solve(args), results)
     failed = failures(results)
     if failed and len(failed) == len(results):
         more = f" (no answer on any of {len(results)} rows)" if len(results) > 1 else ""
         raise RuntimeError(f"{failed[0].error}{more}")
-    if out is not None and results:
-        save(out, args.program, results)
     show(args.program, results, args.json)
     for row, failure in failed.items():
         print(f"{COMMAND} {args.program}: row {row}: {failure.error}", file=sys.stderr)

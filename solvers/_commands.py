@@ -37,16 +37,6 @@ def _rows(parser: Parser, each: str = ": .npy .npz .safetensors .json") -> None:
     parser.add_argument("--normalise", action="store_true", help="divide rows by their sums")
 
 
-def _add_output(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--out",
-        dest="save_to",
-        metavar="FILE",
-        help="also save every row: .json, or the rows h as .npy (NaN without an answer)",
-    )
-
-
 def _optimal_arguments(parser: Parser) -> None:
     _rows(parser)
     add = parser.add_argument
@@ -59,7 +49,7 @@ def _optimal_arguments(parser: Parser) -> None:
         help="raise this token, from 0, as far as the budget allows, without draft rows (the "
         "Cactus program)")  # fmt: skip
     add("--logits", action="store_true", help="the files hold logits")
-    _add_output(parser)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +93,7 @@ def _design_arguments(parser: Parser) -> None:
     add("--cap", action="append", default=[], metavar="[TOKEN=]RATIO",
         help="h ≤ RATIO·q; may be repeated (Design in Python takes more)")  # fmt: skip
     add("--logits", action="store_true", help="the rows are logits")
-    _add_output(parser)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _design(args: argparse.Namespace) -> Jobs:
@@ -143,7 +133,7 @@ def _block_arguments(parser: Parser) -> None:
     add("--divergence-per-call", type=float, metavar="KAPPA", help="budget of a call, nats for kl")
     add("--divergence-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
     add("--logits", action="store_true", help="the file holds logits")
-    _add_output(parser)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _block(args: argparse.Namespace) -> Jobs:
@@ -159,7 +149,7 @@ def _decode_arguments(parser: Parser) -> None:
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
     add("--divergence-per-token", type=float, required=True, metavar="KAPPA", help="nats for kl")
     add("--logits", action="store_true", help="the files hold logits")
-    _add_output(parser)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _decode(args: argparse.Namespace) -> Jobs:

@@ -111,10 +111,6 @@ class Lagrangian:
         values = [self._value(h) for h in self._candidates(np.maximum(self.low, self.high))]
         return self.constant + float(np.max(values, axis=0).sum())
 
-    def best(self) -> np.ndarray:
-        """Return the row (m,) that reaches every supremum, of one smooth divergence."""
-        return self._candidates(np.maximum(self.low, self.high))[0]
-
     def _candidates(self, top: np.ndarray) -> list[np.ndarray]:
         """Return rows (m,) of which one is best for each token."""
         if len(self.costs) == 1 and self.costs[0][1].smooth:

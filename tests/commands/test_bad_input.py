@@ -139,7 +139,6 @@ solvers optimal batch.npy three.npy --delta 1 | three.npy: shape must broadcast
 solvers optimal q.npy --delta 0.1 --token 7 | token: must lie in [0, 2]
 solvers optimal q.npy p.npy --delta 1 --token 0 | draft: must not be given
 solvers optimal q.npy p.npy --sequence --delta 1 --divergence renyi:a=2 | summed
-solvers optimal no.npy p.npy --delta 1 --out no/x.json | --out: must be a
 solvers design q.npy p.npy --protect 1,x | --protect: must be numbers
 solvers design q.npy p.npy --cap x=1 | --cap: must read RATIO, or TOKEN=RATIO
 solvers design q.npy p.npy --cap 0.5 | no row meets all of

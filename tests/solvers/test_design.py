@@ -220,12 +220,3 @@ def test_a_budget_of_zero_is_the_target():
     row = BASE.budget("reverse_kl", 0.0).protect(3).solve()
     np.testing.assert_allclose(row.target, Q, rtol=1e-15)
     assert (row.proof, row.gap, row.acceptance) == ("only row", 0.0, row.lossless)
-
-
-def test_the_report_names_what_binds():
-    text = BASE.protect([2, 3]).cap(2.0).solve().report()
-    lines = text.splitlines()
-    assert lines[0].startswith("acceptance  0.6") and "lossless 0.6" in lines[0]
-    assert "dual bound" in lines[1]
-    assert any(line.startswith("constraint  protect    binds") and "at 3" in line for line in lines)
-    assert any("cap" in line and "slack" in line and "price 0" in line for line in lines)
