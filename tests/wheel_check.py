@@ -31,9 +31,10 @@ CACTUS = "--policy cactus:delta=0.25"
 MODELS = "--target TARGET --draft DRAFT"
 KERNEL = """
 import torch
-from cactus_theory.kernels import draft_from_logits
-place = torch.zeros(1, dtype=torch.int64)
-draft_from_logits(torch.zeros(1, 3), temperature=1.0, seeds=place, positions=place, place=0)
+import cactus_theory as ct
+from cactus_theory.kernels import verify_logits
+logits, ids = torch.zeros(1, 2, 3), torch.zeros(1, 1, dtype=torch.int64)
+verify_logits(ct.policy("speculative"), logits, None, ids, seeds=ids[0], positions=ids[0])
 """
 # every extra, a module that only it installs, and what needs it
 NEEDED = [

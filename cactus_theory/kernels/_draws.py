@@ -6,10 +6,9 @@ A row's weights are summed by parts; then one program finds the part where the c
 reading that part again, the token: the first of positive weight at which the running sum exceeds
 the coin times the total, as in ``cactus_theory/verify/draw.py``. Weights are float32, sums of
 parts float32, running sums float64. After the accepted tokens the weights are (s q − p)₊ after
-a refusal, and q, by its raw logits, for a bonus token or where nothing is left; a drafted token's
-are its row of logits.
+a refusal, and q, by its raw logits, for a bonus token or where nothing is left.
 
-Parameters are groups of ``buffers.py``; ``position``, ``place`` and ``stream`` those of
+Parameters are groups of ``buffers.py``; ``position``, ``places`` and ``stream`` those of
 ``random_numbers.py``.
 """
 
@@ -29,7 +28,7 @@ from cactus_theory.kernels._rows import (
     tokens_at,
 )
 
-ACCEPT, DRAFT, DRAW = map(tl.constexpr, random_numbers.STREAMS)
+ACCEPT, DRAW = map(tl.constexpr, random_numbers.STREAMS)
 # token id of a part in which no token has weight
 NOBODY = tl.constexpr(2147483647)
 
@@ -197,34 +196,3 @@ def finish(
     at = b.to(tl.int64) * emitted.step + place
     tl.store(emitted.output + at, out, mask=place <= form.width)
     tl.store(emitted.counts + b, count.to(tl.int64))
-
-
-@triton.jit
-def sum_alone(requests, rows, sums, form: tl.constexpr):
-    """Write the sums of one part of each row of logits, (B, V). Grid: (B, C)."""
-    take_turn(form)
-    b, part = tl.program_id(0), tl.program_id(1)
-    heat, _ = temperature_of(b, requests, form)
-    logit = part_at(b, b * 0, part, rows, requests, form)
-    store_sums(logit, part, b * form.parts + part, 1.0 / heat, sums, requests.vocab, form)
-
-
-@triton.jit
-def pick_alone(requests, rows, sums, place, out, form: tl.constexpr):
-    """Write a token of each row of logits to ``out`` (B,), −1 where it is no distribution.
-
-    Grid: (B,). ``place`` is one number, of the drafted token that is drawn.
-    """
-    take_turn(form)
-    b = tl.program_id(0)
-    heat, greedy = temperature_of(b, requests, form)
-    inverse = 1.0 / heat
-    mass = masses_of(b, inverse.to(tl.float64), sums, form)
-    total = tl.sum(mass, 0)
-    coin = coins_of(
-        tl.load(requests.seeds + b), tl.load(requests.positions + b), b * 0 + place, DRAFT
-    )  # fmt: skip
-    found, share = first_beyond(mass, coin)
-    logit = part_at(b, b * 0, found, rows, requests, form)
-    weight = fall(logit, tl.load(sums.most + b * form.parts + found), inverse)
-    tl.store(out + b, token_at(weight, found, share, total, b, greedy, sums, form))

@@ -91,18 +91,6 @@ class Step:
         return band
 
 
-def draw(logits: Tensor, requests: Requests, place: int, work: Workspace, out: Tensor) -> None:
-    """Draw one token from each row of logits, on their device."""
-    form = _form(work, requests, deterministic=True)
-    shared = {
-        "requests": requests, "rows": LogitRows(logits, logits.stride(0), 0),
-        "sums": work.sums, "place": place, "out": out, "form": form,
-    }  # fmt: skip
-    with torch.cuda.device_of(logits):
-        launch(_draws.sum_alone, (work.batch, form.parts), shared, _warps(form))
-        launch(_draws.pick_alone, (work.batch,), shared, _warps(form))
-
-
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
     """Launch a kernel with the arguments that it names."""
     arguments = {name: shared[name] for name in kernel.arg_names}

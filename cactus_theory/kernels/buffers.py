@@ -24,7 +24,7 @@ LONGEST_PART = 8192
 class Requests(NamedTuple):
     """Drafted tokens of each request, and law, seed and position of its draws."""
 
-    ids: Int64[Tensor, "B K"] | None  # −1 after the last token
+    ids: Int64[Tensor, "B K"]  # −1 after the last token
     ids_step: int  # elements from one request to the next
     lengths: Int[Tensor, "B"] | None  # draft lengths; None if ids end at −1
     temperature: Float32[Tensor, "B"] | float  # T, 0 if greedy
@@ -36,7 +36,7 @@ class Requests(NamedTuple):
 class LogitRows(NamedTuple):
     """Logits of a model, and the strides of their rows."""
 
-    logits: Float[Tensor, "*rows V"]  # target (B, K + 1, V), draft (B, K, V); alone (B, V)
+    logits: Float[Tensor, "*rows V"]  # target (B, K + 1, V), draft (B, K, V)
     step: int  # elements from one request to the next
     row_step: int  # elements from one row to the next
 
@@ -205,7 +205,7 @@ def next_power(count: int) -> int:
 
 def check_shapes(target: Tensor, draft: Tensor | None, ids: Tensor) -> tuple[int, int, int]:
     """Return B, K and V of logits and ids; raise where dtypes, shapes or strides do not match."""
-    check_logits("target_logits", target, 3, "(B, K + 1, V)")
+    _check_logits("target_logits", target, "(B, K + 1, V)")
     if ids.dtype != torch.int64:
         raise TypeError(f"draft_token_ids: must be int64; got {ids.dtype}")
     if ids.ndim != 2:
@@ -215,16 +215,16 @@ def check_shapes(target: Tensor, draft: Tensor | None, ids: Tensor) -> tuple[int
     (batch, width), vocab = ids.shape, target.shape[-1]
     _shaped("target_logits", target, (batch, width + 1, vocab))
     if draft is not None:
-        check_logits("draft_logits", draft, 3, "(B, K, V)")
+        _check_logits("draft_logits", draft, "(B, K, V)")
         _shaped("draft_logits", draft, (batch, width, vocab))
     return batch, width, vocab
 
 
-def check_logits(name: str, logits: Tensor, axes: int, shape: str) -> None:
+def _check_logits(name: str, logits: Tensor, shape: str) -> None:
     """Raise unless the logits have a dtype that kernels read and are contiguous along V."""
     if logits.dtype not in LOGITS:
         raise TypeError(f"{name}: must be float32, bfloat16 or float16; got {logits.dtype}")
-    if logits.ndim != axes or not logits.shape[-1]:
+    if logits.ndim != 3 or not logits.shape[-1]:
         raise ValueError(f"{name}: shape must be {shape}; got {tuple(logits.shape)}")
     if logits.shape[-1] > 1 and logits.stride(-1) != 1:
         raise ValueError(f"{name}: stride must be 1 along V; got {logits.stride()}")

@@ -20,7 +20,6 @@ from cactus_theory.kernels.buffers import (
     WHOLE,
     Requests,
     Workspace,
-    check_logits,
     check_per_request,
     check_shapes,
     checked_temperature,
@@ -28,7 +27,6 @@ from cactus_theory.kernels.buffers import (
 from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from cactus_theory.verify.draw import NO_TOKEN, pick
 
 # least release of Triton: its kernels take groups of parameters of which some are None
 LEAST_TRITON = (3, 4)
@@ -149,54 +147,6 @@ def verify_logits(
     return out
 
 
-def draft_from_logits(
-    logits: Tensor,
-    *,
-    seeds: Tensor,
-    positions: Tensor,
-    place: int,
-    temperature: float | Tensor = 1.0,
-) -> Tensor:
-    """Draw a drafted token from each row of softmax(l/T), in one pass over the logits.
-
-    The coins come from a stream of their own, which :func:`verify_logits` does not use:
-    ``positions`` are those of the step that will verify the draft, and ``place`` is 0 for its
-    first token. At T = 0 the token is the first of the largest logit.
-
-    Parameters
-    ----------
-    logits : (B, V), float32, bfloat16 or float16. −inf excludes a token.
-
-    Returns
-    -------
-    (B,) int64; −1 where the row is no distribution: a NaN or +inf, or nothing but −inf.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As for :func:`verify_logits`.
-    ImportError
-        On CUDA without Triton (extra ``kernels``), or with one before 3.4.
-
-    Examples
-    --------
-    >>> logits = torch.tensor([[0.0, 9.0, 1.0]])
-    >>> seeds, positions = torch.tensor([7]), torch.tensor([12])
-    >>> draft_from_logits(logits, seeds=seeds, positions=positions, place=0, temperature=0)
-    tensor([1])
-    """
-    check_logits("logits", logits, 2, "(B, V)")
-    batch, vocab = logits.shape
-    check_per_request(batch, logits.device, WHOLE, seeds=seeds, positions=positions)
-    temperature = checked_temperature(temperature, batch, logits.device)
-    requests = Requests(None, 0, None, temperature, vocab, seeds, positions)
-    if not runs_kernels(logits.device):
-        return draw_in_torch(logits, requests, place)
-    work, out = Workspace(batch, 0, vocab, logits.device), seeds.new_empty(batch)
-    _launches().draw(logits, requests, place, work, out)
-    return out
-
-
 def runs_kernels(device: torch.device) -> bool:
     """Return whether kernels run on a device: CUDA, or a CPU if Triton interprets them."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -225,7 +175,6 @@ def verify_in_torch(
     judge = find_verifier(verifier)
     judge.check(policy)
     ids, vocab = requests.ids, requests.vocab
-    assert ids is not None
     places = torch.arange(target.shape[1], device=ids.device).expand(len(ids), -1)
     lengths = torch.full_like(requests.seeds, ids.shape[1])
     if requests.lengths is not None:
@@ -250,17 +199,6 @@ def verify_in_torch(
     verdict = judge.verify(Assignment((policy,)), q, Draft(tokens, lengths, p), accept, draw)
     last = (places == verdict.num_accepted[:, None]) & ~lawful
     return LogitsVerdict(torch.where(last, -1, verdict.output_token_ids), verdict.num_accepted)
-
-
-def draw_in_torch(
-    logits: Float[Tensor, "batch vocab"], requests: Requests, place: int
-) -> Int[Tensor, "batch"]:
-    """Return one token a row, by the kernel's coin; −1 where a row is no distribution."""
-    seeds, positions = requests.seeds, requests.positions
-    at = torch.full_like(positions, place)[:, None]
-    coins = random_numbers.coins(seeds, positions, at, random_numbers.DRAFT)[:, 0]
-    rows = _probabilities(logits, _temperature(requests, len(logits))[:, None])
-    return torch.where(logits.amax(-1).isfinite(), pick(rows, coins), NO_TOKEN)
 
 
 def _temperature(requests: Requests, batch: int) -> Float[Tensor, "batch"]:

@@ -7,7 +7,7 @@ without a state. The key is the seed of a request. The counters are
 * the position in the request's text at which the round starts (its low 32 bits);
 * the place in the draft: 0 for the first drafted token, and for the one coin of the token after
   those accepted;
-* the stream: acceptance, drafted tokens, the token after the accepted ones.
+* the stream: acceptance, or the token after the accepted ones.
 
 So a request gets the same coins in every batch and layout, and none is used twice: the starts of a
 request's rounds differ. The start is a counter of its own, not start + place, since a round that is
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-ACCEPT, DRAFT, DRAW = STREAMS = range(3)
+ACCEPT, DRAW = STREAMS = 0, 2
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -153,7 +153,6 @@ CASES = {
         traces.replay(saved(folder, verifier), PRICED, verifier) for verifier in ("chain", "block")
     ],
     traces.expect: lambda folder: [traces.expect(saved(folder), PRICED)],
-    kernels.draft_from_logits: lambda _: kernels.draft_from_logits(LOGITS[1][:, 0], **AT, place=0),
     kernels.verify_logits: lambda _: [
         kernels.verify_logits(ct.policy(PRICED), LOGITS[0], draft, IDS, **AT, verifier=verifier)
         for draft in (LOGITS[1], None)

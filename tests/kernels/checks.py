@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.kernels import LogitsVerdict, draft_from_logits, verify_logits
+from cactus_theory.kernels import LogitsVerdict, verify_logits
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from tests.counts import p_value
 from tests.kernels.closed_forms import compare, rows_of, sharp_seeds
@@ -142,15 +142,13 @@ def _steps(
 ) -> LogitsVerdict:
     """Return what requests of these seeds emit, all with the same rows (K + 1, V) and (K, V)."""
     batch, positions = len(seeds), torch.full_like(seeds, 11)
-    ids = [
-        draft_from_logits(row.expand(batch, -1), seeds=seeds, positions=positions, place=place)
-        for place, row in enumerate(draft)
-    ]
+    generator = torch.Generator(device=seeds.device).manual_seed(int(seeds[0]))
+    ids = drawn(draft.expand(batch, -1, -1), generator)
     return verify_logits(
         rule,
         target.expand(batch, -1, -1),
         draft.expand(batch, -1, -1),
-        torch.stack(ids, 1),
+        ids,
         seeds=seeds,
         positions=positions,
         verifier=verifier,

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory.kernels import draft_from_logits, has_kernel, logits
+from cactus_theory.kernels import has_kernel, logits
 from cactus_theory.kernels.buffers import Form
 from simulations.common.results import provenance, write_csv
 from simulations.gpu_check.timings import SHAPES
@@ -35,7 +35,7 @@ from simulations.gpu_check.timings import STEPS as TIMED
 Row = dict[str, Any]
 COMPUTE_CAPABILITY, WARP = 90, 32
 # kernels that read a part of each row
-STREAMING = ("sum_rows", "band_step", "shortfall", "leftover", "sum_alone")
+STREAMING = ("sum_rows", "band_step", "shortfall", "leftover")
 # the kernel that compiles in a second: sums by parts, float64, random numbers
 FEW = "judge"
 
@@ -84,8 +84,6 @@ class StepShape:
             ct.policy(self.spec), target, None if self.deterministic else draft, ids,
             seeds=numbers, positions=numbers, verifier=self.verifier, **extra,
         )  # fmt: skip
-        if not self.asked_by and not self.deterministic:
-            draft_from_logits(draft[:, 0], seeds=numbers, positions=numbers, place=2)
 
     def _rows(self, places: int) -> torch.Tensor:
         shape = places, self.vocab

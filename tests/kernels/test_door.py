@@ -8,7 +8,6 @@ import torch
 import cactus_theory as ct
 from cactus_theory.kernels import (
     Workspace,
-    draft_from_logits,
     has_kernel,
     random_numbers,
     verify_logits,
@@ -130,11 +129,3 @@ def test_the_torch_path_is_greedy_at_zero():
     arguments = {"seeds": NUMBERS, "positions": NUMBERS, "temperature": 0.0}
     verdict = verify_logits(ct.policy("speculative"), target, draft, ids, **arguments)
     assert verdict.output_token_ids.tolist() == [[1, 0], [1, -1]]
-
-
-def test_drafts_in_torch_take_the_first_largest_at_zero():
-    logits = torch.tensor([[1.0, 3.0, 3.0], [-math.inf] * 3])
-    tokens = draft_from_logits(logits, seeds=NUMBERS, positions=NUMBERS, place=0, temperature=0.0)
-    assert tokens.tolist() == [1, -1]
-    with pytest.raises(ValueError, match="logits: shape"):
-        draft_from_logits(logits[0], seeds=NUMBERS, positions=NUMBERS, place=0)

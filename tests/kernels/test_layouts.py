@@ -8,8 +8,6 @@ from cactus_theory.decoding.device.round import never_waits
 from cactus_theory.kernels import (
     LogitsVerdict,
     Workspace,
-    draft_from_logits,
-    random_numbers,
     verify_logits,
 )
 from cactus_theory.verify.draw import pick
@@ -138,25 +136,12 @@ def assert_no_token_of_a_broken_row(spec, verifier, device):
     assert verdict.output_token_ids[:, 1].tolist() == [-1] * 9
 
 
-def test_no_token_is_drafted_from_a_row_that_is_no_distribution(device, monkeypatch):
-    rows = torch.zeros(4, VOCAB, device=device)
-    rows[0, 3], rows[1], rows[2, 10] = torch.nan, NOTHING, torch.inf
-    numbers = torch.arange(4, device=device)
-    for interpreted in ("1", "0"):
-        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
-        for heat in (0.0, 1.0):
-            arguments = {"seeds": numbers, "positions": numbers, "place": 0, "temperature": heat}
-            drawn = draft_from_logits(rows, **arguments).tolist()
-            assert drawn[:3] == [-1] * 3 and 0 <= drawn[3] < VOCAB
-
-
 @pytest.mark.parametrize(("spec", "verifier"), EVERY if THOROUGH else [BLOCK])
 def test_inputs_are_left_as_they_were(spec, verifier, device):
     batch = Batch(device)
     inputs = (batch.target, batch.draft, batch.ids, *batch.numbers().values())
     copies = [tensor.clone() for tensor in inputs]
     batch.verify(spec, verifier)
-    draft_from_logits(batch.draft[:, 0], place=0, **batch.numbers())
     assert all(torch.equal(one, other) for one, other in zip(inputs, copies, strict=True))
 
 
@@ -179,7 +164,7 @@ def test_without_drafted_tokens_a_token_is_drawn_by_its_coin(device):
 def test_rows_of_two_parts_are_drawn_from_by_coins_of_their_own(device, monkeypatch):
     """Each part in units of its own: in those of a peak 300 nats lower weights would be infinite.
 
-    Coins of a draft are those of its stream and place, of a bonus token those of the last one.
+    The coin of a bonus token is that of its own stream.
     """
     count = amount(4, 20)
     monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
@@ -188,10 +173,7 @@ def test_rows_of_two_parts_are_drawn_from_by_coins_of_their_own(device, monkeypa
     seeds = torch.arange(count, device=device)
     heat = torch.full((count,), 0.8, device=device)
     keys = {"seeds": seeds, "positions": seeds + 4, "temperature": heat}
-    place = torch.full_like(seeds, 3)[:, None]
-    coins = random_numbers.coins(seeds, seeds + 4, place, random_numbers.DRAFT)[:, 0]
     rows = (logits.double() / heat.double()[:, None]).softmax(-1)
-    assert torch.equal(draft_from_logits(logits, place=3, **keys), pick(rows, coins))
     ids = torch.empty(count, 0, dtype=torch.int64, device=device)
     verdict = verify_logits(ct.policy("speculative"), logits[:, None], None, ids, **keys)
     bonus = pick(rows, last_coins(seeds, seeds + 4))
@@ -199,13 +181,12 @@ def test_rows_of_two_parts_are_drawn_from_by_coins_of_their_own(device, monkeypa
 
 
 def test_greedy_tokens_are_the_first_of_the_largest(device, monkeypatch):
-    """Of equal logits within a part and in the next one, drafted, verified and drawn."""
+    """Of equal logits within a part and in the next one, verified and drawn."""
     monkeypatch.setattr("cactus_theory.kernels.buffers.part_for", lambda vocab: 512)
     row = torch.zeros(700, device=device)
     row[[3, 7, 600]] = 2.0
     zero = torch.zeros(2, dtype=torch.int64, device=device)
     keys, rows = {"seeds": zero, "positions": zero, "temperature": 0.0}, row.expand(2, -1)
-    assert draft_from_logits(rows, place=0, **keys).tolist() == [3, 3]
     ids = torch.tensor([[3], [7]], device=device)
     target, draft = rows[:, None].expand(-1, 2, -1), rows[:, None]
     verdict = verify_logits(ct.policy("speculative"), target, draft, ids, **keys)

@@ -47,14 +47,13 @@ def test_coins_keep_to_their_stream_place_and_position():
 
 
 def test_the_numbers_lead_to_the_exact_law():
-    """Drafts, coins and draws of the torch path, which is the closed forms' (test_agreement)."""
+    """Coins and draws of the torch path, which is the closed forms' (test_agreement)."""
     found = laws.kernel_laws("cpu", amount(4000, 100_000), 1)
     assert min(found.values()) > laws.FALSE_ALARM, found
 
 
-@pytest.mark.parametrize("stream", ["ACCEPT", "DRAW"])
-def test_a_stream_that_is_shared_with_the_draft_is_noticed(stream, monkeypatch):
-    monkeypatch.setattr(random_numbers, stream, random_numbers.DRAFT)
+def test_a_stream_that_is_shared_is_noticed(monkeypatch):
+    monkeypatch.setattr(random_numbers, "DRAW", random_numbers.ACCEPT)
     found = laws.kernel_laws("cpu", 8000, 1, [("speculative", "chain")])
     assert max(found.values()) < laws.FALSE_ALARM
 
