@@ -23,7 +23,7 @@ from cactus_theory.kernels._rows import (
     temperature_of,
 )
 
-SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = map(tl.constexpr, policies.KINDS)
+SCALED, MIXED, CACTUS, CACTUS_EXACT, BAND = map(tl.constexpr, policies.KINDS)
 # Newton steps from γ = 1 to the root at δ = 1e-6: about ten halve the distance, then it is squared
 EXACT_STEPS = tl.constexpr(20)
 # verdicts on a drafted token; OPEN until its band is solved
@@ -59,9 +59,6 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
     scale = tl.full(q_n.shape, 1.0, tl.float64)
     if KIND == SCALED:
         accepted = threshold < q_n * knob
-    elif KIND == POWER:
-        power = tl.exp(knob * tl.log(tl.where(q_n > 0, q_n, 1.0)))
-        accepted = threshold < tl.where(q_n > 0, power, 0.0)
     elif KIND == MIXED:
         accepted = (q_n > 0) & (threshold < knob * p_n + (1 - knob) * q_n)
     elif KIND == CACTUS:

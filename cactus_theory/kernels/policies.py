@@ -11,10 +11,10 @@ from cactus_theory.kernels.buffers import SplitKnob
 from cactus_theory.policies import Policy
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact
-from cactus_theory.policies.raised import DistillSpec, Lenience, Mixture, Speculative
+from cactus_theory.policies.raised import Lenience, Mixture, Speculative
 
 # kinds of formula that give a policy's ceiling from q_n and p_n
-SCALED, POWER, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(6)
+SCALED, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(5)
 # least price: below it the upper edge may exceed e^10, and float32 sums lose the residual
 LEAST_PRICE = 0.1
 # least budget δ in nats: below it Newton starts too far from its root
@@ -25,7 +25,7 @@ LEAST_DELTA = 1e-6
 class KernelPolicy:
     """A policy as a kernel takes it: the kind of its ceiling in q_n and p_n, and a knob.
 
-    The knob is a factor of q_n (SCALED), an exponent (POWER), the draft's weight (MIXED), δ
+    The knob is a factor of q_n (SCALED), the draft's weight (MIXED), δ
     (CACTUS, CACTUS_EXACT) or a/b (BAND).
     """
 
@@ -42,10 +42,10 @@ class KernelPolicy:
 def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
     """Return whether :func:`verify_logits` decides by this policy in a kernel.
 
-    Chain: ``speculative``, ``lenience``, ``distillspec``, ``mixture``, ``cactus``,
-    ``cactus_exact`` for KL and ``band`` at a KL price. Block: ``speculative``, and ``band`` at a
-    KL price with ``per_row``: the band of p/P is solved on the host. Knobs at their ends (δ = ∞,
-    prices below 0.1) and all else take the torch path.
+    Chain: ``speculative``, ``lenience``, ``mixture``, ``cactus``, ``cactus_exact`` for KL and
+    ``band`` at a KL price. Block: ``speculative``, and ``band`` at a KL price with ``per_row``: the
+    band of p/P is solved on the host. Knobs at their ends (δ = ∞, prices below 0.1) and all else
+    take the torch path.
 
     Examples
     --------
@@ -65,12 +65,6 @@ def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     if verifier == "block" and not (own_band or kernel == KernelPolicy(SCALED, 1.0)):
         return None
     return kernel
-
-
-def _distillspec(policy: DistillSpec) -> KernelPolicy:
-    if policy.form == "exp":
-        return KernelPolicy(POWER, policy.epsilon)
-    return KernelPolicy(SCALED, 1 / (policy.epsilon if policy.form == "lin" else policy.epsilon**2))
 
 
 def _mixture(policy: Mixture) -> KernelPolicy | None:
@@ -97,7 +91,6 @@ def _band(policy: Band) -> KernelPolicy | None:
 KERNELS: dict[type[Policy], Callable[[Any], KernelPolicy | None]] = {
     Speculative: lambda policy: KernelPolicy(SCALED, 1.0),
     Lenience: lambda policy: KernelPolicy(SCALED, 1 / policy.lenience),
-    DistillSpec: _distillspec,
     Mixture: _mixture,
     Cactus: lambda policy: KernelPolicy(CACTUS, policy.delta) if policy.delta < math.inf else None,
     CactusExact: _cactus_exact,

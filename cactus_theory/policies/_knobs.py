@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 import types
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -15,7 +14,6 @@ MISSING = inspect.Parameter.empty
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 # annotations of knobs with a range: a type, and what reads a value of it
-AnyNumber = Annotated[float, partial(check.number, low=-math.inf)]  # not NaN
 Positive = Annotated[float, partial(check.number, low=0, open_low=True)]
 NotNegative = Annotated[float, partial(check.number, low=0)]
 Share = Annotated[float, partial(check.number, low=0, high=1)]

@@ -20,7 +20,7 @@ from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies._decisions import Budget, Declaration, PathState
 from cactus_theory.policies._knobs import DivergenceSpec, NotNegative, Share
 from cactus_theory.policies._policy import TIE, Entries, Rows
-from cactus_theory.policies._registry import published, register
+from cactus_theory.policies._registry import register
 
 # the word for the ids that end a text
 EOS = "eos"
@@ -34,7 +34,8 @@ class Band(FixedTarget):
     By ``delta`` every row may spend that much divergence; by ``price``, in tokens per unit of
     divergence, every row spends until one more unit buys less than that much acceptance, which
     is the best way to share a budget among rows. Accept n with min(1, b q_n/p_n). Source:
-    THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023).
+    THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023; Tran-Thien &
+    Nock, arXiv 2609.30474), which keeps ``per_row`` in blocks.
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
     P, the band of p/P (:mod:`cactus_theory.optimum.rows`). A deterministic draft (greedy,
@@ -168,22 +169,3 @@ def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...
     ids = {check.whole_number(name, int(part), 0) for part in parts - {EOS}}
     every = {*ids, *(ends if EOS in parts else ())}
     return tuple(sorted(every, key=lambda token: (token == EOS, token)))
-
-
-published(
-    "mentored",
-    Band,
-    """Verify against the row that accepts most within KL(q‖h) ≤ δ, at a budget or a price.
-
-    The same as ``band:divergence=reverse_kl``, to the last bit; in blocks, as published, every
-    row by itself. Source: Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474. (Some published
-    code calls lenience by this name.)
-    """,
-    "the emitted reverse KL within delta, or no bound when priced.",
-    divergence="reverse_kl",
-    per_row=True,
-    head=0.0,
-    floor="",
-    hold="",
-    knob=Band.knob,
-)

@@ -1,17 +1,13 @@
-"""Lossless sampling on another row: the target reshaped, or the draft where it seems reliable."""
+"""Lossless sampling on another row: the target reshaped, or the draft where it is close."""
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import ungraphed
 from cactus_theory.base.rows import scaled
 from cactus_theory.base.tolerances import LEAST
@@ -21,63 +17,24 @@ from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support
 from cactus_theory.policies._knobs import (
-    AnyNumber,
     Count,
     DivergenceSpec,
     NotNegative,
     Positive,
     PositiveShare,
 )
-from cactus_theory.policies._policy import TIE, Entries, Rows, accept_probability, normalised_or
+from cactus_theory.policies._policy import Entries, Rows, accept_probability, normalised_or
 from cactus_theory.policies._registry import register
-
-
-class Either(FixedTarget):
-    """Lossless sampling on h = p where :meth:`takes_draft` is true, else on h = q.
-
-    Tokens with q = 0 are refused under support ``target``: then h is p on the target's support,
-    and what p has beyond it goes to (q − p)₊. Under ``free``, as published, h is p itself.
-    """
-
-    support: Support
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return min(1, q_n/p_n): h is p or q."""
-        return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
-
-    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return q or p, where no token that the target excludes changes it."""
-        if loops() is None:
-            return None
-        if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
-            return NodeRow(alive)
-        return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
-
-    @abstractmethod
-    def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
-        """Return whether h = p."""
-
-    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return p on its support, or q."""
-        taken = self.takes_draft(q, p)
-        if not (taken.is_cuda or bool(taken.any())):
-            return q
-        drafted = p
-        if self.support == "target":
-            drafted = torch.where(q > 0, p, 0.0)
-            lost = (p - drafted).sum(-1, keepdim=True)
-            if lost.is_cuda or bool(lost.any()):
-                drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
-        return torch.where(taken[..., None], drafted, q)
 
 
 @register("fuzzy")
 @dataclass(frozen=True)
-class Fuzzy(Either):
+class Fuzzy(FixedTarget):
     r"""Lossless sampling on :math:`h = p` where :math:`D(p\|q) < T`, else on :math:`h = q`.
 
-    A row just beyond T gains nothing. Tokens that the target excludes are refused; with
-    ``support="free"``, as published, they are emitted where the divergence is finite. This is
+    A row just beyond T gains nothing. Tokens that the target excludes are refused: then h is p on
+    the target's support, and what p has beyond it goes to (q − p)₊. With ``support="free"``, as
+    published, h is p itself, and they are emitted where the divergence is finite. This is
     the recursive variant: beyond T it is lossless sampling. The variant called exact draws from
     q without a test there; it emits the same law and accepts less. Source: Holsman et al. 2025
     (Fuzzy Speculative Decoding, arXiv 2502.20704).
@@ -94,66 +51,35 @@ class Fuzzy(Either):
         budget = Budget(self.divergence, self.threshold, "emitted")
         return Declaration(1, 0.0, budget, True, True, continuous=False, support=self.support)
 
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return min(1, q_n/p_n): h is p or q."""
+        return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
+
+    def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
+        """Return q or p, where no token that the target excludes changes it."""
+        if loops() is None:
+            return None
+        if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
+            return NodeRow(alive)
+        return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
+
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
         """Return whether the rows are close."""
         p, q = (ungraphed(rows) for rows in (p, q))
         return divergences_of(known_divergence(self.divergence), p, q) < self.threshold
 
-
-@register("cascade_opt")
-@dataclass(frozen=True)
-class CascadeOpt(Either):
-    r"""Lossless sampling on h = p where :math:`\max p ≥ \max q − α\,TV(p, q)`, else on h = q.
-
-    Bounds no divergence. Tokens that the target excludes are refused; with ``support="free"``,
-    as published, they are emitted where h = p. α = −∞ is lossless.
-    Source: Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding,
-    arXiv 2405.19261), the deferral called OPT.
-    """
-
-    alpha: AnyNumber
-    support: Support = "target"
-    knob = "alpha"
-
-    @property
-    def declares(self) -> Declaration:
-        """Return: no budget; between p and q, as it is one of them."""
-        return Declaration(1, -math.inf, None, True, True, continuous=False, support=self.support)
-
-    def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
-        """Return whether h = p."""
-        q, p = q.double(), p.double()
-        apart = (p - q).abs().sum(-1) / 2
-        slack = torch.where(apart > 0, self.alpha * apart, 0.0)  # 0 for ∞·0, of equal rows
-        return p.amax(-1) >= q.amax(-1) - slack - TIE
-
-
-@register("cascade_token")
-@dataclass(frozen=True)
-class CascadeToken(FixedTarget):
-    r"""Lossless sampling on :math:`h_v = p_v 1[v ∈ T] + (1 − p(T))\,q_v`.
-
-    :math:`T = \{v: q_v ≥ (1−α) \max q, q_v > 0\}`: the draft's probability is used for tokens
-    that the target also ranks high. h is not always between p and q, and may accept less than
-    lossless sampling; acceptance need not grow with α. α = −∞ is lossless, α = 1 is h = p on the
-    target's support.
-    Source: Narasimhan et al. 2025 (arXiv 2405.19261), the token-specific rule.
-    """
-
-    alpha: Annotated[float, partial(check.number, low=-math.inf, high=1)]
-    knob = "alpha"
-
-    @property
-    def declares(self) -> Declaration:
-        """Return: no budget; acceptance need not grow with α."""
-        return Declaration(0, -math.inf, None, continuous=False)
-
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return p on the trusted tokens, and q times the rest of the mass."""
-        high = (q >= (1 - self.alpha) * q.amax(-1, keepdim=True)) & (q > 0)
-        trusted = torch.where(high, p, 0.0)
-        left = (1 - trusted.sum(-1, keepdim=True)).clamp(min=0.0)
-        return trusted + left * q
+        """Return p on its support, or q."""
+        taken = self.takes_draft(q, p)
+        if not (taken.is_cuda or bool(taken.any())):
+            return q
+        drafted = p
+        if self.support == "target":
+            drafted = torch.where(q > 0, p, 0.0)
+            lost = (p - drafted).sum(-1, keepdim=True)
+            if lost.is_cuda or bool(lost.any()):
+                drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
+        return torch.where(taken[..., None], drafted, q)
 
 
 @register("tempered")

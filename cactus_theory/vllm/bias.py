@@ -78,7 +78,7 @@ def check_policy(policy: Policy) -> None:
     if not isinstance(policy, Entrywise | Band) or getattr(policy, "boxed", False):
         raise ValueError(
             "policy: must judge a deterministic draft by the drafted token's probability alone "
-            "(band without head, floor and hold, cactus, cactus_exact, lenience, distillspec, "
+            "(band without head, floor and hold, cactus, cactus_exact, lenience, "
             f"mixture, speculative); got {policy.spec}"
         )
 

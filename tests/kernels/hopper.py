@@ -41,9 +41,8 @@ FEW = "judge"
 
 # every kind of kernel, token by token and in blocks
 CHAIN = (
-    "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5,form=exp",
-    "mixture:alpha=0.3", "cactus:delta=0.5", "cactus_exact:delta=0.3", "band:price=2",
-    "band:price=0.5",
+    "speculative", "lenience:lenience=0.5", "mixture:alpha=0.3", "cactus:delta=0.5",
+    "cactus_exact:delta=0.3", "band:price=2", "band:price=0.5",
 )  # fmt: skip
 BLOCK = ("speculative", "band:price=2,per_row=True")
 RULES = (*((spec, "chain") for spec in CHAIN), *((spec, "block") for spec in BLOCK))

@@ -69,13 +69,12 @@ def test_a_triton_without_groups_of_parameters_is_refused(monkeypatch, device):
 
 def test_which_policies_have_a_kernel():
     yes = {
-        "speculative", "lenience:lenience=0.5", "distillspec:epsilon=0.5",
-        "distillspec:epsilon=0.5,form=exp", "mixture:alpha=0.3", "cactus:delta=1",
+        "speculative", "lenience:lenience=0.5", "mixture:alpha=0.3", "cactus:delta=1",
         "cactus_exact:delta=0.3", "band:price=2", "band:price=inf", "cactus_exact:delta=0",
         "band:price=2,per_row=True",
     }  # fmt: skip
     no = {
-        "typical", "top_k:k=3", "fuzzy:threshold=0.3", "cascade_opt:alpha=0.3", "band:delta=0.1",
+        "typical", "top_k:k=3", "fuzzy:threshold=0.3", "band:delta=0.1",
         "band:price=2,divergence=reverse_kl", "cactus:delta=inf", "band:price=0.05",
         "band:price=1,head=0.2",
         "cactus_exact:delta=0.3,divergence=reverse_kl", "tempered:temperature=0.7",

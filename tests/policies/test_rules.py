@@ -161,11 +161,10 @@ def test_bad_specs_are_named(spec, knobs, message):
 
 
 # specs, each with one knob out of its range: it is the last one, and named
-OUTSIDE = """lenience:lenience=0 distillspec:epsilon=1.5 distillspec:epsilon=0.5,form=cubic
+OUTSIDE = """lenience:lenience=0
 mars:top=0 typical:epsilon=2 typical:recover=q mixture:alpha=-0.1 fuzzy:threshold=-1
-cascade_token:alpha=2 tempered:temperature=0 truncated:top_p=0 relaxed:k=0
-relaxed:delta=-0.1 relaxed:recover=q thresholds:acc=1.5 thresholds:single=-1 mars:top=1,theta=2
-cascade_opt:alpha=nan"""
+tempered:temperature=0 truncated:top_p=0 relaxed:k=0
+relaxed:delta=-0.1 relaxed:recover=q thresholds:acc=1.5 thresholds:single=-1 mars:top=1,theta=2"""
 
 
 @pytest.mark.parametrize("spec", OUTSIDE.split())

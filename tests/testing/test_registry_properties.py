@@ -16,8 +16,6 @@ from tests.rules import RULES, VARIANTS, combinations, of_each
 
 # rows of a policy at one of its knob values in the thorough suite, and at each of the others
 COUNT, FEWER = amount(16, 1000), amount(6, 100)
-# the band by another name, to the last bit (tests/policies/test_published.py)
-ALIASES = {"mentored"}
 # two values of each knob, along which the kit goes by itself, and all other ways to decide
 CHOSEN = of_each(2)
 if THOROUGH:
@@ -35,13 +33,10 @@ def test_every_registered_rule_is_checked():
     assert {RULES[spec].name for spec in SPECS} == set(ct.list_policies())
 
 
-CHECKED = [s for s in SPECS if RULES[s].name not in ALIASES or s == FIRST[RULES[s].name]]
-
-
-@pytest.mark.parametrize("spec", CHECKED)
+@pytest.mark.parametrize("spec", SPECS)
 def test_it_obeys(spec):
     name = RULES[spec].name
-    first = spec == FIRST[name] and name not in ALIASES
+    first = spec == FIRST[name]
     count = COUNT if (first and THOROUGH) or spec in OVERSPENDS else FEWER
     report = check_policy(RULES[spec], examples(count))
     broken = {finding.property for finding in report.findings}

@@ -21,8 +21,7 @@ from tests.testing.plain_verifier import Plain
 CHEAP, SOLVED = amount(8, 100), amount(2, 50)
 # decides a chain by the same code as the block, to the last bit (tests/verify/test_tree.py)
 AS_BLOCK = {"tree"}
-# two of each policy, but of one that is the band to the last bit (tests/policies/test_published.py)
-KINDS = [spec for spec in of_each(2) if RULES[spec].name != "mentored"]
+KINDS = of_each(2)
 
 
 def trees_for(spec):

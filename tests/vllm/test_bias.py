@@ -28,7 +28,6 @@ SPECS = (
     "cactus:delta=inf",
     "cactus_exact:delta=0.4",
     "lenience:lenience=0.3",
-    "distillspec:epsilon=0.5",
     "mixture:alpha=0.3",
     "speculative",
 )

@@ -55,7 +55,7 @@ def test_what_is_said_is_read():
 @pytest.mark.parametrize(
     ("name", "value", "valid"),
     [
-        ("CACTUS_POLICY", "bnad:price=2", "cascade_token"),
+        ("CACTUS_POLICY", "bnad:price=2", "cactus_exact"),
         ("CACTUS_POLICY", "band:prise=2", "price"),
         ("CACTUS_POLICY", "band:price=-2", "[0, inf]"),
         ("CACTUS_POLICY", "nowhere.py:rule", "nowhere.py"),
