@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_end_arguments(parser)
     add("--temperature", type=float, default=1.0, help="of both models")
     add("--top-p", type=float, default=1.0, help="of both models, after the temperature")
-    add("--score", metavar="NAME", help="gsm8k, or FILE.py:NAME of prompt and completion")
+    add("--score", metavar="NAME", help="gsm8k, ifeval, or FILE.py:NAME of prompt and completion")
     add("--cycles", type=int, help="of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
     add("--out", type=Path, default=Path("build/compare"), metavar="DIR")

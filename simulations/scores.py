@@ -8,7 +8,7 @@ import numpy as np
 
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import Registry
-from cactus_theory.lm_eval.tasks import right_number, solution
+from cactus_theory.lm_eval.tasks import TASKS
 
 SCORES: Registry[FunctionType] = Registry(
     "score", FunctionType, "a function of prompt and completion that returns a number", "--score"
@@ -25,9 +25,9 @@ def score_of(source: str | None) -> Score | None:
     """
     if source is None:
         return None
-    if source == "gsm8k":
+    if (task := TASKS.get(source)) is not None:
         return lambda prompt, text: float(
-            right_number(solution(prompt.columns, prompt.place), text)
+            task.right(task.checked(prompt.columns, prompt.place), text)
         )
     score, named = SCORES.read(source)
     try:

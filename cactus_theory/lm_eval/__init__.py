@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness by any policy; a score of GSM8K's answers."""
+"""Tasks of lm-evaluation-harness by any policy; scores of GSM8K and IFEval by our own checks."""

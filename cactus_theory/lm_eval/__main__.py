@@ -1,9 +1,10 @@
 """Score tasks of lm-evaluation-harness by a policy and by lossless drafting, on the same items.
 
 ``python -m cactus_theory.lm_eval --model_args target=DIR,draft=DIR,policy=band:price=1 --tasks …``.
-A task is one of the harness that is decoded, or ``gsm8k=FILE.jsonl``, local prompts. Answers are
-drawn at temperature 1 from a seed unless --model_args names others: greedy search, the harness'
-default, leaves one token to every row, and a band changes nothing there.
+A task is one of the harness that is decoded, or ``gsm8k=FILE.jsonl`` or ``ifeval=FILE.jsonl``:
+local prompts, the second by checks of our own. Answers are drawn at temperature 1 from a seed
+unless --model_args names others: greedy search, the harness' default, leaves one token to every
+row, and a band changes nothing there.
 Beside the score stand the meter's nats, and McNemar's exact p against lossless answers.
 """
 
@@ -19,7 +20,7 @@ from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.significance import items_needed, mcnemar
 from cactus_theory.base.tables import print_json, shown, text_table
 from cactus_theory.base.terminal import ends_quietly, one_line
-from cactus_theory.lm_eval.tasks import floor, right_number, solution
+from cactus_theory.lm_eval.tasks import TASKS, floor
 
 LOSSLESS = "speculative"
 NAMES = (
@@ -55,19 +56,19 @@ def parsed(text: str, known: Sequence[str]) -> dict[str, str]:
 class Docs(list[Row]):
     """The items of a task, as much of a dataset as the harness asks for."""
 
-    features = {"prompt": str, "answer": str}
+    features = {"prompt": str, "columns": dict}
 
 
 def local_task(name: str, file: str, limit: int) -> dict[str, Any]:
     """Return the harness' description of a local task: prompts of a file, and our own score."""
-    check.one_of("--tasks", name, ("gsm8k",))
+    task = TASKS[check.one_of("--tasks", name, tuple(TASKS))]
     docs = Docs(
-        {"prompt": prompt.text, "answer": solution(prompt.columns, prompt.place)}
+        {"prompt": prompt.text, "columns": task.checked(prompt.columns, prompt.place)}
         for prompt in prompts_of(file)
     )
 
     def score(doc: Mapping[str, Any], answers: Sequence[str]) -> Row:
-        return {"right": float(right_number(doc["answer"], answers[0]))}
+        return {"right": float(task.right(doc["columns"], answers[0]))}
 
     return {
         "task": name, "custom_dataset": lambda **_: {"test": docs}, "test_split": "test",
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model_args", required=True, metavar="NAME=VALUE,…",
         help=f"{', '.join(NAMES)}; the first two must be there")  # fmt: skip
-    add("--tasks", nargs="+", required=True, metavar="TASK", help="or gsm8k=FILE")
+    add("--tasks", nargs="+", required=True, metavar="TASK", help="or gsm8k=FILE, ifeval=FILE")
     add("--limit", type=int, help="items of a task; default: all")
     add("--max_gen_toks", type=int, default=256, help="of local tasks (%(default)s)")
     add("--num_fewshot", type=int, help="as the task has it")
@@ -118,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
             made = sorted(samples[description["task"]], key=lambda sample: sample["doc_id"])
             answers = [sample["resps"][0][0] for sample in made]
             items = description["custom_dataset"]()["test"][: len(answers)]
-            print(floor(lambda item, text: right_number(item["answer"], text), items, answers))
+            right = TASKS[description["task"]].right
+            print(floor(lambda item, text: right(item["columns"], text), items, answers))  # noqa: B023
     for asked_for in sorted(model.overruled):
         print(f"tasks ask for {asked_for}; answers are at temperature {model.temperature:g}, as "
               "greedy search leaves one token, and a band changes nothing there")  # fmt: skip

@@ -1,21 +1,29 @@
-"""Scores of answers to GSM8K's questions, from the column beside each prompt."""
+"""Scores of answers to GSM8K's and IFEval's prompts, from the columns beside each prompt."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from cactus_theory.base.significance import mcnemar
+from cactus_theory.lm_eval.ifeval import follows_all
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
-def solution(columns: Mapping[str, Any], place: str) -> str:
-    """Return the column ``answer`` of an item; ValueError by its place where it is missing."""
-    if "answer" not in columns:
-        got = ", ".join(columns) or "none"
-        raise ValueError(f"{place} must hold 'answer' for this score; got columns {got}")
-    return columns["answer"]
+class Task(NamedTuple):
+    """A score: the columns that it reads, and whether an answer is right by them."""
+
+    columns: tuple[str, ...]
+    right: Callable[[Mapping[str, Any], str], bool]
+
+    def checked(self, columns: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+        """Return the columns; ValueError by their place where one is missing."""
+        for name in self.columns:
+            if name not in columns:
+                got = ", ".join(columns) or "none"
+                raise ValueError(f"{place} must hold {name!r} for this score; got columns {got}")
+        return columns
 
 
 def last_number(text: str) -> Decimal | None:
@@ -24,9 +32,15 @@ def last_number(text: str) -> Decimal | None:
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
-def right_number(solved: str, answer: str) -> bool:
+def right_number(columns: Mapping[str, Any], answer: str) -> bool:
     r"""Return whether an answer ends in the number of the solution, which stands behind ####."""
-    return last_number(answer) == last_number(solved.rpartition("####")[2])
+    return last_number(answer) == last_number(columns["answer"].rpartition("####")[2])
+
+
+TASKS = {
+    "gsm8k": Task(("answer",), right_number),
+    "ifeval": Task(("instruction_id_list", "kwargs"), follows_all),
+}
 
 
 def floor(score: Callable[[Any, str], float], items: Sequence[Any], answers: Sequence[str]) -> str:

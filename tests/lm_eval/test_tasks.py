@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.lm_eval.__main__ import compared, main, parsed
-from cactus_theory.lm_eval.tasks import floor, last_number, right_number, solution
+from cactus_theory.lm_eval.tasks import TASKS, floor, last_number
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = f"target={ROOT}/simulations/pair/target,draft={ROOT}/simulations/pair/draft"
 
 
 def test_the_last_number_counts() -> None:
-    assert right_number("…\n#### 1,200", "First 7, then $1200.") and last_number("-3.50") == -3.5
-    assert not right_number("#### 5", "5 of 6") and not right_number("#### 5", "five")
+    right = TASKS["gsm8k"].right
+    assert (
+        right({"answer": "…\n#### 1,200"}, "First 7, then $1200.") and last_number("-3.50") == -3.5
+    )
+    assert not right({"answer": "#### 5"}, "5 of 6") and not right({"answer": "#### 5"}, "five")
     with pytest.raises(ValueError, match="line 3 must hold 'answer' .* got columns id"):
-        solution({"id": 1}, "line 3")
+        TASKS["gsm8k"].checked({"id": 1}, "line 3")
 
 
 def test_answers_to_other_items_are_the_floor() -> None:
@@ -65,7 +68,7 @@ def test_bad_arguments_are_refused_in_a_line(capsys) -> None:
     assert main(["--model_args", PAIR, "--tasks", "poems=file"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0].endswith("--model_args: must name a target; got policy=band:price=1")
-    assert said[1].endswith("--tasks: must be one of gsm8k; got 'poems'")
+    assert said[1].endswith("--tasks: must be one of gsm8k, ifeval; got 'poems'")
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="needs lm_eval: make eval-test")
