@@ -24,12 +24,8 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import NamedTuple
-
-import numpy as np
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.defaults import RISK
 from cactus_theory.base.roots import rising_root
 
@@ -43,8 +39,6 @@ LITTLE, MUCH = 1e-6, 4.0
 EXACT = 1e-15
 # relative excess of a reading over its cap that is rounding: meter and ledger add in other orders
 ROUNDING = 1e-6
-# largest tilt (e^-FAR vanishes beside 1), and the least one, times the longest answer
-FAR, LEVEL = 800.0, 1e-9
 
 
 @dataclass(frozen=True)
@@ -102,9 +96,9 @@ class EventBounds:
         for name in ("cap", "per_token"):
             check.number(name, getattr(self, name) or 0.0, 0)
         check.number("burst", self.burst, 0, math.inf if self.per_token is not None else 0)
-        whole_number("lossless", self.lossless, 0)
+        check.whole_number("lossless", self.lossless, 0)
         if self.tokens is not None:
-            whole_number("tokens", self.tokens, 1)
+            check.whole_number("tokens", self.tokens, 1)
 
     @property
     def nats(self) -> float:
@@ -230,56 +224,6 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
         bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * log / 3 / (count - 1)
     bounds = (cap * max(bound, mean) for bound in (hoeffding, bernstein))
     return ConfidenceBound(count, cap * mean, max(values), cap, alpha, *bounds)
-
-
-class MeanLength(NamedTuple):
-    """Tokens of ``count`` lossless answers, and the most that nats let their mean become.
-
-    ``bound`` is ``longest`` and has no standard ``error`` where nats bound nothing.
-    """
-
-    count: int
-    mean: float
-    longest: int
-    bound: float
-    error: float | None
-
-    @property
-    def sentence(self) -> str:
-        """Return the bound in words, and its assumptions."""
-        most = f"no bound below {self.longest}, the longest of them"
-        if self.error is not None:
-            most = f"at most {self.bound:.4g} ± {self.error:.2g}, whatever the policy"
-        return (f"mean length, {self.mean:.4g} tokens in {self.count} lossless answers: {most}; "
-                "the mean of exp(θ·length) in it is an estimate from a sample")  # fmt: skip
-
-
-def mean_length(lengths: Sequence[int], bounds: EventBounds) -> MeanLength:
-    """Return the most that the mean length may be, over prompts, from those of lossless answers.
-
-    It is that of the law h ∝ e^{θT} q that spends all the nats (Theorem 23), ``bounds.lossless``
-    not considered. Raises ValueError for no lengths, or one below 1.
-    """
-    tokens = np.array([whole_number("lengths", length, 1) for length in lengths], dtype=float)
-    if not len(tokens):
-        raise ValueError("lengths: must be at least one; got none")
-    per_token, longest = bounds.per_token or 0.0, float(tokens.max())
-    fixed = bounds.burst if bounds.cap is None else bounds.cap
-    sample = len(tokens), float(tokens.mean()), int(longest)
-    if -math.log(np.mean(tokens == longest)) <= fixed + per_token * longest:
-        return MeanLength(*sample, longest, None)
-
-    def tilted(beyond: float) -> tuple[float, float, float]:  # at θ = per_token + beyond
-        theta = per_token + beyond
-        weights = np.exp(theta * (tokens - longest))
-        mean, mass = float(weights @ tokens / weights.sum()), float(weights.mean())
-        spent = theta * (mean - longest) - math.log(mass) - per_token * mean
-        return spent, mean, float(weights.std()) / mass
-
-    start = math.sqrt(fixed + LEVEL) / longest
-    beyond, _ = rising_root(lambda x: tilted(x)[0] - fixed, LEVEL / longest, FAR, start, SETTLED)
-    _, bound, deviation = tilted(beyond)
-    return MeanLength(*sample, bound, deviation / math.sqrt(len(tokens)) / beyond)
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:

@@ -213,3 +213,18 @@ def test_readings_anywhere_up_to_the_cap_have_a_bound(count, mean, cap):
     if most < 1 - 1e-12:  # there the KL of the bound is the amount that Hoeffding allows
         allowed = math.log(2 / 0.05) / count
         assert float(kl2(share, most)) == pytest.approx(allowed, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token"), [(1e-4, 0.0), (0.3, 0.0), (0.0, 0.005), (0.3, 0.03)]
+)
+def test_no_law_within_the_nats_writes_longer_answers(fixed, per_token):
+    """Theorem 23, corollary: the infimum over θ is the program over all laws of the lengths."""
+    cp = pytest.importorskip("cvxpy")
+    lengths, q = np.array([3, 5, 9, 20, 21, 40.0]), np.array([0.1, 0.2, 0.3, 0.1, 0.2, 0.1])
+    h = cp.Variable(6, nonneg=True)
+    limits = [cp.sum(h) == 1, cp.sum(cp.kl_div(h, q)) <= fixed + per_token * (lengths @ h)]
+    best = cp.Problem(cp.Maximize(lengths @ h), limits).solve(solver=cp.CLARABEL)
+    beyond = np.geomspace(1e-4, 10, 4000)
+    moments = np.log(np.exp((per_token + beyond[:, None]) * lengths) @ q)
+    assert ((fixed + moments) / beyond).min() == pytest.approx(best, rel=1e-5)

@@ -10,7 +10,6 @@ from cactus_theory.answer_bounds import (
     EventBounds,
     confidence_bound,
     event_bounds,
-    mean_length,
     share,
 )
 from cactus_theory.base import arguments as check
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--readings", metavar="FILE",
         help="what answers were charged under the cap: JSON lines, a reading or what generate "
         "--json prints in each")  # fmt: skip
-    add("--lengths", metavar="FILE", help="readings of lossless answers, whose new tokens count")
     add("--trace", metavar="DIR", help="logged rows: says which temperature is as far")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -70,17 +68,11 @@ def run(args: argparse.Namespace) -> int:
     by_position = along if first.per_token is not None or first.lossless else []
     right = share((1 + first.total_variation) / 2)
     lines = [SHOWN_ONE.format(right), _equal(args.trace, first), TARGET, first.unit]
-    length = None
-    if args.lengths is not None:
-        tokens: list[Any] = [own.get("num_tokens") for own in _readings("--lengths", args.lengths)]
-        length = mean_length(tokens, first)
-        lines.insert(0, length.sentence)
     if args.json:
         content = {"nats": first.nats, "total_variation": first.total_variation, "sentences": lines}
         tables = {"events": events, "by_position": by_position, "averaged": averages}
         content |= {name: list(map(_line, rows)) for name, rows in tables.items()}
         bound = None if record is None else vars(record) | {"bound": record.bound}
-        content |= {"mean_length": None if length is None else length._asdict()}
         return print_json(content | {"confidence_bound": bound})
     print(_table(events, "whatever the prompt"))
     if by_position:
@@ -139,7 +131,7 @@ def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
     for another file, or an answer that is over its cap.
     """
     charged: list[float] = []
-    for number, reading in enumerate(_readings("--readings", path), 1):
+    for number, reading in enumerate(_readings(path), 1):
         spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens")
         if type(spent) not in (int, float) or type(tokens) is not int:
             raise ValueError(
@@ -162,19 +154,21 @@ def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
     return charged
 
 
-def _readings(flag: str, path: str | Path) -> list[dict[str, Any]]:
+def _readings(path: str | Path) -> list[dict[str, Any]]:
     """Return the readings of a file of JSON lines: one a line, or a list under ``readings``."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{flag}: must be a readable file of JSON lines; {error}") from None
+        raise ValueError(f"--readings: must be a readable file of JSON lines; {error}") from None
     readings = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            value = parsed_json(f"{flag}: line {number} of {path} must be JSON", line)
+            value = parsed_json(f"--readings: line {number} of {path} must be JSON", line)
             own = value.get("readings", [value]) if isinstance(value, dict) else [value]
             readings += own if isinstance(own, list) else [own]
     for reading in readings:
         if not isinstance(reading, dict):
-            raise ValueError(f"{flag}: must hold JSON objects, a reading each; got {reading!r:.60}")
+            raise ValueError(
+                f"--readings: must hold JSON objects, a reading each; got {reading!r:.60}"
+            )
     return readings
