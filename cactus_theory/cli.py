@@ -1,7 +1,7 @@
 """The command line ``cactus-theory``; its subcommands are in :mod:`cactus_theory.commands`.
 
 Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
-3 a property could not be decided in time (``check``), or there are too few texts to say anything
+3 a rule did not answer in time (``check``), or there are too few texts to say anything
 (``expect``, ``tune``); 130 interrupted, in one line on stderr.
 """
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         return interrupted(f"cactus-theory {command}", kept)
     except REPORTED as error:
         print(f"cactus-theory {command}: {one_line(error)}", file=sys.stderr)
-        return 3 if isinstance(error, CannotSay) else 2
+        return 3 if isinstance(error, CannotSay | TimeoutError) else 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,10 +1,11 @@
-"""``cactus-theory check file.py:rule``: progress, report, tests to paste, exit code."""
+"""``cactus-theory check file.py:rule``: progress, report, exit code."""
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.tables import print_json
-from cactus_theory.testing._report import Report, message, pasted_test, payload, summary, table
+from cactus_theory.testing._report import message, summary, table
 
 # pairs of rows that are tried: they catch every planted fault, most of them within 50
 DEFAULT_EXAMPLES = 2000
@@ -12,8 +13,6 @@ DEFAULT_EXAMPLES = 2000
 DEFAULT_TIMEOUT = 600.0
 # longest --timeout in seconds, which alarms of the system still take
 LONGEST = 1e6
-# outcome → exit code; 2 is for a request or a file that cannot be read
-STATUS = {"passed": 0, "failed": 1, "inconclusive": 3}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Return 0 if every property holds, 1 if one is broken, 3 if one could not be decided."""
+    """Print the report; return 0 if every property holds, 1 if one is broken."""
     check.optional_module("hypothesis", "testing")
     from cactus_theory.testing._check_process import check_file
 
@@ -54,16 +53,10 @@ def run(args: Namespace) -> int:
         quiet=args.json,
     )
     if args.json:
-        print_json(payload(report, args.rule))
+        print_json({"passed": report.passed} | asdict(report))
     else:
-        _print(report, args.rule)
-    return STATUS[report.outcome]
-
-
-def _print(report: Report, source: str) -> None:
-    print(f"{report.policy}\n{report.declares}\n\n{table(report)}")
-    for finding in report.findings + report.undecided:
-        print(f"\n{message(report.policy, finding, finding in report.undecided)}")
-        if finding.target:
-            print(f"\n# paste into a test file beside the rule\n{pasted_test(source, finding)}")
-    print("".join(f"\n{line}" for line in (report.advice, summary(report)) if line))
+        print(f"{report.policy}\n{report.declares}\n\n{table(report)}\n")
+        for finding in report.findings:
+            print(f"{message(report.policy, finding)}\n")
+        print(summary(report))
+    return 0 if report.passed else 1

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from cactus_theory.testing.properties import Behaviour
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]
 
+# most tokens of rows that are printed as a call
+PASTED = 60
 # decimal places to which shrinking rounds entries, fewest first
 DIGITS = (1, 2, 3, 4, 6)
 
@@ -99,11 +102,7 @@ def _valid(q: Tensor, p: Tensor) -> Iterator[Pair]:
     yield rows[0], rows[1]
 
 
-JUMPS = (
-    "the answer jumps near these rows; if it is meant to, declare continuous=False, and such "
-    "rows are left out"
-)
-RANGE = "declare knob_range if the knob may not have this value"
+JUMPS = "or the answer jumps near these rows: if it is meant to, declare continuous=False"
 
 Crash = tuple[Behaviour, Exception]
 
@@ -113,12 +112,10 @@ class Checker:
     """Checks properties of one policy; see :func:`cactus_theory.testing._policies.check_policy`."""
 
     policy: Policy
-    asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None
     shrink_seconds: float = 10.0
 
     def worst(self, prop: Property, seen: Behaviour) -> Worst:
         """Return the worst entry of a property; the rule's exceptions pass."""
-        self.asking(prop, seen)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return measure(prop, seen)
@@ -169,8 +166,7 @@ class Checker:
         text = _printable(" ".join(str(error).split()))
         fault = f"{type(error).__name__}: {text}"[:500]
         worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", fault)
-        more = {"knobs": seen.knobs, "hint": _likeliest(prop, seen)}
-        return finding(prop, worst, (q.tolist(), p.tolist()), **more)
+        return self.finding(prop, seen, worst, (q, p))
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
         """Return the finding for a broken property, on rows as simple as possible."""
@@ -190,9 +186,18 @@ class Checker:
             smallest = seen.on(q[None], p[None])
             worst = self.worst(prop, smallest)
         worst.about += _at(seen)
-        more = {"knobs": seen.knobs, "hint": _likeliest(prop, smallest)}
-        rows = q.tolist(), p.tolist()
-        return finding(prop, worst, rows, emitted=smallest.emitted[0].tolist(), **more)
+        return self.finding(prop, seen, worst, (q, p), emitted=smallest.emitted[0].tolist())
+
+    def finding(
+        self, prop: Property, seen: Behaviour, worst: Worst, pair: Pair, **more: Any
+    ) -> Finding:
+        """Return the finding on a pair, with the likeliest cause and a call that shows it again."""
+        jumps = prop.steady and seen.policy.declares.continuous
+        hint = f"{prop.hint}; {JUMPS}" if jumps else prop.hint
+        q, p = (row.tolist() for row in pair)
+        call = f"assert_policy_properties({seen.policy.spec!r}, properties=[{prop.name!r}]"
+        again = f"{call}, rows=({q}, {p}))" if len(q) <= PASTED else ""
+        return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
         """Return the verdict on all rows."""
@@ -226,16 +231,3 @@ def _printable(text: str) -> str:
 def _at(seen: Behaviour) -> str:
     """Return the knobs that were changed, in words."""
     return "".join(f" at {name}={value:.6g}" for name, value in seen.knobs.items())
-
-
-def _likeliest(prop: Property, seen: Behaviour) -> str:
-    """Return the likeliest cause of a failure: an undeclared jump, or the property's own hint."""
-    source = getattr(seen.policy, "source", None)
-    if seen.knobs and source is not None and source.knob_range is None:
-        return f"{prop.hint}; or {RANGE}" if prop.hint else RANGE
-    try:
-        if prop.steady and seen.policy.declares.continuous and bool(seen.jumps.any()):
-            return JUMPS
-    except Exception:  # whatever the user's code raises on moved rows
-        pass
-    return prop.hint

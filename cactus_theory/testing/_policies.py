@@ -7,15 +7,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._property import Property
 from cactus_theory.testing._report import PropertyVerdict, Report, declared, message
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
-from cactus_theory.testing.properties._behaviour import (
-    BETWEEN,
-    knob_ladder,
-    other_knobs,
-    own_value,
-)
+from cactus_theory.testing.properties._behaviour import other_knobs
 
 # number of rows on which a policy is checked at each other value of its knob
 ROWS_AT_OTHER_KNOBS = 24
@@ -33,26 +27,19 @@ def check_policy(
     shrink_seconds: float = SHRINK_SECONDS,
     elsewhere: bool = True,
     seed: int = 0,
-    progress: Callable[[str, Report], None] = lambda prop, so_far: None,
-    asking: Callable[[Property, Behaviour], None] = lambda prop, seen: None,
+    progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
     """Return the report on ``policy`` for every property, or the named ones, on batches of rows.
 
     ``shrink_seconds`` is for shrinking one counterexample (0 keeps the rows as they are).
     With ``elsewhere`` some rows are also tried at values of the knob between those of the
-    ladder, drawn with ``seed``. ``progress`` is called with a property's name and the report so
-    far before it is checked, ``asking`` before each time that it is looked at on some rows.
+    ladder, drawn with ``seed``. ``progress`` is called with a property's name before it is checked.
     """
-    checker = Checker(policy, asking, shrink_seconds)
+    checker = Checker(policy, shrink_seconds)
     chosen = list(PROPERTIES) if properties is None else list(properties)
     first = PROPERTIES["answers"]
-    claims = declared(policy)
-    so_far = {
-        name: PropertyVerdict(name, PROPERTIES[name].statement, "not checked", 0, None)
-        for name in (first.name, *chosen)
-    }
-    verdicts = {name: so_far[name] for name in chosen}
-    progress(first.name, Report(policy.spec, claims, [*so_far.values()]))
+    verdicts = dict[str, PropertyVerdict]()
+    progress(first.name)
     groups = list(groups)
     others = _at_other_knobs(checker, groups, seed) if elsewhere else []
     behaviours, crashed = checker.without_crashes(
@@ -60,7 +47,7 @@ def check_policy(
     )
     for name in chosen:
         prop = PROPERTIES[name]
-        progress(name, Report(policy.spec, claims, [*verdicts.values()]))
+        progress(name)
         if prop is first and crashed:
             finding = checker.crash(prop, *crashed[0])
             count = sum(len(seen.q) for seen in behaviours) + len(crashed)
@@ -74,28 +61,7 @@ def check_policy(
             answering = (b for b in others if checker.error_on(first, b) is None)
             others = [b for b in map(checker.with_numbers, answering) if len(b.q)]
         verdicts[name] = verdict
-    judged = {name for name, verdict in verdicts.items() if verdict.examples}
-    tried = _knob_values(policy, elsewhere, others, judged)
-    return Report(policy.spec, claims, [*verdicts.values()], tried)
-
-
-def _knob_values(policy: Policy, elsewhere: bool, others: list[Behaviour], judged: set[str]) -> str:
-    """Return, in words, the values of the knob at which the judged properties were tried."""
-    own = own_value(policy)
-    if own is None:
-        return ""
-    parts = [f"at {own:g}"]
-    if others and any(PROPERTIES[name].at_other_knobs for name in judged):
-        drawn = ", ".join(f"{value:g}" for seen in others for value in seen.knobs.values())
-        parts += [f"at {drawn} on {max(len(seen.q) for seen in others)} rows of a few tokens"]
-    if "acceptance_follows_the_knob" in judged:
-        along = ", ".join(f"{value:g}" for value, _ in knob_ladder(policy, BETWEEN))
-        parts += [f"along {along} for acceptance_follows_the_knob"]
-    if "strict_point_is_lossless" in judged:
-        parts += [f"at {policy.declares.strict:g} for strict_point_is_lossless"]
-    if len(parts) == 1 and elsewhere and not other_knobs(policy):
-        parts += ["no other value was, as none of direction, strict, knob_range is declared"]
-    return f"the knob {policy.knob} was tried {'; '.join(parts)}"
+    return Report(policy.spec, declared(policy), [*verdicts.values()])
 
 
 def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Behaviour]:

@@ -232,7 +232,7 @@ def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property])
         for prop in chosen:
             worst = measure(prop, seen)
             if worst.margin < 0:
-                fault = finding(prop, worst, hint=prop.hint)
                 again = seen.again(worst.row, prop.name)
-                return message(thing, fault, example=seen.shown(worst.row), again=again)
+                fault = finding(prop, worst, hint=prop.hint, again=again)
+                return message(thing, fault, seen.shown(worst.row))
     return ""

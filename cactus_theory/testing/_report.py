@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from cactus_theory.base.specs import split
 from cactus_theory.base.tables import aligned
 from cactus_theory.policies import Policy
 
-Outcome = Literal["passed", "failed", "inconclusive"]
 # entries of a row shown on one line
 SHOWN = 12
 # margin above which any number was allowed
@@ -26,8 +24,7 @@ class Finding:
     about, expected, found : the number that is wrong, what it should be and what it is.
     margin : how far inside the property, hence negative; −∞ where there is no number.
     emitted : the emitted law on these rows, empty if the rule could not be called.
-    knobs : the knob at which it is broken, if that is not the rule's own.
-    hint : the likeliest cause, in words.
+    hint : the likeliest cause, in words. ``again`` : a call that fails as long as it is broken.
     """
 
     property: str
@@ -39,8 +36,8 @@ class Finding:
     found: str
     margin: float
     emitted: list[float] = field(default_factory=list)
-    knobs: dict[str, float] = field(default_factory=dict)
     hint: str = ""
+    again: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class PropertyVerdict:
 
     Attributes
     ----------
-    verdict : ``holds``, ``fails``, ``inconclusive`` if the rule did not answer in time,
-        ``not declared``, or ``not checked`` if it does not apply to any of the rows.
+    verdict : ``holds``, ``fails``, ``not declared``, or ``not checked`` if it does not apply to
+        any of the rows.
     examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
     """
 
@@ -64,17 +61,11 @@ class PropertyVerdict:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of checking a policy against all properties.
-
-    Attributes
-    ----------
-    advice : the values of the knob that were tried, in words; empty without a knob.
-    """
+    """The result of checking a policy against all properties."""
 
     policy: str
     declares: str
     properties: list[PropertyVerdict]
-    advice: str = ""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Report":
@@ -83,33 +74,17 @@ class Report:
             PropertyVerdict(**own | {"finding": own["finding"] and Finding(**own["finding"])})
             for own in plain["properties"]
         ]
-        return cls(plain["policy"], plain["declares"], verdicts, plain["advice"])
-
-    @property
-    def outcome(self) -> Outcome:
-        """Return ``failed`` if a property is broken, ``inconclusive`` if one is undecided."""
-        verdicts = {v.verdict for v in self.properties}
-        if "fails" in verdicts:
-            return "failed"
-        return "inconclusive" if "inconclusive" in verdicts else "passed"
+        return cls(plain["policy"], plain["declares"], verdicts)
 
     @property
     def passed(self) -> bool:
-        """Return whether every property was decided and none is broken."""
-        return self.outcome == "passed"
+        """Return whether no property is broken."""
+        return not self.findings
 
     @property
     def findings(self) -> list[Finding]:
         """Return the counterexamples."""
-        return [
-            v.finding for v in self.properties if v.finding is not None and v.verdict == "fails"
-        ]
-
-    @property
-    def undecided(self) -> list[Finding]:
-        """Return the rows on which there was no answer in time."""
-        late = (v.finding for v in self.properties if v.verdict == "inconclusive")
-        return [finding for finding in late if finding is not None]
+        return [v.finding for v in self.properties if v.finding is not None]
 
 
 def declared(policy: Policy) -> str:
@@ -130,23 +105,16 @@ def number(x: float) -> str:
     return f"{x:+.3g}"
 
 
-def row(values: list[float], shown: int | None = SHOWN) -> str:
+def row(values: list[float]) -> str:
     """Return ``[0.5, 0.5]``, long rows cut short."""
-    parts = [repr(x) if float(f"{x:.6g}") == x or shown is None else f"{x:.6g}" for x in values]
-    if shown is not None and len(parts) > shown:
-        parts = [*parts[:shown], f"… {len(values) - shown} more"]
+    parts = [repr(x) if float(f"{x:.6g}") == x else f"{x:.6g}" for x in values]
+    if len(parts) > SHOWN:
+        parts = [*parts[:SHOWN], f"… {len(values) - SHOWN} more"]
     return f"[{', '.join(parts)}]"
 
 
-def message(
-    thing: str,
-    finding: Finding,
-    late: bool = False,
-    example: Iterable[tuple[str, str]] = (),
-    again: str = "",
-) -> str:
+def message(thing: str, finding: Finding, example: Iterable[tuple[str, str]] = ()) -> str:
     """Return the failure in words; ``example`` : lines (label, text) beside a finding's rows."""
-    verb = "did not answer in time for" if late else "breaks"
     rows = (("target q", finding.target), ("draft  p", finding.draft), ("emitted", finding.emitted))
     margin = number(finding.margin) if math.isfinite(finding.margin) else ""
     lines = [
@@ -156,21 +124,19 @@ def message(
         ("where", finding.about),
         ("expected", finding.expected),
         ("found", finding.found),
-        *((label, text) for label, text in (("margin", margin), ("perhaps", finding.hint)) if text),
-        *((("again", again),) if again else ()),
+        ("margin", margin),
+        ("perhaps", finding.hint),
+        ("again", finding.again),
     ]
-    shown = (f"  {label:<8}  {text}" for label, text in lines)
-    return "\n".join([f"{thing} {verb} the property {finding.property}", *shown])
+    shown = (f"  {label:<8}  {text}" for label, text in lines if text)
+    return "\n".join([f"{thing} breaks the property {finding.property}", *shown])
 
 
 def summary(report: Report) -> str:
-    """Return how many properties are broken or undecided, in words."""
-    counts = [
-        f"{len(findings)} {word} {'property' if len(findings) == 1 else 'properties'}"
-        for findings, word in ((report.findings, "broken"), (report.undecided, "inconclusive"))
-        if findings
-    ]
-    return ", ".join(counts) or "no property is broken"
+    """Return how many properties are broken, in words."""
+    count = len(report.findings)
+    words = f"{count} broken {'property' if count == 1 else 'properties'}"
+    return words if count else "no property is broken"
 
 
 def table(report: Report) -> str:
@@ -181,31 +147,3 @@ def table(report: Report) -> str:
         margin = "" if v.worst is None else number(v.worst)
         cells.append((v.property, v.verdict, str(v.examples or ""), margin))
     return "\n".join(line.rstrip() for line in aligned(cells, (0, 1)))
-
-
-def pasted_test(source: str, finding: Finding) -> str:
-    """Return a pytest test that fails as long as ``file.py:name`` breaks the property."""
-    path, name, knobs = split(source)
-    module = path.stem
-    plain = module.isidentifier() and not knobs
-    how = f"from {module} import {name}" if plain else f"{name} = ct.policy({source!r})"
-    changed = "".join(f", {knob}={value!r}" for knob, value in finding.knobs.items())
-    rule = f"ct.policy({name}{changed})" if changed else name
-    first = "import cactus_theory as ct\n" if changed or not plain else ""
-    return (
-        f"{first}from cactus_theory.testing import assert_policy_properties\n{how}\n\n\n"
-        f"def test_{name}_{finding.property}():\n"
-        f"    # {finding.about}: expected {finding.expected}, found {finding.found}\n"
-        f"    q = {row(finding.target, None)}\n"
-        f"    p = {row(finding.draft, None)}\n"
-        f"    assert_policy_properties({rule}, properties=[{finding.property!r}], rows=(q, p))\n"
-    )
-
-
-def payload(report: Report, source: str) -> dict[str, Any]:
-    """Return the report as plain values for JSON, with the tests to paste."""
-    plain = {"passed": report.passed, "outcome": report.outcome} | asdict(report)
-    for verdict, entry in zip(plain["properties"], report.properties, strict=True):
-        if entry.finding is not None:
-            verdict["finding"]["test"] = pasted_test(source, entry.finding)
-    return plain

@@ -21,7 +21,6 @@ OTHERWISE = {
     "cactus_theory/vllm/requests.py": "appends one line a request",
     "cactus_theory/base/files.py": "write_whole itself",
     "cactus_theory/commands/plot.py": "into memory",
-    "cactus_theory/testing/_check_process.py": "events for the process that waits: no result",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",
     "simulations/common/journal.py": "appends lines; a half-written one is cut off",
     "simulations/common/results.py": "into memory",

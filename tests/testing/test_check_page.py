@@ -1,17 +1,17 @@
-"""The page CHECK shows the shipped rows and rule; the test that ``check`` pastes fails and passes.
+"""The page CHECK shows the shipped rows and rule; the call that ``check`` prints fails and passes.
 
 tests/test_pages.py runs the blocks of the page.
 """
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cactus_theory.cli import main
+from cactus_theory.testing import assert_policy_properties  # noqa: F401  (is called)
 from cactus_theory.testing.properties import PROPERTIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,21 +42,14 @@ def test_the_rows_are_the_shipped_ones(folder):
         np.testing.assert_array_equal(mine[name], rows)
 
 
-def test_the_pasted_test_fails_until_the_rule_is_mended(folder, capfd):
+def test_the_call_that_is_printed_fails_until_the_rule_is_mended(folder, capfd):
     assert main(["check", "my_rule.py:my_rule", "--examples", "200"]) == 1
     out, err = capfd.readouterr()
     assert "Traceback" not in err
     assert f"{len(PROPERTIES)}/{len(PROPERTIES)}" in err and out.count("\n") > 30
-    pasted = out.split("# paste into a test file beside the rule\n")[1].split("\n\nthe knob")[0]
-
-    def run():
-        sys.modules.pop("my_rule", None)
-        space = {}
-        exec(compile(pasted, "test_pasted.py", "exec"), space)
-        space["test_my_rule_budget_holds"]()
-
+    again = re.search(r"(?m)^  again +(.*)$", out)[1]
     with pytest.raises(AssertionError, match="breaks the property budget_holds"):
-        run()
+        eval(again)
     mended = CODE.replace("return min(1, raised", "return min(1, q[n]")
     (folder / "my_rule.py").write_text(mended + "\n# mended\n", encoding="utf-8")
-    run()
+    assert eval(again).passed

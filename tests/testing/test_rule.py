@@ -232,38 +232,6 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
         lenient.acceptance_row(*pair(2, 3))
 
 
-@pytest.mark.parametrize(
-    ("knobs", "names", "told"),
-    [
-        ({}, ["answers"], "at 0.5; no other value was, as none of direction, strict, knob_range"),
-        ({"knob_range": (0, 1)}, ["answers"], "at 0.5; at {drawn} on 2 rows of a few tokens"),
-        (
-            {"strict": 0.0, "direction": 1},
-            ["acceptance_follows_the_knob", "strict_point_is_lossless"],
-            "at 0.5; along 0, {drawn} for acceptance_follows_the_knob; at 0 for strict_point_is",
-        ),
-    ],
-)
-def test_the_values_of_a_knob_that_were_tried_are_told(knobs, names, told):
-    """Each is one at which the rule was asked."""
-    asked = set()
-
-    def scaled(q, p, n, *, delta=0.5):
-        asked.add(float(f"{delta:.6g}"))
-        return min(1, (1 + delta) * q[n] / p[n])
-
-    q, p = pair(2, 4, seed=3)
-    rule = ct.rule(scaled, **knobs)
-    advice = check_policy(rule, [(q, p)], properties=names, shrink_seconds=0).advice
-    line = next(line for line in advice.splitlines() if "knob" in line)
-    start, _, end = f"the knob delta was tried {told}".partition("{drawn}")
-    assert line.startswith(start) and end in line
-    values = {
-        float(text) for text in re.findall(r"(?<![\w.])\d[\d.e-]*", line.replace("2 rows", ""))
-    }
-    assert values == asked
-
-
 def raised_row(q, p, n, *, delta=0.25):
     """Return q with the entry that the Taylor rule accepts at n, and the rest scaled down."""
     row = np.array(q)
