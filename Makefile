@@ -78,11 +78,19 @@ eval-test: $(TESTED)  ## tasks of lm-evaluation-harness, which it installs
 test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
 	@$(PYTEST) --thorough
 
+# what computes closed forms, decisions and laws; numpy warns where a machine lacks what is disabled
+NUMERICAL := tests/optimum tests/verify tests/policies tests/solvers tests/testing tests/kits \
+  tests/traces tests/kernels tests/decoding/test_whole_texts.py tests/simulations/markov \
+  tests/test_divergences.py tests/test_emitted.py tests/test_law_theorems.py
+OLDEST := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_CBWR=COMPATIBLE \
+  NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" PYTHONWARNINGS=ignore::ImportWarning
+
 # PYTHONS="python3.12 python3.13": other Pythons too, in environments of their own (.venv-python3.12;
 # 5 GB each where the registry's torch is a CUDA build)
 test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical tests on other code paths, and PYTHONS="…"
-	@$(BIN)/python -m tests.portable $(PATHS)
-	@for python in $(PYTHONS); do .venv-$$python/bin/python -m tests.portable default || exit 1; done
+	@ATEN_CPU_CAPABILITY=avx2 $(PYTEST) $(NUMERICAL)
+	@env $(OLDEST) $(PYTEST) $(NUMERICAL)
+	@for python in $(PYTHONS); do .venv-$$python/bin/python -m pytest -q $(SPREAD) $(NUMERICAL) || exit 1; done
 
 .venv-python%/.cactus-theory: pyproject.toml setup.py constraints.txt
 	@echo "Setting up .venv-python$* (once; a few minutes)"

@@ -10,16 +10,12 @@ import importlib
 import sys
 
 import cactus_theory as ct
+from cactus_theory.base import arguments as check
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
-
-try:  # Ctrl-C while torch is imported
-    from cactus_theory.base import arguments as check
-    from cactus_theory.commands import COMMANDS, tune
-    from cactus_theory.commands.flags import check_outputs
-    from cactus_theory.traces.estimate import CannotSay
-except KeyboardInterrupt:
-    sys.exit(interrupted("cactus-theory"))
+from cactus_theory.commands import COMMANDS, tune
+from cactus_theory.commands.flags import check_outputs
+from cactus_theory.traces.estimate import CannotSay
 
 # Errors of bad input, reported in one line; anything else is a bug and keeps its traceback.
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)

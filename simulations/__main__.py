@@ -5,15 +5,11 @@ import importlib
 import os
 import sys
 
+from cactus_theory.base.arguments import refuse_empty
+from cactus_theory.base.files import check_writable
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
-
-try:  # Ctrl-C while torch is imported
-    from cactus_theory.base.arguments import refuse_empty
-    from cactus_theory.base.files import check_writable
-    from simulations.figures.command import TABLES
-except KeyboardInterrupt:
-    sys.exit(interrupted("python -m simulations"))
+from simulations.figures.command import TABLES
 
 # group: name: what it does in a line, flags of a small run, and its module
 GROUPS = {

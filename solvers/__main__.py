@@ -13,18 +13,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
+
+from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.help_pages import add_commands
+from cactus_theory.base.tables import plain_json
 from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, interrupted, one_line
 
-try:  # Ctrl-C while torch is imported
-    import numpy as np
-
-    from cactus_theory.base.arguments import refuse_empty
-    from cactus_theory.base.tables import plain_json
-
-    from ._commands import COMMANDS, Job
-except KeyboardInterrupt:
-    sys.exit(interrupted(f"python -m {__package__}"))
+from ._commands import COMMANDS, Job
 
 REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 COMMAND = f"python -m {__package__}"

@@ -29,7 +29,7 @@ class Command(NamedTuple):
     solve: Callable[[argparse.Namespace], Jobs]
 
 
-def _rows(parser: Parser, each: str = ": .npy .npz .safetensors .json") -> None:
+def _rows(parser: Parser, each: str = ": .npy .npz .json") -> None:
     parser.add_argument("target", help=f"rows of the target{each}")
     parser.add_argument(
         "draft", nargs="?", help="rows of the draft, as many; a .npz of target and draft has both"

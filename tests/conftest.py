@@ -3,7 +3,6 @@
 import gc
 import importlib.util
 import os
-import random
 from pathlib import Path
 
 import hypothesis
@@ -56,8 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("thorough") is not None]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-    if "CACTUS_THEORY_ORDER" in os.environ:  # the seed of a random order, as tests.portable sets
-        random.Random(int(os.environ["CACTUS_THEORY_ORDER"])).shuffle(items)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -118,12 +118,9 @@ def whole(folder: Path) -> dict[str, bytes]:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024,
               "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
               "intermediate_size": 8, "auto_map": {"AutoConfig": "spying.Config"}}  # fmt: skip
-    from safetensors.numpy import save
-
     return {
         "rows.npy": held.getvalue(),
         "rows.npz": many.getvalue(),
-        "rows.safetensors": save({"rows": ROWS}),
         "rows.json": json.dumps(ROWS.tolist()).encode(),
         "prompts.txt": "Once upon a time\nthere was é\n".encode(),
         "prompts.jsonl": b'{"prompt": "a"}\n{"turns": ["b", "c"]}\n',

@@ -20,12 +20,6 @@ ROUNDED = (
     "; rows that were rounded may be divided by their sums (normalise=True; on the command line "
     "--normalise)"
 )
-# hint for rows of the likeliest tokens alone, whose mass is short of 1
-LIKELIEST = (
-    "; rows of the likeliest tokens alone, such as the top-k log-probabilities of an API, lack the "
-    "mass of the rest: give it a token of its own, last in target and draft, over the same tokens "
-    "in both (acceptance can then be too high and a divergence too low, never the other way)"
-)
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
 # most entries (rows times vocabulary) that are computed at once; always at least one row: larger
@@ -95,7 +89,7 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     least, most = torch.stack(least).amin(), torch.stack(most).amax()
     if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
         bad = ~torch.isfinite(probs)
-        bound, hint = ("be finite", "") if bad.any() else ("not be negative", _negative_hint(probs))
+        bound, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
         at = _first(bad if bad.any() else probs < 0)
         where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
         raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
@@ -113,8 +107,6 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
         at = _first(bad)
         total = sums[at].item()
         hint = ROUNDED if abs(total - 1) < NEAR_ONE else LOGITS if float(most) > 1 else ""
-        if not hint and total < 1:
-            hint = LIKELIEST
         raise ValueError(
             f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
             f"{place(at, sums.shape)} sums to {total:.12g}{hint}"
@@ -124,13 +116,6 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
 def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     least, most = rows.aminmax()
     return least, most, rows.sum(-1, dtype=torch.float64)
-
-
-def _negative_hint(rows: Tensor) -> str:
-    """Name the likely mistake in rows with negative entries: logits, or log-probabilities."""
-    masses = rows.double().exp().sum(-1)
-    short = bool((rows <= 0).all()) and bool((masses < 1 - NEAR_ONE).any())
-    return LOGITS + LIKELIEST * short
 
 
 def describe(tensor: Tensor) -> str:

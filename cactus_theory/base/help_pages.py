@@ -7,19 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Parser = argparse.ArgumentParser
+Raw = argparse.RawDescriptionHelpFormatter
 # group → command → a line about it, the flags of its example, and what else its program knows
 Groups = Mapping[str, Mapping[str, tuple[Any, ...]]]
 EXAMPLE_WIDTH = 74  # columns, of 80
-
-
-class Help(argparse.HelpFormatter):
-    """Help text wrapped paragraph by paragraph; paragraphs with indented lines stay unwrapped."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n\n".join(
-            part if "\n " in part else textwrap.fill(part, width, break_on_hyphens=False)
-            for part in text.strip().split("\n\n")
-        )
 
 
 class _Commands(argparse._SubParsersAction):
@@ -50,11 +41,11 @@ def add_commands(
         parts.append(f"{group}:")
         for name, (about, flags, *_) in entries.items():
             parts[-1] += f"\n  {name:<{width}}  {about}"
-            command = commands.add_parser(name, description=about, formatter_class=Help)
+            command = commands.add_parser(name, description=about, formatter_class=Raw)
             command.epilog = f"example:\n  {_in_lines(f'{command.prog} {flags}')}"
             parser.epilog = parser.epilog or command.epilog
     commands.undeclared = dict.fromkeys(commands.choices, declare)
-    parser.description, parser.formatter_class = "\n\n".join(parts), Help
+    parser.description, parser.formatter_class = "\n\n".join(parts), Raw
 
 
 def _in_lines(command: str) -> str:

@@ -43,10 +43,10 @@ def prompts_of(path: str | Path) -> list[Prompt]:
 
     A file whose first line begins with ``{`` holds JSON objects, each with one of KEYS: a text
     under ``prompt``, ``question`` or ``text``; texts of a user under ``turns``, of which the first
-    is the prompt; a chat under ``messages``, with ROLES, whose contents are texts or lists of parts
-    of the type text. Its other keys are columns, and a null counts for nothing. In any other
-    file every line that is not blank is a prompt. Lines end with a line feed, which a carriage
-    return may precede, and nowhere else; a byte order mark is no part of the first one.
+    is the prompt; a chat under ``messages``, with ROLES, whose contents are texts. Its other keys
+    are columns, and a null counts for nothing. In any other file every line that is not blank is a
+    prompt. Lines end with a line feed, which a carriage return may precede, and nowhere else; a
+    byte order mark is no part of the first one.
     OSError, ValueError for a file that cannot be read, and by its number for another line.
     """
     path = Path(path)
@@ -127,20 +127,11 @@ def _messages(place: str, value: Any) -> Messages:
 
 def _message(place: str, message: Mapping[str, Any]) -> Mapping[str, str]:
     role: Any = message.get("role")
-    content: Any = message.get("content")
     _must(f"have roles {', '.join(ROLES)}", place, role in ROLES, role)
     filled = {name for name, value in message.items() if value not in (None, [])}
     others = sorted(filled - {"role", "content"})
     _must("hold role and content alone in a message", place, not others, ", ".join(others))
-    if isinstance(content, list):  # parts, joined as vLLM joins them
-        content = "\n".join(_part(place, part) for part in content)
-    return {"role": role, "content": _text(place, "content", content)}
-
-
-def _part(place: str, part: Any) -> str:
-    alone = isinstance(part, dict) and part.get("type") == "text" and len(part) == 2
-    _must("have parts of type 'text' and their text alone", place, alone, part)
-    return _text(place, "text", part.get("text"))
+    return {"role": role, "content": _text(place, "content", message.get("content"))}
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base.files import first_line, parsed_json, write_whole
 from cactus_theory.base.tolerances import NEAR_ONE
 
-SUFFIXES = (".npy", ".npz", ".safetensors", ".json")
+SUFFIXES = (".npy", ".npz", ".json")
 # most bytes that one compressed array may unpack to: 3,500 float64 rows of 151,936 tokens
 UNPACKED = 2**32
 # names of target and draft rows in a .npz that holds both
@@ -42,24 +41,24 @@ ORDINARY = (1e-3, 1e30)
 def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
     """Return the rows (..., V) held by a file.
 
-    ``path`` is a .npy, .npz, .safetensors or .json file (a list of numbers, or of such lists).
-    ``file.npz::name`` picks one array of several, in .safetensors too. ``logits`` become
-    probabilities by a float64 softmax; −inf is a probability of 0. ``normalise`` divides rows by
-    their sums, as digits of them may be missing in a text.
+    ``path`` is a .npy, .npz or .json file (a list of numbers, or of such lists).
+    ``file.npz::name`` picks one array of several. ``logits`` become probabilities by a float64
+    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of
+    them may be missing in a text.
 
-    Floats of 8 bytes or fewer keep their dtype; integers and bfloat16 (which numpy lacks)
-    become float64 and float32. Rows are not checked to be distributions here.
+    Floats of 8 bytes or fewer keep their dtype; integers become float64. Rows are not checked to
+    be distributions here.
 
     OSError for a file that is missing or cannot be read; ValueError for an unknown suffix, a
     broken file, what is not numeric or has no last axis of tokens, and logits without a finite
-    maximum; ModuleNotFoundError for .safetensors without the extra llm.
+    maximum.
     """
     name, _, key = str(path).partition("::")
     suffix = Path(name).suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}; got {suffix!r}")
-    if key and suffix not in (".npz", ".safetensors"):
-        raise ValueError(f"{path}: only .npz and .safetensors hold named arrays; got {suffix!r}")
+    if key and suffix != ".npz":
+        raise ValueError(f"{path}: only .npz holds named arrays; got {suffix!r}")
     rows = _numeric(path, _read(path, Path(name), suffix, key))
     if logits:
         return _softmax(path, rows)
@@ -149,22 +148,18 @@ def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
 
 
 def _read(path: str, file: Path, suffix: str, key: str) -> Any:
-    readers = {
-        ".npy": _read_npy,
-        ".npz": _read_npz,
-        ".safetensors": _read_safetensors,
-        ".json": _read_json,
-    }
     if not file.is_file():
         what = "is a directory" if file.is_dir() else "no such file"
         raise OSError(f"{path}: must be a readable file; {what}")
     try:
-        return readers[suffix](path, file, key)
+        if suffix == ".json":
+            return parsed_json(f"{path}: must be a .json file", file.read_bytes())
+        return _read_npy(path, file) if suffix == ".npy" else _read_npz(path, file, key)
     except OSError as error:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
 
 
-def _read_npy(path: str, file: Path, key: str) -> Any:
+def _read_npy(path: str, file: Path) -> Any:
     try:
         return np.lib.format.open_memmap(file, mode="r")
     except BROKEN as error:
@@ -199,24 +194,6 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         shutil.copyfileobj(packed, file)
         file.flush()
         return np.array(np.lib.format.open_memmap(file.name, mode="r"))
-
-
-def _read_safetensors(path: str, file: Path, key: str) -> Any:
-    module = check.optional_module("safetensors", "llm")
-    try:
-        with module.safe_open(file, framework="pt") as tensors:
-            name = _pick(path, list(tensors.keys()), key)
-            tensor = tensors.get_tensor(name)
-    except (module.SafetensorError, UnicodeDecodeError, AttributeError) as error:
-        raise ValueError(f"{path}: must be a .safetensors file; {first_line(error)}") from None
-    try:
-        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-    except TypeError:  # float8 and whatever else numpy lacks
-        raise ValueError(f"{path}: must hold numbers; got dtype {tensor.dtype}") from None
-
-
-def _read_json(path: str, file: Path, key: str) -> Any:
-    return parsed_json(f"{path}: must be a .json file", file.read_bytes())
 
 
 def _pick(path: str, names: list[str], key: str) -> str:

@@ -9,7 +9,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -144,28 +144,11 @@ class Registry(Generic[Kind]):
         path, name, _ = split(source, self.argument)
         module = _module(path.resolve(), path.stat().st_mtime_ns)
         if not hasattr(module, name):
-            raise ValueError(
-                f"{self.argument}: {path.name} must define {name}; got no such name; "
-                f"{self._offers(module)}"
-            )
+            raise ValueError(f"{self.argument}: {path.name} must define {name}; got no such name")
         value = getattr(module, name)
         if not issubclass(_kind_of(value), (self.kind, *others)):
-            raise TypeError(
-                f"{self.argument}: {path}:{name} must be {self.must_be}; got {value!r}; "
-                f"{self._offers(module)}"
-            )
+            raise TypeError(f"{self.argument}: {path}:{name} must be {self.must_be}; got {value!r}")
         return _named(value, module, path, name), f"{path}:{name}"
-
-    def _offers(self, module: ModuleType) -> str:
-        """List the names of this kind that a file defines, in words."""
-        names = ", ".join(self._defined(module))
-        return f"it defines {names or f'no {self.word}'}"
-
-    def _defined(self, module: ModuleType) -> Iterator[str]:
-        for name, value in vars(module).items():
-            foreign = isinstance(value, type) and value.__module__ != module.__name__
-            if issubclass(_kind_of(value), self.kind) and not foreign and not name.startswith("_"):
-                yield name
 
 
 def _kind_of(value: Any) -> type:

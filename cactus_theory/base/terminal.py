@@ -32,28 +32,24 @@ def one_line(error: Exception) -> str:
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
     """Make a command stop silently, with status 141, once its stdout is closed.
 
-    With 2 and one line if nothing can be written to it, as to a full disk. What stderr does not
-    take is lost.
-    SIGPIPE itself stays ignored, as Python sets it: writing to a worker process that has died
-    must raise, not end the command.
+    With 2 and one line if nothing can be written to it, as to a full disk. SIGPIPE itself stays
+    ignored, as Python sets it: writing to a worker process that has died must raise, not end the
+    command.
     """
 
     @functools.wraps(main)
     def run(*arguments: Given.args, **options: Given.kwargs) -> int:
-        real, errors = sys.stdout, sys.stderr
+        real = sys.stdout
         if isinstance(real, io.TextIOWrapper) and real.errors == "strict":
             real.reconfigure(errors="replace")  # signs that an encoding lacks
         sys.stdout = _Output(real)  # type: ignore[assignment]
-        if sys.stderr is None:  # its number must not become that of a file
-            sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
-        sys.stderr = _Output(sys.stderr, may_be_lost=True)  # type: ignore[assignment]
         try:
             return main(*arguments, **options)
         finally:
             try:
                 sys.stdout.flush()  # here, because an error at exit cannot be handled
             finally:
-                sys.stdout, sys.stderr = real, errors
+                sys.stdout = real
 
     return run
 
@@ -66,13 +62,13 @@ def interrupted(command: str, kept: str | None = None) -> int:
 
 
 class _Output:
-    """A text stream that leaves with status 141 where the real one would raise, or loses the text.
+    """A text stream that leaves with status 141 where the real one would raise.
 
     ``SystemExit``, because commands report an ``OSError`` as bad input.
     """
 
-    def __init__(self, real: Any, may_be_lost: bool = False) -> None:
-        self._real, self._may_be_lost = real, may_be_lost
+    def __init__(self, real: Any) -> None:
+        self._real = real
 
     def write(self, text: str) -> int:
         if self._real is None:  # it was closed before the start
@@ -96,8 +92,6 @@ class _Output:
     def _leave(self, error: OSError) -> None:
         # discard what is buffered, or the interpreter reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._real.fileno())
-        if self._may_be_lost:
-            return
         if isinstance(error, BrokenPipeError):
             raise SystemExit(BROKEN_PIPE)
         print(f"stdout: {error.strerror or error}", file=sys.stderr)

@@ -20,11 +20,10 @@ from cactus_theory.commands.flags import (
     add_policy,
     add_rows,
     rows,
-    save_row_plot,
     shown_frontier,
     source,
 )
-from cactus_theory.commands.plot import save_pooled_plot
+from cactus_theory.commands.plot import save_plot
 from cactus_theory.optimum.bands import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
@@ -45,35 +44,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_rows(parser)
     add_policy(parser, several=True)
-    parser.add_argument("--by", metavar="COLUMN", help="of a trace: a line per value of a column")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw policies and the frontier of the rows; .png .pdf .svg"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
     policies = [ct.policy(spec).at_ends(()) for spec in args.policy]
     spec = ct.divergence(args.divergence).spec
-    if len(policies) > 1 or args.by:
+    if len(policies) > 1:
         logged = source(args)
-        whole, q, p = _lines(logged, policies, spec)
-        notes = {"divergence": spec, "rows": whole[0]["rows"], "texts": logged.texts}
-        parts = _parts(logged, args.by) if args.by else {}
-        lines = whole if not parts else [
-            {"group": value} | line
-            for value, part in parts.items() for line in _lines(part, policies, spec)[0]
-        ]  # fmt: skip
+        lines, q, p = _lines(logged, policies, spec)
+        notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
         if args.csv:
             save_table(args.csv, lines, notes)
         if args.plot:
-            points = [(line["policy"], line[spec], line["acceptance"]) for line in whole]
-            save_pooled_plot(args.plot, shown_frontier(q, p, spec), spec, points)
+            points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
+            save_plot(args.plot, shown_frontier(q, p, spec), spec, points)
         if args.json:
             return print_json(notes | {"policies": lines})
         print("{rows} rows of {texts} texts".format(**notes))
-        heads, cells, words = _heads(spec), [_cells(line, spec) for line in lines], WORDS
-        if args.by:
-            heads, words = [args.by, *heads], (0, *(place + 1 for place in WORDS))
-            cells = [[line["group"], *own] for line, own in zip(lines, cells, strict=True)]
-        print_table(heads, cells, words)
+        print_table(_heads(spec), [_cells(line, spec) for line in lines], WORDS)
         print(LEGEND)
         return 0
     (policy,), (q, p) = policies, rows(args)
@@ -93,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     if args.csv:
         save_csv(args.csv, columns, {"policy": report.policy})
     if args.plot:
-        save_row_plot(args.plot, q, p, args.row, spec, spent, policy)
+        point = report.policy, float(np.mean(spent)), float(np.mean(report.acceptance))
+        save_plot(args.plot, shown_frontier(q, p, spec), spec, [point])
     if args.json:
         columns |= {} if report.bounds is None else {"bounds": report.bounds}
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
@@ -121,12 +114,6 @@ def _lines(
             audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
     q, p = (torch.cat(part) for part in zip(*[pair[1:] for pair in row_pairs(source)], strict=True))
     return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
-
-
-def _parts(source: Trace | SavedRows, column: str) -> dict[str, Trace]:
-    if not isinstance(source, Trace):
-        raise ValueError(f"--by: rows have no prompts, a trace has; got {column!r}")
-    return {value: source.part(texts) for value, texts in source.groups(column).items()}
 
 
 def _line(one: PooledAudit, pooled_share: float | None) -> Line:

@@ -16,10 +16,9 @@ from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, column_of, prompts_of
 from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.plot import METADATA, save_plot
+from cactus_theory.commands.plot import METADATA
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences import list_divergences
-from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
@@ -126,9 +125,7 @@ OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
     """Declare target and draft rows, how they are read, and what is written of them."""
-    parser.add_argument(
-        "target", help="target rows q: .npy .npz .safetensors .json; or the folder of a trace"
-    )
+    parser.add_argument("target", help="target rows q: .npy .npz .json; or the folder of a trace")
     parser.add_argument(
         "draft",
         nargs="?",
@@ -145,25 +142,19 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     parser.add_argument("--csv", metavar="FILE.csv", help="also save one line per row")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw one row: band, frontier, policies; .png .pdf .svg"
-    )
-    parser.add_argument("--row", type=int, default=0, help="which row of a batch to draw, from 0")
 
 
 def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return target and draft rows of two files, of a .npz or of a trace."""
     if is_trace(args.target):
         target, draft = (rows.numpy() for rows in _trace(args).rows())
-    else:
-        if not Path(args.target.partition("::")[0]).exists():
-            raise FileNotFoundError(f"target: no such file; got {args.target!r}")
-        if args.logits and args.normalise:
-            raise ValueError("--logits, --normalise: at most one may be given; got both")
-        read = partial(load_rows, logits=args.logits, normalise=args.normalise)
-        target, draft = map(read, pair_of(args.target, args.draft))
-    if not 0 <= args.row < target[..., 0].size:
-        raise ValueError(f"--row: must lie in [0, {target[..., 0].size - 1}]; got {args.row}")
+        return target, draft
+    if not Path(args.target.partition("::")[0]).exists():
+        raise FileNotFoundError(f"target: no such file; got {args.target!r}")
+    if args.logits and args.normalise:
+        raise ValueError("--logits, --normalise: at most one may be given; got both")
+    read = partial(load_rows, logits=args.logits, normalise=args.normalise)
+    target, draft = map(read, pair_of(args.target, args.draft))
     return target, draft
 
 
@@ -189,22 +180,6 @@ def check_outputs(args: argparse.Namespace) -> None:
         check_writable(f"--{name}", getattr(args, name, None), *suffixes)
     if getattr(args, "plot", None) is not None:
         check.optional_module("matplotlib", "figures")
-
-
-def save_row_plot(
-    path: str,
-    q: np.ndarray,
-    p: np.ndarray,
-    row: int,
-    divergence: str,
-    spent: np.ndarray,
-    policy: Policy | None = None,
-) -> None:
-    """Draw one row of a batch, with the optimum for what is spent on it."""
-    rows, drafts = (x.reshape(-1, x.shape[-1]) for x in (q, p))
-    delta = float(np.asarray(spent).reshape(-1)[row])
-    title = check.place([row], [len(rows)]) if len(rows) > 1 else ""
-    save_plot(path, rows[row], drafts[row], divergence, delta, policy, title)
 
 
 def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:

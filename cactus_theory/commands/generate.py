@@ -33,8 +33,8 @@ from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
 
 # flags that say how drafts are made or judged
-OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "span", "num_draft_tokens", "draft_stop",
-             "draft_top_k", "draft_top_p")  # fmt: skip
+OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "num_draft_tokens", "draft_top_k",
+             "draft_top_p")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft the M likeliest tokens beside each one, to catch what replaces it")  # fmt: skip
     add("--cap", type=float, metavar="NATS",
         help="spend at most so many nats a token on any answer")  # fmt: skip
-    add("--span", nargs=2, metavar=("OPEN", "CLOSE"), help="follow the policy between these two "
-        'texts only ("<think>" "</think>"), and be lossless outside')  # fmt: skip
     add("--num-draft-tokens", type=int, metavar="K",
         help=f"default: {defaults.NUM_DRAFT_TOKENS}")  # fmt: skip
-    add("--draft-stop", type=float, metavar="THRESHOLD", help="end a draft once its tokens "
-        "are all accepted with less than this probability, estimated from the probabilities that "
-        "the draft gave them (0.3, say)")  # fmt: skip
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="default: %(default)s")  # fmt: skip
     add("--temperature", type=float,
@@ -71,17 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rule of your own, off saves V × V questions a token")  # fmt: skip
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print one JSON object only")
-    output.add_argument("--stream", action="store_true", help="print the text while it is decoded")
+    add("--json", action="store_true", help="print one JSON object only")
 
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
-    if args.prompts and (args.json or args.stream):
-        raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
-    for name, texts in (("prompt", [args.prompt]), ("span", args.span or [])):
-        _check_texts(name, texts)
+    if args.prompts and args.json:
+        raise ValueError("--json: must be given with --prompt; --prompts has JSON lines")
+    if args.prompt is not None and not is_utf8(args.prompt):
+        raise ValueError(f"--prompt: must be UTF-8 text; got {args.prompt!r:.60}")
     prompts, drafted = given_prompts(args), args.draft is not None and str(args.draft) != "none"
     if not drafted:
         refuse(args, OF_DRAFTS, "must be given with --draft")
@@ -99,14 +92,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         if named is not None:
             raise ValueError("--policy, --tuned: at most one may be given; got both")
-        told = ("verifier", "num_draft_tokens", "draft_stop", "siblings")
-        refuse(args, told, "must not be given with --tuned")
+        refuse(args, ("verifier", "num_draft_tokens", "siblings"), "must not be given with --tuned")
         tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
         _check_tuned(tuned, args.tuned, args.temperature, cuts, drafted)
         if tuned.plain:
-            refuse(args, ("cap", "span"), f"{args.tuned} is of plain decoding, exact")
-    from cactus_theory.decoding import Callbacks, DecodeOptions
-    from cactus_theory.decoding.stream import TextPieces
+            refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
+    from cactus_theory.decoding import DecodeOptions
 
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
     choice = {} if tuned.plain else tuned.options | {"policy": _capped(tuned.policy, args.cap)}
@@ -119,25 +110,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"cactus-theory generate: {fastest}", file=sys.stderr)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
-    if not tuned.plain and args.span:
-        within = _within(tuned.policy, args.span, pair.tokenizer)
-        options = replace(options, policy=_capped(within, args.cap))
     options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
-    drafter = None if tuned.plain else _drafter(tuned, pair.draft, args.draft_stop, args.siblings)
+    drafter = None if tuned.plain else _drafter(tuned, pair.draft, args.siblings)
     if args.prompts:
         return _answers(pair, drafter, prompts, ids, options, args.cap)
-    begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
-    pieces = TextPieces(pair.tokenizer, ids[0])
-    if args.stream:
-        _print(begins)
-        show = Callbacks(on_tokens=lambda new: _print(pieces.add(new)))
-        options = replace(options, callbacks=show)
     result, answer = _decoded(pair, drafter, ids[0], options, args.cap)
     if args.json:
         readings = [reading.as_dict() for reading in result.readings()]
         return print_json(answer | {"readings": readings})
-    print(pieces.rest() if args.stream else begins + answer["text"])
+    begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
+    print(begins + answer["text"])
     header, *counts = ({"on": threads_in_words()} | answer).items()
     for name, value in (header, *counts[3:]):  # policy, verifier and text are known
         if drafter is None and ("draft" in name or "accept" in name):
@@ -147,13 +130,6 @@ def run(args: argparse.Namespace) -> int:
         words = ", ".join("–" if number == "nan" else number for number in numbers)
         print(f"{name.replace('_', ' '):<28} {words}", file=sys.stderr)
     return 0
-
-
-def _check_texts(name: str, texts: Sequence[str | None]) -> None:
-    """Raise ValueError for what the command line held that is no text."""
-    for text in texts:
-        if text is not None and not is_utf8(text):
-            raise ValueError(f"--{name}: must be UTF-8 text; got {text!r:.60}")
 
 
 def _check_tuned(
@@ -177,23 +153,10 @@ def _capped(policy: Any, cap: float | None) -> Any:
     return policy if cap is None else Ledger(policy, cap)
 
 
-def _within(policy: Any, span: Sequence[str], tokenizer: Any) -> Any:
-    """Return the policy between two texts, as a schedule."""
-    from cactus_theory.decoding import Between
-    from cactus_theory.decoding.schedule import spellings
-
-    opening, closing = (spellings(tokenizer, text) for text in span)
-    return Between(policy, opening=opening, closing=closing)
-
-
-def _drafter(tuned: TunedSetting, draft: Any, stop: float | None, siblings: int | None) -> Any:
+def _drafter(tuned: TunedSetting, draft: Any, siblings: int | None) -> Any:
     from cactus_theory.decoding.drafters import Siblings
 
     drafter: Any = tuned.cuts.drafter(draft, tuned.temperature)
-    if stop is not None:
-        if not hasattr(drafter, "stop"):
-            raise ValueError(f"--draft-stop: {type(drafter).__name__} has none")
-        drafter = replace(drafter, stop=stop)
     return Siblings(drafter, siblings) if siblings else drafter
 
 
@@ -240,7 +203,3 @@ def _answers(
         print_json(asked | answer)
         sys.stdout.flush()
     return 0
-
-
-def _print(text: str) -> None:
-    print(text, end="", flush=True)

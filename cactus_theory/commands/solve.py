@@ -1,7 +1,6 @@
 """``cactus-theory solve``: the best acceptance of rows, one by one or under one budget over all."""
 
 import argparse
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
 from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
-from cactus_theory.commands.flags import add_rows, rows, save_row_plot, shown_frontier
-from cactus_theory.commands.plot import save_pooled_plot
+from cactus_theory.commands.flags import add_rows, rows, shown_frontier
 
 GOALS = ("delta", "price", "acceptance")
 OF_ALL = ("mean_acceptance", "mean_divergence", "price", "bound", "gap")
@@ -43,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the optimum of the rows; write what ``--out``, ``--csv`` and ``--plot`` name."""
+    """Print the optimum of the rows; write what ``--out`` and ``--csv`` name."""
     q, p = rows(args)
     asked: dict[str, Any] = {"divergence": (spec := ct.divergence(args.divergence).spec)}
     goal = {name: getattr(args, name) for name in GOALS if getattr(args, name) is not None}
@@ -58,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
         columns["gap"] = best.bound - best.acceptance
         asked["rows"] = int(np.prod(q.shape[:-1]))
         title = f"{asked['rows']} rows by mean {spec}; bound and gap prove it"
-        draw = partial(save_pooled_plot, line=best, divergence=spec, points=())
     elif args.pooled:
         ((knob, amount),) = goal.items()
         best = ct.pooled_acceptance(q, p, divergence=spec, **goal)
@@ -66,10 +63,6 @@ def run(args: argparse.Namespace) -> int:
         numbers = {name: getattr(best, name) for name in OF_ALL}
         columns = {"acceptance": best.acceptance, "divergence": best.divergence}
         title = f"{spec}, {knob} = {amount:g} over all rows"
-        points = [(f"{knob} = {amount:g}", best.mean_divergence, best.mean_acceptance)]
-
-        def draw(path: str) -> None:
-            save_pooled_plot(path, shown_frontier(q, p, spec), spec, points)
     else:
         ((knob, amount),) = goal.items()
         best = ct.optimal_acceptance(q, p, divergence=spec, support=args.support, **goal)
@@ -77,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
         overlap = np.minimum(np.asarray(q, np.float64), np.asarray(p, np.float64)).sum(-1)
         columns = {"speculative": overlap} | {name: getattr(best, name) for name in OF_A_ROW}
         title = f"{spec}, {knob} = {amount:g}"
-        draw = partial(save_row_plot, q=q, p=p, row=args.row, divergence=spec,
-                       spent=best.divergence)  # fmt: skip
     if args.out:
         save_rows(args.out, best.target)
     if args.csv and args.frontier is not None:
@@ -86,8 +77,6 @@ def run(args: argparse.Namespace) -> int:
         save_table(args.csv, [dict(zip(columns, line, strict=True)) for line in lines], asked)
     elif args.csv:
         save_csv(args.csv, columns, asked | numbers)
-    if args.plot:
-        draw(args.plot)
     if args.json:
         return print_json(asked | {"vocabulary": int(q.shape[-1])} | numbers | columns)
     one_by_one = args.frontier is None and not args.pooled

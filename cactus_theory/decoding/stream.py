@@ -1,4 +1,4 @@
-"""Text as it is verified: pieces of it, and ids for the library's streamers."""
+"""The text that ids add to a prompt, and ids for the library's streamers as they are verified."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,39 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class TextPieces:
-    """Turns ids into text as they come; the pieces together are the text decoded at once.
-
-    Held back until more is known: characters of which a byte is missing, and a space at the
-    end, which some tokenizers take away before a full stop.
-    """
-
-    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] = ()) -> None:
-        self.tokenizer, self.prompt_ids = tokenizer, prompt_ids
-        self.ids: list[int] = []
-        self.shown = ""
-
-    def add(self, new: Sequence[int]) -> str:
-        """Return the text that can be shown once the ids ``new`` are known, perhaps none."""
-        self.ids.extend(new)
-        text = self._text()
-        settled = text.rstrip(" ")
-        if settled.endswith("\ufffd") or not settled.startswith(self.shown):
-            return ""
-        return self._show(settled)
-
-    def rest(self) -> str:
-        """Return the text that was held back."""
-        return self._show(self._text())
-
-    def _show(self, text: str) -> str:
-        piece, self.shown = text[len(self.shown) :], text
-        return piece
-
-    def _text(self) -> str:
-        return completion(self.tokenizer, self.prompt_ids, self.ids)
 
 
 def completion(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:

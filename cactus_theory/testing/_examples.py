@@ -12,7 +12,6 @@ check.optional_module("hypothesis", "testing")
 from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 
 from cactus_theory.testing import strategies  # noqa: E402
-from cactus_theory.testing.strategies import wide_pair  # noqa: E402
 
 Group = tuple[Tensor, Tensor]
 
@@ -22,6 +21,10 @@ WIDTHS = ((257, 512), (50, 64), (16, 49), (65, 256))
 ORDER = (0, 1, 2, 3, 1, 2, 3)
 # widths of one pair among two or more, and of one more among THOROUGH or more
 SMALL, THOROUGH, VOCABULARY = (1_000, 1_400), 10_000, 32_000
+# least entry of a wide row, so that float32 holds it; narrow rows test deeper tails
+LEAST = 1e-30
+# V above which a draft is cut to its top: enumeration takes O(V) for a drafted token
+DENSE, TOP = 64, 16
 
 
 @lru_cache(maxsize=4)
@@ -67,18 +70,37 @@ def _wide(count: int, start: int) -> list[Group]:
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
     pairs = []
     for place in ORDER[: count // ONE_IN]:
-        pairs.append(wide_pair(widths[place], int(random.integers(2**31))))
+        pairs.append(wide_pair(widths[place], random))
     if count > 1:
         vocab = int(random.integers(SMALL[0], SMALL[1] + 1))
         pairs.append(_on_both_sides(vocab, random))
     if count >= THOROUGH:
-        pairs.append(wide_pair(VOCABULARY, start, "top"))
+        pairs.append(wide_pair(VOCABULARY, random))
     return pairs
 
 
 def _on_both_sides(vocab: int, random: np.random.Generator) -> Group:
     """Return a wide pair whose draft proposes some tokens too often and some too rarely."""
     while True:
-        q, p = wide_pair(vocab, int(random.integers(2**31)), "tempered")
+        q, p = wide_pair(vocab, random)
         if bool(((q > p) & (p > 0)).any()):
             return q, p
+
+
+def wide_pair(vocab: int, random: np.random.Generator) -> Group:
+    """Return (target, draft), rows (V,): a power law with zeros or none, and p ∝ q^a.
+
+    In every second pair half of p is on tokens that are rare in q. Beyond 64 tokens the draft is
+    cut to its likeliest 16.
+    """
+    q = (1.0 + random.permutation(vocab)) ** -random.uniform(0.5, 3.0)
+    q *= random.uniform(size=vocab) < random.choice((2 / 3, 1.0))
+    q[q < LEAST] = 0.0
+    q[int(random.integers(vocab))] += 1e-3
+    q /= q.sum()
+    p = np.where(q > 0, q, 1.0) ** random.uniform(0.4, 1.6) * (q > 0)
+    if random.integers(2):
+        p += (q < np.median(q) + 1e-9) / vocab
+    if vocab > DENSE:
+        p[np.argsort(-p, kind="stable")[TOP:]] = 0.0
+    return torch.from_numpy(q), torch.from_numpy(p / p.sum())

@@ -16,7 +16,7 @@ from tests.damaged import damaged, damaged_json, whole
 from tests.test_trusted import PAIR, SPY
 
 KINDS = (
-    "rows.npy", "rows.npz", "rows.safetensors", "rows.json", "prompts.txt",
+    "rows.npy", "rows.npz", "rows.json", "prompts.txt",
     "prompts.jsonl", "tuned.json", "costs.json", "manifest.json",
     "text-00000.safetensors", "config.json",
 )  # fmt: skip

@@ -4,7 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -107,48 +107,3 @@ def test_output_that_cannot_be_written_is_no_traceback(call, code, said) -> None
     done = subprocess.run(call, shell=True, cwd=ROOT, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr[-len(said) :]) == (code, said)
     assert done.stderr.count(b"\n") == said.count(b"\n")
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "errors"),
-    [
-        ("cactus_theory.cli", "solve no.npy --delta 1", None),
-        ("cactus_theory.cli", "solve no.npy --delta 1", "/dev/full"),
-        ("simulations.__main__", "replay nothing --policy band:price=1", None),
-        ("solvers.__main__", "optimal no.npy p.npy --delta 1", "/dev/full"),
-        ("paper_figures.__main__", "nothing_of_the_kind", None),
-    ],
-)
-def test_errors_that_cannot_be_written_keep_the_status_and_stdout(
-    command: str, words: str, errors: str | None, capsys, monkeypatch
-) -> None:
-    main = importlib.import_module(command).main
-    with nullcontext() if errors is None else open(errors, "w", buffering=1) as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        assert main(words.split()) == 2
-        monkeypatch.undo()
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "imported"),
-    [
-        ("cactus_theory solve q.npy p.npy --delta 1", "torch"),
-        ("cactus_theory tune --divergence-per-token 1", "torch"),
-        ("simulations demo", "torch"),
-        ("solvers optimal q.npy p.npy --delta 1", "numpy"),
-        ("solvers optimal q.npy p.npy --delta 1", "torch"),
-        ("paper_figures overspend", "matplotlib"),
-    ],
-)
-def test_ctrl_c_during_imports_is_one_line(words: str, imported: str, tmp_path: Path) -> None:
-    (tmp_path / f"{imported}.py").write_text("raise KeyboardInterrupt")
-    done = subprocess.run(
-        [sys.executable, "-m", *words.split()],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (130, "", 1)
-    assert f"{words.split()[0].replace('_theory', '-theory')}: interrupted; " in done.stderr

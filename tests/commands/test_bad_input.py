@@ -26,8 +26,6 @@ ROWS = {
     "bad": [0.5, 0.5, 0.5],
     "rounded": [[0.5, 0.5], [0.3333333, 0.6666]],
     "logits": [3.0, -1.0],
-    "top": [0.6, 0.25, 0.05],
-    "toplogs": np.log([0.6, 0.25, 0.05]),
     "short": [0.5, 0.5],
     "batch": [P, Q],
     "three": [P, P, P],
@@ -54,9 +52,7 @@ cactus solve q.npy p.npy --delta -1 | delta: must lie in [0, inf]; got -1.0
 cactus solve q.npy missing.npy --delta 1 | missing.npy
 cactus solve nofile.npz --delta 1 | target: no such file; got 'nofile.npz'
 cactus solve no.npy p.npy --delta 1 --csv x.txt | --csv: must end in .csv
-cactus solve q.npy p.npy --delta 1 --plot x.gif | --plot: must end in .png, .pdf, .svg; got 'x.gif'
-cactus solve q.npy p.npy --delta 1 --plot x.png --row 1 | --row
-cactus solve SHIPPED --delta 1 --row 99 | --row: must lie in [0, 3]; got 99
+cactus audit q.npy p.npy --policy typical --plot x.gif | --plot: must end in .png, .pdf, .svg
 cactus solve bad.npy p.npy --delta 1 | sum to 1 within 1e-09 (torch.float64); the row
 cactus solve rounded.npy rounded.npy --delta 1 | row 1 of 2 (from 0) sums to 0.9999
 cactus solve rounded.npy rounded.npy --delta 1 | sums (normalise=True; on the command line --no
@@ -64,8 +60,6 @@ cactus solve logits.npy logits.npy --delta 1 | negative; got -1.0 at token 1 of
 cactus solve logits.npy logits.npy --delta 1 | did you mean logits?
 cactus solve logits.npy logits.npy --delta 1 --normalise | from -1 to 3
 cactus solve q.npy p.npy --delta 1 --logits --normalise | at most one
-cactus solve top.npy top.npy --delta 1 | top-k log-probabilities of an API
-cactus solve toplogs.npy toplogs.npy --delta 1 | top-k log-probabilities of an API
 cactus solve q.npy --delta 1 | a .npz with target_probs and draft_probs (or target
 cactus solve lone.npz --delta 1 | lone.npz alone
 cactus solve q.npy p.npy --frontier 1 | points: must be a whole number of at least 2; got 1
@@ -73,13 +67,12 @@ cactus solve q.npy p.npy --frontier --out x.npy | --out: must not be given with 
 cactus solve q.npy p.npy --frontier --divergence renyi:a=2 | one-to-one price to be pooled
 cactus solve q.npy p.npy --pooled --delta 1 --support free | --support: must be one of target
 cactus solve no.npy p.npy --delta 1 --csv no/x.csv | --csv: must be a writable file
-cactus solve no.npy p.npy --delta 1 --plot no/x.png | --plot: must be a writable file
+cactus audit no.npy p.npy --policy typical --plot no/x.png | --plot: must be a writable file
 cactus solve no.npy p.npy --delta 1 --out taken.npy | Is a directory
 cactus solve TRACE --price 1 --logits | logits: must not be given with
 cactus solve no.npy --price 1 | target: no such file; got 'no.npy'
 cactus solve . --price 1 | must be the folder of a trace; it has no manifest.json
 cactus audit nofile.npz --policy band:price=1 | target: no such file
-cactus audit SHIPPED --policy band:price=1 --row -1 | --row: must lie in [0, 3]
 cactus audit q.npy p.npy --policy no.py:x | no such file; got 'no.py'
 cactus audit q.npy p.npy TABLE --policy cactuss | 'cactuss'
 cactus audit TRACE x.npy --policy typical | draft: must not be given with

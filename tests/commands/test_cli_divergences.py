@@ -52,12 +52,12 @@ WORDS = NAMES | {
 }
 # every command that names a divergence, each with kl in the place of {}
 COMMANDS = """
-cactus solve ROWS --delta 0.1 NAMED --plot x.png
+cactus solve ROWS --delta 0.1 NAMED
 cactus solve ROWS --pooled --delta 0.1 NAMED
 cactus solve ROWS --frontier 3 NAMED
 cactus audit ROWS --policy typical NAMED
 cactus audit ROWS --policy KNOB
-cactus audit ROWS --policy speculative --policy KNOB NAMED
+cactus audit ROWS --policy speculative --policy KNOB NAMED --plot x.png
 cactus TUNE --trace TRACE --policies band:price NAMED
 cactus expect --trace TRACE --policy KNOB --observed 3.5 --rounds 99
 cactus DECODE --policy KNOB

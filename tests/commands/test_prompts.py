@@ -68,13 +68,12 @@ def chat(*contents, **more) -> dict:
     return {"messages": turns} | more
 
 
-PART = {"type": "image_url", "image_url": {"url": "x.png"}}
 REFUSED = {
     "two prompts": ({"prompt": "x", "text": "y"}, "prompt, text; got ['prompt', 'text']"),
     "no prompt": ({"id": 1, "conversations": []}, "got ['id']"),
     "an array": ('[{"prompt": "Tom"}]', "line 1 of asked.jsonl must begin a JSON object"),
     "a role": ({"messages": [{"role": "tool", "content": "x"}]}, "got 'tool'"),
-    "an image": (chat([{"type": "text", "text": "Tom"}, PART]), "got {'type': 'image_url'"),
+    "parts": (chat([{"type": "text", "text": "Tom"}]), "a text under 'content'; got [{'type'"),
     "a call": ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "'tool_calls'"),
     "an answer": (chat("Tom", "Tim"), "must end with a message of the user"),
     "no text": (chat(""), "must hold a text under 'content'"),
@@ -131,7 +130,7 @@ def test_every_command_reads_prompts_before_models(tmp_path, capsys, name) -> No
 @pytest.mark.parametrize("name", NAMES if THOROUGH else ("generate", "trace", "throughput"))
 def test_every_command_renders_chats_and_drafts_by_name(tmp_path, capsys, folders, name) -> None:
     lines = [
-        chat([{"type": "text", "text": "Tom"}], kind="a", note=None),
+        chat("Tom", kind="a", note=None),
         {"turns": ["Tim", "ran"]},
     ]
     path = written(tmp_path, *lines * 3)
@@ -189,19 +188,19 @@ def test_a_file_is_answered_in_json_lines(tmp_path, capsys, folders) -> None:
     again = ["--draft", "ngram", "--prompt", "Tim and", "--json", "--seed", "4"]
     assert main([*asked, *again]) == 0  # prompt i takes the seed plus i
     assert json.loads(capsys.readouterr().out)["text"] == second["text"]
-    assert main([*asked, "--prompts", path, "--stream"]) == 2
+    assert main([*asked, "--prompts", path, "--json"]) == 2
     assert "must be given with --prompt" in capsys.readouterr().err
 
 
-def test_a_text_keeps_its_blank_in_streams_too(capsys, folders) -> None:
+def test_a_text_keeps_its_blank(capsys, folders) -> None:
     asked = ["generate", "--target", folders["plain"], "--prompt", "Tom", "--max-new-tokens", "9"]
     texts = []
-    for more in ((), ("--stream",), ("--draft", "none"), ("--json",)):
+    for more in ((), ("--draft", "none"), ("--json",)):
         assert main([*asked, *more]) == 0
         texts.append(capsys.readouterr().out.rstrip("\n"))
-    assert texts[0] == texts[1] == texts[2] and texts[0].startswith("Tom ")
-    assert "Tom" + json.loads(texts[3])["text"] == texts[0]
-    assert json.loads(texts[3])["policy"] == "plain"  # no draft: the target alone
+    assert texts[0] == texts[1] and texts[0].startswith("Tom ")
+    answer = json.loads(texts[2])
+    assert "Tom" + answer["text"] == texts[0] and answer["policy"] == "plain"  # no draft
 
 
 def test_python_takes_drafts_by_name_and_one_table_of_defaults() -> None:

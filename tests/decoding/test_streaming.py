@@ -8,7 +8,6 @@ import transformers
 
 from cactus_theory.decoding import speculative_generate
 from cactus_theory.decoding.options import Callbacks
-from cactus_theory.decoding.stream import TextPieces
 from tests.amounts import some
 from tests.decoding.letters import tokenizer
 from tests.decoding.test_ragged import padded, prompts
@@ -124,21 +123,3 @@ def test_a_loop_reads_the_text_from_the_library_s_iterator(tiny):
     text = "".join(streamer)
     thread.join()
     assert text == TOKENIZER.decode(tiny[0].generate(IDS, **GREEDY)[0, IDS.shape[1] :])
-
-
-class Bytes:
-    """Decodes bytes; a space before a full stop goes away, as in some tokenizers."""
-
-    def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
-        return bytes(ids).decode(errors="replace").replace(" .", ".")
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_pieces_hold_back_what_is_not_sure(size):
-    text = "Grüße, 世界 . A tree 🌳 . end "
-    ids = list(text.encode())
-    pieces = TextPieces(Bytes())
-    shown = [pieces.add(ids[at : at + size]) for at in range(0, len(ids), size)]
-    assert not any("\ufffd" in piece for piece in shown)
-    assert "".join(shown) + pieces.rest() == text.replace(" .", ".")

@@ -491,9 +491,3 @@ def test_texts_are_grouped_by_a_column(tmp_path: Path, tiny, capsys) -> None:
     assert run_json(capsys, *flags)["groups"]["prose"] is None
     assert main([*flags]) == 0
     assert "task = prose: cannot say, fewer than 5 texts" in capsys.readouterr().out
-    audit = run_json(
-        capsys, "audit", str(tmp_path / "t"), "--policy", "band:price=1", "--by", "task"
-    )
-    assert [line["group"] for line in audit["policies"]] == ["code", "prose"]
-    assert main(["audit", EXAMPLE, "--policy", "band:price=1", "--by", "task"]) == 2
-    assert "log it again" in capsys.readouterr().err
