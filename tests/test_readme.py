@@ -72,16 +72,17 @@ def test_what_a_nat_buys_and_costs_is_what_was_measured_and_proven() -> None:
     colder_at = {float(row["level"]): float(row["knob"]) for row in elsewhere
                  if row["spent"] == "tempered"}  # fmt: skip
     for nats in (0.02, 0.05, 0.1):
-        band, cactus = (
-            calls[nats, name] / calls[0, "speculative"] for name in ("band:price", "cactus:delta")
+        band, lenience, cactus = (
+            calls[nats, name] / calls[0, "speculative"]
+            for name in ("band:price", "lenience:lenience", "cactus:delta")
         )
         right, of_64 = (
             f"{0.5 + 0.5 * most_variation(own):.1%}".replace("%", " %") for own in (nats, 64 * nats)
         )
         colder = colder_at[nats]
         line = (
-            rf"\| {nats} \| {band:.2f} \| {cactus:.2f} \| {colder:.3f} \| {right} \| {of_64} "
-            rf"\| {64 * nats:.3g} nats"
+            rf"\| {nats} \| {band:.2f} \| {lenience:.2f} \| {cactus:.2f} \| {colder:.3f} "
+            rf"\| {right} \| {of_64} \| {64 * nats:.3g} nats"
         )
         assert re.search(line, page), line
 
