@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
     add_inflate(parser)
-    add("--nats", type=float, nargs="+", default=[0.05], help="a token, that may be metered")
+    add("--nats", type=float, nargs="+", default=[0.05], help="nats a token that may be metered")
     add("--policies", nargs="+", default=list(POLICIES), metavar="NAME")
     add_decode_arguments(
         parser, widths=[1, 2, 3, 4, 6, 8], repeats=None, num_prompts=30, max_new_tokens=256
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=1.0, help="of both models")
     add("--top-p", type=float, default=1.0, help="of both models, after the temperature")
     add("--score", metavar="NAME", help="gsm8k, ifeval, or FILE.py:NAME of prompt and completion")
-    add("--cycles", type=int, help="of the logged trace (6,400,000/V, from 100 to 1000)")
+    add("--cycles", type=int, help="rounds of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
     add("--out", type=Path, default=Path("build/compare"), metavar="DIR")
 

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--policy", nargs="+", action="extend", required=True, metavar="SPEC",
         help="or FILE.py:NAME, a schedule too")  # fmt: skip
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
-    add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts")
+    add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts to K tokens")
     add("--divergence", default="kl")
     add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--out", type=Path, metavar="FILE.csv")

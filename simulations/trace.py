@@ -21,9 +21,9 @@ from .common.inputs import add_pair_arguments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
-    add("--draft-mode", choices=MODES, default=MODES[0], help="how a draft drafts (%(default)s)")
+    add("--draft-mode", choices=MODES, default=MODES[0], help="how to draft (%(default)s)")
     add("--num-draft-tokens", type=int, default=8, metavar="K")
-    add("--cycles", type=int, default=1300, help="at least so many; texts are not cut short")
+    add("--cycles", type=int, default=1300, help="rounds to log, at least: texts are not cut")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of a text")
     add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)

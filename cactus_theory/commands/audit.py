@@ -34,7 +34,7 @@ from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
 WORDS = (0, 6)
 LEGEND = f"""\
 means over rows ± one standard error over texts
-off head: mass above q that 1,000 emitted rows give to tokens with q below {HEAD:g} of its largest
+off head: in 1,000 emitted rows, mass above q on tokens with q below {HEAD:g} of the largest q
 of row optimum: of the best acceptance for what the policy spends, row by row
 of pooled: of the best mean acceptance for the same mean divergence, at one price on all rows"""
 Line = dict[str, Any]

@@ -76,7 +76,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_chat(parser)
     add("--verifier", default=defaults.VERIFIER,
         help=f"one of {', '.join(verifiers())} ({defaults.VERIFIER})")  # fmt: skip
-    add("--draft-mode", choices=MODES, help="how the models' tokens are drafted (sampled)")
+    add(
+        "--draft-mode", choices=MODES, help="how tokens are drafted from the draft's rows (sampled)"
+    )
     add("--num-draft-tokens", type=int, metavar="K",
         help=f"default: {defaults.NUM_DRAFT_TOKENS}, or as logged")  # fmt: skip
     add("--temperature", type=float, help=f"of both models ({defaults.TEMPERATURE:g})")
@@ -90,17 +92,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_threads(parser)
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
         "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
-    add("--rounds", type=float, metavar="N", help="over how many rounds (drafts) they were counted")
-    add("--drafted", metavar="N[,N,…]", help="how many tokens were drafted in these, or how many "
-        "rounds drafted each position: rounds at the end of a text, or at a high load, draft "
+    add("--rounds", type=float, metavar="N", help="rounds (drafts) that RATES were counted over")
+    add("--drafted", metavar="N[,N,…]", help="how many tokens these rounds drafted, or how many of "
+        "them drafted each position: at the end of a text, or at a high load, a round drafts "
         "fewer")  # fmt: skip
-    add("--answers", type=float, metavar="N", help="how many texts these rounds are of (as many "
-        "rounds a text as were logged; vLLM's counters say)")  # fmt: skip
+    add("--answers", type=float, metavar="N", help="how many answers these rounds made (by default "
+        "as many rounds a text as were logged; vLLM's counters say it)")  # fmt: skip
     add("--behind-ends", choices=("in", "out"), help="whether places behind an end-of-text token "
         "are in the engine's numbers (vLLM's counters: in)")  # fmt: skip
     add("--metrics", nargs="+", metavar="FILE",
-        help="or its Prometheus text (vLLM, SGLang); two files, before and after, for what was "
-        "counted in between")  # fmt: skip
+        help="in place of --observed the engine's Prometheus text (vLLM, SGLang); two files, "
+        "before and after, for what was counted in between")  # fmt: skip
     add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--json", action="store_true", help="print one JSON object only")
 

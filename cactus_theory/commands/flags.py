@@ -60,9 +60,9 @@ def add_cuts(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of top-k and top-p, which cut rows after the temperature."""
     add = parser.add_argument
     add("--top-k", type=int, metavar="K", help="cut both models' rows to the K likeliest (0: no)")
-    add("--top-p", type=float, metavar="P", help="cut both to a nucleus of this mass (1: no)")
-    add("--draft-top-k", type=int, metavar="K", help="of the draft's rows, where it is another")
-    add("--draft-top-p", type=float, metavar="P", help="the same of the nucleus")
+    add("--top-p", type=float, metavar="P", help="cut both to a nucleus of the mass P (1: no)")
+    add("--draft-top-k", type=int, metavar="K", help="another K for the draft's rows (as --top-k)")
+    add("--draft-top-p", type=float, metavar="P", help="another P for them (as --top-p)")
 
 
 def given_cuts(args: argparse.Namespace) -> Cuts | None:
@@ -85,10 +85,10 @@ PROMPTS = f"JSON lines with one of {', '.join(KEYS)}, or a prompt a line"
 def add_chat(parser: argparse.ArgumentParser) -> None:
     """Declare how prompts are rendered, which :func:`rendering` reads."""
     add = parser.add_argument
-    chat = "texts are a user's turn, by the tokenizer's chat template (messages always are)"
+    chat = "read texts as a user's turn, by the tokenizer's chat template (messages always are)"
     add("--chat", action="store_true", help=chat)
-    add("--system", metavar="TEXT", help="message of the system that begins every chat")
-    add("--show-prompt", action="store_true", help="show the whole first prompt as it is read")
+    add("--system", metavar="TEXT", help="system message that begins every chat")
+    add("--show-prompt", action="store_true", help="show the first prompt as the models read it")
 
 
 def rendering(args: argparse.Namespace) -> Rendering:

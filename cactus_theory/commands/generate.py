@@ -49,10 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tuned", metavar="FILE.json",
         help="policy, verifier, K and temperature as found by tune --out")  # fmt: skip
     add("--verifier",
-        help=f"one of {', '.join(verifiers())}: token by token (default), or each drafted path "
-        "as a whole, which accepts more (tree: with siblings, too, and their default)")  # fmt: skip
+        help=f"one of {', '.join(verifiers())}: chain (default) judges token by token, block "
+        "a path as a whole, which accepts more, tree siblings, too (their default)")  # fmt: skip
     add("--siblings", type=int, metavar="M",
-        help="draft the M likeliest tokens beside each one, to catch what replaces it")  # fmt: skip
+        help="beside each drafted token draft the M likeliest others, of which one may replace it "
+        "if it is refused")  # fmt: skip
     add("--cap", type=float, metavar="NATS",
         help="spend at most so many nats a token on any answer")  # fmt: skip
     add("--num-draft-tokens", type=int, metavar="K",

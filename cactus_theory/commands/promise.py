@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--per-token",
         type=float,
         metavar="NATS",
-        help="the same by the token, as generate --cap, Ledger and CACTUS_CAP take it; needs "
-        "--tokens",
+        help="most KL a token, as generate --cap, Ledger and CACTUS_CAP take it; needs --tokens",
     )
     add("--tokens", type=int, metavar="N", help="most new tokens of an answer")
     add("--rate", type=float, nargs="+", default=list(RATES), metavar="R",
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--readings", metavar="FILE",
         help="what answers were charged under the cap: JSON lines, a reading or what generate "
         "--json prints in each")  # fmt: skip
-    add("--trace", metavar="DIR", help="logged rows: says which temperature is as far")
+    add("--trace", metavar="DIR", help="logged rows: also say which temperature is as far from q")
     add("--json", action="store_true", help="print one JSON object only")
 
 

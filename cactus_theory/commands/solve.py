@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the best mean acceptance of all rows at every mean divergence",
     )
     parser.add_argument(
-        "--pooled", action="store_true", help="one budget, its mean over rows, for all rows"
+        "--pooled", action="store_true", help="let all rows share the budget, on average"
     )
     parser.add_argument("--support", default="target", help="target (default) or free")
     parser.add_argument("--out", metavar="FILE.npy", help="also save the optimal rows")

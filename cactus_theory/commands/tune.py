@@ -69,18 +69,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_models(parser)
     add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
     add_chat(parser)
-    add("--trace", metavar="DIR", help="logged rows of the pair; with models, use it, do not log")
+    add("--trace", metavar="DIR", help="logged rows of the pair; with models: use these, log none")
     add("--divergence-per-token", type=float, required=True, metavar="NATS",
         help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
     add("--divergence", default=defaults.DIVERGENCE, help="what is metered (%(default)s)")
     add("--batch", type=int, nargs="+", default=[1], metavar="B",
-        help="texts decoded together; tuned for the first, a line for each other")  # fmt: skip
+        help="texts decoded together; tune for the first B, a line for each other B")  # fmt: skip
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
     add("--policies", nargs="+", metavar="NAME",
         help=f"families ({', '.join((*USUAL, *OTHERS))}) or whole specs; lossless is among them "
         "anyway")  # fmt: skip
     add("--cost-ratio", type=float, metavar="C",
-        help="without models: a drafted token, in steps of plain decoding")  # fmt: skip
+        help="without models: cost of drafting a token, in steps of plain decoding")  # fmt: skip
     add(
         "--costs",
         metavar="FILE",
@@ -93,7 +93,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--timings", type=int, default=REPEATS, metavar="N",
         help="timed decodes of every setting, whose median counts (%(default)s)")  # fmt: skip
     add("--answers", type=int, default=400, metavar="N",
-        help="decoded by the two fastest settings and a lossless one where texts end before the "
+        help="answers of the two fastest settings and a lossless one where texts end before the "
         "limit (their mean is below 0.95 of it), to compare their lengths (400)")  # fmt: skip
     add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
@@ -102,8 +102,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "this column of the prompts")  # fmt: skip
     add_threads(parser)
     add("--work", type=Path, metavar="DIR",
-        help="keep the trace there, and resume (build/tune/NAME, by what is asked)")  # fmt: skip
-    add("--out", metavar="FILE.json", help="for generate --tuned")
+        help="folder of the trace, to resume from (build/tune/NAME by what is asked)")  # fmt: skip
+    add("--out", metavar="FILE.json", help="file that generate --tuned reads")
     add("--json", action="store_true", help="print one JSON object only")
 
 

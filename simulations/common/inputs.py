@@ -39,11 +39,11 @@ def add_decode_arguments(
     """
     numbers = {"num_prompts": 16, "max_new_tokens": defaults.MAX_NEW_TOKENS} | sizes
     add = parser.add_argument
-    add("--num-prompts", type=int, default=numbers["num_prompts"], help="that are decoded")
-    add("--num-draft-tokens", type=int, nargs="+", default=widths, metavar="K", help="to try")
+    add("--num-prompts", type=int, default=numbers["num_prompts"], help="prompts that are decoded")
+    add("--num-draft-tokens", type=int, nargs="+", default=widths, metavar="K", help="K to try")
     add("--max-new-tokens", type=int, default=numbers["max_new_tokens"], metavar="N")
     if repeats is not None:
-        add("--repeats", type=int, default=repeats, help="that are timed, with seeds of their own")
+        add("--repeats", type=int, default=repeats, help="timed repeats, each with its own seeds")
     add("--seed", type=int, default=defaults.SEED)
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 
@@ -70,7 +70,7 @@ DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system")
 
 
 def add_end_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ENDS: where texts end, and whether prompts are where they start."""
+    """Declare ENDS: where texts end, and whether a start token begins them."""
     add = parser.add_argument
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--no-start", action="store_true", help="put no start token before the prompts")

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metered",
         type=int,
         default=3,
-        help="repeats before them, untimed, for cost, quality; 0: no meter",
+        help="untimed repeats before the timed ones, for cost and quality; 0: no meter",
     )
     add("--out", type=Path, default=Path("throughput"))
 

@@ -69,10 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_models(parser, required=True, drafted=False)
     add = parser.add_argument
     add("--prompts", type=Path, metavar="FILE",
-        help=f"that the target answers ({PROMPTS}); without, it writes its own")  # fmt: skip
+        help=f"prompts for the target ({PROMPTS}); without, it writes its own")  # fmt: skip
     add_chat(parser)
     add("--corpus", type=Path,
-        help=f"or texts whose beginnings it continues: {', '.join(corpus.KINDS)}")  # fmt: skip
+        help=f"or texts for it to continue from: {', '.join(corpus.KINDS)}")  # fmt: skip
     add("--init", type=Path, metavar="FOLDER", help="a head to go on from, with its vocabulary")
     add("--work-dir", type=Path, default=Path("build/train-head"), help="pieces and checkpoints")
     add("--out", type=Path, required=True, help="folder of the head")

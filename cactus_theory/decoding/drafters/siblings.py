@@ -20,13 +20,13 @@ class Siblings(Drafter):
     Those are the likeliest of the row that the path's token is drawn from (of NGram: what else
     followed earlier), so that they are fixed before it is drawn. A drawn token that is among them
     is one node. Where the verifier ``tree`` replaces a refused token by one of them, the round
-    goes on for one token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
+    goes on for one more token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
     target has up to K (m + 1) + 1 tokens.
 
     With ``deterministic`` the verifier is told of the m tokens, and the policy's row h is the best
-    for accepting one token (Theorem 21). But a refused token that one of them replaces ends the
-    round, and an accepted token does not. So the row h for the path alone, the default, gives more
-    tokens a call at the same KL.
+    for accepting one token (Theorem 21). But after a token that replaces a refused one at most one
+    more comes in this round, while after an accepted token the whole path goes on. So the row h for
+    the path alone, the default, gives more tokens a call at the same KL.
 
     Raises
     ------
