@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+import torch
 from hypothesis import strategies as st
 
 from cactus_theory.divergences import read_divergence
@@ -44,9 +45,7 @@ def _row(logs: list[float | None]) -> np.ndarray:
     weights = np.array([0.0 if log is None else np.exp(log) for log in logs])
     if not weights.any():
         weights[0] = 1.0
-    weights /= weights.sum()
-    weights = np.where(weights > 0, np.maximum(weights, 1.1 * SMALLEST_ENTRY), 0.0)
-    return weights / weights.sum()
+    return _weighed(weights)
 
 
 def _logs(size: int) -> st.SearchStrategy[list[float | None]]:
@@ -63,6 +62,51 @@ def pairs() -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:
 def budgets() -> st.SearchStrategy[float]:
     """Return budgets spread evenly in log δ over [1e-2, 3]."""
     return st.floats(np.log(1e-2), np.log(3)).map(lambda log: float(np.exp(log)))
+
+
+def _weighed(weights: np.ndarray) -> np.ndarray:
+    """Return ``weights`` as a row whose nonzero entries are not tiny."""
+    row = weights / weights.sum()
+    row = np.where(row > 0, np.maximum(row, 1.1 * SMALLEST_ENTRY), 0.0)
+    return row / row.sum()
+
+
+def _one_hot(row: np.ndarray, token: int, share: float) -> np.ndarray:
+    """Return ``row`` with ``share`` of its mass moved to one token."""
+    hot = (1 - share) * row
+    hot[token] += share
+    return hot
+
+
+def _smooth(size: int, noise: np.random.Generator) -> np.ndarray:
+    return _weighed(noise.dirichlet(np.ones(size)))
+
+
+def _holed(size: int, noise: np.random.Generator) -> np.ndarray:
+    """Return a row with zeros in about a third of its tokens, one at least, not in all."""
+    keep = noise.random(size) < 0.67
+    keep[noise.permutation(size)[:2]] = (True, False)
+    return _weighed(np.where(keep, noise.dirichlet(np.ones(size)) + 1e-3, 0.0))
+
+
+def families(size: int, noise: np.random.Generator) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return pairs of rows that random ones are not."""
+    q, p = _smooth(size, noise), _smooth(size, noise)
+    return {
+        "zeros in both": (_holed(size, noise), _holed(size, noise)),
+        "nearly equal": (q, _weighed(q * np.exp(0.1 * noise.normal(size=size)))),
+        "nearly one-hot": (_weighed(_one_hot(q, 0, 0.95)), _weighed(_one_hot(p, size - 1, 0.9))),
+        "one-hot draft": (q, np.eye(size)[int(noise.integers(size))]),
+    }
+
+
+def share_of_draft(spec: str, q: np.ndarray, p: np.ndarray, share: float) -> float:
+    """Return a share of the divergence that nearly all of the draft would spend."""
+    inside = np.where(q > 0, p, 0.0)
+    total = inside.sum()
+    whole = 0.05 * q + 0.95 * (inside / total if total > 0 else q)
+    value = read_divergence(spec).value(torch.from_numpy(whole), torch.from_numpy(q))
+    return max(share * float(value), 1e-3)
 
 
 class Tally:

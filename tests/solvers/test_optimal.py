@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 
 import cactus_theory as ct
 from cactus_theory.divergences import list_divergences
-from solvers import optimal
-from tests.solvers.cases import DIVERGENCES, LINEAR, Tally, budgets, examples, pairs
+from solvers import optimal, per_proposal
+from tests.amounts import amount, some
+from tests.solvers.cases import (
+    DIVERGENCES,
+    LINEAR,
+    Tally,
+    budgets,
+    examples,
+    families,
+    pairs,
+    share_of_draft,
+)
 
 ACCEPTANCE = 1e-6
 # duals of interior-point methods are good to about 1e-5 relative where the price is not tiny
@@ -72,6 +82,22 @@ def test_the_closed_form_is_the_optimum_of_the_program(spec):
 
     agree()
     tally.check(spec)
+
+
+@pytest.mark.parametrize("spec", some(DIVERGENCES, 6))
+def test_rows_of_every_family_too(spec):
+    """Scarce, usual, generous and slack budgets, and the most that a token can be raised."""
+    noise, tally = np.random.default_rng(20), Tally()
+    for size, share in ((3, 0.02), (24, 0.3), (64, 0.7), (8, 0.1), (8, 1.3))[: amount(2, 5)]:
+        for family, (q, p) in families(size, noise).items():
+            delta = share_of_draft(spec, q, p, share)
+            for support in optimal.SUPPORTS if "zeros" in family else ("target",):
+                compare(tally, spec, q, p, delta, support)
+            token = int(np.argmax(np.where(q > 0, p, -1.0)))
+            raised = ct.policy("cactus_exact", delta=delta, divergence=spec).gamma(torch.tensor(q))
+            program = per_proposal.solve(q, token, divergence=spec, delta=delta)
+            assert program.raised == pytest.approx(float(raised[token]), abs=ACCEPTANCE)
+    assert not tally.gave_up
 
 
 @pytest.mark.parametrize("spec", ["reverse_kl", "total_variation", "jensen_shannon", "renyi:a=0.5"])
