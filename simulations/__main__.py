@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import os
 import sys
 
 from cactus_theory.base.arguments import refuse_empty
@@ -71,7 +70,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 # flags that name a file or folder that is written
 WRITTEN = ("out", "work", "work_dir")
 
-# commands with threads of their own; the others have one, but for --threads and --inflate
+# commands with threads of their own; the others have one, but for --threads
 OWN_THREADS = ("train-pair", "train-head", "gpu-check")
 
 # of a command whose summary says that it resumes, and of others that keep something
@@ -93,15 +92,11 @@ def main(arguments: list[str] | None = None) -> int:
         refuse_empty(arguments)
         if chosen not in OWN_THREADS:
             threads = getattr(args, "threads", None)
-            usual = 1 if getattr(args, "inflate", None) is None else os.cpu_count() or 1
-            _set_threads(threads if isinstance(threads, int) else usual)
+            _set_threads(threads if isinstance(threads, int) else 1)
         for name in WRITTEN:
             path = getattr(args, name, None)
             check_writable(f"--{name.replace('_', '-')}", path, folders=True)
-        code = args.run(args)
-        if "cost" in args:
-            print(f"speeds and costs: {args.cost}")
-        return code
+        return args.run(args)
     except KeyboardInterrupt as error:
         every = COMMANDS | {f"table {name}": entry for name, entry in TABLES.items()}
         summary, *_ = every.get(" ".join(arguments[:2])) or every.get(chosen, ("",))

@@ -90,8 +90,6 @@ ENTRIES = (
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policies speculative cactus:delta=0.1 band:price=0.5 "
           f"{FEW}"),
-    Entry("throughput_134m_long=throughput", "--inflate tiny --num-prompts 2 --max-new-tokens 6 "
-          "--batch 1 --num-draft-tokens 4 --repeats 1"),
     Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",
           before=f"trace {LONG} --out {{made}}/pair16", before_quick=SHORT),
     Entry("blocks_stories=blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/stories16",

@@ -35,7 +35,6 @@ from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
 from .common import grid
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job
-from .common.inflate import add_inflate, enlarging
 from .common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -77,7 +76,6 @@ Sums = Mapping[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
-    add_inflate(parser)
     add("--nats", type=float, nargs="+", default=[0.05], help="nats a token that may be metered")
     add("--policies", nargs="+", default=list(POLICIES), metavar="NAME")
     add_decode_arguments(
@@ -124,7 +122,7 @@ def _answered(
     unseen: Sequence[int],
 ) -> list[Run]:
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
-    pair = loaded(args, enlarging(args))
+    pair = loaded(args)
     if args.cycles is None:
         args.cycles = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]

@@ -28,7 +28,6 @@ from cactus_theory.optimum.acceptance import OptimalAcceptance
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
-from .common.inflate import add_inflate, enlarging
 from .common.inputs import add_decode_arguments, add_pair_arguments, opened
 from .common.results import columns, publish
 from .common.walk import log_rows
@@ -69,7 +68,6 @@ SPEED_HEADS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
-    add_inflate(parser)
     add_decode_arguments(parser, widths=[3, 7], repeats=3, num_prompts=8, max_new_tokens=48)
     add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--out", type=Path, default=Path("demo"))
@@ -77,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
-    pair, _, every = opened(args, enlarging(args))
+    pair, _, every = opened(args)
     prompts = every[: args.num_prompts]
 
     print(rule("rows along a real generation"))

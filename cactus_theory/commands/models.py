@@ -3,7 +3,6 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ OF_MODELS = ("target", "draft", "prompts")
 # bytes of a target's weights from which on a second thread makes its passes faster; the shipped
 # target's are 21 MB, and a second thread makes it slower
 LARGE = 1 << 26
-Change = Callable[[Pair], Pair]
 
 
 def add_models(
@@ -93,11 +91,8 @@ def has_models(args: argparse.Namespace) -> bool:
     return bool(models)
 
 
-def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
+def loaded(args: argparse.Namespace) -> Pair:
     """Return the pair that flags name, and say its dtype in a line.
-
-    ``change`` makes another pair of it first, and sees weights in float32 unless their own dtype
-    is asked for.
 
     Raises
     ------
@@ -114,15 +109,13 @@ def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
         args.target,
         getattr(args, "draft", None),
         args.device,
-        asked if change is None or asked == AUTO else "float32",
+        asked,
         revision=revision,
         draft_revision=draft_revision,
         trust_code=args.trust_code,
     )
     if asked != AUTO:
         warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
-    if change is not None:
-        pair = change(pair)
     rule = f" (--dtype auto: {dtype_rule(asked, args.device)})" if asked == AUTO else ""
     threads = choose_threads(getattr(args, "threads", None), pair.target)
     if not getattr(args, "json", False):  # which has it
@@ -130,13 +123,11 @@ def loaded(args: argparse.Namespace, change: Change | None = None) -> Pair:
     return pair
 
 
-def opened(
-    args: argparse.Namespace, change: Change | None = None
-) -> tuple[Pair, list[Prompt], list[list[int]]]:
+def opened(args: argparse.Namespace) -> tuple[Pair, list[Prompt], list[list[int]]]:
     """Return the models and the prompts that flags name, and the token ids of these.
 
-    Prompts are read before the models are. ``change`` as in :func:`loaded`.
+    Prompts are read before the models are.
     """
     prompts = given_prompts(args)
-    pair = loaded(args, change)
+    pair = loaded(args)
     return pair, prompts, rendered_ids(args, pair.tokenizer, prompts)

@@ -12,7 +12,6 @@ import argparse
 import importlib
 from pathlib import Path
 
-from ..common.inflate import add_inflate
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish
 
@@ -24,7 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
     parser.add_argument("--before", type=Path, metavar="DIR", help="the other checkout, of turns")
     add_pair_arguments(parser)
-    add_inflate(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
 
 
@@ -32,8 +30,6 @@ def run(args: argparse.Namespace) -> int:
     needs = (args,) if args.what in ("decode", "turns") else (args.repeats,)
     if (args.before is not None) != (args.what == "turns"):
         raise ValueError(f"--before: must be given with turns, and only there; got {args.before}")
-    if args.inflate is not None and args.what != "decode":
-        raise ValueError(f"--inflate: must be given with decode; got {args.what}")
     benchmark = importlib.import_module(f"simulations.bench.{args.what}")
     rows = list(benchmark.measure(*needs))
     print(columns(rows, benchmark.HEADS))

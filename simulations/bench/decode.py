@@ -14,7 +14,6 @@ import numpy as np
 
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
-from ..common.inflate import enlarging
 from ..common.inputs import opened
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
@@ -54,7 +53,7 @@ def lines() -> list[Line]:
 
 
 def harness_of(args: Namespace) -> Harness:
-    pair, _, every = opened(args, enlarging(args))
+    pair, _, every = opened(args)
     texts = every[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)

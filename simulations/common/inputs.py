@@ -48,18 +48,16 @@ def add_decode_arguments(
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 
 
-def loaded(args: argparse.Namespace, change: models.Change | None = None) -> Pair:
+def loaded(args: argparse.Namespace) -> Pair:
     """Return the pair that flags name; its dtype is kept in ``args.run_in``, for the provenance."""
-    pair = models.loaded(args, change)
+    pair = models.loaded(args)
     args.run_in = pair.dtype
     return pair
 
 
-def opened(
-    args: argparse.Namespace, change: models.Change | None = None
-) -> tuple[Pair, list[Prompt], list[list[int]]]:
+def opened(args: argparse.Namespace) -> tuple[Pair, list[Prompt], list[list[int]]]:
     """Return pair, prompts and their ids, as :func:`loaded` keeps the dtype."""
-    pair, prompts, ids = models.opened(args, change)
+    pair, prompts, ids = models.opened(args)
     args.run_in = pair.dtype
     return pair, prompts, ids
 
@@ -95,7 +93,6 @@ def settings_of(
         **{name: model_digest(vars(args)[name], revisions.get(name))
            for name in ("target", "draft") if name in args},
         **{name: getattr(args, name) for name in (*DECIDE, *flags)},
-        **({"cost": args.cost} if "cost" in args else {}),
         "rules": {str(file): digest(file.read_bytes()) for file in files},
     }  # fmt: skip
 

@@ -127,8 +127,8 @@ def publish(
     ``args`` as :func:`command_line` takes them; ``notes`` go into the provenance.
     """
     source = provenance(command_line(args, PLACES)) | notes
-    told = {"dtype": "run_in", "cost": "cost"}  # of the models, as they were loaded
-    source |= {name: getattr(args, key) for name, key in told.items() if key in args}
+    if "run_in" in args:  # by the models, as they were loaded
+        source["dtype"] = args.run_in
     write_csv(path or args.out, rows, source)
 
 

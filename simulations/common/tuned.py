@@ -7,7 +7,6 @@ from typing import Any
 
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import Pair
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
@@ -38,12 +37,10 @@ def tune_all(
     levels = [level for level in args.nats if key(level) not in journal.results]
     if not levels:
         return
-    # the law of an inflated pair is that of the pair itself, whose rows are short
-    logged = pair if args.inflate is None else loaded(args)
     law: dict[str, Any] = {"temperature": args.temperature, "cuts": args.cuts}
     widths, folder = args.num_draft_tokens, args.out / "trace"
     sizes = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS, "max_new_tokens": limit}
-    trace = log_shown(logged, ids, folder, args.cycles, seed=args.seed, **sizes, **law)
+    trace = log_shown(pair, ids, folder, args.cycles, seed=args.seed, **sizes, **law)
     prompts, measured = Prompts(ids, 1, limit, seed=args.seed, **law), list[Costs]()
 
     def costs(settings: Sequence[TimedSetting]) -> Costs:

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,7 +52,7 @@ PIECES = {
     "compile": Piece(45, COMPILES),
     "laws": Piece(60, (*TESTS, "tests/kernels", "-k", "151936 or exact_laws")),
     "verify": Piece(60, table="gpu_verify", jobs=verifications),
-    "decode-8b": Piece(70, table="gpu_decode", jobs=partial(decodes, "8b")),
+    "decode": Piece(70, table="gpu_decode", jobs=decodes),
     "loop": Piece(45, (*TESTS, "tests/decoding/device", "tests/simulations/gpu_check")),
     "small": Piece(45, (*TESTS, "tests/kernels", "-k", "not (151936 or exact_laws)")),
 }

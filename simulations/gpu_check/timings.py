@@ -28,7 +28,6 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 
 from ..common.grid import PLAIN, label
-from ..common.inflate import DRAFTS, inflate_pair
 from ..common.inputs import PAIR, PROMPTS, code_digest, load_prompts
 from ..common.results import package_version
 
@@ -290,7 +289,7 @@ def _verification(
     return row
 
 
-# the passes of a round, and whole decodes: the shipped pair, inflated to real sizes
+# the passes of a round, and whole decodes of the shipped pair, so small that launching shows
 # knobs that spend about 0.05 nats a token on the rows of the shipped pair
 DECODED = (
     (PLAIN, "chain"), (LOSSLESS, "block"), ("lenience:lenience=0.57", "chain"),
@@ -305,40 +304,37 @@ BY_HOST = DECODED[:2]
 LOOPS = {"graph": True, "host": False}
 
 
-def decodes(target: str, bench: Bench) -> Iterator[Job]:
+def decodes(bench: Bench) -> Iterator[Job]:
     """Yield the job of each row: passes and methods in graphs, by batch, then some by host.
 
     The meter reads the smallest batch: a band's rows take milliseconds each.
     """
-    target = "tiny" if bench.tiny else target
     batches = TINY_BATCHES if bench.tiny else BATCHES
     todo = [("graph", batch, DECODED) for batch in batches] + [("host", batches[0], BY_HOST)]
     for loop, batch, methods in todo:
-        name = f"{target} + {DRAFTS[target]}, batch {batch}"
         if loop == "graph":
-            yield f"passes of a round of {name}", partial(_passes, bench, target, batch)
+            yield f"passes of a round, batch {batch}", partial(_passes, bench, batch)
         for spec, verifier in methods:
-            what = f"{spec} by {verifier} in {loop}, {name}"
-            yield what, partial(_decode, bench, target, batch, spec, verifier, loop)
+            what = f"{spec} by {verifier} in {loop}, batch {batch}"
+            yield what, partial(_decode, bench, batch, spec, verifier, loop)
 
 
-@lru_cache(maxsize=1)  # a device may hold only one pair
-def inflated(device: torch.device, target: str) -> Pair:
-    """Return the shipped pair in named shapes: bfloat16 on a GPU, float32 on a CPU."""
+@lru_cache(maxsize=1)
+def shipped(device: torch.device) -> Pair:
+    """Return the shipped pair: bfloat16 on a GPU, float32 on a CPU."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    pair = load_pair(PAIR / "target", PAIR / "draft", dtype=torch.float32)
-    return inflate_pair(pair, target, dtype=dtype, device=device)
+    return load_pair(PAIR / "target", PAIR / "draft", device, dtype)
 
 
-def _names(target: str, batch: int, width: int | None) -> Row:
-    names = {"target": target, "draft": DRAFTS[target], "batch": batch}
+def _names(batch: int, width: int | None) -> Row:
+    names = {"target": "target", "draft": "draft", "batch": batch}
     return names | {"num_draft_tokens": width}
 
 
 @lru_cache(maxsize=len(BATCHES))
-def passes_ms(device: torch.device, target: str, batch: int, width: int) -> float:
+def passes_ms(device: torch.device, batch: int, width: int) -> float:
     """Return the milliseconds of the passes of a round, nothing drawn or verified between them."""
-    pair = inflated(device, target)
+    pair = shipped(device)
     models = [CachedModel(m, BUCKET, batch, fast_forward=True) for m in (pair.target, pair.draft)]
     score, propose = (StaticForward(model) for model in models)
     ids = torch.ones(batch, width + 1, dtype=torch.int64, device=device)
@@ -353,11 +349,11 @@ def passes_ms(device: torch.device, target: str, batch: int, width: int) -> floa
     return interleaved({"passes": passes}, device)["passes"].us / 1e3
 
 
-def _passes(bench: Bench, target: str, batch: int) -> Row:
+def _passes(bench: Bench, batch: int) -> Row:
     width = TINY_WIDTH if bench.tiny else WIDTH
-    took = passes_ms(bench.device, target, batch, width)
+    took = passes_ms(bench.device, batch, width)
     empty = dict.fromkeys(("policy", "knob", "verifier"))
-    return _names(target, batch, width) | empty | _measured(round_ms=took, loop="passes alone")
+    return _names(batch, width) | empty | _measured(round_ms=took, loop="passes alone")
 
 
 def _measured(**values: Any) -> Row:
@@ -369,13 +365,13 @@ def _measured(**values: Any) -> Row:
     return {name: values.get(name) for name in names}
 
 
-def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loop: str) -> Row:
+def _decode(bench: Bench, batch: int, spec: str, verifier: str, loop: str) -> Row:
     """Return the measurements of a line; a round's time is without the prompts' passes.
 
     Speed is of a decode without the meter, after one on the same seed, which so emitted the same
     tokens (at the smallest batch with the meter); loading and captures are not timed.
     """
-    pair, width = inflated(bench.device, target), TINY_WIDTH if bench.tiny else WIDTH
+    pair, width = shipped(bench.device), TINY_WIDTH if bench.tiny else WIDTH
     texts = itertools.cycle(load_prompts(PROMPTS, pair.tokenizer))
     ids, mask = left_padded(list(itertools.islice(texts, batch)), pair.target)
     shared: Row = {"attention_mask": mask, "seed": bench.seed, "device_loop": LOOPS[loop]}
@@ -393,8 +389,8 @@ def _decode(bench: Bench, target: str, batch: int, spec: str, verifier: str, loo
     own = timed.seconds
     prefill_ms = 1e3 * (own.target + own.draft) if timed.loop.startswith("device") else None
     round_ms = (1e3 * seconds - (prefill_ms or 0.0)) / timed.target_calls
-    passes = None if draft is None else passes_ms(bench.device, target, batch, width)
-    names = _names(target, batch, None if draft is None else width)
+    passes = None if draft is None else passes_ms(bench.device, batch, width)
+    names = _names(batch, None if draft is None else width)
     return names | {"policy": policy, "knob": knob, "verifier": verifier} | _measured(
         tokens=tokens, seconds=seconds, tokens_per_second=tokens / seconds, round_ms=round_ms,
         over_passes=passes and round_ms / passes, prefill_ms=prefill_ms,

@@ -36,7 +36,6 @@ from ..common.grid import (
     method,
     name,
 )
-from ..common.inflate import add_inflate, enlarging
 from ..common.inputs import (
     ENDS,
     add_decode_arguments,
@@ -70,7 +69,6 @@ POLICIES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
-    add_inflate(parser)
     add_decode_arguments(parser, widths=[3, 7], repeats=12)
     add_end_arguments(parser)
     add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
@@ -99,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
     @cache  # a finished run is judged again without a model
     def harness() -> Harness:
-        pair = loaded(args, enlarging(args))
+        pair = loaded(args)
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
     def decoded(job: Job) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_expect_asks_what_the_engine_does_with_rows(capsys, monkeypatch) -> None
     from cactus_theory.commands import expect as command
     from cactus_theory.commands import models
 
-    def loaded(args, change=None):
+    def loaded(args):
         pair = load_pair(args.target, args.draft)
         pair.target.generation_config.top_k = own
         return pair

@@ -441,7 +441,7 @@ def test_all_of_a_generation_config_is_asked_for(monkeypatch, capsys) -> None:
     from cactus_theory.commands import expect as command
     from cactus_theory.commands import models
 
-    def loaded(args, change=None):
+    def loaded(args):
         pair = load(args)
         pair.target.generation_config.update(**GENERATION, do_sample=True, top_k=0)
         # as files of published models have them
