@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 # what only tests and checks of style need: Triton interprets the kernels where no GPU is, adapters
 # of peft (with accelerate, 11 MB) are decoded
 $(TESTED): $(STAMP)
-	@$(PIP) --group dev --group sweep
+	@$(PIP) --group dev
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || $(PIP) --no-deps '$(TRITON)'
 	@touch $@
 

@@ -40,9 +40,6 @@ GROUPS = {
                 "--quick --only overspend --out build/example/all", "all_tables"),
         "table": ("one table of a figure or a page (CSV); some resume",
                   "overspend --points 21 --out build/example/overspend.csv", "figures.command"),
-        "sweep": ("tiny models over a grid, here or on a cluster; resumes",
-                  "--policies speculative band:price=1 --num-draft-tokens 2 "
-                  "--out build/example/sweep", "sweep"),
         "bench": ("time the closed forms against named alternatives",
                   "verify --repeats 1 --out build/example/bench.csv", "bench"),
         "train-pair": ("train and ship the target/draft pair; resumes",

@@ -10,9 +10,10 @@ import torch
 import cactus_theory as ct
 from cactus_theory.answer_bounds import event_interval, most_variation
 from cactus_theory.decoding import ByPosition, Ledger
-from simulations.markov import Setting, enumerate_texts, markov_pair
 from tests.amounts import amount, some
 from tests.decoding.ledger_texts import target_of, texts_of
+from tests.markov.pair import Setting, markov_pair
+from tests.markov.texts import enumerate_texts
 
 # an end of an interval, and what is a sum in another order
 EXACT = 1e-12

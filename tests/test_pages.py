@@ -48,7 +48,6 @@ NOT_RUN = {
     "CACTUS_POLICY=": "starts vLLM's server",
     "curl localhost": "asks a server of vLLM",
     "vllm bench serve": "times a server of vLLM",
-    "python -m simulations table block-gap": "60 trees take minutes",
 }
 # commands that take more than a few seconds begin so: they run in the thorough suite
 SLOW: tuple[str, ...] = ("cactus-theory tune --trace",)

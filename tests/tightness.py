@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from cactus_theory.answer_bounds import most_variation
-from simulations.markov import Setting, enumerate_texts, markov_pair
+from tests.markov.pair import Setting, markov_pair
+from tests.markov.texts import enumerate_texts
 from tests.test_answer_bounds import kl2, level_sets
 
 SPECS = (

@@ -85,8 +85,7 @@ class Verifier(ABC):
     defers : class fact, whether verdicts wait for coins and rows below a token (FLy). What is
         emitted at a node then depends on rows below tokens that were not drafted: no row has a
         law of its own, nothing can be metered while decoding, and the policy's row is not what
-        is emitted, a lossless policy's neither. The law of whole rounds is enumerated over all
-        drafts (``simulations.markov``).
+        is emitted, a lossless policy's neither. The law of whole rounds is a sum over all drafts.
 
     Examples
     --------

@@ -14,9 +14,6 @@ TABLES = {
     "blocks": ("token-wise against block verification on a trace",
                "simulations/data/trace --num-draft-tokens 2 --levels 0.06 "
                "--out build/example/blocks", "blocks"),
-    "block-gap": ("policies against the best verification of a path, exactly",
-                  "--vocab 2 --num-draft-tokens 2 --policy speculative band:price=1 "
-                  "--out build/example/block_gap.csv", "block_gap"),
     "ledger": ("a hard cap on every answer against the same mean; resumes",
                "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 "
                "--work build/example/ledger --out build/example/ledger", "ledger"),

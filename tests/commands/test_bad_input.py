@@ -43,7 +43,6 @@ NAMES = {
     "TABLE": "--policy speculative --policy cactus:delta=0.1",
     "TUNE": "tune --divergence-per-token 1",
     "COUNTED": "--observed 0.5,0.4,0.3,0.2",
-    "SWEEP": "sweep --out out",
     "THROUGHPUT": "throughput --out out",
 }
 # names in capitals stand for the words above
@@ -154,12 +153,6 @@ sim replay TRACE --policy typical --divergence kll | kll
 sim table blocks nowhere | must be the folder of a trace; no such folder
 sim table blocks TRACE --num-draft-tokens 5 | num_draft_tokens: must be at most the 4 logged; got 5
 sim table blocks TRACE --num-draft-tokens 0 | num_draft_tokens: must be an integer of at least 1; go
-sim SWEEP --policies bandd | bandd
-sim SWEEP --policies typical --verifiers block | one must be able to follow typical
-sim SWEEP --verifiers knot | must be among
-sim SWEEP --num-draft-tokens 0 | --num-draft-tokens: must be at least 1; got 0
-sim SWEEP --seeds -1 | --seeds: must be at least 0; got -1
-sim SWEEP --workers 0 | --workers: must be at least 1; got 0
 sim THROUGHPUT --baselines vllm | --baselines: must be among
 sim THROUGHPUT --policies cactuss | cactuss
 sim THROUGHPUT --batch 0 | --batch: must be at least 1

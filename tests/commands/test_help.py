@@ -36,8 +36,8 @@ for program, own in GROUPS.items():
 QUICK = {
     *(f"cactus-theory {name}" for name in ("solve", "audit", "generate", "expect", "promise")),
     *(f"python -m solvers {name}" for name in ("optimal", "design", "block", "decode")),
-    *(f"python -m simulations {name}" for name in ("trace", "replay", "sweep")),
-    *(f"python -m simulations table {name}" for name in ("overspend", "block-gap", "measured")),
+    *(f"python -m simulations {name}" for name in ("trace", "replay")),
+    *(f"python -m simulations table {name}" for name in ("overspend", "measured")),
     "python -m paper_figures",
 }
 # an example that installs packages: make smollm-test runs it

@@ -6,11 +6,11 @@ from safetensors.torch import save_file
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from simulations.markov.pair import Setting, TinyPair
-from simulations.markov.rounds import drafted_rounds
 from tests.amounts import amount
 from tests.counts import p_value
 from tests.decoding.test_eagle3 import KEPT, drafter_in, plain_logits, states_of, targets, write
+from tests.markov.pair import Setting, TinyPair
+from tests.markov.rounds import drafted_rounds
 
 __all__ = ["targets"]  # a fixture
 VOCAB, LENGTH, PLACES, PROMPT = 5, 4, 2, [1, 0]

@@ -23,11 +23,11 @@ from cactus_theory.decoding import (
 from cactus_theory.decoding._verification import verified_rows
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified
-from simulations.markov import markov_pair
 from tests.amounts import amount, some
 from tests.decoding.ledger_texts import EXACT, target_of, texts_of
 from tests.decoding.test_ragged import padded, prompts
 from tests.kits.schedules import assert_schedule_properties
+from tests.markov.pair import markov_pair
 
 KL = ct.divergence("kl")
 ENDS = (7, 13, 15)

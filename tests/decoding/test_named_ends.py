@@ -85,7 +85,7 @@ def test_elsewhere_it_is_refused_by_name(tiny, capsys):
         with pytest.raises(ValueError, match=REFUSED):
             door()
     assert main(["audit", rows, "--policy", SPEC]) == 2
-    assert simulate(["sweep", "--policies", SPEC]) == 2
+    assert simulate(["throughput", "--policies", SPEC]) == 2
     assert capsys.readouterr().err.count(REFUSED) == 2
     with pytest.raises(ValueError, match="hold: must be token ids, as 2.151645, or eos; got 'end'"):
         ct.policy("band:price=1,hold=end")

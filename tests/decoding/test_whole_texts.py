@@ -1,7 +1,7 @@
 """Whole texts, calls and meter of seeded decodes, against their exact law.
 
 The rows of two tiny real models after every prefix make a pair whose texts are enumerated
-(``simulations.markov``) for any policy and verifier, with the draft lengths of the loop.
+(``tests.markov``) for any policy and verifier, with the draft lengths of the loop.
 """
 
 import math
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from simulations.markov import Setting, enumerate_texts
-from simulations.markov.pair import TinyPair
 from tests.amounts import amount, some
 from tests.counts import p_value
+from tests.markov.pair import Setting, TinyPair
+from tests.markov.texts import enumerate_texts
 
 PROMPT = [1, 0]
 VOCAB, LENGTH, END = 3, 5, 2

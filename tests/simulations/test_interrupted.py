@@ -120,11 +120,6 @@ RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         journal,
     ),
     "trace": ("--cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out OUT", files),
-    "sweep": (
-        "--policies speculative band:price=0.5 band:price=2 --length 4 "
-        "--num-draft-tokens 2 --seeds 0 1 2 3 --out OUT",
-        tables("sweep"),
-    ),
     "train-pair": (
         f"--corpus CORPUS --work-dir OUT --out OUT/pair-out {TINY_TRAINING}",
         lambda folder: {

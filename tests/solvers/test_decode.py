@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from simulations.markov import Setting, markov_pair
 from solvers import block, decode
 from solvers.__main__ import main
 from solvers._dual_bounds import price_bound
 from solvers.path_tree import follow, state_tree
 from tests.amounts import amount, some
-from tests.simulations.markov.rates import long_run_rates
+from tests.markov.pair import Setting, markov_pair
+from tests.markov.rates import long_run_rates
 
 PROOF = 1e-6
 ROUNDING = 1e-9

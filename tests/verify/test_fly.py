@@ -11,9 +11,10 @@ from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.kernels import has_kernel
 from cactus_theory.traces import replay
 from cactus_theory.verify import Assignment, Draft, Fly, find_verifier
-from simulations.markov import Setting, enumerate_texts, markov_pair
 from tests.amounts import amount
-from tests.simulations.markov.places import follow_places
+from tests.markov.pair import Setting, markov_pair
+from tests.markov.places import follow_places
+from tests.markov.texts import enumerate_texts
 
 LOSSLESS = ct.policy("speculative")
 GREEDY = ct.policy("relaxed:k=1,delta=0,recover=argmax")

@@ -11,8 +11,7 @@ import cactus_theory as ct
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
-
-from .pair import Setting, TinyPair
+from tests.markov.pair import Setting, TinyPair
 
 KL = ct.divergence("kl")
 
@@ -63,11 +62,7 @@ Start = tuple[Rounds, Int[Tensor, "texts"]]
 
 
 def every_round(pair: TinyPair, setting: Setting) -> list[Start]:
-    """Return for t = 0..T − 1 the rounds that begin after t tokens, one for each state there.
-
-    ValueError for more than 2^21 texts, or an end that is no token.
-    """
-    setting.check(pair)
+    """Return for t = 0..T − 1 the rounds that begin after t tokens, one for each state there."""
     starts: list[Start] = []
     last: tuple[int, list[int]] | None = None
     for written, states_of_texts in enumerate(pair.prefixes(setting.length - 1)):

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .pair import Setting, TinyPair
-from .rounds import KL, Rounds, every_round
+from tests.markov.pair import Setting, TinyPair
+from tests.markov.rounds import KL, Rounds, every_round
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def enumerate_texts(pair: TinyPair, setting: Setting) -> Texts:
     """Return the law of all texts, round after round as the decode loop goes.
 
     Exact but for rounding: each round's coins and drafts are integrated out by
-    ``Verifier.law``, and a round begins at every text at which one can end. ValueError for more
-    than 2^21 texts, or an end that is no token; RuntimeError if probabilities do not sum to 1.
+    ``Verifier.law``, and a round begins at every text at which one can end. RuntimeError if
+    probabilities do not sum to 1.
     """
     vocab = pair.vocab
     tallies = [Tally.nothing(vocab**t) for t in range(setting.length + 1)]
@@ -157,25 +157,3 @@ def _outcomes(rounds: Rounds) -> Iterator[tuple[Tensor, Tensor]]:
             cost = cost + rounds.charges[place]
         cost = cost.repeat_interleave(vocab, 1)
         yield chance, cost
-
-
-def measured(pair: TinyPair, setting: Setting) -> dict[str, Any]:
-    """Return the figures of one case; None where a number is not finite but for KL and meter."""
-    texts = enumerate_texts(pair, setting)
-    return {
-        "verifier": setting.judge.name,
-        "num_draft_tokens": setting.num_draft_tokens,
-        "tokens_per_call": texts.tokens_per_call,
-        "kl": texts.kl,
-        "meter": texts.meter.mean,
-        "slack": _finite(texts.slack),
-        "total_variation": texts.total_variation,
-        "tokens": texts.tokens,
-        "calls": texts.calls.mean,
-        "calls_deviation": texts.calls.deviation,
-        "meter_deviation": _finite(texts.meter.deviation),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

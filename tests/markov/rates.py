@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from simulations.markov.pair import Setting, TinyPair
-from simulations.markov.rounds import drafted_rounds
+from tests.markov.pair import Setting, TinyPair
+from tests.markov.rounds import drafted_rounds
 
 # lazy steps of the chain of rounds, after which its law has settled to rounding
 STEPS = 4000

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
-from simulations.markov import Setting, enumerate_texts, every_round, markov_pair
-from simulations.markov.pair import TinyPair
 from tests.amounts import amount, some
-from tests.simulations.markov.places import follow_places
+from tests.markov.pair import Setting, TinyPair, markov_pair
+from tests.markov.places import follow_places
+from tests.markov.rounds import every_round
+from tests.markov.texts import enumerate_texts
 
 # of probabilities and nats that are the same number added up in another order
 EXACT = 1e-12

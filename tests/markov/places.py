@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from simulations.markov.pair import Setting, TinyPair
-from simulations.markov.rounds import KL, Rounds, every_round
+from tests.markov.pair import Setting, TinyPair
+from tests.markov.rounds import KL, Rounds, every_round
 
 # divides by nothing where no decode can be
 TINY = torch.finfo(torch.float64).tiny
