@@ -78,19 +78,6 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
     return (h - q).clamp_(min=0.0).mul_(q < head * q.amax(-1, keepdim=True)).sum(-1)
 
 
-class RaisedOffHead(Divergence):
-    """Raised mass off the head, of 1,000 rows, as a divergence, so that meters can add it up.
-
-    It is 0 where h = q, as a divergence is, but elsewhere, too.
-    """
-
-    name = "raised_off_head"
-
-    def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        """Return a thousand times the mass of rows (..., V), (...)."""
-        return 1000 * raised_off_head(emitted, target)
-
-
 @dataclass(frozen=True)
 class Audit:
     """Measurements of a policy on rows (...), its declaration, and the optimum beside them."""

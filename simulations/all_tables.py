@@ -60,8 +60,6 @@ class Entry:
 
 CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
-RULES = "--work {made}/run --out {csv}"
-FEW_RULES = "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2"
 FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --level 0.05 --policies band:price"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 TALES = f"{MODELS} {{root}}/simulations/data/stories.jsonl"
@@ -103,8 +101,6 @@ ENTRIES = (
           before=f"trace --target {SMOLLM} --draft ngram --num-draft-tokens 4 --max-new-tokens 64 "
           "--prompts {shared}/prompts/mt_bench.jsonl --chat --cycles 1300 "
           "--out {made}/smollm2_ngram", before_quick=SHORT),
-    Entry("rules", FEW_RULES, RULES),
-    Entry("rules_stories", FEW_RULES, RULES, TALES),
     Entry("answers_stories=answers", f"--policies speculative band:price=1 {FEW}",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",

@@ -213,56 +213,24 @@ def tokens_at(
     ValueError
         A level that the replays do not reach on both sides, replays of different traces.
     """
-    return _between(replays, level, divergence, of_tokens=False)
 
-
-def divergence_at(
-    replays: Sequence[Replay], tokens: float | Estimate, divergence: str = "kl"
-) -> Estimate:
-    """Return the divergence per token of a family at so many tokens per call.
-
-    Between two knobs, and paired, as :func:`tokens_at`.
-
-    Raises
-    ------
-    ValueError
-        Tokens per call that the replays do not reach on both sides, replays of different traces.
-    """
-    return _between(replays, tokens, divergence, of_tokens=True)
-
-
-def _between(
-    replays: Sequence[Replay], amount: float | Estimate, divergence: str, of_tokens: bool
-) -> Estimate:
-    """Return the coin between the replays next to ``amount``: its tokens a call, or its nats.
-
-    ``amount`` is of tokens per call, or of divergence per token; the other one is returned.
-    """
-
-    def measure(own: Replay) -> Estimate:
-        return own.tokens_per_call if of_tokens else own.divergence_per_token(divergence)
-
-    def mixture(amount: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
-        if of_tokens:
-            share = (amount - tokens_a) / (tokens_b - tokens_a)
-            return (spent_a + share * (spent_b - spent_a)) / amount
-        over_a, over_b = spent_a - amount * tokens_a, spent_b - amount * tokens_b
+    def mixture(level: Any, tokens_a: Any, tokens_b: Any, spent_a: Any, spent_b: Any) -> Any:
+        over_a, over_b = spent_a - level * tokens_a, spent_b - level * tokens_b
         return tokens_a + over_a / (over_a - over_b) * (tokens_b - tokens_a)
 
-    ordered = sorted(replays, key=lambda own: measure(own).value)
-    values = [measure(own).value for own in ordered]
-    value = amount.value if isinstance(amount, Estimate) else amount
+    ordered = sorted(replays, key=lambda own: own.divergence_per_token(divergence).value)
+    values = [own.divergence_per_token(divergence).value for own in ordered]
+    value = level.value if isinstance(level, Estimate) else level
     if len({own.source for own in ordered}) > 1:
         raise ValueError("replays: must all be of the same trace; got several")
     for low, high, lower, higher in zip(ordered, ordered[1:], values, values[1:], strict=False):
         if lower <= value <= higher and lower < higher:
-            if not isinstance(amount, Estimate):
-                amount = Estimate(amount, np.full(len(low.cycles), float(amount)), low.source)
+            if not isinstance(level, Estimate):
+                level = Estimate(level, np.full(len(low.cycles), float(level)), low.source)
             numbers = [own.tokens_per_call for own in (low, high)]
             numbers += [own.divergence_per_call(divergence) for own in (low, high)]
-            return combined(mixture, amount, *numbers)
-    name, unit = (
-        ("tokens", "tokens per call") if of_tokens else ("level", f"{divergence} per token")
-    )
+            return combined(mixture, level, *numbers)
     span = f"{values[0]:.4g} to {values[-1]:.4g}" if values else "nothing"
-    raise ValueError(f"{name}: must lie between two of the replays' {unit}, {span}; got {value}")
+    raise ValueError(
+        f"level: must lie between two of the replays' {divergence} per token, {span}; got {value}"
+    )

@@ -33,7 +33,7 @@ from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 NO_ROW = (
     "verifier: {0} defers refusals, so what it emits at a row depends on rows of tokens that were "
-    "not drafted, and cannot be metered; `python -m simulations table rules` says what it costs"
+    "not drafted, and cannot be metered; paper_figures/RESULTS.md says what it costs"
 )
 
 

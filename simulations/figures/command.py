@@ -20,9 +20,6 @@ TABLES = {
     "lengths": ("whole answers from policies' own laws, beside lossless ones; resumes",
                 "--knobs paper_figures/data/price_travels.csv --answers 2 --together 2 "
                 "--num-prompts 2 --max-new-tokens 8 --out build/example/lengths", "lengths"),
-    "rules": ("what engines' lossy rules cost, what the bands do for that",
-              "--cycles 6 --ahead 2 --max-new-tokens 8 --num-draft-tokens 3 --greedy-prompts 2 "
-              "--work build/example/rules --out build/example/rules.csv", "rules"),
     "measured": ("the tables of the pages, from the committed CSV",
                  "--root .", "figures.page_tables"),
 }  # fmt: skip

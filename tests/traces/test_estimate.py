@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cactus_theory.traces import Estimate, Replay
-from cactus_theory.traces.estimate import divergence_at, ratio_of_sums, tokens_at
+from cactus_theory.traces.estimate import ratio_of_sums, tokens_at
 from tests.amounts import amount
 
 TEXTS = 60
@@ -110,7 +110,6 @@ UNPAIRED = {
     "level: must lie between two of the replays' kl per token": lambda: tokens_at(FIRST, 0.9),
     "level: must lie between": lambda: tokens_at(FIRST[:1], 0.03),
     "level: must lie between two of the replays' kl per token, nothing": lambda: tokens_at([], 0.0),
-    "tokens: must lie between two of the replays' tokens": lambda: divergence_at(FIRST, 99.0),
     "must be from the same texts": lambda: tokens_at(FIRST, OTHER.divergence_per_token()),
 }
 
@@ -121,12 +120,10 @@ def test_what_cannot_be_paired_is_refused(said: str) -> None:
         UNPAIRED[said]()
 
 
-def test_divergence_at_undoes_tokens_at():
+def test_at_a_replays_own_level_its_tokens_come_back():
     bands = [made(f"band:price={own}", 0.1 * own, 0.02 * own**1.5) for own in (1, 2, 4)]
-    for level in (own.divergence_per_token() for own in bands):
-        back = divergence_at(bands, tokens_at(bands, level))
-        np.testing.assert_allclose(back.left_out, level.left_out, rtol=1e-9)
-        assert back.value == pytest.approx(level.value)
-        assert (tokens_at(bands, level) - tokens_at(bands, level.value)).standard_error > 0
-    middle = sum(own.divergence_per_token().value for own in bands) / 3
-    assert divergence_at(bands, tokens_at(bands, middle).value).value == pytest.approx(middle)
+    for own in bands:
+        level = own.divergence_per_token()
+        back = tokens_at(bands, level)
+        np.testing.assert_allclose(back.left_out, own.tokens_per_call.left_out, rtol=1e-9)
+        assert (back - tokens_at(bands, level.value)).standard_error > 0

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.emitted import RaisedOffHead, raised_off_head
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import find_verifier
 from tests.amounts import some
@@ -36,16 +35,6 @@ def test_charges_are_those_of_the_law(spec, dtype):
                 torch.testing.assert_close(found, expected, rtol=near, atol=near)
         h_n = emitted.laws.gather(-1, ids[:, None])[:, 0]
         torch.testing.assert_close(emitted.at(ids), h_n, rtol=0, atol=SINGLE)
-
-
-def test_mass_off_the_head_is_metered_as_a_divergence_is():
-    q, p = pair(6, 7, seed=5)
-    reached = PathState(torch.ones(6, dtype=torch.float64))
-    emitted = find_verifier("chain").emitted(ct.policy("band:price=0.3"), q, p, reached)
-    spent = emitted.charges(RaisedOffHead()).spent
-    expected = 1000 * raised_off_head(emitted.laws, emitted.target)
-    torch.testing.assert_close(spent, expected, rtol=0, atol=1000 * ROUNDING)
-    assert spent.max() > 1e-3
 
 
 @pytest.mark.parametrize("spec", ["speculative", "band:delta=0", "band:price=inf", "band:price=1"])
