@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.divergences import divergence
+from cactus_theory.divergences import read_divergence
 from cactus_theory.verify.contract import find_verifier, verifiers
 from simulations.common.grid import followers
 from solvers import block
@@ -42,7 +42,7 @@ class Value:
 
 def value_of(policy: ct.Policy, verifier: str, tree: PathTree, spec: str = "kl") -> Value:
     """Return the exact value of one round of the decode loop, begun where nothing is drafted."""
-    kind, start = divergence(spec), torch.zeros(1, dtype=torch.int64)
+    kind, start = read_divergence(spec), torch.zeros(1, dtype=torch.int64)
     pair, judge = as_pair(tree), find_verifier(verifier)
     rounds = drafted_rounds(pair, start, tree.depth, (policy,), judge)
     tokens = float(sum(alive.sum() for alive in rounds.alive))
