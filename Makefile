@@ -80,7 +80,7 @@ test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
 
 # what computes closed forms, decisions and laws; numpy warns where a machine lacks what is disabled
 NUMERICAL := tests/optimum tests/verify tests/policies tests/solvers tests/testing tests/kits \
-  tests/traces tests/kernels tests/decoding/test_whole_texts.py tests/simulations/markov \
+  tests/traces tests/kernels tests/decoding/test_whole_texts.py tests/markov \
   tests/test_divergences.py tests/test_emitted.py tests/test_law_theorems.py
 OLDEST := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_CBWR=COMPATIBLE \
   NPY_DISABLE_CPU_FEATURES="X86_V3 X86_V4 AVX512_ICL AVX512_SPR" PYTHONWARNINGS=ignore::ImportWarning
