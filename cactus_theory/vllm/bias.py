@@ -13,9 +13,7 @@ best law of a whole block at KL price λ has :math:`\ln r_i = \ln z_{i+1}`, with
 
 The bias belongs to logits before they are divided by T. Cutting h afterwards (top-p, min-p,
 top-k) cuts elsewhere than cutting q, so that the law would be another one. At T = 0 a share of
-the row means nothing: a policy changes nothing there, and ``margin`` is added in its place. The
-drafted token is then emitted iff its logit is less than ``margin`` below the largest (at exactly
-``margin`` the token of the smaller index is): the limit of T ln r at a price of T/margin.
+the row means nothing, and a policy changes nothing there.
 
 :func:`truncate_` cuts logits before a policy acts, in vLLM's order: min-p, top-k, top-p.
 """
@@ -95,7 +93,6 @@ def drafted_bias(
     temperature: Float[Tensor, "rows"],
     *,
     choice: Int[Tensor, "rows"] | None = None,
-    margin: Float[Tensor, "rows"] | None = None,
     present: Collection[int] | None = None,
     width: int,
 ) -> Float[Tensor, "rows"]:
@@ -105,8 +102,8 @@ def drafted_bias(
     draft ``width`` tokens at most. ``logits`` are raw; −∞ excludes a token, which is never raised
     (a mixture emits such tokens, too, but not here). ``drafted`` is the token that is tested at
     each row, negative at bonus rows and where a draft ends before it; ``choice`` the number of each
-    row's policy (None: the first one), and ``present`` the numbers that occur (None: any);
-    ``margin``, in logits, is for rows at temperature 0.
+    row's policy (None: the first one), and ``present`` the numbers that occur (None: any). Rows at
+    temperature 0 get no bias.
 
     Nothing is read on the host unless a policy has no constant ln r: those are solved on rows of
     two tokens, the drafted one and the others. With constants alone the rows are not read, but for
@@ -128,9 +125,8 @@ def drafted_bias(
         for number in solved:
             own = solved_power(lifts.policies[number], entry, others, drafted_logits)
             power = torch.where(choice == number, own, power)
-    greedy = torch.zeros_like(heat) if margin is None else margin.double()
-    bias = torch.where(sampled, heat * power, greedy)
-    return torch.where((drafted >= 0) & drafted_logits.isfinite() & bias.isfinite(), bias, 0.0)
+    bias, raised = heat * power, sampled & (drafted >= 0) & drafted_logits.isfinite()
+    return torch.where(raised & bias.isfinite(), bias, 0.0)
 
 
 def log_entries(

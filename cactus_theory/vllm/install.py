@@ -25,7 +25,7 @@ from cactus_theory.vllm.replace import (
     wrapped,
 )
 from cactus_theory.vllm.requests import reporter_of
-from cactus_theory.vllm.settings import MARGIN, PROCESSOR, Settings, refuse_accounts
+from cactus_theory.vllm.settings import PROCESSOR, Settings, refuse_accounts
 
 PARAMETERS = (
     "draft_token_ids",
@@ -142,11 +142,6 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
         atexit.register(hook.reporter.finish)
         if hook.settings.readings:
             hook.write = reporter_of(hook.settings.readings, log, hook.warn)
-        if hook.settings.trace:
-            from cactus_theory.vllm.recorder import Recorder
-
-            hook.recorder = Recorder(hook.settings, config, hook.warn_once)
-        if hook.settings.readings or hook.settings.trace:
             # the ends of the last requests are told with the next step, if there is one
             atexit.register(lambda: hook.end(list(hook.requests), hook.last_ends))
 
@@ -220,13 +215,11 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
             "CactusLogitsProcessor is for model runner V2, and this server has V1, where "
             "CACTUS_POLICY alone decides drafts: leave --logits-processors out"
         )
-    if settings.margin and not with_processor:
-        stop(f"{MARGIN}: does nothing without --logits-processors {PROCESSOR}; unset it")
     if speculative is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
     if on_v2:
         try:
-            refuse_accounts(settings.cap is not None, settings.readings, settings.trace)
+            refuse_accounts(settings.cap is not None, settings.readings)
             if with_processor:
                 drafts_of(config)
                 return None
@@ -301,14 +294,13 @@ def show_info(
         "meter": str(settings.meter or "off"),
         "policies": ", ".join(settings.policies),
         "divergence": settings.divergence.spec,
-        "margin": f"{settings.margin:g}",
     }
     gauge = client.Gauge(
         "cactus:info", "What cactus-theory was asked for", [*labels, "model_name"],
         multiprocess_mode="mostrecent",
     )  # fmt: skip
     gauge.labels(**labels, model_name=served_name(config)).set(1)
-    said = labels | {"readings": settings.readings or "off", "trace": settings.trace or "off"}
+    said = labels | {"readings": settings.readings or "off"}
     log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in said.items()))
     apart = envs.VLLM_ENABLE_V1_MULTIPROCESSING and not os.environ.get(SHARED)
     if apart and not getattr(config, "use_v2_model_runner", False):

@@ -55,7 +55,7 @@ METHODS = {
     "apply": ("self", "logits", "ctx"),
 }
 CONTEXT = ("expanded_idx_mapping", "idx_mapping_np", "expanded_local_pos", "input_ids")
-COLUMNS = ("policy", "temperature", "margin", *Cut._fields)  # of a slot, on the device
+COLUMNS = ("policy", "temperature", *Cut._fields)  # of a slot, on the device
 STATE = ("device", "max_num_reqs")
 _log = logging.getLogger(__name__)
 
@@ -116,12 +116,12 @@ class CactusLogitsProcessor(LogitsProcessor):
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Take over a slot; return whether logits of the request are changed."""
-        policy, _, margin = server_settings().served(sampling_params, _log.warning)
+        policy = server_settings().served(sampling_params, _log.warning).policy
         temperature, cut = float(sampling_params.temperature), cut_of(policy, sampling_params)
         self.cutting[req_idx] = cut != Cut()
-        raises = not is_lossless(policy) if temperature > 0 else margin > 0
-        self.acting[req_idx] = (self.width > 0 and raises) or self.cutting[req_idx]
-        values = [self.numbers[policy.spec], temperature, margin, *cut]
+        raises = self.width > 0 and temperature > 0 and not is_lossless(policy)
+        self.acting[req_idx] = raises or self.cutting[req_idx]
+        values = [self.numbers[policy.spec], temperature, *cut]
         self.table[req_idx] = torch.tensor(values, dtype=torch.float64, device="cpu")
         self.changed = True
         return bool(self.acting[req_idx])
@@ -138,14 +138,14 @@ class CactusLogitsProcessor(LogitsProcessor):
         rows, vocab = logits.shape
         drafted = tested_tokens(ctx.input_ids[:rows], ctx.expanded_local_pos[:rows], vocab)
         columns = self.on_device[ctx.expanded_idx_mapping[:rows].long()]
-        policy, heat, margin, *cut = columns.unbind(-1)
+        policy, heat, *cut = columns.unbind(-1)
         if self.cutting[ctx.idx_mapping_np].any():
             cuts = dict(zip(Cut._fields, cut, strict=True))
             truncate_(logits, heat, **(cuts | {"top_k": cuts["top_k"].long()}))
         present = self.table[:, 0].numpy()[ctx.idx_mapping_np].astype(int).tolist()
         bias = drafted_bias(
             self.lifts, logits, drafted, heat,
-            choice=policy.long(), margin=margin, present=present, width=self.width,
+            choice=policy.long(), present=present, width=self.width,
         )  # fmt: skip
         place = drafted.clamp(min=0)[:, None]
         return logits.scatter_add_(1, place, bias.to(logits.dtype)[:, None])

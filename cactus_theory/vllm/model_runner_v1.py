@@ -20,7 +20,7 @@ requests, and the counters, wait for the device at every step.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.replace import refuse_other_rules
 from cactus_theory.vllm.requests import End, Request
 from cactus_theory.vllm.settings import LONGEST_LINE, Settings
-
-if TYPE_CHECKING:
-    from cactus_theory.vllm.recorder import Recorder
 
 LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
 
@@ -59,7 +56,6 @@ class Hook:
         self.warned: set[str] = set()
         self.requests: dict[str, Request] = {}
         self.write: Callable[[dict[str, Any]], None] | None = None
-        self.recorder: Recorder | None = None  # with CACTUS_TRACE, in the one that counts
         self.model = ""  # the name that the model is served by
         self.last_ends: Mapping[str, End] = {}  # what a scheduler of this process has told last
 
@@ -108,8 +104,6 @@ class Hook:
         self._count(requests, _judged(batch, verified), output, batch.greedy)
         if verified is not None and requests and self.counts_here:
             self.tally.add(verified, [requests[row].policy for row in batch.drafted])
-            if self.recorder is not None:
-                self.recorder.add(batch, verified, requests)
             if self.reporter is not None:
                 self.reporter.step()
         return output
@@ -130,8 +124,6 @@ class Hook:
         known = [name for name in names if name in self.requests]
         for name in known:
             request = self.requests.pop(name)
-            if self.recorder is not None:
-                self.recorder.end(request)
             if request.meter is not None and self.write is not None:
                 self.write(request.reading(name, (ends or {}).get(name, (None, None)), self.model))
                 if not request.greedy:

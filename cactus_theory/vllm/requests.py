@@ -46,7 +46,6 @@ class Request:
         self.meter: Meter | None = None
         if measured:
             self.meter = Meter(self.followed.policies, settings.divergence, settings.verifier)
-        self.rounds: Any = None  # rounds recorded for CACTUS_TRACE
         self.drafted = self.accepted = self.emitted = 0
         self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0

@@ -1,9 +1,8 @@
 """Settings of a server from its environment, and what a request may ask of them.
 
 SERVING.md has a table of the variables. A setting that nobody would read stops the start: another
-name that begins with ``CACTUS_``, one of these without a policy, ``CACTUS_TRACE_BYTES`` without a
-folder. Names of the project's tests (``CACTUS_THEORY_…``) and those that Kubernetes makes of a
-service named cactus are left alone.
+name that begins with ``CACTUS_``, one of these without a policy. Names of the project's tests
+(``CACTUS_THEORY_…``) and those that Kubernetes makes of a service named cactus are left alone.
 
 Requests come from strangers. In ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``) one picks
 a policy by a name that the server offers, ``{"cactus": "gentle"}``, or ``speculative``, which is
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 POLICY, POLICIES, VERIFIER = "CACTUS_POLICY", "CACTUS_POLICIES", "CACTUS_VERIFIER"
 DIVERGENCE, METER = "CACTUS_DIVERGENCE", "CACTUS_METER"
 CAP, READINGS = "CACTUS_CAP", "CACTUS_READINGS"
-MARGIN, TRACE, TRACE_BYTES = "CACTUS_MARGIN", "CACTUS_TRACE", "CACTUS_TRACE_BYTES"
-NAMES = (POLICY, POLICIES, VERIFIER, DIVERGENCE, METER, CAP, READINGS, TRACE, TRACE_BYTES, MARGIN)
+NAMES = (POLICY, POLICIES, VERIFIER, DIVERGENCE, METER, CAP, READINGS)
 PREFIX = "CACTUS_"
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 KEYS = ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # of ``extra_args``
@@ -38,22 +36,19 @@ OFFERED = re.compile(r"\s*([A-Za-z0-9_.-]{1,40})\s*=\s*(\S.*?)\s*", flags=re.S)
 LOG = "log"
 # logits processor that decides deterministic drafts of model runner V2
 PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
-MOST_MARGIN = 1e6  # largest margin, in logits
 MOST_CAP = 1e6  # largest cap of a request, in nats a token
 # highest temperature T: a bias T ln r stays far inside float32, and rows are uniform long before
 HOTTEST = 1e6
-TRACED = 1e9  # most bytes of a trace folder, by default
 MEASURED = 16  # one verified row in so many is measured: a large row costs a batch's verification
 LONGEST_LINE = 1000  # most characters of a refusal
 SHOWN = 60  # characters of a request's value that a refusal repeats
 
 
 class Grant(NamedTuple):
-    """The policy, cap and margin that a request was granted."""
+    """The policy and the cap that a request was granted."""
 
     policy: "Policy"
     cap: float | None = None  # nats a token of its answer, kept by the hook of model runner V1
-    margin: float = 0.0  # logits that the logits processor adds at temperature 0
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,6 @@ class Settings:
     meter: int = MEASURED  # one verified row in so many is measured; 0: none
     cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
     readings: str = ""  # ``log`` or a file for the numbers of single requests
-    trace: str = ""  # folder of traces
-    trace_bytes: float = TRACED
-    margin: float = 0.0  # logits that greedy requests give up; the logits processor alone
 
     @property
     def lossless(self) -> "Policy":
@@ -96,13 +88,13 @@ class Settings:
             )
         name, cap = asked.get(ARGUMENT), self._cap_of(asked.get(CAP_ARGUMENT))
         if name is None:
-            return Grant(self.policy, cap, self.margin)
+            return Grant(self.policy, cap)
         if not isinstance(name, str) or name not in self.policies:
             raise ValueError(
                 f"extra_args[{ARGUMENT!r}]: must be one of {', '.join(self.policies)}, as this "
                 f"server offers them; got {shown(name)}"
             )
-        return Grant(self.policies[name], cap, 0.0 if name == SPECULATIVE else self.margin)
+        return Grant(self.policies[name], cap)
 
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
         """Return the grant of a request in a step; one that was not refused before is lossless."""
@@ -152,10 +144,12 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     """
     check_names(environ)
     text = {name: environ.get(name, "").strip() for name in NAMES}
-    for name, of in [*((name, POLICY) for name in NAMES), (TRACE_BYTES, TRACE)]:
-        if text[name] and not text[of]:
-            lossless = " (speculative is lossless)" if of == POLICY else ""
-            raise ValueError(f"{name}: does nothing without {of}; set that{lossless}, or unset it")
+    for name in NAMES:
+        if text[name] and not text[POLICY]:
+            raise ValueError(
+                f"{name}: does nothing without {POLICY}; set that (speculative is lossless), or "
+                "unset it"
+            )
     spec = text[POLICY] or (SPECULATIVE if by_bias else "")
     if not spec:
         return None
@@ -170,7 +164,7 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
     verifier = find_verifier(kind)
     cap = number(CAP, text[CAP], 0) if text[CAP] else None
     if by_bias:
-        refuse_accounts(text[CAP], text[READINGS], text[TRACE])
+        refuse_accounts(text[CAP], text[READINGS])
 
     def checked(spec: str) -> "Policy":
         rule = read_policy(spec).at_ends(())  # no tokenizer is known here
@@ -190,15 +184,12 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         meter=_meter(text[METER], text[READINGS]),
         cap=cap,
         readings=_readings(text[READINGS]),
-        trace=_folder(text[TRACE]),
-        trace_bytes=number(TRACE_BYTES, text[TRACE_BYTES] or TRACED, 0),
-        margin=number(MARGIN, text[MARGIN] or 0.0, 0, MOST_MARGIN),
     )
 
 
-def refuse_accounts(cap: Any, readings: Any, trace: Any) -> None:
+def refuse_accounts(cap: Any, readings: Any) -> None:
     """Raise ValueError where accounts of single requests are asked for: only runner V1 has them."""
-    for name, given in ((CAP, cap), (READINGS, readings), (TRACE, trace)):
+    for name, given in ((CAP, cap), (READINGS, readings)):
         if given:
             raise ValueError(
                 f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0"
@@ -234,14 +225,6 @@ def _meter(text: str, readings: str) -> int:
 def _readings(text: str) -> str:
     if text and text != LOG:
         named(READINGS, Path(text).open, "a").close()
-    return text
-
-
-def _folder(text: str) -> str:
-    if text:
-        named(TRACE, lambda: Path(text).mkdir(mode=0o700, parents=True, exist_ok=True))
-        if not os.access(text, os.W_OK | os.X_OK):
-            raise ValueError(f"{TRACE}: must be a folder to write to; got {text!r:.60}")
     return text
 
 

@@ -125,9 +125,7 @@ def shown(name):
 def config(processor=False, **more):
     """Return what a server is to be, with drafts and perhaps with the logits processor."""
     loaded = [PROCESSOR] if processor else None
-    model = types.SimpleNamespace(
-        served_model_name="served", logits_processors=loaded, get_vocab_size=lambda: 7
-    )
+    model = types.SimpleNamespace(served_model_name="served", logits_processors=loaded)
     engines = types.SimpleNamespace(data_parallel_index=1)
     own = {"speculative_config": drafts(), "model_config": model, "parallel_config": engines}
     return types.SimpleNamespace(**({"use_v2_model_runner": False} | own | more))

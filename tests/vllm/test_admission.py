@@ -26,19 +26,19 @@ def request(extra, temperature=1.0):
 
 
 @pytest.mark.parametrize(
-    ("extra", "spec", "margin"),
+    ("extra", "spec"),
     [
-        ({"cactus": "gentle", "other": 1}, "band:price=4.0", 2),
-        ({"cactus": "fast"}, FAST, 2),
-        ({"cactus": "speculative"}, "speculative", 0),
-        ({"cactus": None}, BAND, 2),
-        ({"other": 3, 3: 2, "kaktus": "price=4", " cactus": 1}, BAND, 2),  # of others
-        (None, BAND, 2),
+        ({"cactus": "gentle", "other": 1}, "band:price=4.0"),
+        ({"cactus": "fast"}, FAST),
+        ({"cactus": "speculative"}, "speculative"),
+        ({"cactus": None}, BAND),
+        ({"other": 3, 3: 2, "kaktus": "price=4", " cactus": 1}, BAND),  # of others
+        (None, BAND),
     ],
 )
-def test_a_request_names_its_policy(extra, spec, margin):
-    granted = server(CACTUS_MARGIN="2").grant(request(extra))
-    assert (granted.policy.spec, granted.cap, granted.margin) == (spec, None, margin)
+def test_a_request_names_its_policy(extra, spec):
+    granted = server().grant(request(extra))
+    assert (granted.policy.spec, granted.cap) == (spec, None)
 
 
 BAD = ["bnad", "", "Gentle", "gentle ", "band:price=4", BAND, "price=4", "rules.py:mine", 3, True]

@@ -169,11 +169,11 @@ def test_a_configuration_is_checked_before_processes_start(served, monkeypatch):
     for _ in range(2):
         assert arguments.create_engine_config() is arguments.config
     asked = {"policy": BAND, "verifier": "chain", "cap": "none", "meter": "16"}
-    asked |= {"version": version("cactus-theory"), "divergence": "kl", "margin": "0"}
+    asked |= {"version": version("cactus-theory"), "divergence": "kl"}
     asked |= {"policies": "speculative, mixture.alpha.1, band.price.1"}
     assert fake.shown("cactus:info") == [(asked | {"model_name": "served"}, 1)]
     line, warning = logged  # once
-    asked |= {"readings": "off", "trace": "off"}
+    asked |= {"readings": "off"}
     assert all(f"{name} {value}" in line for name, value in asked.items())
     assert "/metrics will not show the counters" in warning
     assert warning.endswith("set PROMETHEUS_MULTIPROC_DIR to an empty folder")
@@ -191,12 +191,9 @@ def test_a_configuration_is_checked_before_processes_start(served, monkeypatch):
 
 V2 = {"use_v2_model_runner": True}
 ALONE = "CACTUS_POLICY alone decides drafts: leave --logits-proc"
-NOTHING = "CACTUS_MARGIN: does nothing without --logits-proc"
 STOPPED = [
     ({"processor": True}, {}, ALONE),
     ({"processor": True, "speculative_config": None}, {}, ALONE),
-    ({}, {"CACTUS_MARGIN": "1"}, NOTHING),
-    ({"speculative_config": None, **V2}, {"CACTUS_MARGIN": "1"}, NOTHING),
     *(({"speculative_config": drafts(method=method)}, {}, f"must be standard .* {method}")
       for method in ("block", "synthetic", "fly")),
     ({"processor": True, "speculative_config": drafts("probabilistic"), **V2}, {},

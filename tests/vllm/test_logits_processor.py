@@ -28,7 +28,7 @@ ASKED = ["cactus:delta=0.5", "cactus:delta=1", *(f"band:price={own}" for own in 
 @pytest.fixture
 def processor_class(monkeypatch):
     """Return the class, imported beside what stands for vLLM."""
-    for name in ("POLICY", "VERIFIER", "MARGIN", "CAP", "READINGS"):
+    for name in ("POLICY", "VERIFIER", "CAP", "READINGS"):
         monkeypatch.delenv(f"CACTUS_{name}", raising=False)
     monkeypatch.setenv("CACTUS_POLICY", "speculative")
     monkeypatch.setenv("CACTUS_POLICIES", fake.offered(*ASKED))
@@ -225,17 +225,10 @@ def test_only_requests_that_ask_are_touched_and_slots_are_taken_over(processor_c
     assert (again != step.logits).nonzero().tolist() == [[0, 4], [1, 1], [2, 0]]
 
 
-def test_greedy_requests_take_the_margin(processor_class, monkeypatch):
-    """But those that ask for lossless decoding."""
+def test_greedy_requests_are_left_alone(processor_class, monkeypatch):
     monkeypatch.setenv("CACTUS_POLICY", "band:price=0.01")
     step = Step()
     assert torch.equal(step.run(made(processor_class), [params(0.0)] * 4), step.logits)
-    monkeypatch.setenv("CACTUS_MARGIN", "1.5")
-    asked = [params(0.0, spec) for spec in (None, None, "speculative", "band:price=1")]
-    moved = step.run(made(processor_class), asked)
-    changed = (moved != step.logits).nonzero().tolist()
-    assert changed == [[0, 4], [1, 1], [2, 0], [8, 3]]
-    assert moved[0, 4] == step.logits[0, 4] + 1.5
 
 
 def test_what_is_refused_at_admission(processor_class):
@@ -260,9 +253,6 @@ def test_bad_settings_stop_the_start_and_no_speculation_is_no_work(processor_cla
     monkeypatch.setenv("CACTUS_POLICY", "band:price=2")
     idle = made(processor_class, fake.config(speculative_config=None))
     assert idle.add_request(0, params()) is False
-    monkeypatch.setenv("CACTUS_MARGIN", "-1")
-    with pytest.raises(ValueError, match="CACTUS_MARGIN"):
-        made(processor_class)
     monkeypatch.setenv("CACTUS_POLICY", "nothing")
     with pytest.raises(ValueError, match="CACTUS_POLICY: policy: must be one of"):
         made(processor_class)

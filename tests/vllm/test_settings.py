@@ -36,7 +36,7 @@ def test_names_of_others_are_left_alone():
     links = ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR", "2_SERVICE_PORT")
     others = {f"CACTUS_{name}": "1" for name in ("THEORY_THOROUGH", *links)}
     assert settings.read(others | {"CACTUSES": "1"}) is None
-    assert settings.read(others | {"CACTUS_MARGIN": "1"} | BAND) is not None
+    assert settings.read(others | BAND) is not None
 
 
 def test_what_is_not_said_has_its_default():
@@ -72,8 +72,6 @@ def test_what_is_said_is_read():
         ("CACTUS_CAP", "-1", "[0, inf]"),
         ("CACTUS_CAP", "much", "a number"),
         ("CACTUS_READINGS", "/nowhere/at/all", "No such file"),
-        ("CACTUS_TRACE", __file__, "exists"),
-        ("CACTUS_TRACE_BYTES", "1e9", "does nothing without CACTUS_TRACE;"),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, valid):
@@ -83,13 +81,7 @@ def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, v
     assert said.startswith(f"{name}: ") and valid in said and "\n" not in said
 
 
-@pytest.mark.parametrize("given", ["-1", "much"])
-def test_bytes_of_a_trace_are_a_number(given, tmp_path):
-    with pytest.raises(ValueError, match="CACTUS_TRACE_BYTES: "):
-        settings.read(BAND | {"CACTUS_TRACE": str(tmp_path), "CACTUS_TRACE_BYTES": given})
-
-
-@pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS", "CACTUS_TRACE"])
+@pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS"])
 def test_accounts_of_requests_are_refused_where_none_are_kept(name):
     with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
         settings.read(BAND | {name: "0.5"}, by_bias=True)

@@ -24,12 +24,6 @@ def engine(sample="probabilistic", processes=1, **speculative):
     } | alone
 
 
-def with_ngrams(longest=3):
-    """Return the same, with drafts that are looked up in the text."""
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": longest}
-    return engine() | {"speculative_config": drafts}
-
-
 def request(prompt, times, policy=None, seeds=None, **params):
     """Return so many equal requests of four tokens."""
     own = {"max_tokens": 4} | params

@@ -2,7 +2,7 @@
 
 Triton interprets them, so that real code stands on both sides of ours: temperature, truncation,
 noise of drafted tokens and rejection. What needs a GPU to be made (its buffers) is replaced by
-plain tensors. JOB.json is a list. A job has ``policy``, ``verifier`` and ``margin`` of the
+plain tensors. JOB.json is a list. A job has ``policy`` and ``verifier`` of the
 server, ``heat`` and ``cuts`` of the requests, ``method`` (``standard`` or ``block``),
 ``deterministic`` (the logits processor) or not (the hook), ``lengths`` of the requests in turn,
 ``requests``, ``seed``, and logits ``target`` and ``draft``. An answer has what every request
@@ -153,7 +153,7 @@ def main():
 
     answers = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        for name in ("policy", "margin", "verifier"):
+        for name in ("policy", "verifier"):
             os.environ[f"CACTUS_{name.upper()}"] = str(job[name])
         os.environ["TRITON_INTERPRET"] = "1"
         drafted, emitted = verified(Batch(job), job)
