@@ -55,11 +55,11 @@ def checked_budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence
     return read_divergence(divergence), check.number("delta", delta, 0.0, math.inf)
 
 
-def additive(divergence: str | Divergence, where: str = "to be summed") -> FDivergence:
+def additive(divergence: str | Divergence) -> FDivergence:
     """Return an f-divergence, whose values may be summed over rows."""
     kind = read_divergence(divergence)
     if kind.generator is None or not kind.additive:
-        raise ValueError(f"divergence: must be an f-divergence {where}; got {kind.spec!r}")
+        raise ValueError(f"divergence: must be an f-divergence to be summed; got {kind.spec!r}")
     return kind.generator
 
 

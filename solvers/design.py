@@ -9,16 +9,16 @@ r"""Design a row under constraints of your own, on top of the optimal program.
 >>> round(float(row.target[2]), 6)
 0.3
 
-Any number of divergences, protected tokens, floors, caps on the ratio h/q, expectations,
-and cvxpy constraints over named quantities. No answer is returned without a proof: the row
-must meet every constraint within 1e-7, and a bound from the solver's own multipliers.
+Any number of divergences, protected tokens, floors, caps on the ratio h/q and expectations.
+No answer is returned without a proof: the row must meet every constraint within 1e-7, and a
+bound from the solver's own multipliers.
 A row of 20,000 tokens takes 20 seconds.
 """
 
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,13 @@ from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
 from . import _attempts
-from ._attempts import FEASIBILITY, OPTIMALITY, SMALLEST_SCALE, Attempted, SolverGaveUp, unproven
+from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, SolverGaveUp, unproven
 from ._constraints import (
     BudgetConstraint,
     Constraint,
-    CustomConstraint,
     Dual,
     ExpectationConstraint,
     LimitConstraint,
-    Quantities,
 )
 from ._dual_bounds import Lagrangian
 from ._perspective import Scaled, cvxpy
@@ -62,9 +60,7 @@ class DesignedRow:
 
     ``duals`` are by constraint the acceptance that one unit of room buys: of a higher budget, cap
     or ``at_most``, of a lower floor or ``at_least``. By token for limits, in probability. 0 where
-    the row is further than 1e-4 from the limit (relative to it). ``proof`` is ``dual bound``, or
-    ``two scalings`` where a constraint has no tangent at the optimum: then two solves in
-    differently scaled variables agree, and bound is that agreement.
+    the row is further than 1e-4 from the limit (relative to it).
     """
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
@@ -74,7 +70,6 @@ class DesignedRow:
     duals: dict[str, Dual]
     bound: float  # proven upper bound on the acceptance
     gap: float  # bound minus acceptance
-    proof: str
     solver: str
     status: str
     seconds: float  # wall time
@@ -155,15 +150,6 @@ class Design:
         limit = check.number(name, limit, -np.inf)
         return self._with(ExpectationConstraint(name, sign * row, sign * limit))
 
-    def require(self, name: str, make: Callable[[Quantities], Any]) -> "Design":
-        """Add the cvxpy constraints that ``make`` returns, given the named quantities.
-
-        ``make`` gets ``h``, ``q``, ``p``, ``ratio``, ``accepted``, ``acceptance``,
-        ``rejection`` and ``divergence(spec)``; it returns convex ≤, ≥ or == constraints, one
-        or a list: ``lambda v: v.divergence("kl") + v.rejection <= 0.4``.
-        """
-        return self._with(CustomConstraint(name, make))
-
     def solve(self) -> DesignedRow:
         """Maximise acceptance within the constraints.
 
@@ -199,14 +185,14 @@ class Design:
 class Attempt:
     """A program in one scaling, solved or not, with its row cleaned and what proves it."""
 
-    quantities: Quantities
+    q: np.ndarray  # (m,) where q > 0, as p
+    p: np.ndarray
     constraints: dict[str, Constraint]
     total: Any
     status: str
     h: np.ndarray | None
     solver: str
     bound: float = math.inf
-    proof: str = "dual bound"
 
     @property
     def row(self) -> np.ndarray:
@@ -215,14 +201,9 @@ class Attempt:
         return self.h
 
     @property
-    def cap(self) -> np.ndarray:
-        """Return p (m,) where q > 0."""
-        return self.quantities.p[self.quantities.inside]
-
-    @property
     def value(self) -> float:
         """Return Σ min(p, h)."""
-        return float(np.minimum(self.cap, self.row).sum())
+        return float(np.minimum(self.p, self.row).sum())
 
     def broken(self) -> str | None:
         """Return which constraint the row breaks, if any."""
@@ -236,13 +217,12 @@ class Attempt:
         return None
 
     def proven(self) -> float:
-        """Return the bound at the attempt's multipliers, ∞ where a constraint has no tangent."""
-        lagrangian = Lagrangian.of(self.quantities.row.q, self.cap)
+        """Return the bound at the attempt's multipliers."""
+        lagrangian = Lagrangian.of(self.q, self.p)
         lagrangian.add_linear(float(np.sum(self.total.dual_value)), 1.0, 1.0)
-        if not all([each.charge(lagrangian, self.row) for each in self.constraints.values()]):
-            return math.inf
-        bound = lagrangian.bound()
-        return bound if math.isfinite(bound) else math.inf
+        for each in self.constraints.values():
+            each.charge(lagrangian)
+        return lagrangian.bound()
 
 
 @dataclass
@@ -253,7 +233,6 @@ class Program(Attempted[Attempt]):
     p: np.ndarray
     constraints: Sequence[Constraint]
     refused: int = 0  # attempts that found no row at all
-    earlier: float = math.nan  # the value of the last row that met its constraints
 
     promise = f"the row must meet every constraint within {FEASIBILITY:g}, and its bound"
 
@@ -278,37 +257,31 @@ class Program(Attempted[Attempt]):
         guess = np.minimum(np.clip(self.p[inside], q[inside], ceiling), limit[inside])
         return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
-    def build(self, scale: np.ndarray) -> tuple[Quantities, dict[str, Constraint]]:
-        """Return the quantities in one scaling, and the constraints on them by name."""
-        w = cvxpy().Variable(len(scale), nonneg=True)
-        quantities = Quantities(self.q, self.p, Scaled(self.q[self.q > 0], scale, w))
-        return quantities, {each.name: each.placed(quantities) for each in self.constraints}
+    def build(self, scale: np.ndarray) -> tuple[Scaled, dict[str, Constraint]]:
+        """Return the row in one scaling, and the constraints on it by name."""
+        w, inside = cvxpy().Variable(len(scale), nonneg=True), self.q > 0
+        row = Scaled(self.q[inside], scale, w)
+        return row, {each.name: each.placed(row, inside) for each in self.constraints}
 
     def attempt(self, scale: np.ndarray, solver: _attempts.Solver) -> Attempt:
         """Return one solver's answer, a row or only its status."""
-        cp, (quantities, built) = cvxpy(), self.build(scale)
-        row = quantities.row
+        cp, (row, built), p = cvxpy(), self.build(scale), self.p[self.q > 0]
         total = row.total == 1
         limits = [total, *(c for each in built.values() for c in each.constraints)]
-        problem = cp.Problem(cp.Maximize(quantities.acceptance), limits)
+        accepted = scale @ cp.minimum(p / scale, row.w)
+        problem = cp.Problem(cp.Maximize(accepted), limits)
         solved = _attempts.believable(problem, *solver) and total.dual_value is not None
         h = _cleaned(scale * row.w.value, row.q, built) if solved else None
-        return Attempt(quantities, built, total, problem.status or "no answer", h, solver[0])
+        return Attempt(row.q, p, built, total, problem.status or "no answer", h, solver[0])
 
     def fault(self, answer: Attempt) -> str | None:
-        """Return why a row is not accepted; its bound and the kind of proof are noted in it."""
+        """Return why a row is not accepted; its bound is noted in it."""
         self.refused += "infeasible" in answer.status
         broken = answer.broken()
         if broken:
             return broken
-        value, answer.bound = answer.value, answer.proven()
-        fault = unproven(answer.status, value, answer.bound)
-        same = abs(value - self.earlier) <= OPTIMALITY and answer.bound > value
-        if fault and same and any(isinstance(each, CustomConstraint) for each in self.constraints):
-            answer.bound, answer.proof = max(value, self.earlier), "two scalings"
-            return None
-        self.earlier = value
-        return fault
+        answer.bound = answer.proven()
+        return unproven(answer.status, answer.value, answer.bound)
 
     def rescaled(self, answer: Attempt | None, scale: np.ndarray) -> np.ndarray:
         """Return the size of a row, or half way to the target if there was none."""
@@ -335,7 +308,7 @@ def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint])
     box = Lagrangian.of(q, q)
     for built in constraints.values():
         if isinstance(built, LimitConstraint):
-            built.charge(box, raw)
+            built.charge(box)
     h = np.clip(raw, box.low, np.maximum(box.low, box.high))
     for _ in range(POLISHING):
         free = (h > box.low) & (h < box.high)
@@ -366,16 +339,16 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
         lossless=float(np.minimum(p, q).sum()),
         slacks={name: each.slack(h) for name, each in answer.constraints.items()},
         duals=duals,
-        proof=answer.proof,
         **_attempts.proof_of(answer, value, started),
     )
 
 
 def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
     """Return h = q, the only row within a budget of 0, if it meets the other constraints."""
-    q = program.q[program.q > 0]
-    quantities, built = program.build(q)
-    answer = Attempt(quantities, built, None, "exact", q, "identity", proof="only row")
+    inside = program.q > 0
+    q, p = program.q[inside], program.p[inside]
+    _, built = program.build(q)
+    answer = Attempt(q, p, built, None, "exact", q, "identity")
     broken = [name for name, each in built.items() if each.slack(q) < -FEASIBILITY]
     if broken:
         raise Infeasible([zero.name, broken[0]])

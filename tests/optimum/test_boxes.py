@@ -164,31 +164,6 @@ def test_it_obeys_what_it_declares(spec):
     assert_policy_properties(rule, examples=amount(2, 100))
 
 
-@pytest.mark.parametrize("verifier", ["chain", "block"])
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "price=1,hold=1",
-        "price=1,floor=1+3,per_row=True",
-        "delta=0.1,hold=1",
-        "price=1,head=0.4",
-        "price=1,head=0.4,per_row=True",
-        "delta=0.1,head=0.4",
-    ],
-)
-def test_blocks_and_chains_emit_the_row(spec, verifier):
-    q, p = pair(40, 5, seed=2)
-    rule = ct.policy(f"band:{spec}")
-    ids = p.multinomial(1, generator=torch.Generator().manual_seed(1))
-    law = find_verifier(verifier).law(
-        Assignment((rule,)), torch.stack([q, q], 1), Draft(ids, [1] * 40, p[:, None])
-    )
-    assert torch.allclose(law.emitted[:, 0], rule.target(q, p), atol=SEARCHED)
-    held = rule.target(q, p)[:, 1] - q[:, 1]
-    assert "head" in spec or (held >= -SEARCHED).all()
-    assert "hold" not in spec or held.abs().max() <= SEARCHED
-
-
 def test_a_deterministic_draft_in_a_block_keeps_what_is_held():
     q, _ = pair(30, 4, seed=5)
     rule = ct.policy("band:price=0.5,hold=0")

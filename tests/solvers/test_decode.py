@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from solvers import block, decode
+from solvers import decode
 from solvers.__main__ import main
 from solvers._dual_bounds import price_bound
-from solvers.path_tree import follow, state_tree
+from solvers.path_tree import state_tree
 from tests.amounts import amount, some
 from tests.markov.pair import Setting, markov_pair
 from tests.markov.rates import long_run_rates
@@ -20,8 +20,6 @@ ROUNDING = 1e-9
 # two tokens a call times what the nearest rows of a grid of 1/STEPS lose: half a step of mass
 STEPS = 400
 GRID = 0.5 / STEPS
-# of the best decode's tokens per call, on pairs like these (18 of them: 0.22 and 0.98 % at most)
-PLANNING, SOFT = 0.995, 0.985
 MODELS = [{"vocab": 3}, {"vocab": 2, "order": 2}, {"vocab": 3, "zeros": 0.4}]
 POLICIES = [
     ("band:price=1", "chain"),
@@ -126,39 +124,6 @@ def test_other_divergences(spec):
     tokens = [one.tokens for one in amounts]
     assert tokens == sorted(tokens) and tokens[-1] > tokens[0] + 0.01
     assert all(abs(one.gap) <= PROOF for one in amounts)
-
-
-@pytest.mark.parametrize("seed", range(amount(1, 6)))
-@pytest.mark.parametrize(("vocab", "width"), [(3, 3), (2, 5), (4, 2)][: amount(1, 3)])
-def test_planning_ahead_gains_little(vocab, width, seed):
-    """The block program of each state at one price, and the band in blocks, are nearly as good."""
-    pair = markov_pair(vocab, seed=seed)
-    whole, per_token = round_by_round(pair, width, price=2.0)
-    solved = most(pair, width, per_token)
-    assert PLANNING * solved.tokens <= whole <= solved.bound + ROUNDING
-    rates = long_run_rates(pair, Setting("band:price=2", width, 2, "block"))
-    solved = most(pair, width, rates.metered)
-    assert SOFT * solved.tokens <= rates.tokens_per_call <= solved.bound + ROUNDING
-
-
-def round_by_round(pair, width, price):
-    """Return tokens per call and KL per token of the best single rounds at a price."""
-    q, p, moves = pair.target.numpy(), pair.draft.numpy(), pair.following.numpy()
-    rounds, ends = [], []
-    for state in range(len(q)):
-        tree, at = state_tree(q, p, moves, width, state)
-        best = block.solve(tree, price=price)
-        one = follow(tree, best.target, ct.divergence("kl"))
-        rounds.append((one.tokens, one.divergence))
-        inner, last = at[: len(tree.target)], at[len(tree.target) :]
-        emitted = one.reached[: len(inner), None] * best.target
-        recovered = emitted - one.reached[1:].reshape(emitted.shape)
-        bonus = one.reached[len(inner) :, None] * q[last]
-        to = np.concatenate([moves[inner].ravel(), moves[last].ravel()])
-        mass = np.concatenate([recovered.ravel(), bonus.ravel()])
-        ends.append(np.bincount(to, mass, len(q)))
-    tokens, spent = decode.settled(np.ones(len(q)), np.stack(ends)) @ np.array(rounds)
-    return tokens, spent / tokens
 
 
 @pytest.mark.parametrize(
