@@ -76,9 +76,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_chat(parser)
     add("--verifier", default=defaults.VERIFIER,
         help=f"one of {', '.join(verifiers())} ({defaults.VERIFIER})")  # fmt: skip
-    add(
-        "--draft-mode", choices=MODES, help="how tokens are drafted from the draft's rows (sampled)"
-    )
+    add("--draft-mode", choices=MODES, help="how tokens of the draft's rows are drafted (sampled)")
     add("--num-draft-tokens", type=int, metavar="K",
         help=f"default: {defaults.NUM_DRAFT_TOKENS}, or as logged")  # fmt: skip
     add("--temperature", type=float, help=f"of both models ({defaults.TEMPERATURE:g})")

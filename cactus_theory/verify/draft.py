@@ -168,11 +168,11 @@ class Assignment:
     Attributes
     ----------
     policies : the different policies.
-    choice : (B, K) indices into ``policies`` by node, of what follows it (in a chain of token i);
-        None if one policy judges every token.
-    alive : (B, K) float64, P of the path to each node where a schedule has chosen by it, NaN
-        elsewhere; None where none has. Rows are charged at it: that of a verifier, which works
-        in the rows' precision, differs by rounding.
+    choice : (B, K) by node, index into ``policies`` of the one that judges the tokens after the node
+        (in a chain: token i); None if one policy judges every token.
+    alive : (B, K) float64, the alive ratio P of the path to each node where a schedule has chosen
+        by P, NaN elsewhere; None where no schedule has. Rows are charged at this P: a verifier's
+        own P, in the rows' precision, differs by rounding.
 
     Examples
     --------

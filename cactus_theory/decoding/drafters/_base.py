@@ -23,12 +23,12 @@ class DraftContext:
 
     ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
     is how models run, see :func:`cactus_theory.generate`. ``beside`` is how many tokens will be
-    asked for beside each of a deterministic path (:meth:`Drafting.others`). ``features`` is the
-    target with its cache, None where a drafter is tried without one at work: ``features.hidden``
-    has the states of the layers that the drafter asked for (:meth:`Drafter.reads`), of
-    ``features.lengths`` tokens of each text. A round's verified pass has written there, and what
-    was not accepted is rolled back: before the first round there is nothing, and then all tokens
-    of a text but the last.
+    asked for beside each token of a deterministic path (:meth:`Drafting.others`). ``features`` is
+    the target with its cache, None where a drafter is tried while no target decodes:
+    ``features.hidden`` has the states of the layers that the drafter asked for
+    (:meth:`Drafter.reads`), of ``features.lengths`` tokens of each text. The pass that verified a
+    round has written there, and states of tokens that were not accepted are gone: before the first
+    round there are none, afterwards those of all tokens of a text but the last.
     """
 
     target_model: Any
@@ -80,7 +80,7 @@ class SampledDrafting(Drafting):
     """Rows (B, K, V) of one round in memory that is taken once, and the tokens drawn from them.
 
     Where it is ``deterministic`` the likeliest token is taken and there are no rows. ``likeliest``
-    holds by place the tokens (B, m) among which one is deterministic, where others are asked for.
+    holds by place the likeliest tokens (B, m), kept where others beside the path are asked for.
     """
 
     def __init__(self, setting: DraftContext, greedy: bool) -> None:
