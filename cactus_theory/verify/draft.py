@@ -168,7 +168,7 @@ class Assignment:
     Attributes
     ----------
     policies : the different policies.
-    choice : (B, K) by node, index into ``policies`` of the one that judges the tokens after the node
+    choice : (B, K) by node, index into ``policies`` of the one that judges the tokens after it
         (in a chain: token i); None if one policy judges every token.
     alive : (B, K) float64, the alive ratio P of the path to each node where a schedule has chosen
         by P, NaN elsewhere; None where no schedule has. Rows are charged at this P: a verifier's
