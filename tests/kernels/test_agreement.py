@@ -68,26 +68,6 @@ def test_the_scale_of_a_residual_takes_tokens_out(device):
     assert verdict.output_token_ids.tolist() == [[1, -1]] * amount(2, 15)
 
 
-@pytest.mark.parametrize("before", [0, 2], ids=["first", "after equal rows"])
-@pytest.mark.parametrize("verifier", ["chain", "block"])
-def test_the_residual_of_a_band_has_its_lower_edge_once(verifier, before, device):
-    """(a q − p)₊ is (0, 0.15, 0.035) at a = 0.837; (a² q − p)₊ would leave token 1 alone."""
-    q = torch.tensor([0.3, 0.3, 0.4], device=device)
-    p = torch.tensor([0.6, 0.1, 0.3], device=device)
-    seeds = torch.arange(1200, device=device)
-    zero = torch.zeros_like(seeds)
-    coins = random_numbers.coins(seeds, zero, zero[:, None] + before, random_numbers.ACCEPT)[:, 0]
-    at = ((coins > 0.9) & (last_coins(seeds, zero) > 0.82)).nonzero()[: amount(2, 15), 0]
-    target = torch.stack([q] * (before + 2)).log().expand(len(at), -1, -1)
-    draft = torch.stack([q] * before + [p]).log().expand(len(at), -1, -1)
-    verdict = verify_logits(
-        ct.policy("band:price=2,per_row=True"), target, draft,
-        zero[at][:, None].repeat(1, before + 1),
-        seeds=seeds[at], positions=zero[at], verifier=verifier,
-    )  # fmt: skip
-    assert verdict.output_token_ids.tolist() == [[0] * before + [2, -1]] * amount(2, 15)
-
-
 def test_where_nothing_is_left_the_whole_row_is_drawn_from(device):
     """A draft's row that is no distribution leaves no residual."""
     numbers = torch.arange(amount(4, 30), device=device)

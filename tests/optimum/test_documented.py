@@ -132,15 +132,6 @@ def test_frontier(spec):
         assert (curve.price.diff(dim=-1) <= 1e-9).all()
 
 
-def test_frontiers_declared_not_concave_are_not():
-    q, p = pair(200, 15, seed=6)
-    for spec in ("renyi:a=4", "max_divergence"):
-        curve = ct.frontier(q, p, divergence=spec, points=33)
-        chords = curve.acceptance.diff(dim=-1) / curve.delta.diff(dim=-1)
-        assert not ct.divergence(spec).concave_frontier
-        assert (chords.diff(dim=-1) > 1e-3).any(), spec
-
-
 def test_rows_broadcast():
     q, p = pair(5, 9, seed=7)
     s = ct.optimal_acceptance(q, p[0], delta=0.1)

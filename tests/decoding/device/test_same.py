@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
@@ -123,14 +122,3 @@ def test_plain_decoding(moved):
         usual, found = both(moved[0], None, prompts(), temperature=temperature)
         assert_same(usual, found)
         assert found.draft_calls == 0
-
-
-def test_the_coins_of_a_row_are_its_own_stream(tiny):
-    """Plain decoding takes one number a token, in order: the inverse of the target's law."""
-    ids = torch.tensor([[5, 6, 7]])
-    result = generate(tiny[0], None, ids, max_new_tokens=6, seed=3, device_loop=True)
-    stream, text = np.random.default_rng(3).random(6), ids
-    for coin, token in zip(stream, result.output_token_ids[0].tolist(), strict=True):
-        law = tiny[0](text).logits[0, -1].softmax(-1).cumsum(-1)
-        assert int((law > coin).nonzero()[0, 0]) == token
-        text = torch.cat([text, torch.tensor([[token]])], 1)
