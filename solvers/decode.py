@@ -6,12 +6,12 @@ r"""The decode program: the fewest target calls a token, over all ways to verify
    Σ_s Σ_u D(g_s(u)\|t_s(u) q_s(u)) \le κ Σ_s Σ_u t_s(u), \qquad
    μ_{s'} = \Pr(\text{a round ends in } s')
 
-for two models whose rows depend on a state s of the text. μ is how often a round begins in each
-state, and each state has the block program (:mod:`solvers.block`) of K drafted tokens, scaled by
-μ. Every verifier of a long text whose bonus tokens come from the target keeps to these limits on
-average, whatever it knows and however it plans from round to round; verifying each block towards
-h = g/t reaches them if rounds lead to one closed set of states. So the value is a ceiling on
-tokens per target call at κ of metered divergence per emitted token. The dual gives
+for two Markov models: a row follows from the state s of the text, its last token. μ is how often a
+round begins in each state, and each state has the block program (:mod:`solvers.block`) of K drafted
+tokens, scaled by μ. Every verifier of a long text whose bonus tokens come from the target keeps to
+these limits on average, whatever it knows and however it plans from round to round; verifying each
+block towards h = g/t reaches them if rounds lead to one closed set of states. So the value is a
+ceiling on tokens per target call at κ of metered divergence per emitted token. The dual gives
 the proof: with the potential π_s of beginning a round in s, a round from s is worth at most what
 the block program's dual allows where ending it in s' earns π_{s'}. Source: THEORY.md, Theorem 20.
 """
@@ -63,7 +63,6 @@ def solve(
     divergence: str | Divergence = "kl",
     *,
     per_token: float,
-    following: Any = None,
 ) -> DecodeProgram:
     r"""Maximise tokens per target call within a budget of metered divergence per emitted token.
 
@@ -75,17 +74,15 @@ def solve(
 
     Parameters
     ----------
-    target_probs, draft_probs : (S, V), the row of each state; in a Markov model of order one a
-        state is the last token.
+    target_probs, draft_probs : (V, V), the row after each token.
     num_draft_tokens : K ≥ 1.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     per_token : budget κ ≥ 0, in the divergence's unit; 0 is lossless, ∞ free.
-    following : (S, V) the state after each token; None: the token itself, which needs S = V.
 
     Raises
     ------
     ValueError
-        Rows that are none, states that are not there, a negative budget, a Rényi or
+        Rows that are none or not (V, V), a negative budget, a Rényi or
         max-divergence, more than 5,000 prefixes a state or 20,000 of all states, more than 2²³
         of states × prefixes of all states × V.
     SolverGaveUp, ModuleNotFoundError
@@ -96,11 +93,10 @@ def solve(
     budget = check.number("per_token", per_token, 0.0, math.inf)
     depth = check.as_whole_number("num_draft_tokens", num_draft_tokens, 1)
     target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
-    moves = _following(following, target.shape)
-    _check_size(moves.shape, depth)
-    trees = [state_tree(target, draft, moves, depth, state) for state in range(len(target))]
+    _check_size(target.shape, depth)
+    trees = [state_tree(target, draft, depth, state) for state in range(len(target))]
     paths, states = zip(*trees, strict=True)
-    program = Program(paths, np.stack(states), moves, kind, budget)
+    program = Program(paths, np.stack(states), kind, budget)
     answer = program.solve(program.layout.q)
     return DecodeProgram(
         tokens=answer.value,
@@ -112,37 +108,20 @@ def solve(
     )
 
 
-def _following(following: Any, shape: tuple[int, ...]) -> np.ndarray:
-    if len(shape) != 2:
-        raise ValueError(f"target_probs: must be (S, V), a row a state; got shape {shape}")
-    if following is None:
-        if shape[0] != shape[1]:
-            raise ValueError(
-                "target_probs: must be (V, V), a row after each token, unless following= says the "
-                f"state after each; got {shape}"
-            )
-        return np.tile(np.arange(shape[1]), (shape[0], 1))
-    moves = np.asarray(following)
-    if moves.shape != shape or moves.dtype.kind not in "iu":
-        raise ValueError(f"following: must be integers {shape}; got {moves.dtype} {moves.shape}")
-    if moves.min() < 0 or moves.max() >= shape[0]:
-        span = f"{moves.min()} to {moves.max()}"
-        raise ValueError(f"following: must be states from 0 to {shape[0] - 1}; got {span}")
-    return moves
-
-
 def _check_size(shape: tuple[int, ...], depth: int) -> None:
-    """Raise for a program of rows (S, V) that is too large, before any of it is built."""
-    states, vocabulary = shape
-    prefixes = states * count_prefixes(vocabulary, depth)
+    """Raise for rows that are not (V, V), or too many, before any of the program is built."""
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"target_probs: must be (V, V), a row after each token; got shape {shape}")
+    states = shape[0]
+    prefixes = states * count_prefixes(states, depth)
     for size, most, what in (
         (prefixes, MOST_PREFIXES, "prefixes of all states"),
-        (states * prefixes * vocabulary, MOST_CELLS, "states x prefixes of all states x tokens"),
+        (states * prefixes * states, MOST_CELLS, "states x prefixes of all states x tokens"),
     ):
         if size > most:
             raise ValueError(
                 f"target_probs, num_draft_tokens: must leave at most {most:,} {what}; {states:,} "
-                f"states of {vocabulary:,} tokens and {depth} drafted ones have {size:,}"
+                f"states and {depth} drafted tokens have {size:,}"
             )
 
 
@@ -175,7 +154,6 @@ class Program(TreeProgram[Answer]):
 
     trees: Sequence[PathTree]
     states: np.ndarray
-    following: np.ndarray
     f: FDivergence
     budget: float
 
@@ -232,8 +210,8 @@ class Program(TreeProgram[Answer]):
         ending = np.append(-balance.dual_value, 0.0)
         bounds = []
         for state, rows in enumerate(flow.multipliers):
-            inner, last = np.split(self.states[state], [len(rows)])
-            worth = {"ends": ending[self.following[inner]], "after": self._bonus[last] @ ending}
+            last = self.states[state, len(rows) :]
+            worth = {"ends": ending, "after": self._bonus[last] @ ending}
             most = price_bound(self.trees[state], rows, self.f, price, unit=unit, **worth)
             bounds.append(most - ending[state])
         return price, float(max(bounds))
@@ -242,8 +220,7 @@ class Program(TreeProgram[Answer]):
         """Return how often rounds end in each state, (S,), from g (m,) and t (n,)."""
         layout, count = self.layout, len(self.trees)
         children, prefix = layout.children, layout.child_prefixes
-        after = self.following[self.states[layout.start, layout.node], layout.token]
-        ends = counted(after, np.arange(len(after)), (count, len(after)))
+        ends = counted(layout.token, np.arange(len(layout.token)), (count, len(layout.token)))
         whole = prefix >= layout.target.shape[1]
         bonus = self._bonus[self.states[layout.start[children], prefix]].T * whole
         emitted = times(layout.weight * flow.scale, flow.w)
@@ -252,20 +229,14 @@ class Program(TreeProgram[Answer]):
 
     def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
         """Return (S,) how often a round towards ``rows`` ends in each state, exactly."""
-        inner, last = np.split(states, [len(rows)])
         emitted = followed.reached[: len(rows), None] * rows
         recovered = np.maximum(emitted - followed.reached[1:].reshape(rows.shape), 0.0)
-        ends = followed.reached[len(rows) :] @ self._bonus[last]
-        np.add.at(ends, self.following[inner], recovered)
-        return ends
+        return followed.reached[len(rows) :] @ self._bonus[states[len(rows) :]] + recovered.sum(0)
 
     @cached_property
     def _bonus(self) -> np.ndarray:
-        """Return (S, S) where a token of the target leads from each state."""
-        moves = np.zeros((len(self.trees), len(self.trees)))
-        for state, tree in enumerate(self.trees):
-            np.add.at(moves[state], self.following[state], tree.target[0])
-        return moves
+        """Return (S, S) the target's row in each state."""
+        return np.stack([tree.target[0] for tree in self.trees])
 
 
 def settled(begun: np.ndarray, moves: np.ndarray) -> np.ndarray:

@@ -163,17 +163,17 @@ def random_tree(
 
 
 def state_tree(
-    target: np.ndarray, draft: np.ndarray, following: np.ndarray, depth: int, state: int
+    target: np.ndarray, draft: np.ndarray, depth: int, state: int
 ) -> tuple[PathTree, np.ndarray]:
-    """Return the tree that is drafted from a state, and the state at each of its prefixes.
+    """Return the tree that is drafted after a token, and the last token of each of its prefixes.
 
-    ``target``, ``draft`` and ``following`` (S, V) are the rows of each state, and the state
-    after each token; the states are (nodes + V^K,), those after all ``depth`` tokens last.
+    ``target`` and ``draft`` (V, V) are the rows after each token; the tokens are
+    (nodes + V^K,), those after all ``depth`` tokens last.
     """
-    count_prefixes(target.shape[1], depth)
+    count_prefixes(len(target), depth)
     levels = [np.array([state])]
     for _ in range(depth):
-        levels.append(following[levels[-1]].ravel())
+        levels.append(np.tile(np.arange(len(target)), len(levels[-1])))
     inner = np.concatenate(levels[:-1])
     return PathTree(target[inner], draft[inner]), np.concatenate([inner, levels[-1]])
 

@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 # two tokens a call times what the nearest rows of a grid of 1/STEPS lose: half a step of mass
 STEPS = 400
 GRID = 0.5 / STEPS
-MODELS = [{"vocab": 3}, {"vocab": 2, "order": 2}, {"vocab": 3, "zeros": 0.4}]
+MODELS = [{"vocab": 3}, {"vocab": 2}, {"vocab": 3, "zeros": 0.4}]
 POLICIES = [
     ("band:price=1", "chain"),
     ("cactus:delta=0.1", "chain"),
@@ -32,8 +32,7 @@ POLICIES = [
 
 
 def most(pair, width, per_token, **options):
-    rows = (pair.target, pair.draft, width)
-    return decode.solve(*rows, per_token=per_token, following=pair.following.numpy(), **options)
+    return decode.solve(pair.target, pair.draft, width, per_token=per_token, **options)
 
 
 @pytest.mark.parametrize("dials", MODELS, ids=str)
@@ -86,21 +85,20 @@ def test_two_tokens_and_one_draft_on_a_grid(per_token):
 def test_any_potentials_and_multipliers_bound_it(seed):
     noise = np.random.default_rng(seed)
     pair = markov_pair(3, seed=seed)
-    q, p, moves = pair.target.numpy(), pair.draft.numpy(), pair.following.numpy()
+    q, p = pair.target.numpy(), pair.draft.numpy()
     solved = most(pair, 2, 0.03)
     price, potentials = noise.uniform(0.5, 4), noise.normal(size=3)
     unit, bounds = 1 + price * 0.03, []
     for state in range(3):
-        tree, at = state_tree(q, p, moves, 2, state)
-        inner, last = at[: len(tree.target)], at[len(tree.target) :]
+        tree, at = state_tree(q, p, 2, state)
         bound = price_bound(
             tree,
             noise.uniform(0, 2, tree.target.shape),
             ct.divergence("kl"),
             price,
             unit=unit,
-            ends=potentials[moves[inner]],
-            after=(q[last] * potentials[moves[last]]).sum(-1),
+            ends=potentials,
+            after=q[at[len(tree.target) :]] @ potentials,
         )
         bounds.append(bound - potentials[state])
     assert max(bounds) >= solved.tokens
@@ -127,21 +125,18 @@ def test_other_divergences(spec):
 
 
 @pytest.mark.parametrize(
-    ("states", "vocabulary", "width", "message"),
+    ("states", "width", "message"),
     [
-        (10_000, 2, 1, r"at most 8,388,608 states x prefixes of .* have 200,000,000"),
-        (20, 2, 12, r"at most 20,000 prefixes of all states; .* have 81,900"),
-        (2, 2, 60, "depth: must leave at most 5000 prefixes"),
+        (600, 1, r"at most 8,388,608 states x prefixes of .* have 216,000,000"),
+        (30, 3, r"at most 20,000 prefixes of all states; .* have 27,930"),
+        (2, 60, "depth: must leave at most 5000 prefixes"),
     ],
 )
-def test_what_is_too_large_is_refused_before_memory_is_taken(
-    states, vocabulary, width, message, monkeypatch
-):
+def test_what_is_too_large_is_refused_before_memory_is_taken(states, width, message, monkeypatch):
     monkeypatch.setattr(decode, "state_tree", lambda *arguments: pytest.fail("a tree was built"))
-    rows = np.full((states, vocabulary), 1 / vocabulary)
-    moves = np.zeros((states, vocabulary), dtype=int)
+    rows = np.full((states, states), 1 / states)
     with pytest.raises(ValueError, match=message):
-        decode.solve(rows, rows, width, per_token=0.1, following=moves)
+        decode.solve(rows, rows, width, per_token=0.1)
 
 
 def test_the_commands(tmp_path, capsys):

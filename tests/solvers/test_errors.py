@@ -126,10 +126,7 @@ WRONG = [
     (lambda: decoded(per_token=-1.0), ValueError, "per_token: "),
     (lambda: decoded(num_draft_tokens=0), ValueError, "num_draft_tokens: must be a whole number"),
     (lambda: decoded(divergence="renyi:a=2"), ValueError, "divergence: "),
-    (lambda: decoded(following=np.array([[0, 3], [0, 1]])), ValueError,
-     "following: must be states from 0 to 1"),
-    (lambda: decoded(following=np.zeros((2, 2))), ValueError, "following: must be integers"),
-    (lambda: decoded(target_probs=ROWS), ValueError, "target_probs|following|shape"),
+    (lambda: decoded(target_probs=ROWS, draft_probs=ROWS), ValueError, r"must be \(V, V\), a row"),
 ]
 # fmt: on
 
