@@ -62,8 +62,6 @@ CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --level 0.05 --policies band:price"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
-TALES = f"{MODELS} {{root}}/simulations/data/stories.jsonl"
-LONG = "--num-draft-tokens 16 --max-new-tokens 128 --cycles 1500"
 SHORT = "--num-draft-tokens 4 --max-new-tokens 16 --cycles 20"
 PAIR = "{root}/simulations/pair"
 SMOLLM = "{root}/build/smollm2-135m-instruct"
@@ -88,23 +86,12 @@ ENTRIES = (
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policies speculative cactus:delta=0.1 band:price=0.5 "
           f"{FEW}"),
-    Entry("blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/pair16",
-          before=f"trace {LONG} --out {{made}}/pair16", before_quick=SHORT),
-    Entry("blocks_stories=blocks", "--num-draft-tokens 2 --levels 0.06", inputs="{made}/stories16",
-          before="trace --target {} --draft {} --prompts {} --eos-token-ids 1 ".format(
-              *TALES.split()) + f"{LONG} --out {{made}}/stories16", before_quick=SHORT),
-    Entry("blocks_greedy=blocks", "--num-draft-tokens 4 --levels 0.01", inputs="{made}/greedy",
-          before="trace --draft-mode greedy --cycles 1300 --out {made}/greedy", before_quick=SHORT),
-    Entry("blocks_ngram=blocks", "--num-draft-tokens 4 --levels 0.01", inputs="{made}/ngram",
-          before="trace --draft ngram --cycles 1300 --out {made}/ngram", before_quick=SHORT),
     Entry("prices_ngram", "--num-draft-tokens 2", CSV, "{made}/smollm2_ngram",
           before=f"trace --target {SMOLLM} --draft ngram --num-draft-tokens 4 --max-new-tokens 64 "
           "--prompts {shared}/prompts/mt_bench.jsonl --chat --cycles 1300 "
           "--out {made}/smollm2_ngram", before_quick=SHORT),
     Entry("answers_stories=answers", f"--policies speculative band:price=1 {FEW}",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
-    Entry("ledger ledger_answers", "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1",
-          "--work {made}/run --out {made}"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
     Entry("bench_turns", "--repeats 3 --before {root}", CSV),

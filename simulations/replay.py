@@ -15,8 +15,8 @@ from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.schedule import check_rule, followers, read_rule
 from cactus_theory.divergences import read_divergence
-from cactus_theory.traces import Estimate, Replay, Trace, replay
-from cactus_theory.traces.estimate import tokens_at, valued
+from cactus_theory.traces import Replay, Trace, replay
+from cactus_theory.traces.estimate import valued
 from cactus_theory.verify.contract import find_verifier, verifiers
 
 from .common.grid import checked_policy
@@ -141,16 +141,6 @@ def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
     for place, rate in enumerate(replay.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = rate.value
     return row
-
-
-def tokens_at_level(
-    replays: Sequence[Replay], level: float | Estimate, divergence: str = "kl"
-) -> Estimate | None:
-    """Return a family's tokens per call at a level, None if it does not go that far."""
-    try:
-        return tokens_at(replays, level, divergence)
-    except ValueError:
-        return None
 
 
 def _head(spec: str) -> str:

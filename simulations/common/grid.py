@@ -25,6 +25,8 @@ from .journal import Journal
 # methods that no policy can stand for
 BASELINES = PLAIN, HF_PLAIN, HF_ASSISTED = "plain", "hf_plain", "hf_assisted"
 UNDRAFTED = (PLAIN, HF_PLAIN)
+# numbers of a decode that are above 0
+AMOUNTS = ("seconds", "tokens")
 # the verifier that names and results leave out
 USUAL = "chain"
 
@@ -189,7 +191,7 @@ class Grid:
 
     Lines are a :class:`Config` each, or what has its ``batch`` and ``key``; ``repeats`` are timed,
     the ``metered`` ones before them are not; ``seed`` is of the order of the decodes;
-    of every kept record the ``amounts`` must be above 0.
+    of every kept record the AMOUNTS must be above 0.
     """
 
     lines: Sequence[Any]
@@ -197,7 +199,6 @@ class Grid:
     repeats: int
     metered: int = 1
     seed: int = 0
-    amounts: Sequence[str] = ("seconds", "tokens")
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
@@ -240,7 +241,7 @@ class Grid:
         return results
 
     def _fault(self, key: str, record: Record) -> str | None:
-        for name in self.amounts if key in self.jobs else ():
+        for name in AMOUNTS if key in self.jobs else ():
             value = record.get(name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 return f"{name}: must be above 0; got {value!r}"

@@ -11,12 +11,6 @@ TABLES = {
                  "--tokens-each 2 --out build/example/acceptance_kl.csv", "figures.frontier"),
     "overspend": ("how far the published rule exceeds its budget",
                   "--points 21 --out build/example/overspend.csv", "figures.overspend"),
-    "blocks": ("token-wise against block verification on a trace",
-               "simulations/data/trace --num-draft-tokens 2 --levels 0.06 "
-               "--out build/example/blocks", "blocks"),
-    "ledger": ("a hard cap on every answer against the same mean; resumes",
-               "--cap 0.05 --price 1 --max-new-tokens 16 --repeats 1 "
-               "--work build/example/ledger --out build/example/ledger", "ledger"),
     "lengths": ("whole answers from policies' own laws, beside lossless ones; resumes",
                 "--knobs paper_figures/data/price_travels.csv --answers 2 --together 2 "
                 "--num-prompts 2 --max-new-tokens 8 --out build/example/lengths", "lengths"),

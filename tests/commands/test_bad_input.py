@@ -150,9 +150,6 @@ sim replay TRACE --policy typical --verifier block | a row of its own
 sim replay TRACE --policy typical --verifier forest | verifier: must be one of
 sim replay TRACE --policy typical --num-draft-tokens 5 | at most the 4 logged
 sim replay TRACE --policy typical --divergence kll | kll
-sim table blocks nowhere | must be the folder of a trace; no such folder
-sim table blocks TRACE --num-draft-tokens 5 | num_draft_tokens: must be at most the 4 logged; got 5
-sim table blocks TRACE --num-draft-tokens 0 | num_draft_tokens: must be an integer of at least 1; go
 sim THROUGHPUT --baselines vllm | --baselines: must be among
 sim THROUGHPUT --policies cactuss | cactuss
 sim THROUGHPUT --batch 0 | --batch: must be at least 1

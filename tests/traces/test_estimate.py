@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cactus_theory.traces import Estimate, Replay
-from cactus_theory.traces.estimate import ratio_of_sums, tokens_at
+from cactus_theory.traces.estimate import ratio_of_sums
 from tests.amounts import amount
 
 TEXTS = 60
@@ -36,7 +36,6 @@ def resampled(replays: list[Replay], of, draws: int) -> float:
 
 
 FIRST = [made("a", 0.1, 0.05), made("bb", 0.3, 0.15)]
-SECOND = [made("ccc", 0.0, 0.04), made("dddd", 0.2, 0.2)]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,6 @@ SECOND = [made("ccc", 0.0, 0.04), made("dddd", 0.2, 0.2)]
         (FIRST, lambda a, b: b.tokens_per_call - a.tokens_per_call),
         (FIRST, lambda a, b: b.tokens_per_call / a.tokens_per_call),
         (FIRST, lambda a, b: b.divergence_per_token() - a.divergence_per_token()),
-        (FIRST, lambda a, b: tokens_at([a, b], 0.04)),
-        (FIRST + SECOND, lambda a, b, c, d: tokens_at([a, b], 0.04) - tokens_at([d, c], 0.04)),
     ],
 )
 def test_the_error_is_the_bootstraps(replays: list[Replay], of) -> None:
@@ -72,23 +69,6 @@ def test_the_jackknife_of_a_mean_is_the_textbooks() -> None:
     assert found.standard_error == pytest.approx(values.std(ddof=1) / TEXTS**0.5, rel=EXACT)
 
 
-def test_a_level_is_reached_by_a_coin_between_two_knobs() -> None:
-    a, b = FIRST
-    shares = np.linspace(0, 1, 5)
-    for share in shares:
-        tokens = [own.tokens.sum() / own.cycles.sum() for own in (a, b)]
-        spent = [own.spent["kl"].sum() / own.cycles.sum() for own in (a, b)]
-        mixed = [(1 - share) * one + share * other for one, other in (tokens, spent)]
-        found = tokens_at([b, a], mixed[1] / mixed[0])
-        assert found.value == pytest.approx(mixed[0], rel=EXACT)
-
-
-def test_the_nearest_two_knobs_are_taken() -> None:
-    far = made("far", 0.9, 0.9)
-    level = FIRST[0].divergence_per_token().value * 1.2
-    assert tokens_at([far, *FIRST], level).value == tokens_at(FIRST, level).value
-
-
 def test_one_text_has_no_error() -> None:
     one = FIRST[0].part([3])
     assert np.isnan(one.tokens_per_call.standard_error) and one.tokens_per_call.value > 1
@@ -106,11 +86,6 @@ OTHER = made("a", 0, 0.1, seed=1)
 UNPAIRED = {
     "from the same texts to be paired": lambda: FIRST[0].tokens_per_call - OTHER.tokens_per_call,
     "got 3 and 4 texts": lambda: Estimate(1.0, np.ones(3), "x") / Estimate(1.0, np.ones(4), "x"),
-    "of the same trace": lambda: tokens_at([FIRST[0], OTHER], 0.03),
-    "level: must lie between two of the replays' kl per token": lambda: tokens_at(FIRST, 0.9),
-    "level: must lie between": lambda: tokens_at(FIRST[:1], 0.03),
-    "level: must lie between two of the replays' kl per token, nothing": lambda: tokens_at([], 0.0),
-    "must be from the same texts": lambda: tokens_at(FIRST, OTHER.divergence_per_token()),
 }
 
 
@@ -118,12 +93,3 @@ UNPAIRED = {
 def test_what_cannot_be_paired_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match=said):
         UNPAIRED[said]()
-
-
-def test_at_a_replays_own_level_its_tokens_come_back():
-    bands = [made(f"band:price={own}", 0.1 * own, 0.02 * own**1.5) for own in (1, 2, 4)]
-    for own in bands:
-        level = own.divergence_per_token()
-        back = tokens_at(bands, level)
-        np.testing.assert_allclose(back.left_out, own.tokens_per_call.left_out, rtol=1e-9)
-        assert (back - tokens_at(bands, level.value)).standard_error > 0
