@@ -136,7 +136,7 @@ def judged_at(row: int, nodes: Any, verified: Verified) -> Any:
 
 
 def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) -> VerifiedRows:
-    """Return copies of all that was verified of one text at charged nodes, no bonus among them."""
+    """Return copies of all that was verified of one text at charged nodes."""
     ids = verified.draft.token_ids[row, judged_at(row, nodes, verified)].clone()
     accepted = torch.arange(len(ids), device=ids.device) < verified.verdict.num_accepted[row]
     choice, policies = verified.assigned.choice, verified.assigned.policies
@@ -149,15 +149,13 @@ def verified_rows(row: int, nodes: Any, verified: Verified, verifier: Verifier) 
 
 def path_to(row: int, nodes: Any, verified: Verified) -> PathState | None:
     """Return the path to the charged rows of one text, None where verified token by token."""
-    verdict, draft = verified.verdict, verified.draft
+    verdict = verified.verdict
     if verdict.alive is None:
         return None
     # measured later, when a step may have written the next round there
-    alive, drafted = verdict.alive[row, nodes].clone(), draft.lengths[row]
+    alive = verdict.alive[row, nodes].clone()
     if (ratios := verified.assigned.alive) is not None:
         chosen_by = ratios[row, nodes].to(alive.device)
         alive = torch.where(chosen_by.isnan(), alive, chosen_by)
     raised = None if verdict.raised is None else verdict.raised[row, nodes].clone()
-    if isinstance(nodes, slice) and nodes.stop > drafted:  # a bonus: see ``Block.bonus``
-        alive = torch.cat([alive[:drafted], alive.new_ones(1)])
     return PathState(alive, raised)
