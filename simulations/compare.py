@@ -27,7 +27,7 @@ from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
-from cactus_theory.decoding.stream import completion
+from cactus_theory.decoding._text import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
 from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL

@@ -165,7 +165,7 @@ def _decoded(
     pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any, cap: float | None
 ) -> tuple[Any, dict[str, Any]]:
     from cactus_theory.decoding import decode
-    from cactus_theory.decoding.stream import completion
+    from cactus_theory.decoding._text import completion
 
     ids = torch.tensor([prompt_ids], device=pair.target.device)
     result, plain = decode(pair.target, drafter, ids, options), drafter is None

@@ -1,9 +1,7 @@
 """Second stage of a decode: models and prompts, checked, and what its rounds work on."""
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,10 +21,6 @@ HALF = {
     torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
     torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
 }
-# least ratio of a draft's parameters to its target's at which a swap is warned of
-SWAPPED = 1.5
-# model → its number of parameters, counted once
-_SIZES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 class Opening:
@@ -53,7 +47,7 @@ class Opening:
         self.texts = opened_texts(self.models, input_ids, options, self.beside)
         self.texts.stop, batch = options.stop, self.texts.batch
         self.policies = RowPolicies(options.policies, self.texts)
-        self.coins = Coins(batch, options.sources, self.texts.device)
+        self.coins = Coins(batch, options.seeds, self.texts.device)
         processors = Processors(options.logits_processor, batch, self.drafter is not None)
         if self.drafter is not None:
             _check_support(self.policies.distinct, processors)
@@ -166,27 +160,3 @@ def has_instructions(dtype: torch.dtype) -> bool:
     """Return whether this processor computes in half precision; False where torch cannot tell."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in HALF[dtype])
-
-
-def warn_of(models: Mapping[str, Any]) -> None:
-    """Warn of half precision that a CPU emulates, and of a draft larger than its target."""
-    for name, model in models.items():
-        on_cpu = model.device.type == "cpu"
-        if on_cpu and model.dtype in HALF and not has_instructions(model.dtype):
-            warnings.warn(
-                f"{name}: {type(model).__name__} runs in {dtype_of([model])} on a CPU without "
-                "instructions for it, which may take longer than plain decoding in float32; load "
-                "it with dtype=torch.float32",
-                stacklevel=4,
-            )
-            break
-    for model in models.values():
-        if model not in _SIZES:  # half a millisecond, once
-            _SIZES[model] = sum(weight.numel() for weight in model.parameters())
-    sizes = [_SIZES[model] for model in models.values()]
-    if len(sizes) == 2 and sizes[1] > SWAPPED * sizes[0]:
-        warnings.warn(
-            f"draft_model: has more parameters ({sizes[1]:,}) than target_model ({sizes[0]:,}); "
-            "are they swapped?",
-            stacklevel=4,
-        )

@@ -71,22 +71,23 @@ class Warp:
         return logits
 
 
-Uniforms = Callable[[int], "np.ndarray | Tensor"]
-Generators = torch.Generator | Sequence[torch.Generator] | None
-# a seed for the first row (row b adds b), or the seeds or generators of all rows
-Sources = int | Sequence[int] | Sequence[torch.Generator]
-
-
 class Coins:
     """Uniform float64 numbers of [0, 1), each row's from a stream of its own.
 
     A row takes one number for every token it may draft, the verifier's coins for them, and one
     for the token that follows, however many the other rows take. So it behaves as if alone.
+    ``seeds`` are one for the first row (row b adds b), or those of all rows; NumPy's streams, so
+    that the global state of either library is neither read nor changed.
     """
 
-    def __init__(self, batch: int, sources: Sources, device: torch.device) -> None:
+    def __init__(self, batch: int, seeds: int | Sequence[int], device: torch.device) -> None:
         self.device = device
-        self.streams = _streams(batch, sources)
+        row_seeds = [seeds + row for row in range(batch)] if isinstance(seeds, int) else seeds
+        if len(row_seeds) != batch:
+            raise ValueError(
+                f"seed: must be one per row of input_ids ({batch}); got {len(row_seeds)}"
+            )
+        self.streams = [np.random.default_rng(seed).random for seed in row_seeds]
 
     def seeds(self) -> Int[Tensor, "batch"]:
         """Return a whole number below 2^53 for each row, the next one of its stream."""
@@ -140,47 +141,10 @@ class Coins:
             table[row, width : width + coins(length)] = numbers[length:-1]
 
 
-def checked_sources(seed: int | Sequence[int] | None, generator: Generators) -> Sources:
-    if seed is not None and generator is not None:
-        raise ValueError(f"seed, generator: at most one may be given; got {seed!r} and a generator")
-    if generator is not None:
-        sources = generator if isinstance(generator, Sequence) else [generator]
-        for source in sources:
-            if not isinstance(source, torch.Generator):
-                raise TypeError(f"generator: must be a torch.Generator or several; got {source!r}")
-        return list(sources)
+def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:
     if isinstance(seed, Sequence) and not isinstance(seed, str):
         return [check.whole_number("seed", number, 0) for number in seed]
     return 0 if seed is None else check.whole_number("seed", seed, 0)
-
-
-def _streams(batch: int, sources: Sources) -> list[Uniforms]:
-    """Return one stream a row: generators if there are any, else NumPy's from seeds.
-
-    The global state of either library is neither read nor changed.
-    """
-    row_sources = [sources + row for row in range(batch)] if isinstance(sources, int) else sources
-    if len(row_sources) != batch:
-        name = (
-            "generator"
-            if any(isinstance(source, torch.Generator) for source in row_sources)
-            else "seed"
-        )
-        raise ValueError(
-            f"{name}: must be one per row of input_ids ({batch}); got {len(row_sources)}"
-        )
-    return [
-        np.random.default_rng(source).random if isinstance(source, int) else _from_generator(source)
-        for source in row_sources
-    ]
-
-
-def _from_generator(source: torch.Generator) -> Uniforms:
-    def draw(count: int) -> Float[Tensor, "count"]:
-        drawn = torch.rand(count, generator=source, dtype=torch.float64, device=source.device)
-        return drawn.cpu()
-
-    return draw
 
 
 def checked_temperature(temperature: float) -> float:

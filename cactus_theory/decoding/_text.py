@@ -1,6 +1,7 @@
 """The token ids of a batch of texts in memory taken once, and what two models mean by an id."""
 
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -140,6 +141,17 @@ def left_padded(prompts: Sequence[Sequence[int]], model: Any) -> tuple[torch.Ten
     rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     return torch.tensor(rows, device=model.device), torch.tensor(marks, device=model.device)
+
+
+def completion(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text that ``ids`` add to a prompt, without special tokens.
+
+    That is the text of all ids without that of the prompt, as the first token of a text may lose
+    its blank, and others may be written otherwise at the start.
+    """
+    texts = [*prompt_ids], [*prompt_ids, *ids]
+    before, whole = (tokenizer.decode(text, skip_special_tokens=True) for text in texts)
+    return whole[len(commonprefix([before, whole])) :]
 
 
 def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._prepare import Opening, dtype_of, warn_of
+from cactus_theory.decoding._prepare import Opening, dtype_of
 from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.options import DecodeOptions
@@ -49,8 +49,7 @@ def generate(
     eos_token_ids : tokens that end a text, anywhere in a round; ``()`` for none. The default is
         the target's own, ``generation_config.eos_token_id``.
     stop : called with a row's ids (1, length) after each of its new tokens; True ends it.
-    seed, generator : randomness: an integer (row b takes seed + b) or one per row, or one
-        generator per row instead. The default is the seed 0.
+    seed : randomness: an integer (row b takes seed + b) or one per row. The default is 0.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
         as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees
         of a drafter that declares their laws), or a Verifier.
@@ -114,8 +113,7 @@ def generate(
     Warns
     -----
     UserWarning
-        Half precision that a CPU emulates, a draft larger than its target, probabilities where
-        logits belong.
+        Probabilities where logits belong.
 
     Examples
     --------
@@ -157,8 +155,6 @@ def decode(
     """
     options = options.at_ends_of(target_model)
     opening = Opening(target_model, draft_model, input_ids, options)
-    if opening.drafter is not None:
-        warn_of(opening.models)
     with torch.inference_mode():
         device, loop = on_device(opening)
         result = (device or HostRounds(opening)).run()

@@ -22,7 +22,6 @@ from cactus_theory.decoding.honoured import check_honoured
 from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule
-from cactus_theory.decoding.stream import Columns
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._rule import FunctionPolicy
@@ -77,9 +76,7 @@ def speculative_generate(
     tuned setting are given as there: ``do_sample=True, **ct.load_tuned(file).options``.
 
     A processor that keeps something, such as the matcher of a grammar, is asked once a place, and a
-    copy of it about drafted tokens: pickled, or what its ``fork()`` returns. A criterion of one's
-    own is asked once all texts of a batch have reached a place, as in ``generate``; what a text has
-    decoded beyond is counted in ``result`` and is not in ``sequences``.
+    copy of it about drafted tokens: pickled, or what its ``fork()`` returns.
 
     Raises
     ------
@@ -87,9 +84,10 @@ def speculative_generate(
         No draft (``assistant_model=`` is dropped as ``streamer=`` is); every option of ``generate``
         that :mod:`cactus_theory.decoding.honoured` does not list, unless it does nothing: beams,
         guidance, scores in the output, …; every input beside token ids and their mask, such as
-        images, token types or a cache; processors that cannot be copied, or that keep something
-        in a batch (:mod:`cactus_theory.decoding.processors`); stop strings without
-        ``text_tokenizer``; and as :func:`cactus_theory.generate`.
+        images, token types or a cache; processors that cannot be copied; in a batch processors
+        (:mod:`cactus_theory.decoding.processors`) and criteria of one's own, a streamer, and limits
+        of time or stop strings without an end-of-text id; stop strings
+        without ``text_tokenizer``; and as :func:`cactus_theory.generate`.
 
     Examples
     --------
@@ -108,13 +106,9 @@ def speculative_generate(
     criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]
     pad = _pad(generation_config)
     others = [one for one in criteria if not _is_library_criterion(one, KNOWN_CRITERIA)]
-    padded, single = any(hasattr(one, "eos_token_id") for one in criteria), len(input_ids) == 1
-    own = [one for one in others if single or (padded and _is_library_criterion(one, BY_ROW))]
-    common = [one for one in others if one not in own]
-    columns = None
-    if text_streamer is not None or common:
-        columns = Columns(input_ids, pad, text_streamer, common, padded)
-    if options.get("seed") is None and options.get("generator") is None:
+    if len(input_ids) > 1:
+        _check_batch(criteria, others, text_streamer)
+    if options.get("seed") is None:
         options["seed"] = int(torch.randint(2**62, ()))
     (length, ends), mask = _limits(criteria, generation_config), model_kwargs.get("attention_mask")
     callbacks = options.pop("callbacks", NO_CALLBACKS)
@@ -124,9 +118,9 @@ def speculative_generate(
         temperature=1.0 if generation_config.do_sample else 0.0,
         logits_processor=logits_processor,
         eos_token_ids=ends,
-        stop=_stop(own, input_ids, mask, common and columns),
+        stop=_stop(others, input_ids, mask),
         meter=meter or options.get("log_probs", False),
-        callbacks=_streamed(callbacks, columns, len(input_ids)),
+        callbacks=_streamed(callbacks, text_streamer),
         **options,
     )
     if not generation_config.do_sample:
@@ -135,12 +129,10 @@ def speculative_generate(
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
     result = decode(model, drafter, input_ids, asked)
-    if columns is not None:
-        columns.end()
+    if text_streamer is not None:
+        text_streamer.end()
     new = result.output_token_ids.to(input_ids.device)
     sequences = torch.cat([input_ids, torch.where(new < 0, pad, new)], 1)
-    if columns is not None and common:
-        sequences = columns.ids
     if not generation_config.return_dict_in_generate:
         return sequences
     return output_class()(sequences=sequences, result=result)
@@ -205,9 +197,21 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
     return [library.StopStringCriteria(tokenizer, stop_strings)]
 
 
-def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None, columns: Any) -> Stop | None:
-    """Return one callable for criteria that are asked row by row, and for common ones' end."""
-    if not criteria and not columns:
+def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) -> None:
+    """Raise ValueError for what hears of all texts of a batch at once: these go on apart."""
+    rule = "must be asked about one text at a time"
+    if streamer is not None:
+        raise ValueError(f"text_streamer: {rule}; got several texts")
+    ends = any(_is_library_criterion(one, ("EosTokenCriteria",)) for one in criteria)
+    for one in others:
+        if not (ends and _is_library_criterion(one, BY_ROW)):
+            more = "" if ends else ", or beside an eos_token_id"
+            raise ValueError(f"stopping_criteria: {type(one).__name__} {rule}{more}; got a batch")
+
+
+def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None) -> Stop | None:
+    """Return one callable for criteria that are asked row by row."""
+    if not criteria:
         return None
     prompt = ids.shape[1] if mask is None else int(mask[0].sum())
 
@@ -217,17 +221,18 @@ def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None, columns: An
         answers = [
             bool(torch.as_tensor(one(own.clone(), None), device="cpu").all()) for one in criteria
         ]
-        return any(answers) or bool(columns and columns.finished)
+        return any(answers)
 
     return stop
 
 
-def _streamed(callbacks: Callbacks, columns: Columns | None, batch: int) -> Callbacks:
-    if columns is None:
+def _streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
+    if streamer is None:
         return callbacks
 
     def on_tokens(new: Any) -> None:
-        columns.add([new] if batch == 1 else new)
+        for token in new:
+            streamer.put(torch.tensor([token], device="cpu"))
         if callbacks.on_tokens is not None:
             callbacks.on_tokens(new)
 

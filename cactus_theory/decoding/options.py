@@ -9,12 +9,7 @@ from torch import Tensor
 
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding._sampling import (
-    Generators,
-    Sources,
-    checked_sources,
-    checked_temperature,
-)
+from cactus_theory.decoding._sampling import checked_seeds, checked_temperature
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import Seconds
@@ -82,7 +77,6 @@ class DecodeOptions:
     eos_token_ids: int | Iterable[int] | None = None
     stop: Stop | None = None
     seed: int | Sequence[int] | None = None
-    generator: Generators = None
     verifier: str | Verifier = defaults.VERIFIER
     fast_forward: bool | None = None
     meter: bool | str | Divergence = True
@@ -111,7 +105,7 @@ class DecodeOptions:
         if not (loop is None or isinstance(loop, bool) or loop in STEPS):
             allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
             raise ValueError(f"device_loop: must be one of {allowed}; got {loop!r}")
-        _ = self.metered, self.sources  # read now, so that what is wrong is found here
+        _ = self.metered, self.seeds  # read now, so that what is wrong is found here
 
     @cached_property
     def policies(self) -> tuple[Policy | Schedule, ...]:
@@ -146,9 +140,9 @@ class DecodeOptions:
         return self if policies == self.policies else replace(self, policy=policies)
 
     @cached_property
-    def sources(self) -> Sources:
-        """Return a seed for the first row, or the seeds or generators of all rows."""
-        return checked_sources(self.seed, self.generator)
+    def seeds(self) -> int | list[int]:
+        """Return a seed for the first row, or the seeds of all rows."""
+        return checked_seeds(self.seed)
 
 
 def own_ends(model: Any) -> frozenset[int]:

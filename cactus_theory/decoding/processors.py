@@ -1,10 +1,10 @@
 """Logits processors of others, asked as ``generate`` asks them: once a place, along the text.
 
 One place decides, by what is allowed. The library's classes in ``FREE`` and ``KNOWN`` are functions
-of scores and ids alone, and are asked about many places at once. Every other one is a stranger.
-Along one text a stranger is asked at each emitted place, in order, and copies of it, which are
-thrown away, at drafted ones. In a batch it is shown each text as if all rows held it, and must
-keep nothing between calls. What can be neither copied nor looked through is refused by name.
+of scores and ids alone, and are asked about many places at once. Every other one is a stranger,
+which may keep something between calls, and so is for one text: it is asked at each emitted place,
+in order, and copies of it, which are thrown away, at drafted ones. In a batch it is refused by
+name, and so is what can be neither copied nor looked through.
 """
 
 import copy
@@ -86,7 +86,7 @@ class Processors:
     Raises
     ------
     ValueError
-        A stranger that cannot be copied, or, in a batch, keeps something between calls.
+        A stranger in a batch, or one that cannot be copied.
     """
 
     def __init__(
@@ -94,36 +94,32 @@ class Processors:
     ) -> None:
         self.all, self.batch = list(processors), batch
         self.strangers = [one for one in self.all if not {library_name(one)} & (FREE | KNOWN)]
-        self.walks, self.apart = bool(self.strangers) and batch == 1, batch > 1
         # of a text that is walked: its rows before they were processed, and what the draft asks
         self.rows, self.copies = torch.empty(0, device="cpu"), list[Any]()
         self.before: Snapshot | None = None
-        if self.strangers and (batch > 1 or drafts):
+        if self.strangers and batch > 1:
+            refuse(self.strangers, f"must be asked about one text at a time; got {batch} texts")
+        if self.strangers and drafts:
             self._check()
 
     def __call__(self, places: Places) -> None:
         """Write processed logits over the logits."""
-        if self.walks:
+        if self.strangers:
             return self._walk(places)
         for one in self.all:
-            if (name := library_name(one)) in KNOWN:
+            if library_name(one) in KNOWN:
                 self._ask_known(one, places)
-            elif name not in FREE:
-                self._ask_by_text(one, places)
             else:
                 flat = places.logits.reshape(-1, places.logits.shape[-1])
                 scores = one(places.texts.buffer[:, :1], flat.clone())
                 places.logits.copy_(scores.reshape(places.logits.shape))
-        if self.strangers:
-            self._check()
-            self.apart &= places.draft is None
 
     def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
         """Ask about the places of the only text's ``taken`` tokens, after the first.
 
         ``path`` are the drafted ones among them, by their places in the draft.
         """
-        for count, node in enumerate(path[: taken - 1] if self.walks else (), 1):
+        for count, node in enumerate(path[: taken - 1] if self.strangers else (), 1):
             ids = texts.shown(0, texts.prefix(0, count - taken))
             self._ask(self.all, self.rows[node + 1], ids)
 
@@ -148,29 +144,6 @@ class Processors:
                 few = [held[entry] for entry in chosen] if isinstance(held, list) else held[chosen]
                 vars(asked).update({name: few, "batch_size": len(numbers)})
         return asked
-
-    def _ask_by_text(self, one: Any, places: Places) -> None:
-        """Ask about one text after the other; once also about all at once, which must agree."""
-        logits, together = places.logits, None
-        prefixed = library_name(one) == "PrefixConstrained"
-        if self.apart and places.draft is not None and not prefixed:
-            ids = torch.cat([places.ids(row, 0) for row in range(self.batch)])
-            together = asked(one, ids, logits[:, 0].float()).to(logits.dtype)
-            self._check()
-        for row, number in enumerate(places.texts.numbers):
-            for offset in places.reached(row):
-                ids, scores = places.ids(row, offset), logits[row, offset][None].float()
-                if prefixed:  # its function is asked with the text's own number alone
-                    logits[row, offset] = asked(_own(one, number), ids, scores)[0]
-                else:
-                    shown = ids.repeat(self.batch, 1), scores.repeat(self.batch, 1)
-                    logits[row, offset] = asked(one, *shown)[number]
-                if self.apart:  # before a state can do harm
-                    self._check()
-        if together is not None and not torch.allclose(
-            logits[:, 0], together, 1e-4, 1e-4, equal_nan=True
-        ):
-            refuse([one], "answers otherwise for a text by itself; decode one text at a time")
 
     def _walk(self, places: Places) -> None:
         """Ask the processors about the next place of the text, and copies about drafted ones."""
@@ -213,14 +186,10 @@ class Processors:
             refuse(self.strangers, reason)
 
     def _check(self) -> None:
-        """Refuse strangers that have changed where only copies were asked, or in a batch."""
-        now = self._snapshot(self.all if self.walks else self.strangers)
-        changed = self.before is not None and now.state != self.before.state
-        if changed and self.walks:
+        """Refuse strangers that have changed where only copies were asked."""
+        now = self._snapshot(self.all)
+        if self.before is not None and now.state != self.before.state:
             refuse(self.strangers, "keeps something outside of itself, which its copies change")
-        if changed or (now.forked and not self.walks):
-            reason = "keeps something between calls; decode one text at a time"
-            refuse(self.strangers, f"{reason}; got {self.batch} texts")
         self.before = now
 
 
@@ -253,8 +222,3 @@ def asked(one: Any, ids: Tensor, scores: Tensor) -> Tensor:
 
 def _generators() -> bytes:
     return pickle.dumps((random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()))
-
-
-def _own(one: Any, number: int) -> Any:
-    """Return a processor that asks a prefix function about one text of the batch."""
-    return type(one)(lambda _, sent: one._prefix_allowed_tokens_fn(number, sent), 1)

@@ -1,34 +1,7 @@
 r"""Acceptance and emitted divergence of one request, under the names that serving engines use.
 
-A *draft* is a round of one text with at least one drafted token; N are the new tokens.
-
-=============================  ==========================================================  =======
-field                          definition                                                  name of
-=============================  ==========================================================  =======
-num_drafts                     drafts                                                      vLLM
-num_draft_tokens               drafted tokens                                              vLLM
-num_accepted_tokens            accepted ones among them                                    vLLM
-num_accepted_tokens_per_pos    for each place i of a draft, drafts whose token i was       vLLM
-                               accepted
-mean_acceptance_length         1 + num_accepted_tokens/num_drafts: counts the recovered    vLLM
-                               or bonus token
-acceptance_rate                num_accepted_tokens/num_draft_tokens                        vLLM
-acceptance_histogram           for a = 0, 1, …: drafts with exactly a accepted tokens      vLLM
-marginal_acceptance_rates      num_accepted_tokens_per_pos/num_drafts: Pr(token i is       ours
-                               accepted)
-conditional_acceptance_rates   the same among drafts that reached place i, with all        ours
-                               tokens before it accepted and one drafted there
-num_tokens, num_calls          N; target calls with this text in them, those without a     ours
-                               draft as well
-accepted_per_call              num_accepted_tokens/num_calls                               ours
-tokens_per_call                N/num_calls                                                 ours
-emitted_divergence             Σ D(out‖q) over the verified rows, up to and including a     ours
-                               round's first rejection, exact, in the unit of D
-emitted_divergence_per_token   emitted_divergence/N; a bonus token costs nothing           ours
-largest_row_divergence         the largest of its rows                                     ours
-=============================  ==========================================================  =======
-
-vLLM's counters have these names in its ``/metrics`` (``vllm:spec_decode_num_drafts``, …).
+A *draft* is a round of one text with at least one drafted token. The names of most counts are
+vLLM's, whose counters have them in its ``/metrics`` (``vllm:spec_decode_num_drafts``, …).
 
 Always: Σ acceptance_histogram = num_drafts, Σ a · acceptance_histogram[a] = num_accepted_tokens =
 Σ num_accepted_tokens_per_pos, and mean_acceptance_length = 1 + Σ marginal_acceptance_rates; the
@@ -62,7 +35,7 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """Counts and costs of one request, or of all together; the module defines every reading.
+    """Counts and costs of one request, or of all together.
 
     Rates are NaN where there was nothing to count. What was emitted is None where the meter was
     off.
@@ -71,7 +44,9 @@ class Reading:
     ----------
     rounds : (drafted, accepted, ended inside) → how many rounds of a text did that.
     num_tokens : new tokens.
-    emitted_divergence, largest_row_divergence : what the meter read.
+    emitted_divergence : Σ D(out‖q) over the verified rows, up to and including a round's first
+        rejection, exact.
+    largest_row_divergence : the largest of its rows.
     divergence : the name of what it read, in whose unit it is (nats for KL).
     rows : verified rows; known of all requests together.
     expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
@@ -122,7 +97,7 @@ class Reading:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Return accepted tokens a draft, and one more."""
+        """Return accepted tokens a draft, and one more: the recovered or bonus token."""
         return 1 + _share(self.num_accepted_tokens, self.num_drafts)
 
     @property
@@ -137,7 +112,10 @@ class Reading:
 
     @property
     def conditional_acceptance_rates(self) -> tuple[float, ...]:
-        """Return for each place the share accepted among the drafts that reached it."""
+        """Return for each place the share accepted among the drafts that reached it.
+
+        Those have all tokens before it accepted and one drafted there.
+        """
         accepted = self.num_accepted_tokens_per_pos
         refused = [0] * len(accepted)
         for (drafted, kept, ended), times in self.drafts.items():
@@ -147,7 +125,7 @@ class Reading:
 
     @property
     def num_calls(self) -> int:
-        """Return the target calls with this text in them."""
+        """Return the target calls with this text in them, those without a draft as well."""
         return sum(self.rounds.values())
 
     @property
@@ -162,7 +140,7 @@ class Reading:
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return the emitted divergence a new token."""
+        """Return the emitted divergence a new token; a bonus token costs nothing."""
         spent = self.emitted_divergence
         return None if spent is None else _share(spent, self.num_tokens)
 

@@ -75,8 +75,6 @@ TYPES = [
     (lambda on: on.plain([[1, 2]]), "input_ids: must be an int64 tensor; got list"),
     (lambda on: on.decode(ids=torch.ones(1, 3)), "got torch.float32"),
     (lambda on: on.plain(torch.ones(1, 3)), "got torch.float32"),
-    *[(lambda on, own=own: on.decode(generator=own),
-       "generator: must be a torch.Generator or several; got") for own in (5, [5], "x")],
     (lambda on: on.decode(3), "draft_model: must be a causal LM, a Drafter or"),
     (lambda on: Siblings(on.draft), r"must be a Drafter, as ModelDrafter\(model\); got Llama"),
 ]
@@ -98,8 +96,6 @@ VALUES = [
     # of rows
     (lambda on: on.rows(seed=[1, 2]), r"seed: must be one per row of input_ids \(7\); got 2"),
     (lambda on: on.rows(seed=1.5), "seed: must be an integer of at least 0; got 1.5"),
-    (lambda on: on.rows(generator=torch.Generator()),
-     r"generator: must be one per row .*\(7\); got 1"),
     (lambda on: on.rows(policy=["speculative"] * 3),
      r"policy: must be one or one per row .*\(7\); got 3"),
     (lambda on: on.rows(attention_mask=torch.ones(7, 2)),

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 import torch
+import transformers
 
-import cactus_theory as ct
 from cactus_theory.decoding import DecodingError, generate, speculative_generate
 from tests.amounts import amount
 
@@ -16,22 +16,21 @@ NEW = 6
 
 
 class Spoil:
-    """Gives every row of scores one value, once a text has ``length`` tokens and ends as told."""
+    """Gives every row of scores one value, once a text has ``length`` tokens."""
 
-    def __init__(self, value: float, length: int, start: int = 5) -> None:
-        self.value, self.length, self.start = value, length, start
+    def __init__(self, value: float, length: int) -> None:
+        self.value, self.length = value, length
 
     def __call__(self, ids, scores):
-        hit = (ids[:, 1] == self.start) & (ids.shape[1] >= self.length)
-        return torch.where(hit[:, None], torch.full_like(scores, self.value), scores)
+        return torch.full_like(scores, self.value) if ids.shape[1] >= self.length else scores
 
 
-def decode(tiny, kind, **options):
+def decode(tiny, kind, ids=PROMPTS[:1], **options):
     shared = {"max_new_tokens": NEW, "seed": 3, **options}
     if kind == "plain":
-        return generate(tiny[0], None, PROMPTS, **shared)
+        return generate(tiny[0], None, ids, **shared)
     verifier, _, policy = kind.partition(" ")
-    return generate(*tiny, PROMPTS, policy=policy, verifier=verifier, num_draft_tokens=3, **shared)
+    return generate(*tiny, ids, policy=policy, verifier=verifier, num_draft_tokens=3, **shared)
 
 
 KINDS = (
@@ -62,12 +61,20 @@ def test_names_text_position_and_cause(tiny, kind, value, temperature, length):
     assert (error.text, error.position) == (0, length - 3)
     assert "text 0" in str(error) and f"new token {length - 3}" in str(error)
     assert "Spoil" in str(error)
-    result = error.result
-    for text, (own, count) in enumerate(
-        zip(result.output_token_ids.tolist(), result.row_lengths, strict=True)
-    ):
-        assert count <= (length - 3 if text == 0 else NEW)
-        assert own[:count] == sound.output_token_ids[text, :count].tolist()
+    (own,), (count,) = error.result.output_token_ids.tolist(), error.result.row_lengths
+    assert count <= length - 3
+    assert own[:count] == sound.output_token_ids[0, :count].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_other_texts_of_a_batch_keep_what_they_have(tiny, kind):
+    """Every token after 9 is forbidden: the second text begins with one that ends so."""
+    forbids = {(9, token): -math.inf for token in range(24)}
+    spoilt = [transformers.SequenceBiasLogitsProcessor(forbids)]
+    with pytest.raises(DecodingError, match="text 1 .*SequenceBias") as caught:
+        decode(tiny, kind, PROMPTS.flip(0), logits_processor=spoilt)
+    assert (caught.value.text, caught.value.position) == (1, 0)
+    assert caught.value.result.output_token_ids.shape == (2, 0)
 
 
 def test_hugging_face_names_its_processor_and_the_error_travels(tiny):
@@ -99,38 +106,3 @@ def test_names_the_model_whose_weights_are_lost(tiny, make_model, verifier, part
                 max_new_tokens=NEW,
                 device_loop=loop,
             )
-
-
-RULES = (
-    "speculative",
-    "cactus:delta=0.1",
-    "band:price=1",
-    "typical",
-    "top_k:k=3",
-    "tempered:temperature=0.5",
-)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("verify", [ct.verify_chain, ct.verify_block])
-def test_tensors_that_nobody_checked(verify, rule):
-    rule = ct.policy(rule)
-    if verify is ct.verify_block and rule.name in ("typical", "top_k"):
-        return  # these have no row of their own
-    source = torch.Generator().manual_seed(0)
-    q, p = (torch.rand(2, 4, 8, generator=source).softmax(-1) for _ in range(2))
-    ids = q[:, :3].argmax(-1)  # which every rule keeps at coin 0
-    for place, value, rows in product(range(4), (math.nan, 0.0), (q, p)):
-        if (value == 0.0 or place == 3) and rows is p:
-            continue  # tokens that were drafted though p = 0 are kept; p has three rows
-        spoilt = rows.clone()
-        spoilt[1, place] = value
-        given = (spoilt, p) if rows is q else (q, spoilt)
-        for coin in (0.0, 0.999):
-            accept = torch.zeros(2, 3, dtype=torch.float64)
-            accept[:, place:] = coin
-            draw = torch.full((2,), 0.5, dtype=torch.float64)
-            if value == 0.0 and rule.name == "typical" and place < 3:
-                continue  # takes the likeliest token, whatever the rows sum to
-            with pytest.raises(ValueError, match="NaN, ∞ or no mass in row 1 of the batch"):
-                verify(rule, given[0], given[1][:, :3], ids, coins=(accept, draw), validate=False)

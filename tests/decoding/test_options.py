@@ -69,7 +69,6 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
         ({"max_new_tokens": 2.5}, "max_new_tokens: must be an integer .* got 2.5"),
         ({"eos_token_ids": [1, -2]}, "eos_token_ids: .* got -2"),
         ({"seed": [1, -1]}, "seed: must be an integer of at least 0; got -1"),
-        ({"seed": 0, "generator": torch.Generator()}, "seed, generator: at most one may be given"),
         ({"meter": "nope"}, "'nope'"),
         ({"meter": False, "log_probs": True}, "log_probs: needs the meter"),
         ({"callbacks": print}, "callbacks: must be a Callbacks object; got <built-in"),
@@ -104,12 +103,6 @@ def test_results_tell_their_dtype(tiny, make_model):
     assert generate(tiny[0], None, PROMPT, max_new_tokens=2).dtype == "float64"
     single = make_model(dtype=torch.float32)
     assert generate(single, tiny[0], PROMPT, **FEW).dtype == "float32, float64"
-
-
-def test_a_draft_larger_than_its_target_is_named(tiny, make_model):
-    small = make_model(layers=1)
-    with pytest.warns(UserWarning, match="draft_model: has more parameters .* swapped"):
-        generate(small, tiny[0], PROMPT, **FEW)
 
 
 def test_probabilities_instead_of_logits_are_named_once(tiny):

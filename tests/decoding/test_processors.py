@@ -11,7 +11,6 @@ from tests.decoding.test_ragged import padded, prompts
 ONE = torch.tensor([[5, 9, 3, 14]])
 BATCH, MASK = padded(prompts(seed=9), pad=6)
 GREEDY = {"do_sample": False, "max_new_tokens": 14, "pad_token_id": 6}
-STATE = "keeps something between calls; decode one text at a time; got 2 texts"
 
 
 class Counts(transformers.LogitsProcessor):
@@ -134,11 +133,6 @@ class Locked(Counts):
         self.stream = (number for number in range(9))
 
 
-class Crowd(Counts):
-    def __call__(self, input_ids, scores):
-        return scores - scores.mean(0) * torch.arange(scores.shape[1])
-
-
 def closure():
     calls = 0
 
@@ -157,11 +151,7 @@ def closure():
         (closure, 1, "favour keeps something outside of itself"),
         (Noise, 1, "Noise draws from a global generator; give it a generator of its own"),
         (Locked, 1, r"Locked cannot be copied, .* give its class a method fork\(\) .* 'generator'"),
-        (Counts, 2, f"Counts {STATE}"),
-        (closure, 2, f"favour {STATE}"),
-        (Brackets, 2, "Brackets keeps something between calls"),
-        (synth, 2, "SynthIDTextWatermarkLogitsProcessor keeps something"),
-        (Crowd, 2, "Crowd answers otherwise for a text by itself; decode one text at a time"),
+        (Counts, 2, "Counts must be asked about one text at a time; got 2 texts"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(tiny, make, rows, message):
@@ -183,23 +173,12 @@ def test_a_policy_that_emits_what_they_forbid_is_refused_beside_them(tiny, reque
         tiny[0].generate(ONE, **GREEDY, **hook, policy="mixture:alpha=0.9,support=free", **more)
 
 
-class Damped(transformers.LogitsProcessor):
-    """Looks at the ids and at the number of a row, and keeps nothing."""
-
-    def __call__(self, input_ids, scores):
-        rows = torch.arange(len(scores))[:, None]
-        return scores.scatter_add(
-            1, input_ids, -1.5 * torch.ones_like(scores)[:, : input_ids.shape[1]]
-        ) * (1 + rows / 9)
-
-
 ONCE = {"do_sample": True, "top_k": 1}
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"logits_processor": lambda: [Damped()]},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
         {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
         {"num_return_sequences": 2, "encoder_repetition_penalty": 1.4} | ONCE,
@@ -235,60 +214,71 @@ def test_known_classes_are_asked_about_single_rows(tiny, monkeypatch):
     assert sum(rows) <= 7 * 14 + 7 * 14 * 9  # plain's, and at most 4 + 5 a round and text
 
 
-@pytest.mark.parametrize("rows", [1, 7])
-def test_prefix_functions_see_their_own_texts_up_to_their_ends(tiny, rows):
+def test_prefix_functions_see_a_text_up_to_its_end(tiny):
     class Allows:
         def __reduce__(self):
             return Allows, ()
 
         def __call__(self, number, ids):
-            own = BATCH[number].tolist()
-            assert ids[: len(own)].tolist() == own
-            return [2 + (number + len(ids)) % 5, 13 - number, 2]
+            assert ids[: ONE.shape[1]].tolist() == ONE[0].tolist()
+            return [2 + len(ids) % 5, 13, 2]
 
-    plain, ours = both(tiny, BATCH[:rows], MASK[:rows], prefix_allowed_tokens_fn=lambda: Allows())
+    plain, ours = both(tiny, prefix_allowed_tokens_fn=lambda: Allows())
     assert ours[0] == plain[0]
 
     def allowed(number, ids):
-        new = ids[BATCH.shape[1] :].tolist()
+        new = ids[ONE.shape[1] :].tolist()
         assert 2 not in new, "asked behind an end of text"
-        return [3, 2] if len(new) > 3 + number else [3, 9, 14]
+        return [3, 2] if len(new) > 3 else [3, 9, 14]
 
     target, draft = tiny
     hook = {"custom_generate": speculative_generate, "draft_model": draft}
     hook |= {"prefix_allowed_tokens_fn": allowed, "sequence_bias": [[[2], 9.0]], "eos_token_id": 2}
-    text = target.generate(BATCH[:rows], attention_mask=MASK[:rows], **GREEDY, **hook)
-    assert [row.tolist().index(2, 9) - 9 for row in text] == [4 + row for row in range(rows)]
+    (text,) = target.generate(ONE, **GREEDY, **hook).tolist()
+    assert text.index(2, 4) == 8
 
 
 class MultiToken(transformers.StoppingCriteria):
-    """Ends a batch once each text has had a sequence, as lm-eval's MultiTokenEOSCriteria does."""
+    """Ends a text once it has had a sequence, as lm-eval's MultiTokenEOSCriteria does."""
 
-    def __init__(self, sequence, prompt, batch):
-        self.sequence, self.prompt, self.done = sequence, prompt, [False] * batch
+    def __init__(self):
+        self.done = False
 
     def __call__(self, input_ids, scores, **given):
-        texts = ["".join(PIECES[i] for i in row) for row in input_ids[:, self.prompt :].tolist()]
-        for number, done in enumerate(self.done):
-            self.done[number] = done or self.sequence in texts[number]
-        return False not in self.done
+        new = input_ids[0, BATCH.shape[1] :].tolist()
+        self.done = self.done or "a" in "".join(PIECES[token] for token in new)
+        return self.done
 
 
 class Longer(transformers.StoppingCriteria):
-    """Ends texts of a length, and others by what stands beside them."""
+    """Ends texts of a length, in the way that the library asks for."""
 
     def __call__(self, input_ids, scores, **given):
-        alike = (input_ids[:, -1:] == input_ids[:, -1]).sum(1) > 1
-        return alike | torch.tensor(input_ids.shape[1] >= 12)
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
 
 
-@pytest.mark.parametrize(("ends", "rows"), [(None, 1), (None, 2), ([7, 13], 2), (2, 7)], ids=str)
+@pytest.mark.parametrize("ends", [None, [7, 13]], ids=str)
 @pytest.mark.parametrize("kind", [MultiToken, Longer])
-def test_criteria_get_what_generate_gives_them(tiny, kind, rows, ends):
-    make = (lambda: kind("a", BATCH.shape[1], rows)) if kind is MultiToken else kind
-    options = {"stopping_criteria": lambda: [make()], "eos_token_id": ends, "max_new_tokens": 30}
-    plain, ours = both(tiny, BATCH[:rows], MASK[:rows], **options)
+def test_criteria_get_what_generate_gives_them(tiny, kind, ends):
+    options = {"stopping_criteria": lambda: [kind()], "eos_token_id": ends, "max_new_tokens": 30}
+    plain, ours = both(tiny, BATCH[:1], MASK[:1], **options)
     assert ours[0] == plain[0]
     if kind is MultiToken:
         first, second = (made["stopping_criteria"][0].done for _, made in (plain, ours))
         assert first == second
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"stopping_criteria": [transformers.MaxTimeCriteria(9.0)]},
+            "MaxTimeCriteria must .* or b",
+        ),
+        ({"text_streamer": []}, "text_streamer: must be asked about one text at a time"),
+    ],
+)
+def test_what_asks_about_a_whole_batch_is_refused_by_name(tiny, options, said):
+    hook = {"custom_generate": speculative_generate, "draft_model": tiny[1]}
+    with pytest.raises(ValueError, match=said):
+        tiny[0].generate(BATCH, attention_mask=MASK, **GREEDY, **hook, **options)

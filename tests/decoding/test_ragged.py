@@ -39,12 +39,22 @@ def padded(rows, pad=0):
     return torch.tensor(ids), torch.tensor(mask)
 
 
+def check_identities(found):
+    counts, kept = found.acceptance_histogram, found.num_accepted_tokens_per_pos
+    assert sum(counts) == found.num_drafts
+    assert sum(a * own for a, own in enumerate(counts)) == found.num_accepted_tokens == sum(kept)
+    assert kept == tuple(sum(counts[place + 1 :]) for place in range(len(kept)))
+    if found.num_drafts:
+        marginal = sum(found.marginal_acceptance_rates)
+        assert found.mean_acceptance_length == pytest.approx(1 + marginal, abs=1e-12)
+
+
 def compare(target, draft, rows, options, policy="speculative", seeds=SEEDS):
     """``policy`` is one, or one a row, as ``seeds`` are; of a single seed each row has its own."""
     ids, mask = padded(rows)
     both = {"attention_mask": mask, "seed": seeds, "policy": policy}
     result = generate(target, draft, ids, **both, **options)
-    rounds, spent = Counter(), 0.0
+    rounds, spent, readings = Counter(), 0.0, result.readings()
     for number, row in enumerate(rows):
         own = {"policy": policy[number] if isinstance(policy, list) else policy}
         own["seed"] = seeds[number] if isinstance(seeds, list) else seeds + number
@@ -52,8 +62,15 @@ def compare(target, draft, rows, options, policy="speculative", seeds=SEEDS):
         text = result.output_token_ids[number, : result.row_lengths[number]]
         assert text.tolist() == single.output_token_ids[0].tolist()
         assert result.row_ended[number] == single.ended
-        rounds.update(single.reading.rounds)
-        spent += single.reading.emitted_divergence or 0.0
+        alone, found = single.reading, readings[number]
+        check_identities(found)
+        assert (found.rounds, found.num_tokens) == (alone.rounds, alone.num_tokens)
+        for name in ("emitted_divergence", "largest_row_divergence"):
+            read = getattr(found, name), getattr(alone, name)
+            assert read[0] is read[1] is None or read[0] == pytest.approx(read[1], abs=1e-5)
+        rounds.update(alone.rounds)
+        spent += alone.emitted_divergence or 0.0
+    check_identities(result.reading)
     assert result.reading.rounds == rounds
     # the library takes norms in float32, whatever the models are in
     assert (result.reading.emitted_divergence or 0.0) == pytest.approx(spent, abs=1e-5)
@@ -99,18 +116,6 @@ def test_rows_may_have_policies_of_their_own_or_seeds_from_one_on_or_no_draft(ti
     assert spent > 0.1
     compare(*tiny, prompts(seed=4), options, seeds=40)
     compare(tiny[0], None, prompts(seed=6), options | {"temperature": 0.9})
-
-
-def test_generators_per_row_equal_each_alone(tiny):
-    rows = prompts(seed=3)
-    options = {"policy": "cactus:delta=0.3", "max_new_tokens": 12}
-    ids, mask = padded(rows)
-    sources = [torch.Generator().manual_seed(seed) for seed in SEEDS]
-    batch = generate(*tiny, ids, attention_mask=mask, generator=sources, **options)
-    for number, (row, seed) in enumerate(zip(rows, SEEDS, strict=True)):
-        source = torch.Generator().manual_seed(seed)
-        single = generate(*tiny, torch.tensor([row]), generator=source, **options)
-        assert batch.output_token_ids[number].tolist() == single.output_token_ids[0].tolist()
 
 
 STARTS = ("def f(", "import os\n", "class A:\n", "for i in range(", "return x", "    self.")

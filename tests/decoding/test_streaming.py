@@ -10,7 +10,6 @@ from cactus_theory.decoding import speculative_generate
 from cactus_theory.decoding.options import Callbacks
 from tests.amounts import some
 from tests.decoding.letters import tokenizer
-from tests.decoding.test_ragged import padded, prompts
 
 TOKENIZER = tokenizer()
 IDS = torch.tensor([[5, 9, 3, 14]])
@@ -50,14 +49,6 @@ def test_a_streamer_hears_what_it_hears_without_the_hook(tiny):
     plain, ours, first, second = both(tiny, heard=True)
     assert ours == plain and second == first
     assert first[0] == ((1, 4), IDS.tolist()) and first[-1] == "end" and len(first) == 42
-
-
-def test_a_streamer_hears_batches_place_by_place(tiny):
-    ids, mask = padded(prompts(seed=9), pad=6)
-    ends = {"eos_token_id": [7, 13, 15], "pad_token_id": 6, "attention_mask": mask}
-    plain, ours, first, second = both(tiny, ids, heard=True, **ends)
-    assert ours == plain and second == first
-    assert any(6 in call[1] for call in first[2:-1])  # a text had ended before others
 
 
 def test_a_streamer_hears_tokens_during_the_decode(tiny):

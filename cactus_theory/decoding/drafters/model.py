@@ -85,31 +85,6 @@ def check_stop(stop: float | None) -> None:
         check.number("stop", stop, 0, 1)
 
 
-class Watch:
-    """A threshold at work on the drafts of one round; shortens the ``lengths`` of rows that end."""
-
-    def __init__(self, threshold: float, lengths: list[int]) -> None:
-        self.threshold, self.lengths = threshold, lengths
-        self.products = [1.0] * len(lengths)
-
-    def see(
-        self, drafted: int, probs: Float[Tensor, "batch vocab"], token: Int[Tensor, "batch"]
-    ) -> None:
-        """Learn token number ``drafted`` (from 1) of every row and the rows it was drawn from.
-
-        One number a row is read in one transfer. On CUDA that waits for the device, once a
-        drafted token: no step can be saved without knowing that it is not needed. Entries of
-        rows that have stopped are arbitrary and not looked at.
-        """
-        each = interp(probs.gather(1, token[:, None])[:, 0].tolist(), PLACES, ACCEPTANCE)
-        for row, expected in enumerate(each.tolist()):
-            if self.lengths[row] <= drafted:
-                continue
-            self.products[row] *= expected
-            if self.products[row] < self.threshold:
-                self.lengths[row] = drafted
-
-
 class ModelDrafting(SampledDrafting):
     """A draft model with its cache, which lacks the tokens it has not been fed yet."""
 
@@ -134,13 +109,28 @@ class ModelDrafting(SampledDrafting):
         lengths, tokens = list(map(min, wanted, room)), []
         if not any(lengths):
             return nothing(self.texts)
-        watch = None if self.stop is None else Watch(self.stop, lengths)
+        self.expected = [1.0] * len(lengths)
         while len(tokens) < max(lengths):
             tokens.append(self._step(len(tokens), lengths, coins[:, len(tokens)]))
-            if watch is not None and self.probs is not None and len(tokens) < max(lengths):
-                watch.see(len(tokens), self.probs[:, len(tokens) - 1], tokens[-1])
+            if self.stop is not None and len(tokens) < max(lengths):
+                self._shorten(lengths, len(tokens), tokens[-1])
         self.clock.lap("other")
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
+
+    def _shorten(self, lengths: list[int], drafted: int, token: Int[Tensor, "batch"]) -> None:
+        """End rows at token number ``drafted`` (from 1) whose tokens will probably not all do.
+
+        One number a row is read in one transfer. On CUDA that waits for the device, once a
+        drafted token: no step can be saved without knowing that it is not needed. Entries of
+        rows that have stopped are arbitrary and not looked at.
+        """
+        assert self.probs is not None and self.stop is not None
+        p = self.probs[:, drafted - 1].gather(1, token[:, None])[:, 0]
+        for row, accepted in enumerate(interp(p.tolist(), PLACES, ACCEPTANCE).tolist()):
+            if lengths[row] > drafted:
+                self.expected[row] *= accepted
+                if self.expected[row] < self.stop:
+                    lengths[row] = drafted
 
     def _step(self, offset: int, draft_lengths: Sequence[int], coin: Tensor) -> Tensor:
         cached = self.model.lengths

@@ -3,7 +3,7 @@
 Some families ignore the cache, count positions from a padding id, or make masks of their own
 that do not fit one call for rows of different lengths. Adapters put virtual tokens in front. So a
 few tokens are run in every way in which :class:`CachedModel` uses a model; a model that differs is
-refused with an error that says why, or runs row by row.
+refused with an error that says why, or decodes one text at a time.
 """
 
 import inspect
@@ -41,7 +41,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 
 
 def runs_together(model: Any, lossless: bool = False) -> bool:
-    """Return whether a ragged batch may run as one call; row by row otherwise.
+    """Return whether a ragged batch may run as one call; one text at a time otherwise.
 
     Raises ValueError where cached forward passes differ from whole ones, unless they run and the
     model drafts (``lossless``), when any law of its will do, such as a quantised copy's.
@@ -145,7 +145,7 @@ def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
     """Return the logits of rows fed alike: several tokens, one, several after a prefix."""
-    forward, logits = _forward(model, together=False), []
+    forward, logits = _forward(model), []
     for piece in ids.split([4, 1, TOKENS - 5], 1):
         counts = [piece.shape[1]] * ROWS
         logits.append(forward(piece, counts, counts))
@@ -155,7 +155,7 @@ def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
     """Return the logits of the same texts, fed in ragged steps and at last as trees."""
-    forward, logits = _forward(model, together=True), whole.clone()
+    forward, logits = _forward(model), whole.clone()
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths
         last = forward(gathered(ids, lengths, counts), counts, keep)
@@ -177,8 +177,8 @@ def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> Non
         logits[row, end - count : end] = last[row, :count]
 
 
-def _forward(model: Any, together: bool) -> LibraryForward:
-    return LibraryForward(model, allocate(model, ROWS, TOKENS + 1), together)
+def _forward(model: Any) -> LibraryForward:
+    return LibraryForward(model, allocate(model, ROWS, TOKENS + 1))
 
 
 def _difference(logits: Tensor, whole: Tensor) -> float:

@@ -88,12 +88,11 @@ class _Layer:
 class LibraryForward:
     """The forward pass of any causal LM that keeps keys and values, over one cache.
 
-    ``together`` runs a ragged batch in one call and accepts trees; otherwise rows of
-    different lengths run one after another.
+    A ragged batch runs in one call, and so do trees, of models that take a mask of ours.
     """
 
-    def __init__(self, model: Any, cache: RaggedCache, together: bool) -> None:
-        self.model, self.cache, self.together = model, cache, together
+    def __init__(self, model: Any, cache: RaggedCache) -> None:
+        self.model, self.cache = model, cache
         library = check.optional_module("transformers.cache_utils", "llm")
         library.CacheLayerMixin.register(_Layer)
         self.layers = [_Layer(cache, layer) for layer in range(len(cache.keys))]
@@ -114,28 +113,9 @@ class LibraryForward:
         Their keys and values are written; the lengths stay as they are.
         """
         at = slots_of(self.cache, token_ids.shape[1], counts, parents, token_ids.device)
-        if at.sight is not None and not self.together:
-            return self._row_by_row(token_ids, counts, keep)
         keep = [min(count, kept) for count, kept in zip(counts, keep, strict=True)]
         first = [count - kept for count, kept in zip(counts, keep, strict=True)]
         return self._pass(token_ids, at, first, keep)
-
-    def _row_by_row(
-        self, token_ids: Tensor, counts: Sequence[int], keep: Sequence[int]
-    ) -> Float[Tensor, "batch kept vocab"]:
-        padded = None
-        for row, (count, kept) in enumerate(zip(counts, keep, strict=True)):
-            if not count:
-                continue
-            only = slice(row, row + 1)
-            at = block(only, self.cache.lengths[row], count)
-            logits = self._pass(token_ids[only, :count], at, [count - kept], [kept])
-            if padded is None:
-                padded = logits.new_zeros(len(counts), max(keep), logits.shape[-1])
-            padded[row, :kept] = logits[0]
-        if padded is None:
-            raise ValueError(f"counts: some row must consume a token; got {list(counts)}")
-        return padded
 
     def _pass(
         self, token_ids: Tensor, at: Slots, first: Sequence[int], keep: Sequence[int]

@@ -18,7 +18,6 @@ from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, sl
 from cactus_theory.decoding.models.hugging_face_forward import gathered
 from cactus_theory.decoding.models.projections import (
     Linear,
-    adjacent,
     exact_in_half,
     joined,
     packs,
@@ -168,9 +167,8 @@ def _norm(module: Any) -> Any:
 def _normed(norm: Any, parts: list[Any], copied: bool) -> Any:
     """Return one call for a norm and the projections of its output, side by side.
 
-    Projections whose weights lie together in memory (``lay_together``) are one. In copies in single
-    precision all that is left of the norm is x / √(mean x² + ε): its weight is folded into theirs,
-    unless these are exact in half precision and stay so.
+    In copies in single precision all that is left of the norm is x / √(mean x² + ε): its weight is
+    folded into theirs, unless these are exact in half precision and stay so.
     """
     if not copied:
         before, together = _norm(norm), _together(parts)
@@ -187,9 +185,6 @@ def _normed(norm: Any, parts: list[Any], copied: bool) -> Any:
 
 def _together(parts: list[Any]) -> Any:
     """Return one call for projections of one input, as they lie."""
-    whole = adjacent(parts)
-    if whole is not None:
-        return lambda x: F.linear(x, whole)
     return lambda x: torch.cat([part(x) for part in parts], -1)
 
 

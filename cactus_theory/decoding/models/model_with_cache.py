@@ -25,7 +25,7 @@ class CachedModel:
     A recognised Llama-like model runs in :class:`FastForward`; any other in the library's own
     forward pass, which must give the same logits over a cache as without (tried once per
     model). Either takes the whole batch in one call; a family that does not accept our attention
-    mask runs row by row where rows differ in length.
+    mask takes one text.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class CachedModel:
     ValueError
         ``fast_forward=True`` for a model that the fast pass does not support, layers that cannot
         be rolled back, cached passes that differ from whole ones or will within ``capacity``,
-        layers to read that there are not.
+        a batch of a family that takes one text, layers to read that there are not.
     """
 
     def __init__(
@@ -77,7 +77,12 @@ class CachedModel:
         else:
             check_positions(model, capacity)
             self.branches = runs_together(model, lossless=drafts)
-            self.forward = LibraryForward(model, self.cache, self.branches)
+            if batch > 1 and not self.branches:
+                raise ValueError(
+                    f"model: {type(model).__name__} takes no attention mask (B, 1, new, end) of "
+                    f"ours, and so decodes one text at a time; got {batch}"
+                )
+            self.forward = LibraryForward(model, self.cache)
 
     def hidden(
         self, layer: int, starts: Sequence[int], counts: Sequence[int]
@@ -122,7 +127,7 @@ class CachedModel:
         is the caller's to write to.
 
         Raises ValueError for more tokens than the cache holds, for parents that do not come before
-        their children, and for any of a family that runs row by row.
+        their children, and for any of a family that takes no mask of ours.
         """
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             if count < 0 or length + count > self.cache.capacity:

@@ -80,32 +80,6 @@ def joined(parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
     return weight, None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
 
 
-def lay_together(parts: Sequence[Any]) -> None:
-    """Move the weights of linear modules of one input into one memory, one after another.
-
-    The modules stay what they are; :func:`adjacent` then reads all weights as one, which takes
-    one kernel instead of several. For models that nothing else holds parts of.
-    """
-    whole = joined(parts)[0]
-    for part, weight in zip(parts, whole.split([part.out_features for part in parts]), strict=True):
-        part.weight = torch.nn.Parameter(weight, requires_grad=False)
-
-
-def adjacent(parts: Sequence[Any]) -> Float[Tensor, "out in"] | None:
-    """Return the weights of linear modules as one, None where they are not one memory."""
-    weights = [part.weight.detach() for part in parts]
-    first, inner = weights[0], weights[0].shape[1]
-    at = first.storage_offset()
-    for part, weight in zip(parts, weights, strict=True):
-        same_memory = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same_memory or weight.storage_offset() != at or weight.stride() != (inner, 1):
-            return None
-        if part.bias is not None or weight.dtype != first.dtype or weight.shape[1] != inner:
-            return None
-        at += weight.numel()
-    return first.as_strided((sum(map(len, weights)), inner), (inner, 1), first.storage_offset())
-
-
 def exact_in_half(weight: Tensor) -> bool:
     """Return whether single-precision weights on a CPU lose nothing in half precision."""
     if weight.dtype != torch.float32 or weight.device.type != "cpu":

@@ -107,11 +107,11 @@ def test_the_shipped_pair_over_several_buckets(shipped, monkeypatch, seed):
     assert usual.reading.emitted_divergence > 0
 
 
-def test_policies_and_generators_per_row(tiny):
+def test_policies_and_seeds_per_row(tiny):
     policy = ["speculative", ct.policy("band:price=0.5"), "typical"]
     found = []
     for on in (False, True):
-        given = prompts() | {"generator": [_source(seed) for seed in (7, 8, 9)]}
+        given = prompts() | {"seed": [7, 8, 9]}
         options = {"policy": policy, "max_new_tokens": 21, "eos_token_ids": ENDS}
         found.append(generate(*tiny, **given, **options, device_loop=on))
     assert_same(*found)

@@ -21,7 +21,7 @@ FAMILIES = families()
 TOGETHER = ("LlamaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "OPTForCausalLM")
 TOGETHER += ("MistralForCausalLM", "Gemma2ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM")
 TOGETHER += ("DeepseekV3ForCausalLM", "Phi3ForCausalLM", "FalconForCausalLM", "GptOssForCausalLM")
-ROW_BY_ROW = ("BloomForCausalLM", "BartForCausalLM")
+ONE_TEXT = ("BloomForCausalLM", "BartForCausalLM")
 REFUSED = {
     "RobertaForCausalLM": "must equal whole ones; in RobertaForCausalLM they differ by",
     "OpenAIGPTLMHeadModel": "must equal whole ones; in OpenAIGPTLMHeadModel they differ by",
@@ -30,7 +30,7 @@ REFUSED = {
     "MoshiForCausalLM": "stay within its sliding window of 7, which its forward pass does not",
     "Llama4ForCausalLM": "every layer must be one of .* got 'chunked_attention'",
 }
-KNOWN = (*TOGETHER, *ROW_BY_ROW, *REFUSED)
+KNOWN = (*TOGETHER, *ONE_TEXT, *REFUSED)
 OTHERS = [name for name in FAMILIES if name not in KNOWN]
 
 
@@ -77,11 +77,19 @@ def check_decides(name):
     return model
 
 
-@pytest.mark.parametrize("name", TOGETHER + ROW_BY_ROW)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_families_run_ragged_batches_in_one_call_if_they_take_our_masks(name):
     model = check_decides(name)
-    assert model is not None
-    assert runs_together(model) == (name in TOGETHER)
+    assert model is not None and runs_together(model)
+
+
+@pytest.mark.parametrize("name", ONE_TEXT)
+def test_families_that_take_no_masks_of_ours_decode_one_text(name):
+    assert check_decides(name) is None
+    model = built(name)
+    for text, own in zip((IDS[:1], IDS[1:, 4:]), theirs(model, name), strict=True):
+        ours = generate(model, None, text, max_new_tokens=NEW, temperature=0.0)
+        assert ours.output_token_ids[0].tolist() == own
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -6,14 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from cactus_theory.decoding.models import CachedModel, llama_forward, projections
 from cactus_theory.decoding.models.projections import (
     HALF_UP_TO,
     Linear,
-    adjacent,
-    lay_together,
     packs,
 )
 
@@ -175,46 +172,12 @@ ROUNDING = 1e-12
 FLOAT32 = 1e-4
 
 
-def parts():
-    return [nn.Linear(6, size, bias=False) for size in (4, 2, 3)]
-
-
-def test_weights_stay_and_become_one():
-    own = parts()
-    before = [part.weight.clone() for part in own]
-    assert adjacent(own) is None
-    lay_together(own)
-    assert all(part.weight.equal(old) for part, old in zip(own, before, strict=True))
-    assert adjacent(own).equal(torch.cat(before))
-    own[1].weight.data.mul_(2)
-    assert adjacent(own)[4:6].equal(2 * before[1])
-
-
-def test_what_is_not_one_memory_is_not_read_as_one():
-    own = parts()
-    lay_together(own)
-    assert adjacent([own[0], own[2]]) is None  # a gap
-    assert adjacent([own[1], own[0]]) is None  # another order
-    own[1].bias = nn.Parameter(torch.zeros(2))
-    assert adjacent(own) is None
-    own[1].bias = None
-    own[2].weight = nn.Parameter(own[2].weight.clone())
-    assert adjacent(own) is None
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_large_model_computes_the_same(monkeypatch, make_model, together):
+def test_a_large_model_computes_the_same(monkeypatch, make_model):
     monkeypatch.setattr(llama_forward, "JOINED_ENTRIES", 0)
     model = make_model()
     ids = torch.randint(0, 24, (2, 9), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = copy.deepcopy(model)(ids).logits
-        if together:
-            for layer in model.model.layers:
-                lay_together(
-                    [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
-                )
-                lay_together([layer.mlp.gate_proj, layer.mlp.up_proj])
         ran = CachedModel(model, 9, 2, fast_forward=True)
         found = torch.cat([ran.feed(part, [3, 3], [3, 3]) for part in ids.split(3, 1)], 1)
     assert (found - expected).abs().max().item() < FLOAT32
