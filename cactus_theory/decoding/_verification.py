@@ -86,19 +86,19 @@ class RowPolicies:
         self.followed = [self.followed[row] for row in rows]
 
 
-def stacked(rounds: Sequence[VerifiedRows], vocab: int) -> VerifiedRows:
+def stacked(rounds: Sequence[VerifiedRows], vocab: int, verifier: Verifier) -> VerifiedRows:
     """Return the verified rows of all rounds as float64 rows that sum to 1."""
     if not rounds:
         nothing = torch.empty(0, vocab, dtype=torch.float64, device="cpu")
         ids = torch.empty(0, dtype=torch.int64, device="cpu")
-        return VerifiedRows(nothing, nothing.clone(), ids, ids.bool())
+        return VerifiedRows(nothing, nothing.clone(), ids, ids.bool(), (), verifier)
     return VerifiedRows(
         check.normalised(torch.cat([part.target_probs for part in rounds])),
         check.normalised(torch.cat([part.draft_probs for part in rounds])),
         torch.cat([part.draft_token_ids for part in rounds]),
         torch.cat([part.accepted for part in rounds]),
         sum((part.policies for part in rounds), ()),
-        rounds[0].verifier,
+        verifier,
         _joined([part.path for part in rounds if part.path is not None]),
     )
 

@@ -16,7 +16,6 @@ from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier
 
 KL = read_divergence("kl")
@@ -61,16 +60,16 @@ class VerifiedRows:
     ----------
     target_probs, draft_probs : the target's rows, and those that tokens were drafted from.
     draft_token_ids, accepted : the drafted tokens that were judged there, and which were accepted.
-    policies : the policy that judged each row; () in rows of another making.
-    verifier, path : who applied them, and how it reached the rows; None for token by token.
+    policies, verifier : the policy that judged each row, and who applied them.
+    path : how the verifier reached the rows; None for token by token.
     """
 
     target_probs: Float[Tensor, "rows vocab"]
     draft_probs: Float[Tensor, "rows vocab"]
     draft_token_ids: Int[Tensor, "rows"]
     accepted: Bool[Tensor, "rows"]
-    policies: tuple[Policy, ...] = ()
-    verifier: Verifier | None = None
+    policies: tuple[Policy, ...]
+    verifier: Verifier
     path: PathState | None = None
 
     @cached_property
@@ -78,19 +77,9 @@ class VerifiedRows:
         """Return the charge of each row: KL of its emitted law from the target's, in nats.
 
         What the meter adds up. Computed when it is first asked for.
-
-        Raises
-        ------
-        ValueError
-            Rows that do not say which policies judged them.
         """
-        if len(self.policies) != len(self.target_probs):
-            raise ValueError(
-                f"policies: charges need one for each of {len(self.target_probs)} rows; got "
-                f"{len(self.policies)}"
-            )
         charges = self.target_probs.new_zeros(len(self.policies), dtype=torch.float64)
-        path, judge = self.path or PathState(torch.ones_like(charges)), self.verifier or Chain()
+        path, judge = self.path or PathState(torch.ones_like(charges)), self.verifier
         for row, policy in enumerate(self.policies):
             q, p = (rows[row : row + 1] for rows in (self.target_probs, self.draft_probs))
             charges[row] = judge.emitted(policy, q, p, path.at(row)).charges(KL).spent[0]

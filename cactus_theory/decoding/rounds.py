@@ -180,7 +180,7 @@ class Rounds(ABC):
                 measured["log_probs"] = log.log_probs(longest)
         if self.recorder is not None:
             vocab = text_config(self.opening.target_model).vocab_size
-            measured["rows"] = stacked(self.recorder, vocab)
+            measured["rows"] = stacked(self.recorder, vocab, self.verifier)
         self.clock.lap("meter")
         seconds = self.clock.seconds()
         return GenerationResult(

@@ -251,8 +251,8 @@ class Between(Schedule):
     target's row, and the meter charges exactly 0 for it, whatever is drafted and however the
     draft is verified: the policy of a token is chosen from the tokens before it, drafted ones
     included, and where a token is reached its law is that of its own policy (THEORY.md,
-    Theorem 18). Markers are looked for as token ids, and a text may be written in several ways:
-    :func:`spellings` has the usual ones. Only a marker that is one special token cannot be missed.
+    Theorem 18). Markers are looked for as token ids, and tokenizers join a marker with what stands
+    around it in several ways: only one that is a special token cannot be missed.
 
     Raises
     ------
@@ -315,23 +315,6 @@ class Between(Schedule):
         latest = torch.where(opened | closed, count, 0).cummax(0).values
         changed = (opened & ~closed)[(latest - 1).clamp(min=0)] if len(ids) else opened
         return torch.where(latest > 0, changed, torch.full_like(changed, state.open))
-
-
-def spellings(tokenizer: Any, text: str) -> list[tuple[int, ...]]:
-    """Return the token ids of a marker at the start, after a space and on a new line.
-
-    Tokenizers join a marker with what stands around it in yet other ways, if it is not one
-    special token: a marker written so is not found.
-    """
-
-    def ids(written: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(written, add_special_tokens=False))
-
-    line, marker_line = ids("\n"), ids(f"\n{text}")
-    after_line = marker_line[len(line) :] if marker_line[: len(line)] == line else marker_line
-    return list(
-        dict.fromkeys(spelling for spelling in (ids(text), ids(f" {text}"), after_line) if spelling)
-    )
 
 
 def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tensor, "T"]:

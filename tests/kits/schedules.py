@@ -11,6 +11,7 @@ from torch import Tensor
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
+from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Draft
 
@@ -45,7 +46,7 @@ class _Round:
         count = min(self.accepted + 1, len(self.drafted))
         accepted = torch.arange(count) < self.accepted
         rows = self.target_probs[:count].double(), self.draft_probs[:count].double()
-        return VerifiedRows(*rows, self.drafted[:count], accepted, tuple(policies[:count]))
+        return VerifiedRows(*rows, self.drafted[:count], accepted, tuple(policies[:count]), Chain())
 
 
 def assert_schedule_properties(
