@@ -199,14 +199,17 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
 
 def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) -> None:
     """Raise ValueError for what hears of all texts of a batch at once: these go on apart."""
-    rule = "must be asked about one text at a time"
     if streamer is not None:
-        raise ValueError(f"text_streamer: {rule}; got several texts")
+        raise ValueError("text_streamer: must hear one text; got a batch")
     ends = any(_is_library_criterion(one, ("EosTokenCriteria",)) for one in criteria)
     for one in others:
-        if not (ends and _is_library_criterion(one, BY_ROW)):
-            more = "" if ends else ", or beside an eos_token_id"
-            raise ValueError(f"stopping_criteria: {type(one).__name__} {rule}{more}; got a batch")
+        by_row = _is_library_criterion(one, BY_ROW)
+        if not (ends and by_row):
+            more = ", or beside an eos_token_id" if by_row else ""
+            raise ValueError(
+                f"stopping_criteria: {type(one).__name__} must be asked about one text at a "
+                f"time{more}; got a batch"
+            )
 
 
 def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None) -> Stop | None:

@@ -18,13 +18,10 @@ from cactus_theory.decoding import (
     read_drafter,
     speculative_generate,
 )
-from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters.model import ACCEPTANCE, PLACES
 from cactus_theory.decoding.drafters.ngram import NGramDrafting
 from cactus_theory.decoding.options import Callbacks
-from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.traces import log_trace
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from tests.decoding.conftest import random_llama
@@ -142,52 +139,25 @@ def test_withdrawing_in_the_smallest_example_emits_six_to_four(verifier):
         assert found.tolist() == pytest.approx(emits, abs=EXACT)
 
 
-def opened(drafter, target, prompts, width):
-    """Return the drafter at work on these prompts, and their texts."""
-    texts = Texts(prompts, 60, frozenset(), torch.device("cpu"))
-    warp = Warp(1.0)
-    return drafter.begin(DraftContext(target, texts, warp, Stopwatch(), width)), texts
-
-
-def rounds(drafter, target, width=6, turns=12, seed=0):
-    """Yield each proposal with the texts, the drafting and what was wanted."""
-    prompts = [[1, 5, 9], [2], [3, 3, 7, 3, 3, 7, 3], [8, 4, 8, 1]]
-    drafting, texts = opened(drafter, target, prompts, width)
-    source = torch.Generator().manual_seed(seed)
-    for turn in range(turns):
-        wanted = [max(width - (row + turn) % 4, 0) * ((row + turn) % 5 > 0) for row in range(4)]
-        coins = torch.rand(4, width, generator=source, dtype=torch.float64)
-        draft = drafting.propose(wanted, coins)
-        yield draft, texts, drafting, wanted
-        last = torch.randint(0, 24, (4,), generator=source)
-        drafted = zip(draft.token_ids.tolist(), draft.counts, last.tolist(), strict=True)
-        taken = [[*ids[: min((turn + row) % 4, count)], token]
-                 for row, (ids, count, token) in enumerate(drafted)]  # fmt: skip
-        texts.settle(taken, last)
-        drafting.settle()
-
-
 @pytest.mark.parametrize("name", ["model", "early exit"])
-def test_rows_stop_where_the_product_falls_and_are_fed_no_further(tiny, name):
+def test_rows_stop_where_the_product_falls(tiny, name):
     target, model = tiny
-    stop = 0.5
+    stop, early, seen = 0.5, 0, []
     drafter = ModelDrafter(model, stop=stop) if name == "model" else EarlyExit(1, stop=stop)
-    early = calls = 0
-    with torch.inference_mode():
-        for draft, texts, drafting, wanted in rounds(drafter, target):
-            assert draft.token_ids.shape[1] == max(draft.counts)
-            assert drafting.calls - calls == max(draft.counts)  # the loop ends with its last row
-            calls = drafting.calls
-            for row, (count, most) in enumerate(zip(draft.counts, wanted, strict=True)):
-                assert min(most, 1) <= count <= most
-                at = draft.token_ids[row, :count, None]
-                each = draft.probs[row, :count].gather(-1, at)[:, 0].numpy()
-                product = np.interp(each, PLACES, ACCEPTANCE).cumprod() if count else np.ones(1)
-                assert (product[:-1] >= stop).all()
-                assert count == most or product[-1] < stop
-                early += count < most
-                if count:  # the last drafted token is not fed
-                    assert drafting.model.lengths[row] == texts.lengths[row] + count - 1
+    told = Callbacks(on_rows=lambda q, draft, texts, before: seen.append((draft, before)))
+    ids = torch.tensor([[1, 5, 9], [2, 4, 8], [3, 3, 7]])
+    generate(target, drafter, ids, num_draft_tokens=6, max_new_tokens=40, callbacks=told)
+    for draft, before in seen:
+        assert draft.token_ids.shape[1] == max(draft.counts)
+        for row, (count, made) in enumerate(zip(draft.counts, before, strict=True)):
+            most = min(6, 40 - made - 1)
+            assert min(most, 1) <= count <= most
+            at = draft.token_ids[row, :count, None]
+            each = draft.probs[row, :count].gather(-1, at)[:, 0].numpy() if count else []
+            product = np.interp(each, PLACES, ACCEPTANCE).cumprod() if count else np.ones(1)
+            assert (product[:-1] >= stop).all()
+            assert count == most or product[-1] < stop
+            early += count < most
     assert early > 10
 
 

@@ -72,17 +72,13 @@ def pair(tiny, make_model):
 # fmt: off
 TYPES = [
     (lambda on: on.decode(ids=[[1, 2]]), "input_ids: must be an int64 tensor; got list"),
-    (lambda on: on.plain([[1, 2]]), "input_ids: must be an int64 tensor; got list"),
     (lambda on: on.decode(ids=torch.ones(1, 3)), "got torch.float32"),
-    (lambda on: on.plain(torch.ones(1, 3)), "got torch.float32"),
     (lambda on: on.decode(3), "draft_model: must be a causal LM, a Drafter or"),
     (lambda on: Siblings(on.draft), r"must be a Drafter, as ModelDrafter\(model\); got Llama"),
 ]
 VALUES = [
     (lambda on: on.decode(ids=PROMPT[0]), r"shape must be \(B, T\) .* got \(3,\)"),
-    (lambda on: on.plain(PROMPT[0]), r"shape must be \(B, T\) .* got \(3,\)"),
     (lambda on: on.decode(ids=PROMPT[:, :0]), r"at least one token; got \(1, 0\)"),
-    (lambda on: on.plain(PROMPT[:, :0]), r"at least one token; got \(1, 0\)"),
     (lambda on: on.decode(ids=torch.tensor([[3, 24]])), r"ids must lie in \[0, 24\); got 24"),
     (lambda on: on.plain(torch.tensor([[-1, 3]])), r"ids must lie in \[0, 24\); got -1"),
     (lambda on: on.decode(target=on.make(positions=16), max_new_tokens=14),

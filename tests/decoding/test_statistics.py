@@ -15,7 +15,7 @@ from cactus_theory.decoding.readings import Reading
 from cactus_theory.divergences import read_divergence
 from cactus_theory.emitted import emitted_law, raised_off_head
 from cactus_theory.policies import read_policy
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.verify import Assignment, find_verifier
 from tests.amounts import some
 from tests.decoding.test_ragged import padded, prompts
 
@@ -192,71 +192,38 @@ LOGGED = [
 ]
 
 
-class Rounds:
-    """The rows of every round of every text, with how many new tokens the text had before."""
-
-    def __init__(self, batch):
-        self.texts = [[] for _ in range(batch)]
-
-    def __call__(self, q, draft, places, before):
-        for row, (place, made) in enumerate(zip(places, before, strict=True)):
-            count = draft.lengths[row]
-            ids = draft.token_ids[row, :count].tolist()
-            p = None if draft.probs is None else draft.probs[row, :count].clone()
-            self.texts[place].append((made, ids, q[row, : count + 1].clone(), p))
-
-
-def looking_ahead(q, ids, place, price):
-    """Return the row that knows its later rows, by the recursion as it is written."""
-    follows = math.exp(1 / price)
-    for later in range(len(ids) - 1, place, -1):
-        q_n = float(q[later, ids[later]])
-        follows = math.exp(1 / price) * (1 - q_n + q_n * follows)
-    row = q[place].double().clone()
-    row[ids[place]] *= follows
-    return row / row.sum()
-
-
-def emitted_row(rule, verifier, ids, q, p, i, alive):
-    """Return h at drafted place i, by definition."""
-    deterministic = p is None
-    if deterministic:
-        p = torch.nn.functional.one_hot(torch.tensor(ids), q.shape[-1]).double()
-    if verifier == "chain":
-        return ct.emitted_law(rule, q[i], p[i]), 1.0
-    if deterministic and rule.look_ahead is not None:
-        h = looking_ahead(q, ids, i, rule.price)
-    else:
-        path = PathState(torch.tensor([alive], dtype=torch.float64))
-        h = rule.target(q[i : i + 1], p[i : i + 1], path)[0]
-    return h, min(1.0, alive * float(h[ids[i]] / p[i, ids[i]]))
-
-
 @pytest.mark.parametrize(("policy", "verifier", "drafter"), some(LOGGED, 5))
 def test_every_token_has_the_values_of_its_row(tiny, policy, verifier, drafter):
+    """Those of the verifier's exact law of the round, which is not how the meter finds them."""
     ids, mask = padded(prompts(seed=3))
-    rounds, rule = Rounds(len(ids)), ct.policy(policy)
+    rounds, assigned = [[] for _ in ids], Assignment((ct.policy(policy),))
+
+    def on_rows(q, draft, places, before):
+        for row, (place, made) in enumerate(zip(places, before, strict=True)):
+            rounds[place].append((made, draft.of_text(row), q[row : row + 1]))
+
     found = generate(
         tiny[0], DRAFTERS[drafter](tiny[1]), ids, attention_mask=mask, policy=policy, seed=5,
         verifier=verifier, max_new_tokens=30, num_draft_tokens=3, eos_token_ids=(7, 13),
-        log_probs=True, callbacks=Callbacks(on_rows=rounds),
+        log_probs=True, callbacks=Callbacks(on_rows=on_rows),
     )  # fmt: skip
     scored, charges = found.log_probs, found.token_charges
     kinds = {"accepted": 0, "recovered": 0, "bonus": 0}
-    for row, (own, length) in enumerate(zip(rounds.texts, found.row_lengths, strict=True)):
+    for row, (own, length) in enumerate(zip(rounds, found.row_lengths, strict=True)):
         text = found.output_token_ids[row].tolist()
         ends = [made for made, *_ in own[1:]] + [length]
-        for (made, drafted, q, p), end in zip(own, ends, strict=True):
-            alive = 1.0
+        for (made, draft, q), end in zip(own, ends, strict=True):
+            drafted, h = draft.token_ids[0, : draft.lengths[0]].tolist(), q[0].clone()
+            if drafted:
+                law = find_verifier(verifier).law(assigned, q, draft)
+                h[: len(drafted)] = law.emitted[0, : len(drafted)]
             for i, token in enumerate(text[made:end]):
-                h, charge = q[i], 0.0
+                kind = "bonus"
                 if i < len(drafted):
-                    h, alive = emitted_row(rule, verifier, drafted, q, p, i, alive)
-                    charge = float(KL.value(h, q[i]))
-                    kinds["accepted" if token == drafted[i] else "recovered"] += 1
-                else:
-                    kinds["bonus"] += 1
-                expected = math.log(q[i, token]), math.log(h[token]), charge
+                    kind = "accepted" if token == drafted[i] else "recovered"
+                kinds[kind] += 1
+                charge = float(KL.value(h[i], q[0, i])) if i < len(drafted) else 0.0
+                expected = math.log(q[0, i, token]), math.log(h[i, token]), charge
                 told = (own[row, made + i] for own in (scored.target, scored.emitted, charges))
                 assert [float(own) for own in told] == pytest.approx(expected, abs=TWICE)
         assert scored.target[row, length:].isnan().all()

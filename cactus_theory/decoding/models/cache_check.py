@@ -7,6 +7,7 @@ refused with an error that says why, or decodes one text at a time.
 """
 
 import inspect
+import math
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -83,18 +84,19 @@ def _answer(model: Any, change: str | None) -> Answer:
         difference = _difference(_even(model, ids), whole)
     except Exception as error:
         return f"the cache fails ({_named(error)})", False, False
+    ragged = _ragged_difference(model, ids, whole)
     if not difference <= _tolerance(whole):
-        return f"they differ by {difference:.2g} of the logits' size", True, False
-    return None, True, _ragged_equals(model, ids, whole)
+        return f"they differ by {difference:.2g} of the logits' size", True, ragged < math.inf
+    return None, True, ragged <= _tolerance(whole)
 
 
-def _ragged_equals(model: Any, ids: Tensor, whole: Tensor) -> bool:
+def _ragged_difference(model: Any, ids: Tensor, whole: Tensor) -> float:
     if not _may_run_together(model):
-        return False
+        return math.inf
     try:
-        return _difference(_ragged(model, ids, whole), whole) <= _tolerance(whole)
+        return _difference(_ragged(model, ids, whole), whole)
     except Exception:  # no mask or positions taken, or a kind of mask of its own
-        return False
+        return math.inf
 
 
 def _may_run_together(model: Any) -> bool:
