@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -99,30 +98,21 @@ class Ledger(Schedule):
 
     def __init__(self, policy: Spec | Schedule, cap: float, *, burst: float = 0.0) -> None:
         self.cap, self.burst = check.finite("cap", cap, 0), check.finite("burst", burst, 0)
-        self.inner = policy if isinstance(policy, Schedule) else OnePolicy(policy)
+        self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
+
+    def _cap(self, inner: Schedule) -> None:
+        """Take the schedule to follow, and the ladders of its policies, by number."""
+        strict, policies, numbers = read_policy(LOSSLESS), list[Policy](), []
+        for own in inner.policies:
+            ladder = (*_ladder(own), strict)
+            policies += [policy for policy in ladder if policy not in policies]
+            numbers.append([policies.index(policy) for policy in ladder])
+        self.inner, self.policies, self.numbers = inner, tuple(policies), numbers
 
     @property
     def spec(self) -> str:
         ahead = f" + {self.burst:g}" if self.burst else ""
         return f"{self.inner.spec}, at most {self.cap:g} nats a token{ahead}"
-
-    @cached_property
-    def ladders(self) -> tuple[tuple[Policy, ...], ...]:
-        """Return each policy's ladder: the policy at rising prices, then the lossless one."""
-        strict = read_policy(LOSSLESS)
-        return tuple((*_ladder(policy), strict) for policy in self.inner.policies)
-
-    @cached_property
-    def policies(self) -> tuple[Policy, ...]:  # type: ignore[override]
-        policies: list[Policy] = []
-        for ladder in self.ladders:
-            policies += [policy for policy in ladder if policy not in policies]
-        return tuple(policies)
-
-    @cached_property
-    def numbers(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ladders as indices into ``policies``."""
-        return tuple(tuple(map(self.policies.index, ladder)) for ladder in self.ladders)
 
     def check(self, verifier: Verifier) -> None:
         super().check(verifier)
@@ -137,9 +127,7 @@ class Ledger(Schedule):
         if (inner := self.inner.at_ends(token_ids)) is self.inner:
             return self
         own = copy.copy(self)  # of a subclass, too
-        own.inner = inner
-        for found in ("ladders", "policies", "numbers"):
-            vars(own).pop(found, None)
+        own._cap(inner)
         return own
 
     def begin(self, prompt: Sequence[int]) -> Account:
