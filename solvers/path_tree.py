@@ -133,35 +133,6 @@ def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
     return Followed(accepted, reached, float(reached.sum()), spent)
 
 
-def random_tree(
-    vocabulary: int,
-    depth: int,
-    *,
-    seed: int,
-    sharpness: float = 1.0,
-    distance: float = 1.0,
-    zeros: float = 0.0,
-) -> PathTree:
-    """Return a tree with independent rows at every prefix.
-
-    Parameters
-    ----------
-    vocabulary, depth : V and K.
-    seed : of numpy's generator.
-    sharpness : standard deviation of the target's logits.
-    distance : standard deviation of what is added to them for the draft.
-    zeros : share of tokens excluded from each row, of either model; one is always left.
-    """
-    noise = np.random.default_rng(seed)
-    sizes = {"vocabulary": vocabulary, "depth": depth}
-    rows = count_prefixes(*(check.as_whole_number(*size, 1) for size in sizes.items()))
-    shape = (rows, vocabulary)
-    logits = check.number("sharpness", sharpness, 0) * noise.standard_normal(shape)
-    moved = logits + check.number("distance", distance, 0) * noise.standard_normal(shape)
-    share = check.number("zeros", zeros, 0, 1)
-    return PathTree(*(_softmax(_excluded(each, share, noise)) for each in (logits, moved)))
-
-
 def state_tree(
     target: np.ndarray, draft: np.ndarray, depth: int, state: int
 ) -> tuple[PathTree, np.ndarray]:
@@ -187,14 +158,3 @@ def count_prefixes(vocabulary: int, depth: int) -> int:
             f"got {depth}"
         )
     return total
-
-
-def _excluded(logits: np.ndarray, share: float, noise: np.random.Generator) -> np.ndarray:
-    out = noise.random(logits.shape) < share
-    out[np.arange(len(logits)), noise.integers(logits.shape[1], size=len(logits))] = False
-    return np.where(out, -np.inf, logits)
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)

@@ -11,8 +11,8 @@ import cactus_theory as ct
 from cactus_theory.divergences import Divergence, FDivergence, definition
 from cactus_theory.divergences.classical import Alpha
 from solvers import _conic, _perspective, block, optimal
-from solvers.path_tree import random_tree
 from tests.rows import pair
+from tests.solvers.cases import random_tree
 
 CLOSE = 1e-9
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cactus_theory.divergences import read_divergence
 from cactus_theory.divergences.definition import examples
 from solvers._attempts import SolverGaveUp
+from solvers.path_tree import PathTree, count_prefixes
 from tests.amounts import amount
 
 LARGEST_VOCABULARY = 32
@@ -107,6 +108,20 @@ def share_of_draft(spec: str, q: np.ndarray, p: np.ndarray, share: float) -> flo
     whole = 0.05 * q + 0.95 * (inside / total if total > 0 else q)
     value = read_divergence(spec).value(torch.from_numpy(whole), torch.from_numpy(q))
     return max(share * float(value), 1e-3)
+
+
+def random_tree(vocabulary: int, depth: int, *, seed: int, zeros: float = 0.0) -> PathTree:
+    """Return a tree of independent rows; ``zeros`` is the share of excluded tokens, never all."""
+    noise = np.random.default_rng(seed)
+    shape = count_prefixes(vocabulary, depth), vocabulary
+    logits = noise.standard_normal(shape)
+    rows = []
+    for each in (logits, logits + noise.standard_normal(shape)):
+        out = noise.random(shape) < zeros
+        out[np.arange(len(out)), noise.integers(vocabulary, size=len(out))] = False
+        weights = np.where(out, 0.0, np.exp(each))
+        rows.append(weights / weights.sum(-1, keepdims=True))
+    return PathTree(*rows)
 
 
 class Tally:

@@ -9,9 +9,9 @@ import pytest
 from cactus_theory.divergences import read_divergence
 from solvers import _perspective, block
 from solvers._dual_bounds import price_bound
-from solvers.path_tree import PathTree, follow, random_tree
+from solvers.path_tree import PathTree, follow
 from tests.amounts import amount, some
-from tests.solvers.cases import DIVERGENCES
+from tests.solvers.cases import DIVERGENCES, random_tree
 from tests.solvers.joint import joint_optimum
 
 # what the program proves of itself

@@ -8,7 +8,7 @@ import pytest
 
 from solvers import __main__ as command_line
 from solvers import _attempts, block, design, optimal, per_proposal, sequence
-from solvers.path_tree import random_tree
+from tests.solvers.cases import random_tree
 
 Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
 GAVE_UP = _attempts.SolverGaveUp("solver: made to fail")

@@ -16,7 +16,8 @@ from solvers import (
     sequence,
 )
 from solvers.design import Design, Infeasible
-from solvers.path_tree import PathTree, random_tree
+from solvers.path_tree import PathTree
+from tests.solvers.cases import random_tree
 
 pytest.importorskip("cvxpy")
 
@@ -118,11 +119,6 @@ WRONG = [
     (lambda: PathTree(ROWS, WIDE), ValueError, "vocabulary must equal"),
     (lambda: PathTree(np.ones((6000, 1)), np.ones((6000, 1))), ValueError,
      "at most 5000 rows; got 6000"),
-    (lambda: random_tree(0, 2, seed=1), ValueError,
-     "vocabulary: must be a whole number of at least 1"),
-    (lambda: random_tree(2, 1.5, seed=1), ValueError, "depth: must be a whole number"),
-    (lambda: random_tree(2, 20, seed=1), ValueError, "depth: must leave at most 5000 prefixes"),
-    (lambda: random_tree(2, 2, seed=1, zeros=2), ValueError, r"zeros: must lie in \[0, 1\]; got 2"),
     (lambda: decoded(per_token=-1.0), ValueError, "per_token: "),
     (lambda: decoded(num_draft_tokens=0), ValueError, "num_draft_tokens: must be a whole number"),
     (lambda: decoded(divergence="renyi:a=2"), ValueError, "divergence: "),

@@ -12,8 +12,9 @@ import cactus_theory as ct
 from cactus_theory.divergences import read_divergence
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from solvers.path_tree import PathTree, follow, random_tree
+from solvers.path_tree import PathTree, follow
 from tests.amounts import amount
+from tests.solvers.cases import random_tree
 
 # sums of a few products of float64 numbers
 ROUNDING = 1e-12
@@ -128,16 +129,6 @@ def test_the_block_verifier_reaches_the_least_of_both_limits_for_any_row():
         for length in range(4):
             share = float(law.alive[row, length])
             assert share == pytest.approx(followed.alive[node_of(path[:length], 3)], abs=ROUNDING)
-
-
-def test_random_trees_are_seeded_and_dialled():
-    one, same, other = (random_tree(3, 2, seed=seed, zeros=0.5) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one.target, same.target)
-    assert (one.target != other.target).any() and (one.target == 0).any()
-    equal = random_tree(3, 2, seed=1, distance=0)
-    np.testing.assert_allclose(equal.target, equal.draft)
-    flat = random_tree(3, 2, seed=1, sharpness=0)
-    np.testing.assert_allclose(flat.target, 1 / 3)
 
 
 def test_a_tree_is_read(tmp_path):

@@ -10,11 +10,12 @@ from cactus_theory.divergences import read_divergence
 from cactus_theory.verify.contract import find_verifier, verifiers
 from simulations.common.grid import followers
 from solvers import block
-from solvers.path_tree import PathTree, random_tree
+from solvers.path_tree import PathTree
 from tests.amounts import THOROUGH, amount, some
 from tests.markov.pair import TinyPair
 from tests.markov.rounds import drafted_rounds
 from tests.rules import RULES, of_each
+from tests.solvers.cases import random_tree
 
 # what the program proves of itself, in tokens
 PROOF = 1e-6

@@ -10,9 +10,8 @@ from cactus_theory.divergences import FDivergence, read_divergence
 from solvers import _attempts, _conic, _perspective, block, decode, optimal, per_proposal, sequence
 from solvers._dual_bounds import Lagrangian, lagrange_bound
 from solvers.design import Design
-from solvers.path_tree import random_tree
 from tests.amounts import some
-from tests.solvers.cases import DIVERGENCES, pairs
+from tests.solvers.cases import DIVERGENCES, pairs, random_tree
 
 Q, P = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
 CURVED = [kind(**kind.example).spec for kind in _perspective._FORMS]

@@ -9,11 +9,11 @@ from scipy.optimize import brentq
 from scipy.special import rel_entr
 
 import cactus_theory as ct
-from solvers.path_tree import random_tree
 from tests.amounts import amount
 from tests.formulas import by_hand
 from tests.rows import pair
 from tests.solvers import recursion
+from tests.solvers.cases import random_tree
 
 # products and sums of a few float64 numbers
 EXACT = 1e-12
