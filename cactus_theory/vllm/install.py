@@ -293,7 +293,6 @@ def show_info(
         "cap": "none" if settings.cap is None else f"{settings.cap:g}",
         "meter": str(settings.meter or "off"),
         "policies": ", ".join(settings.policies),
-        "divergence": settings.divergence.spec,
     }
     gauge = client.Gauge(
         "cactus:info", "What cactus-theory was asked for", [*labels, "model_name"],

@@ -20,7 +20,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import path_to, rows_at
@@ -134,7 +133,7 @@ class Tally:
             # one meter a label, under a cap one for each of its prices
             meters = self.meters.setdefault(label, {})
             if policy.spec not in meters:
-                meters[policy.spec] = Meter((policy,), own.divergence, own.verifier)
+                meters[policy.spec] = Meter((policy,), verifier=own.verifier)
             meters[policy.spec].add(q, p, None, path_to(row, place, verified))
             self.skip += 1 + self._gap()
 
@@ -155,7 +154,7 @@ class Reporter:
 
     def __init__(
         self, tally: Tally, log: Callable[[str], None], interval: float, *, model: str = "",
-        engine: int = 0, registry: Any = None, send: float = 1.0,
+        engine: int = 0, send: float = 1.0,
     ) -> None:  # fmt: skip
         import prometheus_client as client  # pyright: ignore[reportMissingImports]
 
@@ -165,15 +164,15 @@ class Reporter:
         self.labels = {"model_name": model, "engine": str(engine)}
         self.sent: dict[tuple[str, ...], float] = {}
         own = ["policy", *self.labels]
-        options: Any = {} if registry is None else {"registry": registry}
+        of_each = [(WORDS, own), (PER_POSITION, [*own, "position"])]
         self.counters = {
-            name: client.Counter(f"cactus:{name}", words, [*own, *_further(name)], **options)
-            for name, words in (WORDS | PER_POSITION).items()
+            name: client.Counter(f"cactus:{name}", words, labels)
+            for every, labels in of_each
+            for name, words in every.items()
         }
         words = "Divergence of the emitted law from the target over one answer"
-        labels = [*own, "divergence"]
         self.answers = client.Histogram(
-            "cactus:answer_divergence_nats", words, labels, buckets=BUCKETS, **options
+            "cactus:answer_divergence_nats", words, own, buckets=BUCKETS
         )
 
     def step(self) -> None:
@@ -193,30 +192,22 @@ class Reporter:
 
     def send(self, read: bool = True) -> None:
         """Raise the counters to the tally's totals, only if ``read`` all of them."""
-        divergence = self.tally.settings.divergence.spec
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts
             for name, value in totals.items():
-                self._raise(name, value, label, *[divergence] * len(_further(name)))
+                self._raise(name, value, policy=label)
             for position, both in enumerate(self.tally.positions[label] if read else ()):
                 for name, value in zip(PER_POSITION, both, strict=True):
-                    self._raise(name, value, label, str(position))
+                    self._raise(name, value, policy=label, position=str(position))
         for label, spent in self.tally.answers:
-            labels = self.labels | {"policy": label, "divergence": divergence}
-            self.answers.labels(**labels).observe(spent)
+            self.answers.labels(**self.labels, policy=label).observe(spent)
         self.tally.answers.clear()
         if read:
             self.last_sent = time.monotonic()
 
-    def _raise(self, name: str, value: float, policy: str, *further: str) -> None:
-        key = (name, policy, *further)
+    def _raise(self, name: str, value: float, **labels: str) -> None:
+        key = (name, *labels.values())
         increase = value - self.sent.get(key, 0)
         if increase > 0:
-            labels = dict(zip(_further(name), further, strict=True))
-            self.counters[name].labels(**self.labels, policy=policy, **labels).inc(increase)
+            self.counters[name].labels(**self.labels, **labels).inc(increase)
             self.sent[key] = value
-
-
-def _further(name: str) -> list[str]:
-    """Return a counter's labels beside those of all."""
-    return ["divergence"] * name.endswith("nats") + ["position"] * name.endswith("per_pos")

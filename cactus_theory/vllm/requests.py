@@ -45,7 +45,7 @@ class Request:
         measured = bool(settings.readings)
         self.meter: Meter | None = None
         if measured:
-            self.meter = Meter(self.followed.policies, settings.divergence, settings.verifier)
+            self.meter = Meter(self.followed.policies, verifier=settings.verifier)
         self.drafted = self.accepted = self.emitted = 0
         self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0
@@ -85,8 +85,8 @@ class Request:
         reason, length = end
         limit = getattr(self.params, "max_tokens", None) or self.emitted
         length = min(self.emitted, limit) if length is None else length
-        spent, kind = self.meter.sums()[1], self.meter.divergence.spec
-        if self.cap is not None and kind == "kl":  # both bound what the answer itself was charged
+        spent = self.meter.sums()[1]
+        if self.cap is not None:  # both bound what the answer itself was charged
             spent = min(spent, self.cap * length)
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -100,7 +100,7 @@ class Request:
             "num_drafts": self.emitted - self.accepted - self.undrafted,
             "num_draft_tokens": self.drafted,
             "num_accepted_tokens": self.accepted,
-            f"emitted_{kind}": spent,
+            "emitted_kl": spent,
         }
 
 

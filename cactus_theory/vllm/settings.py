@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from cactus_theory.divergences import Divergence
     from cactus_theory.policies import Policy
     from cactus_theory.verify import Verifier
 
 POLICY, POLICIES, VERIFIER = "CACTUS_POLICY", "CACTUS_POLICIES", "CACTUS_VERIFIER"
-DIVERGENCE, METER = "CACTUS_DIVERGENCE", "CACTUS_METER"
-CAP, READINGS = "CACTUS_CAP", "CACTUS_READINGS"
-NAMES = (POLICY, POLICIES, VERIFIER, DIVERGENCE, METER, CAP, READINGS)
+METER, CAP, READINGS = "CACTUS_METER", "CACTUS_CAP", "CACTUS_READINGS"
+NAMES = (POLICY, POLICIES, VERIFIER, METER, CAP, READINGS)
 PREFIX = "CACTUS_"
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 KEYS = ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # of ``extra_args``
@@ -58,7 +56,6 @@ class Settings:
     policy: "Policy"  # of every request that names none
     policies: Mapping[str, "Policy"]  # what a request may name
     verifier: "Verifier"
-    divergence: "Divergence"
     meter: int = MEASURED  # one verified row in so many is measured; 0: none
     cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
     readings: str = ""  # ``log`` or a file for the numbers of single requests
@@ -155,7 +152,6 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         return None
     from cactus_theory.base.arguments import number, one_of
     from cactus_theory.decoding.ledger import Ledger
-    from cactus_theory.divergences import read_divergence
     from cactus_theory.policies import read_policy
     from cactus_theory.verify import find_verifier
     from cactus_theory.vllm.bias import check_policy
@@ -180,7 +176,6 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
         policy=named(POLICY, checked, spec),
         policies=named(POLICIES, _offered, text[POLICIES], checked),
         verifier=verifier,
-        divergence=named(DIVERGENCE, read_divergence, text[DIVERGENCE] or "kl"),
         meter=_meter(text[METER], text[READINGS]),
         cap=cap,
         readings=_readings(text[READINGS]),

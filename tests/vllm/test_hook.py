@@ -169,7 +169,7 @@ def test_a_configuration_is_checked_before_processes_start(served, monkeypatch):
     for _ in range(2):
         assert arguments.create_engine_config() is arguments.config
     asked = {"policy": BAND, "verifier": "chain", "cap": "none", "meter": "16"}
-    asked |= {"version": version("cactus-theory"), "divergence": "kl"}
+    asked |= {"version": version("cactus-theory")}
     asked |= {"policies": "speculative, mixture.alpha.1, band.price.1"}
     assert fake.shown("cactus:info") == [(asked | {"model_name": "served"}, 1)]
     line, warning = logged  # once

@@ -128,8 +128,7 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     reporter.step()
     labels = {"policy": BAND, "model_name": "served", "engine": "3"}
     for name, value in own.totals(BAND).items():
-        further = {"divergence": "kl"} if name.endswith("nats") else {}
-        assert fake.shown(f"cactus:{name}") == [(labels | further, pytest.approx(value))]
+        assert fake.shown(f"cactus:{name}") == [(labels, pytest.approx(value))]
     for part, name in enumerate(("drafted_tokens_per_pos", "accepted_tokens_per_pos")):
         assert fake.shown(f"cactus:{name}") == [
             (labels | {"position": str(place)}, both[part])

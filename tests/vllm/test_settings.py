@@ -42,13 +42,12 @@ def test_names_of_others_are_left_alone():
 def test_what_is_not_said_has_its_default():
     found = settings.read(BAND)
     assert found.policy == ct.policy("band", price=2.0)
-    assert (found.verifier.spec, found.divergence.spec, found.meter) == ("chain", "kl", 16)
+    assert (found.verifier.spec, found.meter) == ("chain", 16)
 
 
 def test_what_is_said_is_read():
-    more = {"CACTUS_VERIFIER": "block", "CACTUS_DIVERGENCE": "renyi:a=2", "CACTUS_METER": "3"}
-    found = settings.read(BAND | more)
-    assert (found.verifier.spec, found.divergence.spec, found.meter) == ("block", "renyi:a=2", 3)
+    found = settings.read(BAND | {"CACTUS_VERIFIER": "block", "CACTUS_METER": "3"})
+    assert (found.verifier.spec, found.meter) == ("block", 3)
     assert settings.read(BAND | {"CACTUS_METER": "off"}).meter == 0
 
 
@@ -60,7 +59,6 @@ def test_what_is_said_is_read():
         ("CACTUS_POLICY", "band:price=-2", "[0, inf]"),
         ("CACTUS_POLICY", "nowhere.py:rule", "nowhere.py"),
         ("CACTUS_VERIFIER", "tree", "chain, block"),
-        ("CACTUS_DIVERGENCE", "kk", "pearson_chi2"),
         ("CACTUS_METER", "-1", "whole number"),
         ("CACTUS_METER", "1.5", "whole number"),
         ("CACTUS_POLICIES", "band:price=2", "name=spec"),
