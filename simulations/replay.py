@@ -13,8 +13,9 @@ from typing import Any
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding.schedule import check_rule, followers, read_rule
+from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import read_policy
 from cactus_theory.traces import Replay, Trace, replay
 from cactus_theory.traces.estimate import valued
 from cactus_theory.verify.contract import find_verifier, verifiers
@@ -27,48 +28,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("trace", type=Path, metavar="TRACE")
     add("--policy", nargs="+", action="extend", required=True, metavar="SPEC",
-        help="or FILE.py:NAME, a schedule too")  # fmt: skip
+        help="or FILE.py:NAME")  # fmt: skip
     add("--verifier", nargs="+", default=["chain"], metavar="NAME", help=", ".join(verifiers()))
     add("--num-draft-tokens", type=int, metavar="K", help="cut longer drafts to K tokens")
     add("--divergence", default="kl")
-    add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
     add("--out", type=Path, metavar="FILE.csv")
     add("--json", action="store_true", help="print one JSON object only")
 
 
 def run(args: argparse.Namespace) -> int:
     source = Trace.open(args.trace)
-    groups = source.groups(args.by) if args.by else {}
     specs = [checked_policy(spec, source.ends) for spec in args.policy]
     replays = _replays(args, source, specs)
     rows = replay_rows(replays, args.divergence)
     notes = {"trace": args.trace.resolve().name, "cycles": len(source), "texts": source.texts}
-    by_group = {
-        value: replay_rows([replay.part(texts) for replay in replays], args.divergence)
-        for value, texts in groups.items()
-    }
     if args.out is not None:
-        grouped = [{"group": value} | row for value, rows in by_group.items() for row in rows]
         told = source.header.details
         ran = {"dtype": told["model_dtype"]} if "model_dtype" in told else {}
-        publish(args, grouped or rows, **{k: str(v) for k, v in (notes | ran).items()})
+        publish(args, rows, **{k: str(v) for k, v in (notes | ran).items()})
     if args.json:
         calls = {name: int(getattr(replays[0], name).sum()) for name in ("cycles", "drafts")}
-        grouped = {"groups": by_group} if by_group else {}
-        return print_json(notes | {"calls": calls, "replays": rows} | grouped)
+        return print_json(notes | {"calls": calls, "replays": rows})
     print(table(rows, notes, args.divergence))
     if said := replays[0].undrafted:
         print(said)
-    for value, rows in by_group.items():
-        texts = {"trace": f"{args.by} = {value}", "texts": len(groups[value])}
-        cycles = int(sum(replays[0].cycles[text] for text in groups[value]))
-        print(f"\n{table(rows, texts | {'cycles': cycles}, args.divergence)}")
     return 0
 
 
 def _replays(args: argparse.Namespace, source: Trace, policies: Sequence[str]) -> list[Replay]:
     names = *args.verifier, *verifiers()
-    able_of = {policy: followers(read_rule(policy), names)[0] for policy in policies}
+    able_of = {policy: followers(read_policy(policy), names)[0] for policy in policies}
     pairs = [(name, policy) for name in args.verifier for policy in policies
              if name in able_of[policy]]  # fmt: skip
     for policy, able in able_of.items() if pairs else ():
@@ -76,7 +65,7 @@ def _replays(args: argparse.Namespace, source: Trace, policies: Sequence[str]) -
             reason = f"{policy} can only be verified with {', '.join(able)}: left out of"
             print(reason, ", ".join(others), file=sys.stderr)
     if not pairs:
-        check_rule(read_rule(policies[-1]), find_verifier(args.verifier[-1]))  # raises
+        find_verifier(args.verifier[-1]).check(read_policy(policies[-1]))  # raises
     replays = []
     with Progress("replaying cycles", len(pairs) * len(source)) as progress:
         for number, (verifier, policy) in enumerate(pairs):

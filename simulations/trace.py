@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from cactus_theory.base import defaults
-from cactus_theory.commands.flags import add_cuts, given_cuts, given_groups
+from cactus_theory.commands.flags import add_cuts, given_cuts
 from cactus_theory.commands.models import add_threads, opened
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.decoding.truncation import Cuts
@@ -28,14 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
-    add("--by", metavar="COLUMN", help="keep this column of the prompts, to group texts by it")
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
-    groups = given_groups(args)
     pair, _, ids = opened(args)
     trace = log_shown(
         pair,
@@ -44,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         args.cycles,
         max_new_tokens=args.max_new_tokens,
         seed=args.seed,
-        groups=groups,
         draft_model=drafter_by(args.draft_mode, pair.draft),
         num_draft_tokens=args.num_draft_tokens,
         temperature=args.temperature,

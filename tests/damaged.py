@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from cactus_theory.traces import Cycle, save_trace
-from cactus_theory.tuning import Costs
 
 ROWS = np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.125, 0.125]])
 DEEP = b"[" * 10**5
@@ -108,8 +107,6 @@ def whole(folder: Path) -> dict[str, bytes]:
     cycle = Cycle(0, 0, torch.tensor([1, 0]), three, rows)
     sizes = {"vocab_size": 4, "num_draft_tokens": 2}
     save_trace(folder / "trace", [[cycle]] * 5, **sizes)
-    costs = Costs.ratios(0.1).as_json() | {"verify": {"speculative@chain": [0.0, 0.0],
-                                                      "speculative@block": [0.0, 0.0]}}  # fmt: skip
     best = {"policy": "band:price=1", "verifier": "block",
             "num_draft_tokens": 2}  # fmt: skip
     tuned = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
@@ -125,7 +122,6 @@ def whole(folder: Path) -> dict[str, bytes]:
         "prompts.txt": "Once upon a time\nthere was é\n".encode(),
         "prompts.jsonl": b'{"prompt": "a"}\n{"turns": ["b", "c"]}\n',
         "tuned.json": json.dumps(tuned).encode(),
-        "costs.json": json.dumps(tuned | {"costs": costs, "batches": []}).encode(),
         "manifest.json": (folder / "trace" / "manifest.json").read_bytes(),
         "text-00000.safetensors": (folder / "trace" / "text-00000.safetensors").read_bytes(),
         "config.json": json.dumps(config).encode(),

@@ -21,7 +21,6 @@ from cactus_theory.base.rows import load_rows
 from cactus_theory.cli import main
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
-from cactus_theory.tuning import Costs
 from simulations.__main__ import main as simulations
 from solvers.__main__ import main as solvers
 
@@ -211,26 +210,6 @@ def test_numbers_that_do_not_fit_are_one_line(tmp_path: Path, capsys) -> None:
     path.write_text(path.read_text().replace('"level": 0.1', f'"level": {10**4000}'))
     with pytest.raises(ValueError, match=r"tuned\.json: level: must be a number"):
         ct.load_tuned(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"batch": 0}, {"plain": 0}, {"plain": "1"}, {"widths": [2, 1]}, {"widths": []},
-     {"draft": [1]}, {"target": [1, float("nan")]}, {"other": [0, -1]}, {"unit": "days"},
-     {"verify": {"x": [1]}}, {"verify": 3}, {"new_tokens": 0}, {"start": True}],
-)  # fmt: skip
-def test_costs_are_times(tmp_path: Path, change: dict) -> None:
-    path = tmp_path / "tuned.json"
-    costs = Costs.ratios(0.1).as_json()
-    marked = {"format": "cactus-theory tuned", "version": 1, "costs": costs, "batches": []}
-    path.write_text(json.dumps(marked))
-    assert Costs.load(path, 1) == Costs.ratios(0.1)
-    said = f"; costs, {next(iter(change))}: must be .*; got "
-    wrongs = {said: {"costs": costs | change}, "format": {"format": "x"}, "version": {"version": 3}}
-    for said, wrong in wrongs.items():
-        path.write_text(json.dumps(marked | wrong))
-        with pytest.raises(ValueError, match=rf"--costs: must be .* got .*tuned\.json.*{said}"):
-            Costs.load(path, 1)
 
 
 @pytest.fixture

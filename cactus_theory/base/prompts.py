@@ -66,15 +66,6 @@ def prompts_of(path: str | Path) -> list[Prompt]:
     return [Prompt(line, place=place) for place, line in written]
 
 
-def column_of(prompts: Sequence[Prompt], name: str) -> list[str]:
-    """Return the values under ``name`` beside each prompt, texts or numbers, or raise ValueError"""
-    for prompt in prompts:
-        value, others = prompt.columns.get(name), ", ".join(prompt.columns) or "none"
-        rule = f"hold a text or a number under {name!r} for --by (columns: {others})"
-        _must(rule, prompt.place, type(value) in (str, int, float), value)
-    return [str(prompt.columns[name]) for prompt in prompts]
-
-
 def _must(rule: str, place: str, holds: Any, got: Any) -> None:
     """Raise ValueError by the place unless the rule holds."""
     if not holds:

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
@@ -25,7 +23,6 @@ from cactus_theory.commands.flags import (
     check_cuts,
     flag,
     given_cuts,
-    given_groups,
     one_policy,
     refuse,
 )
@@ -41,7 +38,6 @@ from cactus_theory.decoding.drafters import MODES, NGram, drafter_by, named_draf
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy
 from cactus_theory.traces import Trace, compare_observed
-from cactus_theory.traces.counters import MOST_ROUNDS as MOST_COUNTED
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
 from cactus_theory.traces.expect import Expectation, expectations
 from cactus_theory.traces.faults import FAULTS, with_faults
@@ -89,19 +85,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
-        "over drafts, as 0.81,0.64,…, or its tokens per call, bonus included")  # fmt: skip
+        "over drafts, as 0.81,0.64,…")  # fmt: skip
     add("--rounds", type=float, metavar="N", help="rounds (drafts) that RATES were counted over")
-    add("--drafted", metavar="N[,N,…]", help="how many tokens these rounds drafted, or how many of "
-        "them drafted each position: at the end of a text, or at a high load, a round drafts "
-        "fewer")  # fmt: skip
+    add("--drafted", type=float, metavar="N", help="how many tokens these rounds drafted: at the "
+        "end of a text, or at a high load, a round drafts fewer")  # fmt: skip
     add("--answers", type=float, metavar="N", help="how many answers these rounds made (by default "
         "as many rounds a text as were logged; vLLM's counters say it)")  # fmt: skip
     add("--behind-ends", choices=("in", "out"), help="whether places behind an end-of-text token "
         "are in the engine's numbers (vLLM's counters: in)")  # fmt: skip
     add("--metrics", nargs="+", metavar="FILE",
-        help="in place of --observed the engine's Prometheus text (vLLM, SGLang); two files, "
-        "before and after, for what was counted in between")  # fmt: skip
-    add("--by", metavar="COLUMN", help="also a table per value of this column of the prompts")
+        help="in place of --observed vLLM's Prometheus text; two files, before and after, for "
+        "what was counted in between")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object only")
 
 
@@ -115,15 +109,15 @@ def run(args: Namespace) -> int:
         raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
     if not (args.observed or args.metrics):
         refuse(args, OF_COUNTS, "must come with what was counted")
+    if args.metrics:
+        refuse(args, ("rounds",), "must not be given with --metrics, which counts them")
     for name in ("cycles", "num_draft_tokens", "max_new_tokens"):
         if (value := getattr(args, name)) is not None:
             check.whole_number(flag(name), value, 1)
     if args.trace:
         refuse(args, ("draft_mode", "temperature", "max_new_tokens"), "a trace has its own")
-    judge, looked_up = (
-        find_verifier(args.verifier),
-        isinstance(named_drafter(args.draft or ""), NGram),
-    )
+    judge = find_verifier(args.verifier)
+    looked_up = isinstance(named_drafter(args.draft or ""), NGram)
     if args.draft_mode == "sampled" and looked_up:
         raise ValueError(f"--draft-mode: {args.draft} looks its tokens up, greedy; got sampled")
     if args.target is None:
@@ -131,9 +125,14 @@ def run(args: Namespace) -> int:
     policy, cuts = ct.policy(one_policy(args) or defaults.POLICY), given_cuts(args)
     trace = Trace.open(args.trace) if args.trace else None
     usual = defaults.NUM_DRAFT_TOKENS if trace is None else trace.num_draft_tokens
-    known = _known(args.answers, args.behind_ends, args.drafted)
-    sources = args.observed, args.metrics, args.rounds
-    seen = _observed(*sources, args.num_draft_tokens or usual, known)
+    width, seen = args.num_draft_tokens or usual, None
+    behind = {"in": True, "out": False}.get(args.behind_ends)
+    known: Line = {"drafted": args.drafted, "answers": args.answers, "behind_ends": behind}
+    if args.metrics is not None:
+        *before, now = args.metrics
+        seen = read_metrics(now, *before, width=width, **known)
+    elif args.observed is not None:
+        seen = observed_rates(args.observed, args.rounds, width, **known)
     if seen is not None and args.draft_mode is None and not (looked_up or args.trace):
         if args.temperature != 0:
             raise ValueError(
@@ -143,7 +142,6 @@ def run(args: Namespace) -> int:
             )
     with TemporaryDirectory(prefix="expect-") as folder:
         if trace is None:
-            groups = given_groups(args)
             pair, _, ids = opened(args)
             if seen is not None and args.temperature != 0:
                 unlike = args.draft_mode == "sampled" and cuts not in (None, WHOLE)
@@ -163,46 +161,23 @@ def run(args: Namespace) -> int:
                 Path(folder) / "trace",
                 args.cycles or min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS),
                 draft_model=drafter_by(args.draft_mode or MODES[0], pair.draft),
-                num_draft_tokens=args.num_draft_tokens or usual,
+                num_draft_tokens=width,
                 max_new_tokens=args.max_new_tokens or defaults.MAX_NEW_TOKENS,
                 temperature=defaults.TEMPERATURE if args.temperature is None else args.temperature,
                 cuts=cuts or WHOLE,
                 policy=policy,
                 verifier=args.verifier,
                 seed=args.seed,
-                groups=groups,
             )
         else:
             check_cuts(args, trace.header)
             if seen is not None and cuts is None and Cuts.of(trace.header.details) is None:
                 raise ValueError(f"--top-k, --top-p: {SAID} the trace does not say; got none")
-        record = _record(trace, policy, judge, args.num_draft_tokens, args.by, seen)
+        record = _record(trace, policy, judge, args.num_draft_tokens, seen)
     if args.json:
         return print_json(record)
-    _show(record, args.by)
+    _show(record)
     return 0
-
-
-def _known(answers: float | None, behind_ends: str | None, drafted: str | None) -> Line:
-    """Return an observation's other facts, as flags tell them."""
-    known: Line = {} if answers is None else {"answers": answers}
-    if behind_ends is not None:
-        known["behind_ends"] = behind_ends == "in"
-    if drafted is not None:
-        words = drafted.split(",")
-        counts = [check.number("--drafted", word, 0, MOST_COUNTED) for word in words]
-        known["drafted"] = np.array(counts) if len(counts) > 1 else counts[0]
-    return known
-
-
-def _observed(
-    rates: str | None, metrics: list[str] | None, rounds: float | None, width: int, known: Line
-) -> Observation | None:
-    """Return an engine's counts, None if nothing is compared."""
-    if metrics is not None:
-        *before, now = metrics
-        return read_metrics(now, before[0] if before else None, rounds, width, **known)
-    return None if rates is None else observed_rates(rates, rounds, width, **known)
 
 
 def _ask_for_defaults(own: Line, given: Line, ignored: list[str]) -> None:
@@ -223,12 +198,10 @@ def _ask_for_defaults(own: Line, given: Line, ignored: list[str]) -> None:
 
 
 def _record(
-    trace: Trace, policy: Policy, judge: Verifier, width: int | None, by: str | None,
-    seen: Observation | None,
-) -> Line:  # fmt: skip
+    trace: Trace, policy: Policy, judge: Verifier, width: int | None, seen: Observation | None
+) -> Line:
     """Return all that is printed or saved, from one pass over the rows."""
     judges = {"": judge} if seen is None else with_faults(trace, judge)
-    groups = trace.groups(by) if by else {}
     with Progress("adding up rounds", len(trace)) as progress:
         found = expectations(trace, policy, judges, width, progress.update)
     healthy = found.pop("")
@@ -236,10 +209,6 @@ def _record(
     if seen is not None:
         compared = compare_observed(healthy, seen, found)
         record["compared"] = vars(compared) | {"sentence": compared.sentence}
-    for value, texts in groups.items():
-        own = Expectation(healthy.record.part(texts), healthy.behind_ends)
-        few = own.texts < defaults.FEWEST_TEXTS
-        record.setdefault("groups", {})[value] = None if few else _numbers(trace, own)
     return record
 
 
@@ -269,23 +238,17 @@ def _numbers(trace: Trace, own: Expectation) -> Line:
     }
 
 
-def _show(record: Line, by: str | None) -> None:
-    for value, own in ({"": record} | record.get("groups", {})).items():
-        title = f"\n{by} = {value}: " * bool(value)
-        if own is None:
-            print(f"{title}cannot say, fewer than {defaults.FEWEST_TEXTS} texts with a draft")
-            continue
-        print(
-            title
-            + "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
-            "{temperature:g}, {cuts}: {rounds} rounds of {texts} texts".format(**own)
-        )
-        cells = [
-            [str(line["position"]), _interval(line, "accepted"), _interval(line, "if_reached")]
-            for line in own["positions"]
-        ]
-        print_table(["position", "reached and accepted", "accepted if reached"], cells, ())
-        print(f"tokens a call {_interval(own, 'tokens_per_call')}")
+def _show(record: Line) -> None:
+    print(
+        "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
+        "{temperature:g}, {cuts}: {rounds} rounds of {texts} texts".format(**record)
+    )
+    cells = [
+        [str(line["position"]), _interval(line, "accepted"), _interval(line, "if_reached")]
+        for line in record["positions"]
+    ]
+    print_table(["position", "reached and accepted", "accepted if reached"], cells, ())
+    print(f"tokens a call {_interval(record, 'tokens_per_call')}")
     print(LEGEND + (OF_PROMPTS if record["errors_of_these_prompts"] else OF_ANY))
     if "compared" in record:
         _show_compared(record["compared"])
@@ -299,7 +262,7 @@ def _show_compared(compared: Line) -> None:
     heads = ["position", "expected if reached", "observed", "off by", "in errors", ""]
     cells = [
         [
-            str(gap["position"] or "tokens a call"),
+            str(gap["position"]),
             "{expected:.4f} ±{expected_error:.4f}".format(**gap),
             "{observed:.4f} ±{observed_error:.4f}".format(**gap),
             f"{gap['observed'] - gap['expected']:+.4f}",

@@ -13,7 +13,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import check_writable
-from cactus_theory.base.prompts import KEYS, Prompt, Rendering, column_of, prompts_of
+from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.plot import METADATA
@@ -22,7 +22,6 @@ from cactus_theory.divergences import list_divergences
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
-from cactus_theory.traces.trace import is_trace
 
 
 def flag(name: str) -> str:
@@ -103,11 +102,6 @@ def given_prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts
 
 
-def given_groups(args: argparse.Namespace) -> dict[str, list[str]] | None:
-    """Return the column of ``--by`` and its value of each prompt; None without the flag."""
-    return None if args.by is None else {args.by: column_of(given_prompts(args), args.by)}
-
-
 def rendered_ids(
     args: argparse.Namespace, tokenizer: Any, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
@@ -146,7 +140,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return target and draft rows of two files, of a .npz or of a trace."""
-    if is_trace(args.target):
+    if Path(args.target).is_dir():
         target, draft = (rows.numpy() for rows in _trace(args).rows())
         return target, draft
     if not Path(args.target.partition("::")[0]).exists():
@@ -160,7 +154,7 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:
     """Return the trace that is named, or rows as one."""
-    return _trace(args) if is_trace(args.target) else SavedRows.of(*rows(args))
+    return _trace(args) if Path(args.target).is_dir() else SavedRows.of(*rows(args))
 
 
 def _trace(args: argparse.Namespace) -> Trace:

@@ -1,4 +1,4 @@
-"""Counters of an engine's drafts: its Prometheus text, or numbers that somebody printed."""
+"""Counters of an engine's drafts: vLLM's Prometheus text, or numbers that somebody printed."""
 
 import re
 from collections import defaultdict
@@ -11,14 +11,13 @@ from jaxtyping import Float
 
 from cactus_theory.base import arguments as check
 
-# counters of vLLM, which end in _total in its Prometheus text; the gauge of SGLang, and answers
+# counters of vLLM, which end in _total in its Prometheus text
 DRAFTS, DRAFTED, BY_POSITION = (
     f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens_per_pos")
 )
-LENGTH = "sglang:spec_accept_length"
-ANSWERS = "vllm:request_success", "sglang:num_requests"
+ANSWERS = "vllm:request_success"
 LINE = re.compile(
-    rf"^(({'|'.join((DRAFTS, DRAFTED, BY_POSITION, LENGTH, *ANSWERS))})(?:_total)?)(\{{.*\}})?"
+    rf"^(({'|'.join((DRAFTS, DRAFTED, BY_POSITION, ANSWERS))})(?:_total)?)(\{{.*\}})?"
     r"[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*$",
     re.MULTILINE,
 )
@@ -36,13 +35,10 @@ class Observation:
 
     Attributes
     ----------
-    accepted : (K,) shares of rounds that reach and accept each position; or one number, the new
-        tokens per target call.
+    accepted : (K,) shares of rounds that reach and accept each position.
     rounds : how many drafted anything.
     rounding : standard deviations of what was rounded away.
-    is_length : whether it is tokens per call, the one that was not drafted among them.
-    drafted : how many rounds drafted each position, (K,); or how many tokens were drafted in all;
-        None where it is not known.
+    drafted : how many tokens were drafted in all; None where it is not known.
     answers : how many texts the rounds are of; None: as many rounds a text as were logged.
     behind_ends : whether places behind an end of text are in these numbers; None: not known.
 
@@ -56,52 +52,31 @@ class Observation:
     accepted: Column
     rounds: float
     rounding: Column
-    is_length: bool = False
-    drafted: float | Column | None = None
+    drafted: float | None = None
     answers: float | None = None
     behind_ends: bool | None = None
 
     def __post_init__(self) -> None:
-        steps = np.diff(self.accepted, prepend=np.inf if self.is_length else 1.0, append=0.0)
+        steps = np.diff(self.accepted, prepend=1.0, append=0.0)
         if not len(self.accepted) or not (steps <= 0).all():
             raise ValueError(
                 "observed: must be shares of all rounds, from 0 to 1, that do not rise with the "
-                "position (of those that reached it: multiply them up), or the tokens of a call; "
+                "position (of those that reached it: multiply them up); "
                 f"got {self.accepted}"
             )
         check.number("rounds", self.rounds, FEWEST, MOST_ROUNDS)
         if self.answers is not None:
             check.number("answers", self.answers, 1, self.rounds)
-        if self.drafted is not None:
-            self._check_drafted(np.atleast_1d(self.drafted))
-
-    @property
-    def by_position(self) -> Column | None:
-        """Return how many rounds drafted each position, None where it is not known."""
-        return self.drafted if isinstance(self.drafted, np.ndarray) else None
-
-    def _check_drafted(self, drafted: Column) -> None:
-        accepted, most = self.accepted * self.rounds, np.inf if self.is_length else self.rounds
-        if self.by_position is None or self.is_length:
-            right = self.rounds <= drafted.sum() <= most * len(accepted) and len(drafted) == 1
-        else:
-            right = len(drafted) == len(accepted) and drafted[0] <= most
-            right = right and (np.diff(drafted) <= 0).all() and (accepted <= drafted + 0.5).all()
-        if not right:
+        most = self.rounds * len(self.accepted)
+        if self.drafted is not None and not self.rounds <= self.drafted <= most:
             raise ValueError(
-                f"drafted: must be how many tokens {self.rounds:g} rounds drafted, 1 to K each, "
-                "or how many of them drafted each position, no fewer than accepted it; got "
-                + ", ".join(f"{own:g}" for own in drafted)
+                f"drafted: must be how many tokens {self.rounds:g} rounds drafted, 1 to "
+                f"{len(self.accepted)} each; got {self.drafted:g}"
             )
 
     def check_width(self, width: int) -> None:
         """Raise ValueError unless drafts of ``width`` tokens can have been counted so."""
-        if self.is_length and not 1 <= self.accepted[0] <= width + 1:
-            raise ValueError(
-                f"observed: tokens per call must be from 1 to {width + 1}, all {width} drafted and "
-                f"one more; got {self.accepted[0]:g}"
-            )
-        if not self.is_length and len(self.accepted) != width:
+        if len(self.accepted) != width:
             raise ValueError(
                 f"observed: must have the {width} positions that are expected (another K is "
                 f"another decode: --num-draft-tokens); got {len(self.accepted)}"
@@ -110,53 +85,42 @@ class Observation:
     def drafted_share(self) -> tuple[Column, Column]:
         """Return the least and the largest share of rounds going on to a place that draft it.
 
-        Where only the sum is known, drafts may have become shorter at any place.
+        Only the sum is known: drafts may have become shorter at any place.
         """
         width = len(self.accepted)
-        if (drafted := self.by_position) is not None:
-            share = np.maximum(drafted, 1e-9) / np.maximum([self.rounds, *drafted[:-1]], 1e-9)
-            return share, share
-        missing = width - (width if self.drafted is None else self.drafted / self.rounds)
+        missing = 0.0 if self.drafted is None else width - self.drafted / self.rounds
         least = np.maximum(1 - missing / np.arange(width, 0, -1), 1e-9)
         return np.where(np.arange(width), least, 1.0), np.ones(width)
 
 
 def observed_rates(text: str, rounds: float | None, width: int, **known: Any) -> Observation:
-    """Read printed numbers: accepted at each position over drafts, or tokens per call.
+    """Read printed numbers: accepted at each position over drafts.
 
-    ``known`` are other fields of the observation. Raises ValueError for numbers that are neither,
-    that rise, or that drafts of ``width`` tokens cannot have, and without rounds.
+    ``known`` are other fields of the observation. Raises ValueError for numbers that are none, that
+    rise, or that drafts of ``width`` tokens cannot have, and without rounds.
     """
     words = [word.strip() for word in text.split(",")]
     rates = np.array([check.number("--observed", word, 0, MOST_ROUNDS) for word in words])
     digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
     rounding = 10.0 ** -np.array(digits) / np.sqrt(12)
-    is_length = len(rates) == 1 and bool(rates[0] > 1)
-    return _rated(rates, rounding, rounds, width, is_length, known)
-
-
-def _rated(
-    rates: Column, rounding: Column, rounds: float | None, width: int, is_length: bool, known: Any
-) -> Observation:
-    """Return the checked observation; errors in the numbers come before missing rounds."""
-    Observation(rates, FEWEST, rounding, is_length).check_width(width)
+    Observation(rates, FEWEST, rounding).check_width(width)  # faults of these come first
     if rounds is None:
         raise ValueError(
-            "--rounds: must say over how many rounds (drafts, target calls) the observed numbers "
-            "were counted, as their error depends on it; got none"
+            "--rounds: must say over how many rounds (drafts) the observed numbers were counted, "
+            "as their error depends on it; got none"
         )
     check.number("--rounds", rounds, FEWEST, MOST_ROUNDS)
-    return Observation(rates, rounds, rounding, is_length, **known)
+    return Observation(rates, rounds, rounding, **known)
 
 
 def read_metrics(
-    path: str | Path, before: str | Path | None, rounds: float | None, width: int, **known: Any
+    path: str | Path, before: str | Path | None = None, *, width: int, **known: Any
 ) -> Observation:
-    """Read the Prometheus text of vLLM or SGLang; ``before`` is subtracted from counters.
+    """Read the Prometheus text of vLLM; ``before`` is subtracted from counters.
 
     vLLM counts places behind an end of text, and how many answers have ended; ``known`` may say
-    otherwise. Raises OSError or ValueError for files that cannot be read, that hold neither
-    engine's numbers, several models, or numbers that drafts of ``width`` tokens cannot have.
+    otherwise. Raises OSError or ValueError for files that cannot be read, that do not hold these
+    counters, several models, or numbers that drafts of ``width`` tokens cannot have.
     """
     now = _samples(path)
     earlier = {} if before is None else _samples(before)
@@ -166,15 +130,8 @@ def read_metrics(
         counts[name] += count
         if name == BY_POSITION and (place := POSITION.search(labels)):
             places[int(place[1])] += count
-    known = {"answers": sum(counts[name] for name in ANSWERS) or None} | known
     if DRAFTS not in counts:
-        lengths = [value for (name, _), value in now.items() if name == LENGTH]
-        if len(lengths) != 1 or before is not None:
-            raise ValueError(
-                f"--metrics: must hold {DRAFTS}_total, or {LENGTH} once in one file, as it is no "
-                f"counter; got {len(lengths)} lines in {path}"
-            )
-        return _rated(np.array(lengths), np.zeros(1), rounds, width, True, known)
+        raise ValueError(f"--metrics: must hold {DRAFTS}_total, as vLLM's text does; got {path}")
     if counts[DRAFTS] < FEWEST:
         since = "" if before is None else f" since {before}"
         raise ValueError(
@@ -187,11 +144,11 @@ def read_metrics(
             f"{sorted(places)} in {path}"
         )
     accepted = np.array([places[number] for number in range(len(places))])
-    known = {"drafted": counts[DRAFTED], "behind_ends": True} | known
+    told: dict[str, Any] = {"drafted": counts[DRAFTED], "behind_ends": True}
+    told |= {"answers": counts[ANSWERS] or None}
+    told |= {name: value for name, value in known.items() if value is not None}
     try:
-        seen = Observation(
-            accepted / counts[DRAFTS], counts[DRAFTS], np.zeros(len(places)), **known
-        )
+        seen = Observation(accepted / counts[DRAFTS], counts[DRAFTS], np.zeros(len(places)), **told)
     except ValueError as error:
         raise ValueError(f"--metrics: {error} in {path}") from None
     seen.check_width(width)

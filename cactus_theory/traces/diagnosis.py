@@ -25,8 +25,8 @@ GAP = "position", "expected", "expected_error", "observed", "observed_error", "e
 ASKED = {
     "behind_ends": "--behind-ends: must say whether the engine's numbers have places behind an end "
     "of text in them (in, as vLLM's; out)",
-    "short_ends": "--drafted: must say how many tokens were drafted in these rounds, or how many "
-    "rounds drafted each position, as engines draft less where a text ends",
+    "short_ends": "--drafted: must say how many tokens were drafted in these rounds, as engines "
+    "draft less where a text ends",
 }
 
 
@@ -34,8 +34,8 @@ ASKED = {
 class Diagnosis:
     """An observation against an expectation and against known faults.
 
-    A gap, keys GAP, is of a position that enough rounds reached, or of tokens per call, if those
-    were counted, at position 0; ``errors`` is how many standard errors it is off.
+    A gap, keys GAP, is of a position that enough rounds reached; ``errors`` is how many standard
+    errors it is off.
     """
 
     gaps: Sequence[dict[str, Any]]
@@ -72,8 +72,8 @@ def compare_observed(
     Raises
     ------
     ValueError
-        Another number of positions than is expected, or more tokens per call than K + 1; something
-        unknown on which the verdict depends; CannotSay for too few texts.
+        Another number of positions than is expected; something unknown on which the verdict
+        depends; CannotSay for too few texts.
     """
     check_texts(healthy.texts)
     seen.check_width(len(healthy.accepted))
@@ -82,8 +82,6 @@ def compare_observed(
         unlike["behind_ends"] = (False,) if record.going.all() else (False, True)
     if seen.drafted is None and (record.left < record.lengths).any():
         unlike["short_ends"] = (False, True)
-    elif seen.is_length and seen.drafted is not None:
-        unlike["short_ends"] = (np.sum(seen.drafted) < seen.rounds * len(healthy.accepted),)
     found = {}
     for way in product(*unlike.values()):
         options = dict(zip(unlike, way, strict=True))
@@ -125,36 +123,31 @@ def _compared(
 
 
 class _Gaps:
-    """Expected and observed numbers, one a position, or tokens per call alone at place 0.
+    """Expected and observed numbers, one a position.
 
     They are shares of rounds that accept the place before; ``columns`` shows them of those that
     reach it. Errors are the standard errors of what is expected and of what was counted.
     """
 
     def __init__(self, expectation: Expectation, seen: Observation, places: Any = None) -> None:
-        self.expectation, self.half = expectation, 0.0 if seen.is_length else 0.5
+        self.expectation = expectation
         before = np.concatenate([[1.0], seen.accepted[:-1]])
         mass, on, reached = expectation.mass
         if places is None:
             enough = np.minimum(before * seen.rounds, mass[: len(before)]) >= FEWEST
-            places = np.flatnonzero(seen.is_length | enough)
+            places = np.flatnonzero(enough)
         if not len(places):
             raise CannotSay(f"cannot say: at least {FEWEST} rounds must be expected and counted")
         self.places = places
-        means = expectation.if_accepted
-        self.means = [expectation.tokens_per_call] if seen.is_length else [means[i] for i in places]
+        self.means = [expectation.if_accepted[place] for place in places]
         self.expected = np.nan_to_num([mean.value for mean in self.means])
         self.expected_error = np.nan_to_num([expectation.error(mean) for mean in self.means])
-        self.shown = np.ones(1) if seen.is_length else (reached / np.maximum(mass, 1e-300))[places]
-        # texts are as many in the counts as here, over this: as many rounds, or fewer and longer;
-        # where drafts are shorter maybe in some texts throughout
-        fewer = max(expectation.rounds / seen.rounds,
-                    expectation.texts / seen.answers if seen.answers else 0.0)  # fmt: skip
-        by_place = seen.by_position
-        part = np.ones(len(before)) if by_place is None else np.maximum(by_place, 1) / seen.rounds
-        self.fewer = fewer / part[places]
+        self.shown = (reached / np.maximum(mass, 1e-300))[places]
+        # texts are as many in the counts as here, over this: as many rounds, or fewer and longer
+        of_texts = expectation.texts / seen.answers if seen.answers else 0.0
+        self.fewer = max(expectation.rounds / seen.rounds, of_texts)
         low = high = seen.accepted[places] / before[places]
-        if seen.drafted is not None and not seen.is_length:
+        if seen.drafted is not None:
             own = (reached / np.maximum(on, 1e-300))[places]
             low, high = (low * own / share[places] for share in reversed(seen.drafted_share()))
         self.observed: Column = np.clip(self.expected, low, high)
@@ -165,24 +158,15 @@ class _Gaps:
         count, places = before * seen.rounds, self.places
         earlier = np.concatenate([[0.0], seen.rounding[:-1]])[places]
         rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
-        if seen.is_length:
-            coins = binomial = np.array([self.expectation.length_coins]) / count
-        else:
-            coins = np.array([self.expectation.coins(place) for place in places]) / count
-            # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
-            rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
-            binomial = rate * (1 - rate) / count
+        coins = np.array([self.expectation.coins(place) for place in places]) / count
+        # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
+        rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
+        binomial = rate * (1 - rate) / count
         texts = self.expected_error**2 * self.fewer
-        if seen.by_position is not None:  # the rounds that draft a place may be of easier texts
-            share = seen.drafted_share()[0][places]
-            means = [Estimate(1.0, np.ones(self.expectation.texts), ""), *self.expectation.accepted]
-            easier = [self.expectation.error(means[place]) / means[place].value for place in places]
-            spread = 1 / count + np.square(easier) * self.fewer
-            rounding = np.hypot(rounding, self.observed * np.sqrt((1 / share - 1) * spread))
         self.alone = np.maximum(coins, binomial - texts) + rounding**2  # what texts do not share
         self.observed_error = np.sqrt(texts + self.alone)
         self.gap = self.observed - self.expected
-        size = np.maximum(np.abs(self.gap) - self.half / count, 0.0)
+        size = np.maximum(np.abs(self.gap) - 0.5 / count, 0.0)
         error = np.hypot(self.observed_error, self.expected_error)
         self.errors: Column = np.sign(self.gap) * size / np.maximum(error, 1e-300)
         self.worst = float(np.abs(self.errors).max(initial=0.0))
@@ -192,8 +176,7 @@ class _Gaps:
     def columns(self) -> tuple[Column, ...]:
         """Return the columns of GAP but the last one."""
         numbers = self.expected, self.expected_error, self.observed, self.observed_error
-        place = self.places + (self.half > 0)
-        return place.astype(float), *(own / self.shown for own in numbers), self.errors
+        return self.places + 1.0, *(own / self.shown for own in numbers), self.errors
 
     def step_error(self, other: "_Gaps") -> Column:
         """Return the standard errors of differences of what is expected of one trace."""

@@ -8,7 +8,7 @@ round are alike. A place behind an end of text is not reached, unless an engine 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,6 @@ class LoggedRounds:
     going: Bool[np.ndarray, "rounds K1"]
     prompts: Int[np.ndarray, "texts"]
     names: tuple[str, str, str]
-
-    def part(self, texts: Sequence[int]) -> "LoggedRounds":
-        """Return the rounds of some texts."""
-        chosen = np.isin(self.text, texts)
-        arrays = {name: own[chosen] for name, own in list(vars(self).items())[:5]}
-        return replace(self, **arrays)
 
 
 class Expectation:
@@ -136,12 +130,6 @@ class Expectation:
         own, base = self._accepted[:, place], self._before[:, place]
         spread = own * (1 - 2 * rate) + rate**2 * base - (own - rate * base) ** 2
         return float(spread.sum() / max(base.sum(), 1e-300))
-
-    @property
-    def length_coins(self) -> float:
-        """Return a bound on the variance of one round's tokens: rounds that differ are in it."""
-        mean = np.array([share.value for share in self.accepted])
-        return float(((2 * np.arange(len(mean)) + 1) * mean).sum() - mean.sum() ** 2)
 
 
 def wilson(

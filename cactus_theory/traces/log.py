@@ -52,7 +52,6 @@ def log_trace(
     policy: str | Policy = defaults.POLICY,
     verifier: str | Verifier = defaults.VERIFIER,
     cuts: Cuts = WHOLE,
-    groups: Mapping[str, Sequence[str]] | None = None,
     on_text: OnText | None = None,
 ) -> Trace:
     """Decode losslessly and log all rows of every round, those after a refusal too.
@@ -80,7 +79,6 @@ def log_trace(
     eos_token_ids : tokens that end a text, ``()`` for none; the target's own by default.
     seed : text i takes ``seed + i``.
     policy, verifier : of the decode, where it is of interest at which places its rounds start.
-    groups : column → its value for each prompt, kept for :meth:`Trace.groups`.
     on_text : called with the cycles and texts logged so far, at the start and after every text.
 
     Raises
@@ -120,6 +118,7 @@ def log_trace(
         verifier=verifier,
     ).at_ends_of(target_model)
     _check(target_model, drafter, prompts, options)
+    judges = {"policy": options.policies[0].spec, "verifier": options.parsed_verifier.spec}
     header = Header(
         vocab_size=text_config(target_model).vocab_size,
         num_draft_tokens=num_draft_tokens,
@@ -139,7 +138,7 @@ def log_trace(
             "at_least_cycles": cycles,
         }
         | vars(cuts)
-        | _details(options, groups),
+        | ({} if judges == USUAL else judges),
     )
     with Folder(Path(folder), header) as writer:
         while not writer.finished:
@@ -214,14 +213,6 @@ def log_shown(
             pair.target, prompts_ids=prompts_ids, folder=folder, cycles=cycles,
             on_text=progress.texts, **options,
         )  # fmt: skip
-
-
-def _details(options: DecodeOptions, groups: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
-    judges = {"policy": options.policies[0].spec, "verifier": options.parsed_verifier.spec}
-    details: dict[str, Any] = {} if judges == USUAL else dict(judges)
-    if groups:
-        details["groups"] = {name: list(values) for name, values in groups.items()}
-    return details
 
 
 def _cycles(

@@ -11,7 +11,7 @@ verifier the numbers are consistent; for others they are what these would do at 
 which is what makes them comparable, with paired errors far smaller than their own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,8 @@ from torch import Tensor
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.threads import one_thread
-from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.decoding.schedule import Schedule, check_rule, read_rule
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.policies import FixedTarget, Policy, read_policy
-from cactus_theory.policies._copies import copied
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.traces.estimate import Replay
@@ -36,16 +33,12 @@ from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import NO_ROW, VerdictLaw, Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
-# seed, plus the text's number, of the tokens that a replay draws for a schedule
-SEED = 0
 OnCycles = Callable[[int], Any]
-# texts (B,) of cycles, and their alive, whether their text goes on, and what they are charged
-CyclesLaw = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
 
 
 def replay(
     trace: Trace | str | Path,
-    policy: str | Policy | Schedule,
+    policy: str | Policy,
     verifier: str | Verifier = defaults.VERIFIER,
     *,
     num_draft_tokens: int | None = None,
@@ -57,9 +50,7 @@ def replay(
     Parameters
     ----------
     trace : a trace or its folder.
-    policy : a Policy or a spec, such as ``"band:price=1"``; or a schedule (also as
-        ``FILE.py:NAME``), whose state is drawn with a fixed seed, while everything else stays
-        exact.
+    policy : a Policy or a spec, such as ``"band:price=1"``.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
     divergences : which ones the meter adds up; none where a verifier defers of sampled
@@ -93,23 +84,36 @@ def replay(
     2.83 ± 0.10 tokens a call
     """
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
-    width = draft_width(trace, num_draft_tokens)
-    return _replays(trace, policy, verifier, [width], divergences, on_cycles)[width]
+    widths = [num_draft_tokens]
+    (one,) = replay_widths(trace, policy, verifier, widths, divergences, on_cycles).values()
+    return one
 
 
+@one_thread()
 def replay_widths(
     trace: Trace,
     policy: str | Policy,
     verifier: str | Verifier,
-    widths: Sequence[int],
+    widths: Sequence[int | None],
     divergences: Sequence[str | Divergence] = ("kl",),
+    on_cycles: OnCycles = int,
 ) -> dict[int, Replay]:
     """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it."""
     checked = sorted({draft_width(trace, width) for width in widths})
-    if shares_rows(policy, verifier):
-        return _replays(trace, policy, verifier, checked, divergences)
-    parts = (_replays(trace, policy, verifier, [width], divergences) for width in checked)
-    return {width: result for part in parts for width, result in part.items()}
+    rule, verifier = read_policy(policy).at_ends(trace.ends), find_verifier(verifier)
+    kinds = {kind.spec: kind for kind in map(read_divergence, divergences)}
+    verifier.check(rule)
+    passes = [checked] if shares_rows(policy, verifier) else [[width] for width in checked]
+    replays = {width: _begun(trace, (rule.spec, verifier.spec, width), kinds) for width in checked}
+    for together in passes:
+        done = 0
+        for batch in trace.batches(ENTRIES, together[-1]):
+            law = batch_law(batch, rule, verifier, kinds, trace.ends)
+            for width in together:
+                replays[width].add(batch.text, *law)
+            done += len(batch.text)
+            on_cycles(done)
+    return replays
 
 
 def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
@@ -123,44 +127,14 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     )
 
 
-@one_thread()
-def _replays(
-    trace: Trace,
-    policy: str | Policy | Schedule,
-    verifier: str | Verifier,
-    widths: Sequence[int],
-    divergences: Sequence[str | Divergence],
-    on_cycles: OnCycles = int,
-) -> dict[int, Replay]:
-    """Return a replay per K, the last one the longest, from one pass."""
-    rule, verifier = read_rule(policy).at_ends(trace.ends), find_verifier(verifier)
-    kinds = {kind.spec: kind for kind in map(read_divergence, divergences)}
-    check_rule(rule, verifier)
-
-    def begun(width: int) -> Replay:
-        """Return the sums before the first cycle: those of calls without a draft, by text."""
-        calls, tokens = np.array([trace.undrafted] * 2, dtype=np.float64)
-        reached, accepted_at = np.zeros((2, width, trace.texts))
-        drafts, drafted = np.zeros((2, trace.texts))
-        spent = {spec: np.zeros(trace.texts) for spec in kinds}
-        names = rule.spec, verifier.spec, width, trace.fingerprint
-        return Replay(*names, calls, tokens, spent, reached, accepted_at, drafts, drafted)
-
-    replays = {width: begun(width) for width in widths}
-    if isinstance(rule, Schedule):
-        laws = _scheduled(trace, rule, verifier, kinds, max(widths))
-    else:
-        laws = (
-            (batch.text, *batch_law(batch, rule, verifier, kinds, trace.ends))
-            for batch in trace.batches(ENTRIES, max(widths))
-        )
-    done = 0
-    for text, alive, going, spent in laws:
-        for own in replays.values():
-            own.add(text, alive, going, spent)
-        done += len(text)
-        on_cycles(done)
-    return replays
+def _begun(trace: Trace, names: tuple[str, str, int], kinds: Iterable[str]) -> Replay:
+    """Return the sums before the first cycle: those of calls without a draft, by text."""
+    calls, tokens = np.array([trace.undrafted] * 2, dtype=np.float64)
+    reached, accepted_at = np.zeros((2, names[2], trace.texts))
+    drafts, drafted = np.zeros((2, trace.texts))
+    spent = {spec: np.zeros(trace.texts) for spec in kinds}
+    sums = calls, tokens, spent, reached, accepted_at, drafts, drafted
+    return Replay(*names, trace.fingerprint, *sums)
 
 
 def draft_width(trace: Trace, width: int | None) -> int:
@@ -186,7 +160,7 @@ def batch_law(
     draft = Draft(ids, [width] * len(ids), batch.draft_probs)
     if isinstance(verifier, Chain | Block):
         raised = verifier.raised_entries(policy, q, draft)
-        alive, spent = _followed([policy] * width, verifier, q, draft, kinds, raised)
+        alive, spent = _followed(policy, verifier, q, draft, kinds, raised)
     else:
         law = verifier.law(Assignment((policy,)), q, draft)
         alive, spent = law.alive, _charged(law, verifier, q, kinds)
@@ -200,14 +174,14 @@ def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def _followed(
-    policies: Sequence[Policy],
+    policy: Policy,
     verifier: Chain | Block,
     q: Tensor,
     draft: Draft,
     kinds: dict[str, Divergence],
     raised: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return ``alive`` (B, K + 1) and D(h_i‖q_i) (B, K), of a policy for each place.
+    """Return ``alive`` (B, K + 1) and D(h_i‖q_i) (B, K).
 
     A chain and a block need neither residuals nor rows for them: they are asked node by node.
     ``raised`` is what drafted tokens are raised to where a policy looked ahead.
@@ -216,7 +190,7 @@ def _followed(
     p = one_hot(ids, q) if draft.probs is None else draft.probs
     alive = q.new_ones(len(ids), ids.shape[1] + 1, dtype=torch.float64)
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
-    for place, (policy, drafted) in enumerate(zip(policies, ids.unbind(1), strict=True)):
+    for place, drafted in enumerate(ids.unbind(1)):
         reached, rows = alive[:, place], (q[:, place], p[:, place])
         path = PathState(reached, None if raised is None else raised[:, place])
         emitted = verifier.emitted(policy, *rows, path)
@@ -244,48 +218,3 @@ def _charged(
     size = q.shape[1] - 1
     rows = emitted[:, :size], q[:, :size]
     return {spec: kind.value(*rows) for spec, kind in kinds.items()}
-
-
-def _scheduled(
-    trace: Trace,
-    schedule: Schedule,
-    verifier: Verifier,
-    kinds: dict[str, Divergence],
-    width: int,
-) -> Iterator[CyclesLaw]:
-    """Yield what each cycle does under a schedule, as a cycle of one policy.
-
-    Given a schedule's state all coins of a cycle are integrated out. The state goes on with one
-    outcome that is drawn: the rows that were verified, and the tokens that followed. It begins
-    without the prompt, which a trace does not hold.
-    """
-    text, state, source = -1, None, torch.Generator()
-    for cycle in trace:
-        if cycle.text != text:
-            text, state = cycle.text, schedule.begin([])
-            source.manual_seed(SEED + text)
-        ids, q = cycle.draft_token_ids[:width], cycle.target_probs[: width + 1]
-        p = one_hot(ids, q) if cycle.draft_probs is None else cycle.draft_probs[:width]
-        draft = Draft(ids[None], [len(ids)], None if cycle.draft_probs is None else p[None])
-        choice, _ = schedule.choose_by_nodes(state, q[None], draft, verifier)
-        law = verifier.law(Assignment(schedule.policies, choice[None]), q[None], draft)
-        if law.emitted is None or verifier.defers:
-            raise NotImplementedError(NO_ROW.format(verifier.name))
-        policies = tuple(schedule.policies[number] for number in choice[: len(ids)].tolist())
-        if isinstance(verifier, Chain | Block):
-            alive, spent = _followed(policies, verifier, q[None], draft, kinds, law.raised)
-        else:
-            alive, spent = law.alive, _charged(law, verifier, q[None], kinds)
-        yield torch.tensor([text], device="cpu"), alive, _going(ids[None], trace.ends), spent
-        count = int(torch.multinomial(law.stop[0], 1, generator=source))
-        token = int(torch.multinomial(law.last[0, count], 1, generator=source))
-        if rows := min(count + 1, len(ids)):
-            path = PathState(
-                law.alive[0, :rows], None if law.raised is None else law.raised[0, :rows]
-            )
-            accepted = torch.arange(rows, device="cpu") < count
-            verified = VerifiedRows(
-                q[:rows], p[:rows], ids[:rows], accepted, policies[:rows], verifier, path
-            )
-            state = schedule.observe(state, *copied((verified,)))
-        state = schedule.advance(state, [*ids[:count].tolist(), token])

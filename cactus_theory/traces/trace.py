@@ -1,6 +1,6 @@
 """Read a trace: cycles one by one, in batches, or all their rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,12 +66,8 @@ class Trace:
     (2, [0, 0, 1])
     """
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, numbers: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        # numbers of the texts among all that were logged
-        self.numbers = list(range(len(manifest.shards)) if numbers is None else numbers)
         self._kept: dict[str, Shard] = {}  # read and checked, up to KEPT_BYTES
 
     @classmethod
@@ -146,51 +142,12 @@ class Trace:
         """Return a digest over the digests of the shards."""
         return digest("".join(entry.sha256 for entry in self.manifest.shards).encode())
 
-    def part(self, texts: Sequence[int]) -> "Trace":
-        """Return a trace of some of the texts, from the same files.
-
-        Raises
-        ------
-        ValueError
-            No text, or one that there is not.
-        """
-        numbers = range(self.texts)
-        if not texts or any(text not in numbers for text in texts):
-            raise ValueError(
-                f"texts: must be numbers from 0 to {self.texts - 1}; got {list(texts)}"
-            )
-        shards = tuple(self.manifest.shards[text] for text in texts)
-        logged = [self.numbers[text] for text in texts]
-        return Trace(self.folder, Manifest(self.header, shards), logged)
-
     @property
     def prompts(self) -> list[int]:
         """Return the number of each text's prompt; texts that share one are alike."""
         count = self.header.details.get("prompts")
-        if not isinstance(count, int) or count < 1:
-            return self.numbers
-        return [number % count for number in self.numbers]
-
-    def groups(self, column: str) -> dict[str, list[int]]:
-        """Return which texts have each value of a column of the prompts.
-
-        Raises
-        ------
-        ValueError
-            A trace that was logged without that column.
-        """
-        columns = self.header.details.get("groups")
-        columns = columns if isinstance(columns, dict) else {}
-        values = columns.get(column)
-        if not isinstance(values, list) or len(values) != self.header.details.get("prompts"):
-            raise ValueError(
-                f"{self.folder / MANIFEST}: must keep the column {column!r} of its prompts to be "
-                f"grouped by it (log it again with --by); got {', '.join(columns) or 'no column'}"
-            )
-        groups: dict[str, list[int]] = {}
-        for text, prompt in enumerate(self.prompts):
-            groups.setdefault(str(values[prompt]), []).append(text)
-        return groups
+        count = count if isinstance(count, int) and count > 0 else self.texts
+        return [text % count for text in range(self.texts)]
 
     def __len__(self) -> int:
         """Return the number of cycles."""
@@ -286,11 +243,6 @@ class Trace:
                     f"{self.folder / MANIFEST}: num_draft_tokens must be the {longest} that every "
                     f"cycle drafted; got {self.num_draft_tokens}"
                 )
-
-
-def is_trace(path: str | Path) -> bool:
-    """Return whether a path is meant as a trace: a folder."""
-    return Path(path).is_dir()
 
 
 def _probs(rows: Tensor) -> Tensor:

@@ -17,30 +17,17 @@ timed at that batch size, rounds in which some of the texts had ended included.
 
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.files import read_marked
 from cactus_theory.traces.estimate import Estimate, PerText, Replay, combined, ratio_of_sums
-from cactus_theory.tuned import FORMAT, VERSION
 
 SECONDS, PLAIN_STEPS = "seconds", "plain steps"
 PARTS = ("draft", "target", "other")
-# largest amount of a cost, in seconds or plain steps
-MOST = 1e9
-# what an entry of a file of costs must be; the others are times
-RULES = {
-    "unit": f"{SECONDS} or {PLAIN_STEPS}",
-    "batch": "a whole number above 0",
-    "widths": "rising whole numbers above 0",
-    "verify": "a family's times at each of widths",
-    "new_tokens": "a number above 0, or null",
-} | dict.fromkeys(PARTS, "a time at each of widths")
 
 
 @dataclass(frozen=True)
@@ -109,44 +96,6 @@ class Costs:
             verify={},
         )
 
-    @classmethod
-    def load(cls, path: str | Path, batch: int) -> "Costs":
-        """Return the costs in a file that ``tune --out`` wrote, measured for this batch size.
-
-        Raises
-        ------
-        ValueError
-            A file without costs, or with those of another batch size.
-        OSError
-            A file that cannot be read.
-        """
-        message = f"--costs: must be a file that tune --out wrote; got {path}"
-        try:
-            content = read_marked(Path(path), FORMAT, VERSION)
-        except ValueError as error:
-            raise ValueError(f"{message}; {str(error).removeprefix(f'{path}: ')}") from None
-        try:
-            parts = [part["costs"] for part in (content, *content["batches"])]
-            same = [part for part in parts if part.get("batch") == batch]
-            costs = cls._of_json((same or parts)[0])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            fault = "it lacks " if isinstance(error, KeyError) else ""
-            raise ValueError(f"{message}; {fault}{error}") from error
-        if costs.batch != batch:
-            raise ValueError(f"--costs: must be of --batch {batch}; got {costs.batch} in {path}")
-        return costs
-
-    @classmethod
-    def _of_json(cls, content: dict[str, Any]) -> "Costs":
-        values = {field.name: content[field.name] for field in fields(cls)}
-        for name, value in values.items():
-            if not _sound(name, value, values["widths"]):
-                rule = RULES.get(name, "a time")
-                raise ValueError(f"costs, {name}: must be {rule}; got {value!r:.60}")
-        parts = {name: tuple(values[name]) for name in ("widths", *PARTS)}
-        verify = {family: tuple(part) for family, part in values["verify"].items()}
-        return cls(**{**values, **parts, "verify": verify})
-
     def call(self, width: int, family: str) -> float:
         """Return the time of a call with K drafted tokens.
 
@@ -161,10 +110,6 @@ class Costs:
         verify = self.verify[check.one_of("family", family, tuple(self.verify))]
         return spent + self._read(verify, width)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
-        return asdict(self)
-
     def part(self, name: str, width: int) -> float:
         """Return one of PARTS at K."""
         return self._read(getattr(self, name), width)
@@ -177,26 +122,6 @@ class Costs:
         low, high = self.widths[place : place + 2]
         share = (width - low) / (high - low)
         return part[place] + share * (part[place + 1] - part[place])
-
-
-def _sound(name: str, value: Any, widths: Any) -> bool:
-    """Return whether an entry of a file of costs keeps its rule; ``widths`` come before parts."""
-    if name == "unit":
-        return value in (SECONDS, PLAIN_STEPS)
-    if name == "batch":
-        return type(value) is int and 1 <= value < 2**31
-    if name == "widths":
-        counts = isinstance(value, list) and all(_sound("batch", count, ()) for count in value)
-        return counts and list(value) == sorted(set(value)) != []
-    if name in PARTS:
-        whole = isinstance(value, list) and len(value) == len(widths)
-        return whole and all(_sound("start", amount, widths) for amount in value)
-    if name == "verify":
-        return isinstance(value, dict) and all(_sound(PARTS[0], v, widths) for v in value.values())
-    if name == "new_tokens" and value is None:
-        return True
-    usable = type(value) in (int, float) and 0 <= value <= MOST
-    return usable and (value > 0 or name in ("start", "plain_start"))
 
 
 def plain_speed(costs: Costs) -> float:

@@ -1,13 +1,10 @@
 """Measure the costs of a call on the user's models, in short decodes of the user's prompts."""
 
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
@@ -17,14 +14,11 @@ from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import DECODING_PARTS, Seconds
 from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
 # decodes of every setting; the median over them counts
 REPEATS = 5
-# number of the first text whose length is measured; texts of timed decodes have smaller numbers
-BEYOND_TIMED = 2**20
 # cycles whose verification is timed, and untimed ones before them, which allocate
 TIMED, UNTIMED = 150, 10
 # what a decode tells of a round
@@ -196,32 +190,6 @@ def decoded(
     )
     drafter = None if setting is None else prompts.cuts.drafter(draft, prompts.temperature)
     return decode(target, drafter, ids, options)
-
-
-def measure_lengths(
-    target_model: Any,
-    draft_model: Any,
-    prompts: Prompts,
-    setting: TimedSetting,
-    answers: int,
-    on_decode: Callable[[int, int], None] | None = None,
-) -> Estimate:
-    """Return the mean length of a setting's answers, at least so many, by prompt.
-
-    Every prompt is answered equally often, in batches of ``prompts.batch``, with seeds beyond those
-    of :func:`measure_costs`; ``on_decode`` is called with the answers done and their number.
-    """
-    passes = math.ceil(answers / len(prompts.ids))
-    texts = [*prompts.ids] * passes
-    lengths: list[int] = []
-    for start in range(0, len(texts), prompts.batch):
-        group, first = texts[start : start + prompts.batch], BEYOND_TIMED + start
-        result = decoded(target_model, draft_model, prompts, setting, group, first, [])
-        lengths += result.row_lengths
-        if on_decode is not None:
-            on_decode(len(lengths), len(texts))
-    by_prompt = np.array(lengths, dtype=np.float64).reshape(passes, -1).sum(0)
-    return ratio_of_sums(by_prompt, np.full(len(prompts.ids), float(passes)), "answers")
 
 
 def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:

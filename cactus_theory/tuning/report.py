@@ -1,19 +1,22 @@
 """Report of tuning: a sentence, a table, and the file that ``generate --tuned`` reads."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.base.defaults import MAX_NEW_TOKENS
+import numpy as np
+
+from cactus_theory.answer_bounds import share
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
-from cactus_theory.tuning.choices import Choice, Tuned, fastest
 from cactus_theory.tuning.costs import SECONDS
+from cactus_theory.tuning.tune import Choice, Tuned
 
 WIDEST = 100
+UPPER = 0.9  # share of texts below the upper quantile
 # relative standard error of nats from which on knobs are uncertain; least call, in plain steps
 UNCERTAIN, LEAST_CALL = 0.2, 0.9
 
@@ -23,7 +26,7 @@ def sentence(tuned: Tuned) -> str:
     best, lossless, unit = tuned.best, tuned.lossless, _unit(tuned)
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
-        first = max(tuned.choices, key=lambda choice: choice.chosen_by.value)
+        first = tuned.choices[0]
         paid = max(first.chosen_by.value, first.speed.value) > tuned.plain
         return (
             f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
@@ -60,33 +63,26 @@ def table(tuned: Tuned) -> str:
     return f"{text}\nspeeds are predicted; all numbers are of the texts that were not chosen by"
 
 
-def notes(tuned: Tuned, others: Sequence[Tuned] = ()) -> list[str]:
-    """Return notes: on single answers and other batch sizes.
-
-    ``others`` are the same settings at the costs of other batch sizes.
-    """
-    lines, answers, best = [], tuned.answers, tuned.best
-    lines += _warnings(tuned)
-    if answers is not None and best is not None and not best.family.lossless:
-        tokens = tuned.source.get("max_new_tokens", MAX_NEW_TOKENS)
-        lines += [answers.sentence, answers.allowed(int(str(tokens)))]
+def notes(tuned: Tuned) -> list[str]:
+    """Return warnings, and notes on single texts."""
+    lines, best = [*_warnings(tuned)], tuned.best
+    if best is not None and not best.family.lossless:
+        spent = best.replay.spent[tuned.divergence] / best.replay.tokens
+        lines.append(
+            f"That is a mean: {share((spent > tuned.level).mean())} of the texts lie above "
+            f"{tuned.level:g}, one in ten above {np.quantile(spent, UPPER):.3g}, the worst at "
+            f"{spent.max():.3g}. A cap holds for every answer: generate --cap. Speeds are of "
+            "tokens: answers may get longer."
+        )
     if said := tuned.choices[0].replay.undrafted:
         lines.append(f"{said}.")
-    lines += _lengths(tuned)
-    for other in others:
-        lines += [
-            f"Batch {other.costs.batch}: {line}" for line in (sentence(other), *_lengths(other))
-        ]
-    seconds: Any = tuned.source.get("seconds")
-    if seconds:
-        parts = ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items())
-        lines.append(f"Took {sum(seconds.values()):.0f} s: {parts}.")
     return lines
 
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
     """Warn of knobs that few texts leave uncertain, and of calls timed below the step in them."""
-    knobs = fastest([own for own in tuned.choices if own.family.least < own.family.most])
+    tried = (own for own in tuned.choices if own.family.least < own.family.most)
+    knobs = next(tried, None)
     if knobs is not None:
         spent, texts = knobs.replay.divergence_per_token(tuned.divergence), len(knobs.replay.cycles)
         if spent.standard_error > UNCERTAIN * spent.value:
@@ -103,60 +99,27 @@ def _warnings(tuned: Tuned) -> Iterator[str]:
         )
 
 
-def _lengths(tuned: Tuned) -> list[str]:
-    """Compare the lengths of the fastest settings' answers with those of lossless ones."""
-    lines, lossless = [], fastest([one for one in tuned.choices if one.family.lossless])
-    for one in tuned.choices:
-        if one.length is None or lossless is None:
-            continue
-        length = f"{one.length.value:.3f} ± {_error(one.length.standard_error, 3)}"
-        if one.longer == 1:
-            lines.append(f"{_named(one)}: answers as long as lossless ones ({length} times).")
-            continue
-        ratio = (one.speed / lossless.speed).value
-        lines.append(
-            f"{_named(one)}: {ratio:.2f} times the tokens a second of lossless drafting, {length} "
-            f"times the length: {ratio / one.longer:.2f} times as fast an answer."
-        )
-    return lines
-
-
-def payload(tuned: Tuned, others: Sequence[Tuned] = ()) -> dict[str, Any]:
-    """Return all of it for JSON.
-
-    ``others`` as in :func:`notes`.
-    """
-    answers = tuned.answers
+def payload(tuned: Tuned) -> dict[str, Any]:
+    """Return all of it for JSON."""
+    best, lossless = tuned.best, tuned.lossless
     return {
         "format": FORMAT,
         "version": VERSION,
         "level": tuned.level,
         "divergence": tuned.divergence,
-        **_chosen(tuned),
-        "unit": _unit(tuned),
-        "table": [_line(choice, tuned) for choice in tuned.choices],
-        "source": tuned.source,
-        "answers": None if answers is None else answers.as_json(),
-        "batches": [_chosen(other) for other in others],
-    }
-
-
-def _chosen(tuned: Tuned) -> dict[str, Any]:
-    """Return the part of the report that depends on the costs of calls, without the table."""
-    best, lossless = tuned.best, tuned.lossless
-    return {
         "sentence": sentence(tuned),
         "recommended": None if best is None else _line(best, tuned),
         "lossless": None if lossless is None else _line(lossless, tuned),
         "plain": {"speed": tuned.plain},
-        "costs": tuned.costs.as_json(),
+        "costs": vars(tuned.costs),
+        "unit": _unit(tuned),
+        "table": [_line(choice, tuned) for choice in tuned.choices],
+        "source": tuned.source,
     }
 
 
-def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> None:
+def save_tuned(tuned: Tuned, path: str | Path) -> None:
     """Write the file, all of it or nothing.
-
-    ``others`` as in :func:`notes`.
 
     Raises
     ------
@@ -174,7 +137,7 @@ def save_tuned(tuned: Tuned, path: str | Path, others: Sequence[Tuned] = ()) -> 
     >>> ct.load_tuned("tuned.json").level
     0.05
     """
-    path, content = Path(path), payload(tuned, others)
+    path, content = Path(path), payload(tuned)
     if path.suffix != ".json":
         raise ValueError(f"--out: must end in .json; got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +154,6 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
         **valued("speed", choice.speed),
         "speed_chosen_by": choice.chosen_by.value,
         "over_plain": choice.speed.value / tuned.plain,
-        **valued("length_ratio", choice.length),
         **valued("tokens_per_call", choice.reported.tokens_per_call),
         **valued("divergence_per_token", meter),
     }

@@ -3,20 +3,23 @@
 For every family and K the knob is solved so that the meter reads the level over all texts. The
 fastest setting is chosen by the predicted speed on a random half of these texts, and all that is
 reported of a setting is from the other half: the best of many noisy numbers is too good, a number
-that was not chosen by is not.
+that was not chosen by is not. It is recommended if it is faster than decoding without a draft on
+both halves.
 """
 
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.defaults import TUNED_WIDTHS
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.traces.estimate import Replay, check_texts
+from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.trace import Trace
-from cactus_theory.tuning.choices import Halves, Tuned, answers_of, priced
-from cactus_theory.tuning.costs import Costs, plain_speed
+from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
 from cactus_theory.tuning.measure import TimedSetting
 
@@ -29,6 +32,86 @@ Measure = Callable[[Sequence[TimedSetting]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
+class Halves(NamedTuple):
+    """Numbers of the texts that are chosen by, and of those that are reported."""
+
+    chosen_by: list[int]
+    reported: list[int]
+
+    @classmethod
+    def of(cls, texts: int, seed: int = 0) -> "Halves":
+        """Return random halves of so many texts."""
+        order = random.Random(seed).sample(range(texts), texts)
+        return cls(sorted(order[::2]), sorted(order[1::2]))
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A setting, what it is predicted to do, and what it will meter.
+
+    Attributes
+    ----------
+    family : as tables show it, without the knob's value.
+    policy, verifier, num_draft_tokens : what to decode with.
+    replay : over all texts, on which knobs are solved.
+    reported : of the half that is not chosen by: all numbers of a line are of its texts.
+    chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
+    """
+
+    family: Family
+    policy: str
+    verifier: str
+    num_draft_tokens: int
+    replay: Replay
+    reported: Replay
+    chosen_by: Estimate
+    speed: Estimate
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The result of tuning.
+
+    Attributes
+    ----------
+    level, divergence : what may be metered per emitted token.
+    costs : of calls.
+    plain : tokens per unit of time without a draft.
+    choices : every family and K within the level, the fastest (by ``chosen_by``) first.
+    halves : of the texts of ``replay``.
+    source : the trace's cycles, texts and models, and what was tried.
+    """
+
+    level: float
+    divergence: str
+    costs: Costs
+    plain: float
+    choices: tuple[Choice, ...]
+    halves: Halves
+    source: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Choice | None:
+        """Return the fastest setting; None if it beats plain decoding on one half or none."""
+        return self._ahead(self.choices[0])
+
+    @property
+    def lossless(self) -> Choice | None:
+        """Return the fastest lossless setting; None as for ``best``."""
+        first = next((choice for choice in self.choices if choice.family.lossless), None)
+        return None if first is None else self._ahead(first)
+
+    def _ahead(self, choice: Choice) -> Choice | None:
+        return choice if min(choice.chosen_by.value, choice.speed.value) > self.plain else None
+
+    def of_families(self) -> list[Choice]:
+        """Return the fastest K of every family and verifier, fastest first."""
+        best: dict[str, Choice] = {}
+        for choice in self.choices:
+            best.setdefault(choice.family.key, choice)
+        return list(best.values())
+
+
 def tune(
     trace: Trace,
     costs: Costs | Measure,
@@ -37,9 +120,7 @@ def tune(
     divergence: str | Divergence = "kl",
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
-    capped: bool = False,
     seed: int = 0,
-    by: str | None = None,
     on_step: OnStep | None = None,
 ) -> Tuned:
     """Return the settings within a divergence per token, by predicted speed.
@@ -52,17 +133,14 @@ def tune(
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
     policies : as :func:`cactus_theory.tuning.families.families`.
-    capped : also replay a ledger, which keeps every answer within the level (KL, of a trace).
-    seed, by : of the halves of the texts, which are random; a column of the trace's prompts of
-        whose every value both halves get as many texts.
+    seed : of the halves of the texts, which are random.
     on_step : called with what is done, how many steps of it are, and of how many.
 
     Raises
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, an unknown divergence or
-        policy, a column that the trace does not keep; CannotSay, which is one, for fewer texts
-        than errors need.
+        policy; CannotSay, which is one, for fewer texts than errors need.
 
     Examples
     --------
@@ -80,20 +158,22 @@ def tune(
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(trace.num_draft_tokens, widths)
     candidates = families(kind, policies, trace.ends)
-    groups = [range(trace.texts)] if by is None else trace.groups(by).values()
-    halves = Halves.of(groups, whole_number("seed", seed, 0))
+    halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
     solved = _solved(trace, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
-    choices = [priced(family, replay, costs, halves) for family, replay in solved]
+    choices = [_priced(family, replay, costs, halves) for family, replay in solved]
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
-    about = _about(trace) | {"tried": tried, "halves": {"seed": seed, "by": by}}
-    answers = None
-    if capped and kind.spec == "kl":
-        what, cycles = "replaying a cap on every answer", len(trace)
-        answers = answers_of(trace, choices, level, lambda done: on_step(what, done, cycles))
-    plain = plain_speed(costs)
-    return Tuned(level, kind.spec, costs, plain, tuple(choices), halves, about, answers)
+    about = _about(trace) | {"tried": tried, "halves": {"seed": seed}}
+    return Tuned(level, kind.spec, costs, plain_speed(costs), tuple(choices), halves, about)
+
+
+def _priced(family: Family, replay: Replay, costs: Costs, halves: Halves) -> Choice:
+    """Return a setting with its speeds at these costs."""
+    chosen_by, reported = map(replay.part, halves)
+    speeds = (speed(part, costs, family.key) for part in (chosen_by, reported))
+    names = replay.policy, replay.verifier, replay.num_draft_tokens
+    return Choice(family, *names, replay, reported, *speeds)
 
 
 def _widths(logged: int, widths: Sequence[int] | None) -> list[int]:

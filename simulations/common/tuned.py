@@ -12,8 +12,8 @@ from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
-from cactus_theory.tuning.choices import Choice
 from cactus_theory.tuning.measure import TimedSetting
+from cactus_theory.tuning.tune import Choice
 
 from .grid import Config, config_of
 from .journal import Journal
@@ -56,7 +56,7 @@ def tune_all(
             on_step = progress.step
             tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
         lines = [_line(choice) for choice in tuned.choices]
-        record = {"plain": tuned.plain, "costs": tuned.costs.as_json(), "lines": lines}
+        record = {"plain": tuned.plain, "costs": vars(tuned.costs), "lines": lines}
         journal.add(key(level), record)
 
 

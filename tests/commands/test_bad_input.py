@@ -91,35 +91,33 @@ cactus generate --target no --prompts text.jsonl --system kind | --system: must 
 cactus generate --target no --prompts chat.jsonl --system kind | of the system, as has --system
 cactus tune --divergence-per-token 0 --trace no --cost-ratio 1 | divergence-per-token: must lie in (
 cactus TUNE --trace no --cost-ratio 1 | no such folder
-cactus TUNE --trace no --cost-ratio 1 --batch 0 | --batch: must be at least 1
-cactus TUNE --trace no --cost-ratio 1 --batch 8 8 | each size once; got 8 8
-cactus TUNE --trace no --cost-ratio 1 --batch 1 8 | --batch: must be one with
+cactus TUNE --trace no --cost-ratio 1 --batch 0 | batch: must be an integer of at least 1
 cactus TUNE --trace no --cost-ratio 1 --out x.txt | --out: must end in .json
 cactus TUNE --trace no --cost-ratio 1 --out no/t.json | --out: must be a writable file; No such file
 cactus TUNE --trace no --cost-ratio 1 --threads 1025 | threads: must lie in [1, 1024]
 cactus TUNE --cost-ratio 1 | --trace: must be given without models
-cactus TUNE --trace no | --target, --cost-ratio, --costs: exactly one must be given; got none
+cactus TUNE --trace no | --target, --cost-ratio: exactly one must be given; got none
+cactus TUNE PAIR --trace no | --target: must not be given with --trace
 cactus TUNE PAIR | --prompts: must be given with --target
 cactus TUNE PAIR --prompts no | --prompts: must be a readable
 cactus expect | --trace, or --target, --draft and --prompts: must be given
 cactus expect --target x | --draft: must be given with --target
 cactus expect --trace TRACE --target x | --target: must not be given with --trace
 cactus expect --trace TRACE --rounds 5 | --rounds: must come with
+cactus expect --trace TRACE --metrics x --rounds 5 | --rounds: must not be given with --metrics
 cactus expect --trace TRACE --drafted 5 | --drafted: must come with
 cactus expect --trace TRACE COUNTED | --rounds: must say
 cactus expect --trace TRACE COUNTED --rounds inf | --rounds: must lie in
 cactus expect --trace TRACE --observed 0.5 --rounds 99 | the 4 positions
 cactus expect MODELS --prompts x COUNTED --rounds 99 | --draft-mode: must say how the engine drafts
-cactus expect MODELS --prompts x --observed 7 | tokens per call must be from 1 to 5
 cactus expect MODELS --prompts x --cycles 0 | --cycles: must be an integer of at least 1
 cactus expect --trace TRACE --max-new-tokens 9 | a trace has its own
 cactus expect --trace TRACE --temperature 1 | a trace has its own
 cactus expect --trace TRACE COUNTED --rounds 200 --drafted 801 | got 801
-cactus expect --trace TRACE COUNTED --rounds 200 --drafted 1e308 | must lie in
-cactus expect --trace TRACE COUNTED --rounds 200 --drafted nan | must lie in
+cactus expect --trace TRACE COUNTED --rounds 200 --drafted 1e308 | drafted: must be how
+cactus expect --trace TRACE COUNTED --rounds 200 --drafted nan | drafted: must be how
 cactus expect --trace TRACE COUNTED --rounds 200 --answers 0 | answers: must lie
 cactus expect --trace TRACE --threads 99999999 | threads: must lie in [1, 1024]
-cactus expect --trace TRACE --by task | must keep the column 'task'
 cactus expect --trace TRACE --dtype float16 | --dtype: must be given with --target
 cactus expect --trace TRACE --revision main | --revision: must be given with --target
 cactus expect --trace TRACE --device cuda | --device: must be given with --target

@@ -89,7 +89,7 @@ def commands(path: str, folder: Path, target: str, draft: str) -> dict[str, list
     return {
         "generate": ["generate", *models, "--max-new-tokens", "4"],
         "tune": ["tune", *models, "--divergence-per-token", "0.1", "--max-new-tokens", "4",
-                 "--cycles", "8", "--num-draft-tokens", "1", "--answers", "0",
+                 "--cycles", "8", "--num-draft-tokens", "1",
                  "--policies", "speculative", "--work", str(folder / "tune")],
         "expect": ["expect", *models, "--max-new-tokens", "4", "--cycles", "8"],
         "trace": ["trace", *small, str(folder / "trace"), "--cycles", "4",

@@ -180,7 +180,5 @@ def test_tune_and_generate_keep_to_the_cuts_of_the_rows(
     assert "must be those of the file, top-k 0, top-p 0.8" in refused(
         capsys, *generating, "8", "--top-p", "0.9"
     )
-    traced = (*asked, "--trace", str(trace.folder))
-    assert "must be those of the trace" in refused(capsys, *traced, "--top-p", "0.9", "--json")
     alone = f"tune --divergence-per-token 0.05 --trace {trace.folder} --cost-ratio 0.1".split()
     assert "must be those of the trace" in refused(capsys, *alone, "--top-p", "0.9")

@@ -23,8 +23,7 @@ class Engine:
     short: bool = False  # drafts no more than is left
     adaptive: bool = False  # K from 1 on, by the load
     behind: bool | None = None
-    tells: str = ""  # drafted, total, answers
-    length: bool = False
+    tells: str = ""  # drafted, answers
     repeats: int = 1  # logged texts of a prompt
     fault: float = 1.0  # by which acceptance is multiplied
 
@@ -76,12 +75,7 @@ class Engine:
         if "answers" in self.tells:
             known["answers"] = len(ease)
         if "drafted" in self.tells:
-            known["drafted"] = drafted.sum(0).astype(float)
-        elif "total" in self.tells:
             known["drafted"] = float(drafted.sum())
-        if self.length:
-            total = np.array([1 + kept.sum() / rounds])
-            return Observation(total, rounds, np.zeros(1), True, **known)
         return Observation(kept.sum(0) / rounds, rounds, np.zeros(WIDTH), **known)
 
 
@@ -90,19 +84,13 @@ KINDS = {
     "ends, left out": Engine(ends=0.03, most=64, engine_most=64, behind=False, tells="answers"),
     "ends, counted": Engine(ends=0.03, most=64, engine_most=64, behind=True, tells="answers"),
     "ends, unknown": Engine(ends=0.03, most=64, engine_most=64),
-    "short answers by position": Engine(texts=200, logged=24, most=12, engine_most=12, short=True,
-                                        tells="drafted"),
-    "short answers by their sum": Engine(texts=200, logged=24, most=12, engine_most=12, short=True,
-                                         tells="total"),
+    "short answers": Engine(texts=200, logged=24, most=12, engine_most=12, short=True,
+                            tells="drafted"),
     "short answers, unknown": Engine(texts=200, logged=24, most=12, engine_most=12, short=True),
     "adaptive K": Engine(adaptive=True, tells="drafted"),
-    "adaptive K by its sum": Engine(adaptive=True, tells="total"),
     "longer texts than were logged": Engine(logged=6, texts=6, engine_most=8 * 48, tells="answers"),
     "many longer texts": Engine(logged=6, texts=40, engine_most=8 * 48, tells="answers"),
     "the same prompts": Engine(logged=24, repeats=2, texts=96),
-    "tokens a call": Engine(length=True, tells="answers"),
-    "tokens a call of longer texts": Engine(logged=6, texts=6, engine_most=8 * 48, length=True,
-                                            tells="answers"),
     "five texts": Engine(logged=5),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from cactus_theory.traces import Cycle, Trace, save_trace
 from cactus_theory.traces._folder import MANIFEST, UNFINISHED
 from cactus_theory.traces._shard import from_bytes, pack, to_bytes
 from tests.amounts import amount
-from tests.traces.conftest import VOCAB, rows_of
+from tests.traces.conftest import VOCAB
 
 tensor_files = pytest.importorskip("safetensors.torch")
 
@@ -87,16 +87,6 @@ def test_rows_are_those_with_a_draft_row(saved: Trace) -> None:
     own = [cycle for cycle in saved if cycle.draft_probs is not None]
     assert torch.equal(q, torch.cat([cycle.target_probs[:-1] for cycle in own]))
     assert len(q) == len(p) == saved.manifest.total("draft_rows")
-
-
-def test_a_trace_of_deterministic_drafts_has_no_rows(tmp_path: Path) -> None:
-    source = torch.Generator().manual_seed(0)
-    cycle = Cycle(0, 0, torch.tensor([1]), rows_of(source, 2, VOCAB), None)
-    trace = save_trace(tmp_path / "trace", [[cycle]], vocab_size=VOCAB, num_draft_tokens=1)
-    with pytest.raises(
-        ValueError, match="must hold draft rows; every draft in it was deterministic"
-    ):
-        trace.rows()
 
 
 def test_the_shipped_example_is_small_and_holds_what_it_says() -> None:

@@ -124,32 +124,6 @@ def test_costs_are_those_of_later_rounds_and_of_all_but_the_first_decodes(
     assert costs.plain == pytest.approx(0.8, rel=1e-9) and costs.new_tokens == 5.5
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_costs_are_measured_in_short_decodes(tiny, batch: int) -> None:
-    done = []
-    prompts = Prompts([[1, 5, 2], [3, 3, 7, 1]], batch, 8)
-    settings = [
-        TimedSetting(f"{name}@chain", name, "chain", width)
-        for name in ("speculative", "band:price=1")
-        for width in (1, 3)
-    ]
-    costs = measure_costs(
-        *tiny, prompts, settings, repeats=1, on_decode=lambda *own: done.append(own)
-    )
-    assert costs.widths == (1, 3) and costs.batch == batch and costs.unit == "seconds"
-    assert set(costs.verify) == {"speculative@chain", "band:price=1@chain"}
-    every = [
-        costs.plain,
-        *costs.draft,
-        *costs.target,
-        *costs.other,
-        *sum(costs.verify.values(), ()),
-    ]
-    assert all(0 < value < 1 for value in every)
-    assert costs.new_tokens == 8 and costs.start >= 0
-    assert done[-1] == (10, 10) and len(done) == 10
-
-
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -34,45 +34,6 @@ def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
     assert "belongs to a trace with another seed (0, now 1)" in capsys.readouterr().err
 
 
-def test_replays_are_grouped_by_a_column(tmp_path: Path, capsys) -> None:
-    source, table = torch.Generator().manual_seed(0), tmp_path / "r.csv"
-    texts = [
-        [Cycle(text, 0, torch.tensor([2, 1]), rows_of(source, 3, 4), rows_of(source, 2, 4))]
-        for text in range(4)
-    ]
-    save_trace(tmp_path / "t", texts, vocab_size=4, num_draft_tokens=2)
-    manifest = tmp_path / "t" / "manifest.json"
-    details = {"prompts": 2, "groups": {"task": ["code", "prose"]}}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"details": details}))
-    asked = ["replay", str(tmp_path / "t"), *CHOSEN, "--by", "task"]
-    assert main([*asked, "--json"]) == 0
-    found, trace = json.loads(capsys.readouterr().out), Trace.open(tmp_path / "t")
-    groups = trace.groups("task")
-    assert list(found["groups"]) == list(groups) == ["code", "prose"]
-    for task, rows in found["groups"].items():
-        own = [replay(trace.part(groups[task]), policy) for policy in POLICIES]
-        assert [row["tokens_per_call"] for row in rows] == [
-            one.tokens_per_call.value for one in own
-        ]
-    assert main([*asked, "--out", str(table)]) == 0
-    said, (written, _) = capsys.readouterr().out, read_csv(table)
-    assert "task = code" in said and "task = prose" in said
-    assert [row["group"] for row in written] == ["code"] * 3 + ["prose"] * 3
-    assert main(["replay", str(EXAMPLE), *CHOSEN, "--by", "task"]) == 2
-    assert "must keep the column 'task'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flags", [("--draft-mode", "greedy"), ("--draft", "ngram")])
-def test_deterministic_drafts_are_logged_without_rows(tmp_path: Path, flags) -> None:
-    pytest.importorskip("transformers")
-    assert main([*LOG, *flags, "--out", str(tmp_path / "t")]) == 0
-    trace = Trace.open(tmp_path / "t")
-    assert trace.manifest.total("draft_rows") == 0
-    drafts = [cycle.draft_token_ids.tolist() for cycle in trace]
-    assert all(cycle.draft_probs is None for cycle in trace)
-    assert any(drafts) or "ngram" in flags  # which may find no match in so little text
-
-
 def test_replays_are_printed_and_written(tmp_path: Path, capsys) -> None:
     out = tmp_path / "r.csv"
     options = ["--verifier", "chain", "block", "--num-draft-tokens", "2"]
@@ -148,19 +109,3 @@ def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -
             said.append(json.loads(capsys.readouterr().out))
         assert said[0] == said[1]
         assert len(said[0]["acceptance"]) == 4
-
-
-def test_a_schedule_of_a_file_is_replayed(tmp_path: Path, capsys) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from cactus_theory.decoding import Ledger\n\n\nclass Capped(Ledger):\n"
-        "    def __init__(self, cap: float) -> None:\n"
-        "        super().__init__('band:price=0.5', cap)\n"
-    )
-    asked = ["replay", str(EXAMPLE), "--policy", "band:price=0.5", f"{file}:Capped:cap=0.01"]
-    assert main([*asked, "--json"]) == 0
-    free, capped = json.loads(capsys.readouterr().out)["replays"]
-    assert capped["policy"] == "band:price=0.5, at most 0.01 nats a token"
-    assert 0 < capped["kl_per_token"] < 0.5 * free["kl_per_token"]
-    assert main([*asked, "--verifier", "fly"]) == 2
-    assert "fly" in capsys.readouterr().err
