@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.commands.promise import read_readings
-from cactus_theory.traces import Cycle, Trace, save_trace
+from cactus_theory.traces import Cycle, save_trace
 from cactus_theory.traces.noise_floor import TEMPERATURES, equal_temperature
 from tests.amounts import amount
 
@@ -172,22 +171,6 @@ def kl_of_colder(rows, hot):
     cold = rows ** (1 / hot)
     cold = cold / cold.sum(-1, keepdim=True)
     return float(torch.where(rows > 0, cold * (cold / rows).log(), 0).sum(-1).mean())
-
-
-def test_an_equal_temperature_leaves_out_tokens_in_the_place_of_rows(trace, tmp_path):
-    """As traces of an engine have them; of a row of one token every temperature is the same."""
-    drawn, texts = torch.eye(24, dtype=torch.float64)[:1], [[] for _ in range(trace.texts)]
-    for cycle in trace:
-        q = torch.cat([cycle.target_probs[:-1], drawn])
-        texts[cycle.text].append(replace(cycle, target_probs=q, draft_probs=q[:2]))
-    save_trace(tmp_path / "t", texts, vocab_size=24, num_draft_tokens=2)
-    manifest = tmp_path / "t" / "manifest.json"
-    content = json.loads(manifest.read_text())
-    rows = torch.cat([cycle.target_probs[:-1] for cycle in trace])
-    for details, same in (({}, False), ({"bonus_rows": "drawn"}, True)):
-        manifest.write_text(json.dumps(content | {"details": details}))
-        found = equal_temperature(Trace.open(tmp_path / "t"), kl_of_colder(rows, 0.8)).value
-        assert (found == pytest.approx(0.8, abs=1e-4)) == same
 
 
 def test_an_equal_temperature_is_as_far(trace, capsys):

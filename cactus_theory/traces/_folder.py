@@ -26,7 +26,7 @@ from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_byte
 
 FORMAT, VERSION = "cactus-theory trace", 1
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
-COUNTS = "cycles", "undrafted", "target_rows", "draft_rows"
+COUNTS = "cycles", "target_rows", "draft_rows"
 # most drafted tokens of a cycle; replays have a column for each
 MOST_DRAFTED = 4096
 
@@ -50,11 +50,6 @@ class Header:
     details: dict[str, Any]
 
     @property
-    def bonus_drawn(self) -> bool:
-        """Return whether a whole draft's last row is the token drawn from it (``bonus_rows``)."""
-        return self.details.get("bonus_rows") == "drawn"
-
-    @property
     def limits(self) -> tuple[int, int]:
         """Return V, and the most tokens that a cycle drafted."""
         return self.vocab_size, self.num_draft_tokens
@@ -67,14 +62,10 @@ class Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """A shard: its file, its counts, its size and its digest.
-
-    ``undrafted`` are steps of the text, of one token each, that drafted nothing and have no cycle.
-    """
+    """A shard: its file, its counts, its size and its digest."""
 
     file: str
     cycles: int
-    undrafted: int
     target_rows: int
     draft_rows: int
     bytes: int
@@ -131,12 +122,12 @@ def _faults(content: dict[str, Any], manifest: Manifest) -> Iterator[str]:
     most = manifest.header.num_draft_tokens
     for entry in manifest.shards:
         drafted = entry.target_rows - entry.cycles
-        counts = entry.cycles, entry.undrafted, entry.bytes
-        if not 0 <= entry.draft_rows <= drafted <= most * entry.cycles or min(counts) < 0:
+        sizes = entry.cycles, entry.bytes
+        if not 0 <= entry.draft_rows <= drafted <= most * entry.cycles or min(sizes) < 0:
             yield (
-                f"{entry.file} must have at most {most} drafted tokens a cycle and a row "
-                f"for each; got {entry.cycles} cycles, {entry.undrafted} undrafted steps, "
-                f"{entry.target_rows} target rows and {entry.draft_rows} draft rows"
+                f"{entry.file} must have at most {most} drafted tokens a cycle and a row for each; "
+                f"got {entry.cycles} cycles, {entry.target_rows} target rows and "
+                f"{entry.draft_rows} draft rows"
             )
 
 
@@ -208,14 +199,11 @@ class Folder(Resource):
 
     def add(self, cycles: Sequence[Cycle]) -> None:
         """Write the next text's cycles; they are on the disk when this returns."""
-        self.add_shard(pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size))
-
-    def add_shard(self, shard: Shard, undrafted: int = 0) -> None:
-        """Write the next text's cycles, packed; ``undrafted`` of its steps have none."""
         name = shard_name(self.texts)
+        shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
         content = to_bytes(checked(name, shard, *self.header.limits))
         write_whole(self.path / name, content)
-        self.entries.append(_entry_of(name, shard, content, undrafted))
+        self.entries.append(_entry_of(name, shard, content))
 
     def finish(self) -> None:
         """Write the manifest, all of it or nothing."""
@@ -269,6 +257,6 @@ class Folder(Resource):
             self.entries.append(_entry_of(path.name, shard, content))
 
 
-def _entry_of(name: str, shard: Shard, content: bytes, undrafted: int = 0) -> Entry:
+def _entry_of(name: str, shard: Shard, content: bytes) -> Entry:
     rows = len(shard.target_log_probs), len(shard.draft_log_probs)
-    return Entry(name, len(shard), undrafted, *rows, len(content), digest(content))
+    return Entry(name, len(shard), *rows, len(content), digest(content))

@@ -47,8 +47,7 @@ class Fault:
     """A fault of an engine; ``needs`` are words for the decodes in which it can show.
 
     These are a decode that is ``tempered`` or ``random`` (no temperature of 0), ``sampled`` drafts,
-    the ``block`` verifier, rows after whole drafts (``bonus``), not tokens drawn from them. Entries
-    whose names differ behind a space are one fault.
+    the ``block`` verifier. Entries whose names differ behind a space are one fault.
     """
 
     name: str
@@ -160,7 +159,7 @@ FAULTS = (
           "vllm-project/vllm#40149", "sampled"),
     Fault("rows-late", lambda rows: _shifted(rows, 1),
           "a drafted token is verified with the target's row after it",
-          "mlx-node/mlx-node#11", "bonus"),
+          "mlx-node/mlx-node#11"),
     Fault("rows-early", lambda rows: _shifted(rows, -1),
           "a drafted token is verified with the target's row of the one before it",
           "NVIDIA/TensorRT-LLM#15098"),
@@ -197,7 +196,6 @@ def visible_faults(trace: Trace, verifier: Verifier) -> list[Fault]:
         "random": header.temperature > 0,
         "sampled": sampled,
         "block": isinstance(verifier, Block),
-        "bonus": not header.bonus_drawn,
     }
     return [
         fault

@@ -140,8 +140,6 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     for batch in trace.batches(ENTRIES):
         alive, going, _ = batch_law(batch, lossless, chain, {}, trace.ends)
         reached = torch.where(going, alive, 0.0)
-        if trace.header.bonus_drawn:
-            reached[:, -1] = 0.0
         text = int(batch.text[0])
         weight[text] += float(reached.sum())
         q = batch.target_probs

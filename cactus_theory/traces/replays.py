@@ -4,7 +4,7 @@ Of a cycle with drafted tokens x_1..x_K let :math:`P_i` be the probability that 
 them are accepted (``VerdictLaw.alive``) and h_i the emitted law at row i. Then a target call
 yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`; a bonus token
 from q costs nothing. Tokens after a drafted end-of-text token count for nothing. A call without a
-draft yields one token and spends nothing; a trace of an engine has such calls as a number a text.
+draft yields one token and spends nothing.
 
 Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
 verifier the numbers are consistent; for others they are what these would do at the same places,
@@ -128,10 +128,9 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
 
 
 def _begun(trace: Trace, names: tuple[str, str, int], kinds: Iterable[str]) -> Replay:
-    """Return the sums before the first cycle: those of calls without a draft, by text."""
-    calls, tokens = np.array([trace.undrafted] * 2, dtype=np.float64)
+    """Return the sums before the first cycle."""
     reached, accepted_at = np.zeros((2, names[2], trace.texts))
-    drafts, drafted = np.zeros((2, trace.texts))
+    calls, tokens, drafts, drafted = np.zeros((4, trace.texts))
     spent = {spec: np.zeros(trace.texts) for spec in kinds}
     sums = calls, tokens, spent, reached, accepted_at, drafts, drafted
     return Replay(*names, trace.fingerprint, *sums)

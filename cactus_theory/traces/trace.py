@@ -132,11 +132,6 @@ class Trace:
         """Return the number of texts."""
         return len(self.manifest.shards)
 
-    @property
-    def undrafted(self) -> list[int]:
-        """Return for each text its steps that drafted nothing, of a token each, without a cycle."""
-        return [entry.undrafted for entry in self.manifest.shards]
-
     @cached_property
     def fingerprint(self) -> str:
         """Return a digest over the digests of the shards."""

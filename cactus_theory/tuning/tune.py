@@ -229,7 +229,6 @@ def _about(trace: Trace) -> dict[str, object]:
     details = header.details | vars(header)
     return {
         "cycles": len(trace),
-        "undrafted": sum(trace.undrafted),
         "texts": trace.texts,
         "fingerprint": trace.fingerprint,
         "knob_tolerance": TOLERANCE,

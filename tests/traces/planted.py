@@ -28,7 +28,6 @@ class Rounds:
             temperature=temperature,
             eos_token_ids=ends,
             details={"prompts": prompts, **details},
-            bonus_drawn=False,
         )
         self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
         self.ends = ends

@@ -161,7 +161,7 @@ def test_where_faults_can_show() -> None:
 
 
 def _trace(temperature: float, rows: int):
-    header = SimpleNamespace(temperature=temperature, bonus_drawn=False)
+    header = SimpleNamespace(temperature=temperature)
     return SimpleNamespace(header=header, manifest=SimpleNamespace(total=lambda name: rows))
 
 
