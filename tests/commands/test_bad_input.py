@@ -82,6 +82,8 @@ cactus GENERATE speculative --threads 0 | threads: must lie in [1, 1024]
 cactus DECODE --device cuda:99 | device: must be a device of this machine; got cuda:99
 cactus DECODE --device meta | device: must be a device of this machine; got meta
 cactus DECODE --device nix | device: must be a device of this machine; got nix
+cactus DECODE --tuned no.json | at most one may be given; got both
+cactus generate MODELS --prompt x --tuned no.json --verifier block | --verifier: must not be given
 cactus ALONE --policy band:price=1 | --policy: must be given with --draft
 cactus ALONE --num-draft-tokens 3 | --num-draft-tokens: must be given with --draft
 cactus ALONE --draft exit | draft: must say how many layers, as exit:20; got 'exit'

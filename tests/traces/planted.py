@@ -147,45 +147,30 @@ class Pool:
     alive: np.ndarray
     text: np.ndarray
     prompts: int
-    lengths: np.ndarray
-    told: bool = False  # whether the drafted tokens are counted
 
     @classmethod
-    def of(
-        cls, source: Rounds, judge: Verifier, short_ends: bool = False, told: bool = False
-    ) -> "Pool":
-        rule = read_policy("speculative")
-        alive, text, lengths = [], [], []
+    def of(cls, source: Rounds, judge: Verifier) -> "Pool":
+        rule, alive = read_policy("speculative"), []
         for batch in source.batches(0):
             ids = batch.draft_token_ids
             draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
             stop = judge.law(Assignment((rule,)), batch.target_probs, draft).stop
             _, going, _ = batch_law(batch, rule, judge, {}, source.ends)
             own = stop.flip(-1).cumsum(-1).flip(-1)  # of this draft, however it was drawn
-            left = torch.full_like(batch.position, ids.shape[1])
-            if short_ends:
-                left = (source.header.details["max_new_tokens"] - 1 - batch.position).minimum(left)
-            drafted = going[:, :-1] & (torch.arange(ids.shape[1]) < left[:, None])
-            alive.append(torch.where(drafted, own[:, 1:], 0.0)[left > 0])
-            text.append(batch.text[left > 0])
-            lengths.append(left[left > 0])
-        prompts, parts = source.header.details["prompts"], (alive, text, lengths)
-        rows, texts, counts = (torch.cat(part).numpy() for part in parts)
-        return cls(rows, texts, prompts, counts, told)
+            alive.append(torch.where(going[:, :-1], own[:, 1:], 0.0))
+        text = torch.cat([batch.text for batch in source.found])
+        return cls(torch.cat(alive).numpy(), text.numpy(), source.header.details["prompts"])
 
     def run(self, rounds: int, source: np.random.Generator) -> Observation:
         """Return what a run of at most so many rounds counts: whole texts, prompt after prompt."""
-        texts = np.arange(self.text.max() + 1)
-        source.shuffle(texts)
-        order = texts[np.argsort(_turn(texts % self.prompts), kind="stable")]
-        sizes = np.bincount(self.text, minlength=len(texts))[order]
+        texts = np.arange(self.text.max() + 1).reshape(-1, self.prompts)
+        order = source.permuted(texts, axis=0).ravel()
+        sizes = np.bincount(self.text)[order]
         most = max(1, int(np.searchsorted(sizes.cumsum(), rounds, "right")))
-        chosen = np.isin(self.text, order[:most])
-        alive = self.alive[chosen]
+        alive = self.alive[np.isin(self.text, order[:most])]
         accepted = (source.random(len(alive))[:, None] < alive).sum(0)
-        known = {"drafted": float(self.lengths[chosen].sum())} if self.told else {}
-        return Observation(accepted / len(alive), len(alive), np.zeros(len(accepted)),
-                           behind_ends=False, **known)  # fmt: skip
+        return Observation(accepted / len(alive), len(alive), np.zeros(alive.shape[1]),
+                           behind_ends=False, drafted=float(alive.size))  # fmt: skip
 
     def runs(self, count: int, healthy: Any, known: Any) -> list[Any]:
         source = np.random.default_rng(0)
@@ -202,12 +187,3 @@ def observed(source: Rounds, accepted: np.ndarray) -> Observation:
     passed = (torch.tensor(accepted)[:, None] > place) & (place <= first)
     rates = passed.double().mean(0).numpy()
     return Observation(rates, len(ids), np.zeros(len(rates)), behind_ends=False)
-
-
-def _turn(prompts: np.ndarray) -> np.ndarray:
-    seen: dict[int, int] = {}
-    found = []
-    for own in prompts.tolist():
-        found.append(seen.get(own, 0))
-        seen[own] = found[-1] + 1
-    return np.array(found)

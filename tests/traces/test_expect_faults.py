@@ -188,41 +188,32 @@ def test_a_budget_below_the_floor_is_said_to_be() -> None:
     assert TunedSetting(None, None, 0, 1.0, 1e-5, "kl").below_floor is None
 
 
-def decodes_of(pair, prompts: str, *options):
-    """Return decodes of the first 12 prompts of a file."""
-    from cactus_theory.base.prompts import prompts_of
-    from tests.test_docs import ROOT
-    from tests.traces.planted import Decodes
-
-    texts = prompts_of(ROOT / "simulations" / "data" / prompts)[:12]
-    ids = [pair.tokenizer(prompt.text)["input_ids"] for prompt in texts]
-    return Decodes(pair.target, pair.draft, ids, *options)
-
-
-def named_of(pool, healthy, signatures, runs: int = 100) -> tuple[Counter[str], int]:
-    """Return how often each fault is named in runs of at most 2,000 rounds, and the alarms."""
-    found = pool.runs(runs, healthy, signatures)
-    names = Counter(name for own in found for name in own.not_excluded)
-    return names, sum(own.alarm for own in found)
-
-
 @thorough
 def test_faults_are_listed_from_real_decodes() -> None:
     """Of 100 runs of at most 2,000 rounds 95 list the fault; healthy ones are quiet."""
+    from cactus_theory.base.prompts import prompts_of
     from cactus_theory.decoding import load_pair
     from tests.test_docs import ROOT
-    from tests.traces.planted import Pool, observed
+    from tests.traces.planted import Decodes, Pool, observed
+
+    def named_of(pool: Pool, runs: int = 100) -> tuple[Counter[str], int]:
+        """Return how often each fault is named in runs of at most 2,000 rounds, and the alarms."""
+        found = pool.runs(runs, healthy, rows)
+        names = Counter(name for own in found for name in own.not_excluded)
+        return names, sum(own.alarm for own in found)
 
     pair = ROOT / "simulations" / "pair"
     models = load_pair(pair / "target", pair / "draft")
-    decodes = decodes_of(models, "stories.jsonl", 8, 48, 1.0, CHAIN)
+    prompts = prompts_of(ROOT / "simulations" / "data" / "stories.jsonl")[:12]
+    ids = [models.tokenizer(prompt.text)["input_ids"] for prompt in prompts]
+    decodes = Decodes(models.target, models.draft, ids, 8, 48, 1.0, CHAIN)
     rounds, _, _ = decodes.rounds(None, 6, 0)
     rows = expectations(rounds, "speculative", with_faults(rounds, CHAIN))
     healthy = rows.pop("")
     other, _, accepted = decodes.rounds(None, 6, 10_000)
     assert not compare_observed(healthy, observed(other, accepted), rows).alarm
-    assert named_of(Pool.of(other, CHAIN, told=True), healthy, rows, 200)[1] <= 10
+    assert named_of(Pool.of(other, CHAIN), 200)[1] <= 10
     for name in ("no-draft-law", "rows-late", "coin-zero", "greedy-drafts"):
         faulty, verifier, _ = decodes.rounds(BY_NAME[name], 3, 20_000)
-        found, _ = named_of(Pool.of(faulty, verifier, told=True), healthy, rows)
+        found, _ = named_of(Pool.of(faulty, verifier))
         assert found[name] >= 95, (name, found)
