@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cactus_theory.divergences import register_divergence
     from cactus_theory.emitted import audit, emitted_law
     from cactus_theory.optimum import (
-        frontier,
         optimal_acceptance,
         pooled_acceptance,
         pooled_frontier,
@@ -53,7 +52,6 @@ __all__ = [
     "divergence",
     "emitted_law",
     "event_bounds",
-    "frontier",
     "generate",
     "list_policies",
     "load_tuned",
@@ -76,7 +74,7 @@ _NAMES = {
     "decoding": "generate",
     "divergences": "divergence=read_divergence register_divergence",
     "emitted": "audit emitted_law",
-    "optimum": "frontier optimal_acceptance pooled_acceptance pooled_frontier selection_law",
+    "optimum": "optimal_acceptance pooled_acceptance pooled_frontier selection_law",
     "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
     "policies._rule": "rule",
     "tuned": "load_tuned",

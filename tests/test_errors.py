@@ -68,7 +68,7 @@ VALUES = [
     (lambda: ct.policy("band:price=1,divergence=max_divergence"),
      "price: max_divergence has no one-to-one price; name delta= instead; got"),
     (lambda: ct.selection_law(Q, P, k=10**400), r"k: must be below 2\^63"),
-    (lambda: ct.frontier(Q, P, points=10**30), r"points: must be below 2\^63"),
+    (lambda: ct.pooled_frontier(Q, P, points=10**30), r"points: must be below 2\^63"),
 ]
 TYPES = [
     (lambda: ct.emitted_law(STRICT, NESTED, torch.tensor(P)),
@@ -123,7 +123,6 @@ OF_ROWS = [
     lambda q, p: ct.emitted_law(BAND, q, p),
     lambda q, p: ct.audit(BAND, q, p).acceptance,
     lambda q, p: ct.optimal_acceptance(q, p, delta=0.1).target,
-    lambda q, p: ct.frontier(q, p).acceptance,
     lambda q, p: ct.pooled_acceptance(q[None], p[None], delta=0.1).target,
     lambda q, p: ct.selection_law(q, p),
 ]

@@ -18,7 +18,6 @@ ROUNDING = 1e-9
 RULE = ct.policy("band:price=1")
 CALLS = {
     "optimal_acceptance": lambda q, p, **more: ct.optimal_acceptance(q, p, delta=0.1, **more),
-    "frontier": lambda q, p, **more: ct.frontier(q, p, points=3, **more),
     "pooled_acceptance": lambda q, p, **more: ct.pooled_acceptance(q, p, delta=0.1, **more),
     "pooled_frontier": lambda q, p, **more: ct.pooled_frontier(q, p, points=3, **more),
     "selection_law": lambda q, p, **more: ct.selection_law(q, p, k=2, **more),

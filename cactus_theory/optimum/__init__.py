@@ -14,7 +14,6 @@ Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
 2609.30474).
 """
 
-from cactus_theory.optimum.acceptance import frontier as frontier
 from cactus_theory.optimum.acceptance import optimal_acceptance as optimal_acceptance
 from cactus_theory.optimum.pooled import pooled_acceptance as pooled_acceptance
 from cactus_theory.optimum.pooled import pooled_frontier as pooled_frontier

@@ -1,9 +1,8 @@
-"""The best acceptance under a budget on the emitted law, row by row, and the whole trade-off.
+"""The best acceptance under a budget on the emitted law, row by row.
 
 Source: THEORY.md, Theorems 7, 9 and 19.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
-from cactus_theory.optimum.certificate import Geometry, geometry_of
+from cactus_theory.optimum.certificate import geometry_of
 
 SUPPORTS = ("target", "free")
 
@@ -112,78 +111,3 @@ def optimal_acceptance(
     rows, *scalars = joined(parts, amounts.numel())
     columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
     return OptimalAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Points (..., points) of the optimal trade-off, from h = q to the end of the path."""
-
-    delta: Any
-    acceptance: Any
-    price: Any
-
-
-@one_thread()
-@torch.no_grad()
-def frontier(
-    target_probs: Any,
-    draft_probs: Any,
-    *,
-    divergence: str | Divergence = "kl",
-    points: int = 64,
-    support: str = "target",
-    normalise: bool = False,
-) -> Frontier:
-    """Return the whole optimal trade-off of each row from one sort.
-
-    Points are equally spaced in acceptance, from h = q (δ = 0) to the end of the path.
-    Shapes (..., points); δ and acceptance rise along the last axis, the price falls where the
-    trade-off is concave (f-divergences, Rényi of order below 1). ``normalise``, and the memory
-    that it takes, as for :func:`optimal_acceptance`.
-
-    Returns
-    -------
-    delta : divergence, in its unit (nats for KL), rising.
-    acceptance : Σ min(p, h), rising.
-    price : dA/dδ; falling, except for Rényi of order above 1 and the max-divergence, where it
-        may rise.
-
-    Raises
-    ------
-    ValueError
-        As for :func:`optimal_acceptance`, or fewer than two points.
-
-    Examples
-    --------
-    >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> curve = ct.frontier(q, p, points=3)
-    >>> curve.acceptance.round(3), curve.delta.round(3)
-    (array([0.5 , 0.75, 1.  ]), array([0.   , 0.127, 0.551]))
-    """
-    kind = read_divergence(divergence)
-    check.one_of("support", support, SUPPORTS)
-    count = check.as_whole_number("points", points, 2)
-    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
-    batch = target.shape[:-1]
-
-    def curves(q: Tensor, p: Tensor) -> list[Tensor]:
-        return [
-            torch.stack(curve, -1) for curve in _curves(geometry_of(q, p, kind, support), count)
-        ]
-
-    parts = ((at, curves(*rows)) for at, rows in in_parts(target, draft))
-    shaped = (curve.reshape(*batch, count) for curve in joined(parts, math.prod(batch)))
-    return Frontier(*(check.scalar_like(curve, target_probs) for curve in shaped))
-
-
-def _curves(geometry: Geometry, count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return δ, acceptance and price (..., points) at each point of the trade-off."""
-    path, zero = geometry.path, torch.zeros_like(geometry.zero_mass)
-    delta, accepted, price = [zero], [1 - path.largest], [geometry.lossless_price()]
-    for share in torch.linspace(1, 0, count, dtype=torch.float64, device="cpu")[1:].tolist():
-        point = path.at(path.smallest + share * (path.largest - path.smallest))
-        spent = geometry.spent(point.upper, point.divergence)
-        delta.append(spent)
-        accepted.append(1 - point.rejection)
-        price.append(geometry.price(point.lower, point.upper, spent))
-    return delta, accepted, price

@@ -24,7 +24,6 @@ JOBS = {
     "optimum": lambda q, p, at: ct.optimal_acceptance(
         q, p, delta=BUDGETS[at] if at != slice(0, 0) else 0.1
     ),
-    "frontier": lambda q, p, at: ct.frontier(q, p, points=5),
     "selection": lambda q, p, at: ct.selection_law(q, p, k=2),
     "beside": lambda q, p, at: ct.selection_law(q, p, kind="deterministic+off", deterministic=[3]),
     "audit": lambda q, p, at: ct.audit(ct.policy("cactus:delta=0.1"), q, p),

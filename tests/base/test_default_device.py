@@ -133,7 +133,6 @@ CASES = {
         [ct.emitted_law(policy, *ROWS) for policy in POLICIES],
         [ct.emitted_law(policy, Q[0], None, draft_token_ids=[0, 1, 2]) for policy in POLICIES],
     ],
-    ct.frontier: programs(ct.frontier, {"points": 4}, {"points": 4, "divergence": "reverse_kl"}),
     ct.optimal_acceptance: programs(ct.optimal_acceptance, *ASKED),
     ct.pooled_acceptance: programs(ct.pooled_acceptance, *ASKED),
     ct.pooled_frontier: programs(ct.pooled_frontier, {"points": 4}),

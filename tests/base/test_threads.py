@@ -35,7 +35,6 @@ rules = [ct.policy(spec) for spec in (
 jobs = {
     "optimal_acceptance": lambda: ct.optimal_acceptance(q, p, delta=0.1),
     "by acceptance": lambda: ct.optimal_acceptance(q, p, acceptance=0.7, divergence="renyi:a=2"),
-    "frontier": lambda: ct.frontier(q, p, points=4),
     "pooled_acceptance": lambda: ct.pooled_acceptance(q, p, delta=0.1),
     "selection_law": lambda: ct.selection_law(q, p, k=3),
 }

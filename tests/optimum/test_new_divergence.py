@@ -73,8 +73,8 @@ def test_it_works_wherever_a_divergence_is_named(registry):
         rule = ct.policy("band", **knob, divergence=spec)
         optimum = ct.optimal_acceptance(q, p, divergence=spec, **knob)
         torch.testing.assert_close(ct.emitted_law(rule, q, p), optimum.target, rtol=0, atol=CLOSE)
-    curve = ct.frontier(q, p, divergence=spec, points=9)
-    assert (curve.acceptance.diff(dim=-1) > 0).all() and (curve.price.diff(dim=-1) <= 0).all()
+    curve = ct.pooled_frontier(q, p, divergence=spec, points=9)
+    assert (curve.acceptance.diff() > 0).all() and (curve.price.diff() <= 0).all()
 
 
 def test_audits_and_per_proposal_rules_take_it(registry):
