@@ -21,9 +21,6 @@ from cactus_theory.policies._copies import called, lawful
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
 from cactus_theory.policies._policy import one_hot
 
-# most that rounding adds to a sum over the vocabulary
-SUM = 1e-9
-
 
 @one_thread()
 def emitted_law(
@@ -120,9 +117,8 @@ def audit(
     raised_off_head : (...), see :func:`cactus_theory.emitted.raised_off_head`.
     within : (...) bool, whether the declared budget held; None without a budget.
     spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
-        over proposals with p > 0; None without a budget. Of a policy that states no proposals,
-        the least of rows that accept each token so often; ∞ where a stated one is no distribution
-        or gives its token less than is accepted.
+        over proposals with p > 0; None without a budget. Of a policy that is not ``PerProposal``
+        the least of rows that accept each token so often.
     bounds : what that is, in words, as ``check`` says it; None without a budget.
     over_share : (...), probability (over drafts) of a proposal over its budget; None for
         policies without a per-proposal budget.
@@ -167,7 +163,7 @@ def audit(
         raised_off_head=like(raised),
         within=like(within),
         spent=like(spent),
-        bounds=None if budget is None else budget.bounds(_states_proposals(policy, target)),
+        bounds=None if budget is None else budget.bounds(isinstance(policy, PerProposal)),
         over_share=like(over),
         optimum_acceptance=like(best),
         optimum_divergence=like(least),
@@ -204,34 +200,23 @@ def _spent(
 
 
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
-    """Return D(h⁽ⁿ⁾‖q) of every token n of float64 rows, (..., V).
+    """Return D(h⁽ⁿ⁾‖q) of every token n of float64 rows, (..., V); see :func:`raised_to`."""
+    return raised_alone(kind, raised_to(policy, q, p * policy.acceptance_row(q, p)), q)
 
-    Without proposals it is the least D of a row that accepts n so often. A proposal is charged ∞ if
-    it is no distribution, or gives n less than is accepted.
+
+def raised_to(policy: Policy, q: Tensor, accepted: Tensor) -> Tensor:
+    """Return h_n of the row that each token n is verified against, from ``accepted`` = p φ.
+
+    Of per-proposal policies it is γ, of all others the least h_n ≥ q_n that accepts so often.
     """
-    if isinstance(policy, PerProposal):  # q is scaled off n, so that it is that of two points
-        return raised_alone(kind, policy.gamma(q), q)
-    tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-    accepted = p * policy.acceptance_row(q, p)
-    rows = policy.proposal(q, p, tokens)
-    if rows is None:
-        return raised_alone(kind, torch.maximum(accepted, q), q)
-    h_n = rows.gather(-1, tokens[..., None])[..., 0]
-    sound = ((rows.sum(-1) - 1).abs() <= SUM) & (h_n >= accepted - SUM)
-    costs = kind.value(rows, q[..., None, :].expand_as(rows))
-    return torch.where(sound, costs, torch.inf)
+    least = torch.maximum(accepted, q)
+    return torch.maximum(policy.gamma(q), least) if isinstance(policy, PerProposal) else least
 
 
 def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
     """Return D(h‖q) for q scaled off n so that h_n is given: the cheapest row with that h_n."""
     rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
     return kind.value(*rows)
-
-
-def _states_proposals(policy: Policy, target: Tensor) -> bool:
-    """Return whether a policy says which row each token is verified against."""
-    _, (q,) = next(in_parts(target))
-    return policy.proposal(q[:1], q[:1], q[:1].argmax(-1, keepdim=True)) is not None
 
 
 def _optima(

@@ -95,8 +95,6 @@ def ask_policy(draw: random.Random) -> bool:
     # a row h has the precision of its rows
     wide = (rows.detach().double() for rows in (q, p))
     methods |= {"acceptance_row": (q, p), "target": (*wide, path)}
-    if type(rule).proposal is not Policy.proposal:
-        methods["proposal"] = (q, p, every)
     name = draw.choice([*methods])
     given = methods[name]
     if name == "residual" and bool((rule.acceptance(q, p, n[..., None]) > SURE).any()):

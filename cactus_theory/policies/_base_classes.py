@@ -149,14 +149,6 @@ class PerProposal(Entrywise):
         scale = (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
         return torch.where(ceiling > q_n, scale, 1.0)
 
-    def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"]:
-        """Return h⁽ⁿ⁾ of every drafted token, (..., m, V)."""
-        (q,) = float64_rows(q)
-        q_n = q.gather(-1, n)
-        gamma = self.gamma(q_n)
-        rows = q[..., None, :] * self.scale(q_n, gamma)[..., None]
-        return rows.scatter(-1, n[..., None], gamma[..., None])
-
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the emitted law: a proposal depends on the drafted token, its law does not."""
         return self.emitted(q, p)

@@ -48,7 +48,7 @@ class Budget:
         return spent <= self.amount + self.rounding
 
     def bounds(self, stated: bool, token: str = "a token") -> str:
-        """Return the bounded quantity in words; ``stated``: the policy states its proposals."""
+        """Return the bounded quantity in words; ``stated``: the policy is per proposal."""
         if self.scope == "emitted":
             return f"{self.divergence} of the emitted law"
         if stated:

@@ -6,7 +6,7 @@ The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` an
 target and p of the draft. Methods do not validate their rows (the public functions do).
 
 **Laws are float64**: rows may be float64, float32, float16 or bfloat16, q and p of different
-precisions, on any strides, of any batch shape (...), and may require gradients. φ, g, proposals
+precisions, on any strides, of any batch shape (...), and may require gradients. φ, g
 and the emitted law are those of the rows as they are, computed and returned in float64, and part
 of no graph. A deterministic draft has a one-hot row.
 """
@@ -73,7 +73,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 class Policy(ABC):
     """When to accept a drafted token, and what replaces it; subclasses are frozen dataclasses.
 
-    φ, g, proposals and the emitted law are float64 whatever the precision of the rows. A class of
+    φ, g and the emitted law are float64 whatever the precision of the rows. A class of
     your own gets copies of the rows: one that changes them raises ValueError.
 
     Examples
@@ -134,10 +134,6 @@ class Policy(ABC):
         nodes of a block also on the ``path`` to each, None outside of blocks. It is computed in the
         precision of the rows.
         """
-        return None
-
-    def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
-        """Return the row each drafted token was verified against, or None if there is none."""
         return None
 
     def emitted(self, q: Rows, p: Rows) -> Rows:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.arguments import ungraphed
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
@@ -94,15 +94,7 @@ class FunctionPolicy(Policy):
         found = torch.cat(answers).to(q.device)
         if single:
             return numbers(name, found, True)
-        return found if function is source.proposal else lawful(name, found)
-
-    def _of_tokens(self, function: Function, q: Rows, p: Rows, n: Ids, out: Tensor) -> Tensor:
-        """Write the answers about tokens (..., m) that can be drafted into ``out`` (..., m, …)."""
-        p = p.expand(q.shape)
-        drafted = p.gather(-1, n) > 0
-        row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
-        out[drafted] = self._answers(function, _flat(q), _flat(p), row[drafted], n[drafted])
-        return out
+        return lawful(name, found)
 
 
 def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
@@ -129,8 +121,11 @@ def _flat(rows: Tensor) -> Tensor:
 class FunctionRule(FunctionPolicy):
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return the function's acceptance; the function is not called for tokens with p = 0."""
-        q, p = ungraphed(q), ungraphed(p)
-        return self._of_tokens(self.function, q, p, n, (q.gather(-1, n) > 0).double())
+        q, p = ungraphed(q), ungraphed(p).expand(q.shape)
+        phi, drafted = (q.gather(-1, n) > 0).double(), p.gather(-1, n) > 0
+        row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
+        phi[drafted] = self._answers(self.function, _flat(q), _flat(p), row[drafted], n[drafted])
+        return phi
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Call ``residual`` where n can be rejected; return q elsewhere."""
@@ -152,14 +147,6 @@ class FunctionRule(FunctionPolicy):
         assert self.source.residual is not None  # SharedFunctionRule if there is none
         return self._answers(self.source.residual, q[None], p[None], torch.zeros_like(n), n)
 
-    def proposal(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m vocab"] | None:
-        """Call ``proposal``, None without one; return q for tokens with p = 0."""
-        if self.source.proposal is None:
-            return None
-        q, p = float64_rows(q, p)
-        rows = q[..., None, :].expand(*n.shape, q.shape[-1]).clone()
-        return self._of_tokens(self.source.proposal, q, p, n, rows)
-
 
 class SharedFunctionRule(SharedResidual, FunctionRule):
     """A function's policy with one residual for every refused token: the default, or f(q, p)."""
@@ -178,7 +165,6 @@ def rule(
     function: Function | None = None,
     *,
     residual: Function | None = None,
-    proposal: Function | None = None,
     vectorised: bool = False,
     knob_range: tuple[float, float] | None = None,
     budget: str | None = None,
@@ -193,13 +179,13 @@ def rule(
       recovering from (h − p)₊ then follow.
 
     q and p are numpy rows of V probabilities, n an integer. Keyword-only parameters with defaults
-    are knobs, for ``residual`` and ``proposal`` too where they name them; ``direction``,
+    are knobs, for ``residual`` too where it names them; ``direction``,
     ``strict`` and ``knob_range`` speak of the first. The function is called once per row and
     token: fine for checking an idea, slow in a decode loop.
 
     Under ``@ct.rule(vectorised=True)`` it is called for many rows at once: q and p are torch
     tensors of shape (..., V) and n (...,). It returns φ (...,), or h (..., V) from (q, p);
-    ``residual`` and ``proposal`` return (..., V). Either way tokens with p_n = 0 are left out.
+    ``residual`` returns (..., V). Either way tokens with p_n = 0 are left out.
     Each answer must depend on its own row only (this is tested)::
 
         @ct.rule(vectorised=True)
@@ -209,8 +195,6 @@ def rule(
 
     Parameters
     ----------
-    proposal : (q, p, n) → the row that the drafted token is verified against, for budgets per
-        proposal.
     knob_range : the least and the largest legal value of the first knob.
     budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; a knob may
         stand for the amount.
@@ -234,7 +218,7 @@ def rule(
     >>> print(f"{seen.acceptance:.2f}, within its budget: {seen.within}")
     0.32, within its budget: True
     """
-    written = {"residual": residual, "proposal": proposal, "vectorised": vectorised}
+    written = {"residual": residual, "vectorised": vectorised}
     written |= {"knob_range": knob_range, "budget": budget}
     if function is None:
         return lambda f: rule(f, **written, **declared)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cactus_theory as ct
+from cactus_theory.emitted import proposal_divergence
 from tests.rows import KINDS, pair
 
 CLOSE = 1e-12
@@ -147,5 +148,5 @@ def test_a_row_that_rounds_to_one_token_is_left_as_it_is():
     q = tensor(1.0, 4.65737e-20)
     for divergence in ("reverse_kl", "neyman_chi2", "kl"):
         rule = ct.policy("cactus_exact", delta=0.3, divergence=divergence)
-        row = rule.proposal(q, tensor(1.0, 0.0), torch.tensor([0]))[0]
-        assert ct.divergence(divergence).value(row, q) <= 0.3
+        spent = proposal_divergence(rule, q, tensor(1.0, 0.0), ct.divergence(divergence))
+        assert spent[0] <= 0.3

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.emitted import proposal_divergence
 from tests.formulas import ALL, by_hand
 from tests.rules import RULES, SPECS
 
@@ -28,9 +29,8 @@ def test_the_example_of_the_published_readme():
     rule = ct.policy("cactus", delta=0.2112)
     assert rule.gamma(q)[1].item() == pytest.approx(0.66, abs=5e-5)
     assert rule.acceptance(q, p, n).item() == pytest.approx(0.825, abs=5e-5)
-    row = rule.proposal(q, p, n)[0]
-    assert row.sum().item() == pytest.approx(1.0)
-    assert ct.divergence("kl").value(row, q).item() == pytest.approx(0.1983, abs=5e-5)
+    spent = proposal_divergence(rule, q, p, ct.divergence("kl"))[1]
+    assert spent.item() == pytest.approx(0.1983, abs=5e-5)
 
 
 @pytest.mark.parametrize(("delta", "ratio"), [(0.01, 1.98), (0.1, 1.82), (0.5, 1.39), (1.0, 1.10)])

@@ -106,11 +106,6 @@ KNOB: dict[str, Any] = {"strict": 1.0, "knob_range": (0.1, 1.0)}
 lossless = ct.rule(plain, **STRICT)
 lenience = ct.rule(lenient, direction=-1, **KNOB)
 reversed_knob = ct.rule(lenient, direction=1, **KNOB)
-unjustified = ct.rule(
-    lambda q, p, n: min(1, 1.2 * q[n] / p[n]),
-    proposal=lambda q, p, n: q,
-    budget="kl <= 0.5 per proposal",
-)
 unnormalised = ct.rule(plain, residual=lambda q, p, n: above_zero(q - p), **STRICT)
 normalised = ct.rule(
     plain, residual=lambda q, p, n: spread(above_zero(q - p) if (q > p).any() else q), **STRICT
@@ -277,7 +272,6 @@ FAULTS = (
           ct.rule(lambda q, p, n: min(1, p[n] / q[n]) if q[n] > 0 else 0.0, **STRICT), lossless),
     Fault("knob declared the wrong way round", "acceptance_follows_the_knob", reversed_knob,
           lenience),
-    Fault("proposal row gives less than is accepted", "budget_holds", unjustified),
     Fault("knob is ignored", "strict_point_is_lossless",
           ct.rule(lambda q, p, n, *, delta=0.5: min(1, 1.3 * q[n] / p[n]), direction=1,
                   strict=0.0, knob_range=(0.0, 10.0))),

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.divergences import read_divergence
-from cactus_theory.emitted import raised_alone
+from cactus_theory.emitted import raised_alone, raised_to
 from cactus_theory.optimum import optimal_acceptance
-from cactus_theory.policies import Entrywise, FixedTarget, Policy, SharedResidual
+from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy, SharedResidual
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -19,7 +19,6 @@ from cactus_theory.testing.properties._behaviour import (
     of_token,
     policy_property,
     residual_entry,
-    shaped,
 )
 from cactus_theory.verify import verify_chain
 
@@ -144,34 +143,9 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
         spent = kind.value(seen.q + sure, seen.q)
         yield Bounds(spent, None, most, budget.bounds(False), allowed)
         return
-    row, token = seen.pairs
-    rows = seen.policy.proposal(seen.q[row], seen.p[row], token[:, None])
-    if rows is None:
-        least = _two_point(seen, _raised(seen))
-        about = budget.bounds(stated=False, token="token {0}")
-        yield Bounds(least, None, most, about, allowed, seen.drafted)
-        return
-    rows = shaped("proposal", rows, (len(row), 1, seen.q.shape[-1]))[:, 0]
-    about = of_token(token, "sum of the proposal of token {n}")
-    yield Bounds(rows.sum(-1), 1, 1, about, rows=row)
-    raised = rows.gather(-1, token[:, None])[:, 0]
-    about = "what the proposal of token {n} gives that token, which is accepted more often"
-    yield Bounds(raised, seen.accepted[row, token], None, of_token(token, about), rows=row)
-    spent = kind.value(rows, seen.q[row])
-    about = of_token(token, budget.bounds(stated=True, token="token {n}"))
-    yield Bounds(spent, None, most, about, allowed, rows=row)
-
-
-def _raised(seen: Behaviour) -> Tensor:
-    """Return the least h_n that accepts token n with φ(n), never below q_n."""
-    return torch.maximum(seen.accepted, seen.q)
-
-
-def _two_point(seen: Behaviour, raised: Tensor) -> Tensor:
-    """Return D of q scaled off n so that h_n is ``raised``: the cheapest such row."""
-    budget = seen.policy.declares.budget
-    assert budget is not None
-    return raised_alone(read_divergence(budget.divergence), raised, seen.q)
+    spent = raised_alone(kind, raised_to(seen.policy, seen.q, seen.accepted), seen.q)
+    about = budget.bounds(isinstance(seen.policy, PerProposal), "token {0}")
+    yield Bounds(spent, None, most, about, allowed, seen.drafted)
 
 
 @policy_property(
@@ -261,10 +235,10 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
         best = optimal_acceptance(seen.q, seen.p, divergence=budget.divergence, delta=budget.amount)
         yield Bounds(seen.accepted.sum(-1), best.acceptance - best.gap, None, "acceptance")
         return
-    raised = _raised(seen)
+    raised = torch.maximum(seen.accepted, seen.q)
     # 1/q, the largest possible ratio h/q, has to be finite
     judged = seen.drafted & (seen.phi < 1) & (1 / seen.q).isfinite() & (raised < 1 - EXACT)
-    more = _two_point(seen, raised + STEP * (1 - raised))
+    more = raised_alone(read_divergence(budget.divergence), raised + STEP * (1 - raised), seen.q)
     about = f"{budget.divergence} of accepting token {{0}} slightly more often"
     yield Bounds(more, budget.amount, None, about, budget.rounding, judged)
 
