@@ -31,7 +31,7 @@ ODD = (0.0, 0.0, 5e-324, 1e-309, 1e-40, 1e-8, 1.0)
 SHAPES = ((), (1,), (3,), (2, 2), (0,), (2, 0))
 LAYOUTS = ("plain", "transposed", "sliced", "in a graph")
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-VERIFIERS = ("chain", "block", "tree:runs=block", "tree:runs=chain")
+VERIFIERS = ("chain", "block", "tree")
 CALLS, OFFERS = amount(800, 60_000), amount(80, 2000)
 
 
@@ -152,7 +152,7 @@ def ask_verifier(draw: random.Random) -> bool:
         if name in ("chain", "block"):
             call = getattr(ct, f"verify_{name}")
             return call(rule, *rows, ids, **options).output_token_ids
-        options |= {"coins": (accept, draw[:, :draws]), "sampled": sampled, "runs": name[10:]}
+        options |= {"coins": (accept, draw[:, :draws]), "sampled": sampled}
         return ct.verify_tree(rule, rows[0], rows[1], ids, parents, **options).output_token_ids
 
     found = verify((q, p), validate)

@@ -1,6 +1,5 @@
 """Knobs of a policy, its fields: their values in the type that they are annotated with."""
 
-import dataclasses
 import inspect
 import types
 from collections.abc import Callable
@@ -33,13 +32,9 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
         signature = inspect.signature(kind, eval_str=True)
     except (NameError, TypeError, SyntaxError):  # text that only a type checker can read
         signature = inspect.signature(kind)
-    own = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    makers = {entry.name: entry.default_factory for entry in own}
     knobs = {}
     for name, entry in signature.parameters.items():
         if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
-            if (maker := makers.get(name, dataclasses.MISSING)) is not dataclasses.MISSING:
-                entry = entry.replace(default=maker())
             if entry.annotation is MISSING or isinstance(entry.annotation, str):
                 entry = entry.replace(annotation=_type_of(entry.default))
             knobs[name] = entry

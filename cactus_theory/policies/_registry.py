@@ -1,7 +1,7 @@
 """The one list of policies: name and knobs to policy."""
 
 from collections.abc import Callable
-from dataclasses import field, is_dataclass, make_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,18 +53,6 @@ def register(name: str) -> Callable[[Kind], Kind]:
         return entry
 
     return add
-
-
-def published(
-    name: str, base: Any, summary: str, declares: str, knob: Any = None, **fixed: Any
-) -> Any:
-    """Register and return what others call ``name``: ``base`` with some knobs ``fixed``."""
-    fields: Any = [(own, Any, field(default=value, init=False)) for own, value in fixed.items()]
-    words = property(base.declares.fget, doc=f"Return: {declares}")
-    body = {"declares": words, "knob": knob}
-    kind: Any = make_dataclass(name, fields, bases=(base,), frozen=True, namespace=body)
-    kind.__doc__, kind.__module__ = summary, base.__module__
-    return register(name)(kind)
 
 
 def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:

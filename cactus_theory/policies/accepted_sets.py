@@ -29,7 +29,7 @@ from cactus_theory.policies._policy import (
     normalised_or,
     one_hot,
 )
-from cactus_theory.policies._registry import published, register
+from cactus_theory.policies._registry import register
 
 
 class AcceptedSet(SharedResidual):
@@ -57,6 +57,12 @@ class AcceptedSet(SharedResidual):
         if self.recover == "target":
             return q
         return normalised_or(torch.where(self.chosen(q), q, 0.0), q)
+
+
+def among_likeliest(q: Rows, k: int) -> Bool[Tensor, "*batch vocab"]:
+    """Return which tokens are among the k likeliest, with ties and q > 0."""
+    likeliest = q.topk(min(k, q.shape[-1]), -1).values
+    return (q >= likeliest[..., -1:]) & (q > 0)
 
 
 @register("relaxed")
@@ -89,25 +95,33 @@ class Relaxed(AcceptedSet):
 
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
         """Return which tokens are accepted."""
-        rows, likeliest = q.double(), q.topk(min(self.k, q.shape[-1]), -1).values
+        rows = q.double()
         least = rows.amax(-1, keepdim=True) * (1 - TIE) - self.delta
-        return (q >= likeliest[..., -1:]) & (q > 0) & (rows >= least)
+        return among_likeliest(q, self.k) & (rows >= least)
 
 
-published(
-    "top_k",
-    Relaxed,
+@register("top_k")
+@dataclass(frozen=True)
+class TopK(AcceptedSet):
     """Accept n iff it is among the target's k likeliest tokens (ties accepted, q_n > 0).
 
     Recovers from q among them. (The published code recovers ∝ 1 − p there, and accepts tokens with
     q = 0 where k exceeds the support.) Source: the top-k baseline of Hao & Mou 2026 (arXiv
     2604.04987) and its repository.
-    """,
-    "no budget; acceptance grows with k.",
-    knob="k",
-    delta=math.inf,
-    recover="accepted",
-)
+    """
+
+    k: Count
+    recover = "accepted"
+    knob = "k"
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no budget; acceptance grows with k."""
+        return Declaration(direction=1, continuous=False)
+
+    def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
+        """Return which tokens are accepted."""
+        return among_likeliest(q, self.k)
 
 
 @register("mars")
@@ -199,7 +213,9 @@ class Thresholds(Policy):
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 
     with a = ``acc`` and s = ``single``; draft probabilities are not read. At 1, 1 (SGLang's
-    defaults) this is ``sample_and_match``: lossless, and Σ p q is accepted. Below,
+    defaults) it draws x from q by itself and accepts the drafted token iff it is x: lossless, and
+    Σ p q ≤ 1 − TV(p, q) is accepted, whatever the draft. So does any decode that compares drafts
+    with the target's own samples. Below,
     :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of what is refused x takes at most
     :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. The same for deterministic drafts.
 
@@ -217,8 +233,8 @@ class Thresholds(Policy):
         """Return: the emitted max-divergence within −ln min(acc, single)."""
         least = min(self.single, self.acc)
         return Declaration(
-            direction=-1 if self.knob else 0,
-            strict=1.0 if self.single == 1 and self.knob else None,
+            direction=-1,
+            strict=1.0 if self.single == 1 else None,
             budget=Budget("max_divergence", math.log(1 / least), "emitted") if least else None,
             between=least == 1,
             continuous=self.single == 1 and self.acc > 0,
@@ -252,18 +268,3 @@ class Thresholds(Policy):
         left = p * (1 - phi) / (q.sum(-1, keepdim=True) - q)
         left = torch.where(phi < 1, left, 0.0)
         return p * phi + q * (left.sum(-1, keepdim=True) - left).clamp(min=0.0)
-
-
-SampleAndMatch = published(
-    "sample_and_match",
-    Thresholds,
-    """Draw x from q by itself and emit it; the drafted token is accepted iff it is x.
-
-    Lossless, whatever the draft; accepts Σ p q ≤ 1 − TV(p, q), which is what lossless sampling
-    gains by looking at p. The way of engines without rejection sampling, and of any decode that
-    compares drafts with the target's own samples.
-    """,
-    "lossless; accepts Σ p q, at most what speculative does.",
-    single=1.0,
-    acc=1.0,
-)

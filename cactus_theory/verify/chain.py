@@ -99,8 +99,6 @@ class Chains(Law):
                 place, coins, low = run.accepted, run.coins, run.low
                 # below this bound a coin is below φ; at others ``passes`` asks for φ, or solves h
                 while place < run.count and coins[place] < low[place]:
-                    if place in run.deterministic:
-                        break
                     place += 1
                 run.accepted = place
                 if place < run.count:
@@ -138,7 +136,7 @@ class Chains(Law):
         asked = []
         for run, place in places:
             number = self.number(run, place)
-            if number in self.ceilings and place not in run.deterministic:  # the bound was φ
+            if number in self.ceilings:  # the bound was φ
                 scale = self.scales[number][run.number][place]
                 run.left[place] = Left(*self.rows(run, place), scale)
             else:
@@ -149,7 +147,7 @@ class Chains(Law):
 
     def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
         """Ask a policy without a row h for φ, and for g of some tokens."""
-        if isinstance(policy, FixedTarget) or places[0][1] in places[0][0].deterministic:
+        if isinstance(policy, FixedTarget):
             return super()._ask(policy, places)
         q, p, ids = self._together(places)
         return (

@@ -67,14 +67,6 @@ class Draft:
             path.insert(0, node - 1)
         return path
 
-    def children(self, row: int) -> list[list[int]]:
-        """Return the places of the drafted tokens after each node of a row."""
-        above = self.above[row]
-        children: list[list[int]] = [[] for _ in range(len(above) + 1)]
-        for place, node in enumerate(above):
-            children[node].append(place)
-        return children
-
     @cached_property
     def above(self) -> list[Sequence[int]]:
         """Return by row the node that each drafted token follows."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies.accepted_sets import Relaxed, SampleAndMatch
+from cactus_theory.policies.accepted_sets import Relaxed, Thresholds
 from cactus_theory.policies.raised import Speculative
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
@@ -76,9 +76,9 @@ class Fly(Verifier):
             Another policy.
         """
         greedy = isinstance(policy, Relaxed) and policy.k == 1 and policy.recover == "argmax"
-        if not greedy and type(policy) not in (Speculative, SampleAndMatch):
+        if not greedy and type(policy) is not Speculative and policy != Thresholds():
             raise ValueError(
-                "verifier: fly overrides refusals of speculative, of sample_and_match and of "
+                "verifier: fly overrides refusals of speculative, of thresholds and of "
                 f"relaxed:k=1,recover=argmax; got {policy.spec}"
             )
 

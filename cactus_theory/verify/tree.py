@@ -1,19 +1,19 @@
-r"""Verify a tree of drafted tokens: chains, blocks, deterministic trees and mixtures in one walk.
+r"""Verify a tree of drafted tokens: blocks, deterministic trees and mixtures in one walk.
 
 Every node has deterministic children T, fixed by what stands above them, and at most one child that
-was drawn from a row r. The sampled child is judged towards a row h, token by token or as a block
-along a run of sampled children; whatever token comes out, if it is a child, the walk goes on
-there, else the round ends. Where nothing follows the token comes from the target, free.
+was drawn from a row r. The sampled child is judged towards a row h, as a block along a run of
+sampled children; whatever token comes out, if it is a child, the walk goes on there, else the round
+ends. Where nothing follows the token comes from the target, free.
 
 The policy's h is computed from the node's selection law p° (:func:`cactus_theory.selection_law`)
 in place of the draft's row, and from nothing that was drawn there: the next token then has the
 law h at every node that is reached, and is a child as often as any rule for these drafts can make
-it (THEORY.md, Theorems 21 and 22). Without deterministic children this is the chain or the block,
-without sampled ones it is sampling from h and looking the token up.
+it (THEORY.md, Theorems 21 and 22). Without deterministic children this is the block, without
+sampled ones it is sampling from h and looking the token up.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,51 +21,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
-from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify._runs import Descent, index_of
 from cactus_theory.verify.block import Block, Blocks
-from cactus_theory.verify.chain import Chain, Chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import Coins, Generators
 
-RUNS = {"block": Block(), "chain": Chain()}
-
 
 @register_verifier("tree")
-@dataclass(frozen=True)
-class Tree(Verifier):
-    """Walks down a tree of deterministic and sampled tokens; chains are verified as ``runs`` says.
-
-    Attributes
-    ----------
-    runs : how a run of sampled tokens is judged: as a ``block``, or token by token (``chain``).
-    """
-
-    runs: str = "block"
+class Tree(Block):
+    """Walks down a tree of deterministic and sampled tokens, whose runs are judged as blocks."""
 
     drafts = ("chain", "tree")
-
-    def __post_init__(self) -> None:
-        check.one_of("runs", self.runs, tuple(RUNS))
 
     def draws(self, depth: int) -> int:
         """Return the depth + 1: each token drawn that is a drafted child takes another draw."""
         return depth + 1
-
-    def check(self, policy: Policy) -> None:
-        """Raise for a policy without a row at each node.
-
-        Raises
-        ------
-        ValueError
-            A policy that is neither a ``FixedTarget`` nor a ``PerProposal``.
-        """
-        RUNS["block"].check(policy)
 
     def verify(
         self,
@@ -84,7 +57,7 @@ class Tree(Verifier):
         """
         draws = draw[:, None] if draw.ndim == 1 else draw
         if is_chain(draft):
-            return RUNS[self.runs].verify(assigned, target_probs, draft, accept, draws[:, 0])
+            return super().verify(assigned, target_probs, draft, accept, draws[:, 0])
         if draft.sampled is None:
             raise ValueError(
                 f"draft: a tree for verifier={self.spec!r} must declare which tokens were sampled; "
@@ -95,34 +68,16 @@ class Tree(Verifier):
         rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
         q, p = target_probs.cpu(), rows.cpu()
         walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
-        judge = Blocks if self.runs == "block" else Chains
         coins, draws, walking = accept.tolist(), draws.tolist(), walks
         while walking:
             runs = [walk.run(assigned, coins[walk.row], draws[walk.row]) for walk in walking]
-            judge(assigned, q, p, draft, runs, index_of(runs)).judge()
+            Blocks(assigned, q, p, draft, runs, index_of(runs)).judge()
             walking = [
                 walk
                 for walk, run in zip(walking, runs, strict=True)
                 if walk.go_on(run) and walk.go_freely(q, draws[walk.row])
             ]
         return _verdict(draft, walks, target_probs.device)
-
-    def emitted(
-        self,
-        policy: Policy,
-        target_probs: Float[Tensor, "rows vocab"],
-        draft_probs: Float[Tensor, "rows vocab"],
-        path: PathState,
-    ) -> Emitted:
-        """Return h at charged rows; ``draft_probs`` are selection laws."""
-        return RUNS[self.runs].emitted(policy, target_probs, draft_probs, path)
-
-    def raised_entries(
-        self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> Float[Tensor, "batch K"] | None:
-        """Return h_n along deterministic chains; None where the policy does not look ahead."""
-        judge = RUNS[self.runs] if is_chain(draft) else super()
-        return judge.raised_entries(policy, target_probs, draft)
 
     def law(
         self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
@@ -134,8 +89,9 @@ class Tree(Verifier):
         NotImplementedError
             A tree.
         """
-        judge = RUNS[self.runs] if is_chain(draft) else super()
-        return judge.law(assigned, target_probs, draft)
+        if not is_chain(draft):
+            return Verifier.law(self, assigned, target_probs, draft)
+        return super().law(assigned, target_probs, draft)
 
 
 def is_chain(draft: Draft) -> bool:
@@ -215,7 +171,6 @@ def verify_tree(
     *,
     sampled: Tensor | None = None,
     deterministic: Tensor | None = None,
-    runs: str = "block",
     generator: Generators = None,
     coins: Coins | None = None,
     validate: bool = True,
@@ -240,7 +195,6 @@ def verify_tree(
     deterministic : (B, K) bool, the tokens that were fixed before the one beside them was drawn; by
         default all that were not sampled. Tokens that are neither may be walked to, and change
         no law.
-    runs : a run of sampled tokens is judged as a ``block``, or token by token (``chain``).
     generator : one torch.Generator, or one per row (a row then behaves as if alone).
     coins : (accept (B, K), draw (B, D + 1)) in [0, 1) for trees of depth D: a coin for each
         drafted token, and one for each token that is drawn from a row, in order.
@@ -266,4 +220,4 @@ def verify_tree(
     """
     tree = declared_tree(draft_token_ids, parents, draft_probs, sampled, deterministic, validate)
     shared = policy, target_probs, draft_probs, draft_token_ids, generator, coins, validate
-    return verify_tensors(Tree(runs), *shared, tree=tree)
+    return verify_tensors(Tree(), *shared, tree=tree)

@@ -154,7 +154,7 @@ BOTH = "band:price=0.5", "cactus:delta=1"
         ("block", ("band:price=0.4", "speculative"), "sampled"),
         ("block", ("band:price=0.4", "band:price=0.5,per_row=True"), "deterministic"),
         ("tree", ("band:price=0.5", "band:price=2"), "siblings"),
-        ("tree:runs=chain", BOTH, "siblings"),
+        ("tree", BOTH, "siblings"),
     ],
 )
 def test_a_schedule_is_told_what_the_meter_charges(tiny, verifier, specs, drafts):

@@ -198,16 +198,15 @@ def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministi
             assert torch.allclose(emitted[above], mass * row_of[above], rtol=0, atol=EXACT)
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
 @pytest.mark.parametrize("spec", ["band:price=2", "band:price=2,divergence=reverse_kl"])
-def test_below_a_deterministic_token_it_charges_what_the_walk_emits(spec, runs):
+def test_below_a_deterministic_token_it_charges_what_the_walk_emits(spec):
     """Token 0 with P < 1, a deterministic 1 after it, and a sampled 0 below: P is 1 there."""
     first, after = ([0.3, 0.4, 0.3], [0.8, 0.1, 0.1]), ([0.2, 0.7, 0.1], [0.1, 0.1, 0.8])
     q, p = zip(first, after, first, first, first, strict=True)
     q, p = (torch.tensor(rows, dtype=torch.float64)[None] for rows in (q, p))
     ids, parents = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[-1, 0, 0, 1]])
     parts = ids, p[:, :4], parents, ids != 1, ids == 1
-    ledger, judge = Ledger(spec, 0.3, burst=0.2), find_verifier(f"tree:runs={runs}")
+    ledger, judge = Ledger(spec, 0.3, burst=0.2), find_verifier("tree")
     state = ledger.begin(())
     choice, alive = ledger.choose_by_nodes(state, q, Draft(ids, [4], *parts[1:]), judge)
     assert alive[1] < 1 and alive[2] == 1
@@ -252,7 +251,8 @@ class Books(Ledger):
 
 
 WAYS_OF_ONE = [
-    *itertools.product(("chain", "block", "tree"), ("sampled", "deterministic", "beside"))
+    *itertools.product(("chain", "block", "tree"), ("sampled", "deterministic")),
+    ("tree", "beside"),
 ]
 
 
@@ -263,7 +263,6 @@ def test_the_meter_reads_what_is_in_the_books(tiny, verifier, draft):
     drafter = ModelDrafter(model, greedy=draft == "deterministic")
     if draft == "beside":
         drafter = Siblings(drafter, 2)
-        verifier = "tree" if verifier == "block" else "tree:runs=chain"
     ledger = Books("band:price=0.3", 0.1)
     for seed in range(amount(2, 10)):
         ledger.spent = []

@@ -308,7 +308,8 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         _, shown = decoded(seen, prompt, [[coin, *[0.5] * (coins + 2)] for _, coin in drawn])
         assert shown.draft is not None
         for row, (token, coin) in enumerate(drawn):
-            beside = shown.draft.token_ids[row, shown.draft.children(row)[0]].tolist()
+            ids, above = shown.draft.token_ids[row].tolist(), shown.draft.above[row]
+            beside = [other for other, node in zip(ids, above, strict=False) if not node]
             phi = min(1.0, float(h[token] / r[token]))
             if phi > THIN:
                 for last, draw in middles(seen.row_after([*prompt, token])[0])[:FEW]:

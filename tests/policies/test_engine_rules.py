@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import Between
 from tests.amounts import amount
 
 EXACT = 1e-12
@@ -18,7 +17,6 @@ RULES = (
     "relaxed:k=2,delta=0.6,recover=argmax",
     "relaxed:k=3,delta=inf",
     "thresholds",
-    "sample_and_match",
     "thresholds:acc=0.5",
     "thresholds:single=0.3,acc=0.3",
     "thresholds:single=0.2,acc=0.9",
@@ -46,7 +44,7 @@ def documented(spec, q, p, n, u):
     knobs = dict(item.split("=") for item in rest.split(",") if item)
     order = sorted(range(len(q)), key=lambda i: (-q[i], i))
     best = [1.0 if i == order[0] else 0.0 for i in range(len(q))]
-    if name in ("thresholds", "sample_and_match"):
+    if name == "thresholds":
         single, acc = (float(knobs.get(own, 1)) for own in ("single", "acc"))
         accepted = q[n] > 0 and (q[n] >= single or u * acc < q[n])
         left = [0.0 if i == n else x for i, x in enumerate(q)]
@@ -89,9 +87,8 @@ def test_the_law_is_enumerated(spec):
 
 def test_sglangs_defaults_are_lossless_and_below_them_the_price_is_bounded():
     q, p = pairs(200, 6, 3)
-    for spec in ("thresholds", "sample_and_match"):
-        np.testing.assert_allclose(ct.emitted_law(ct.policy(spec), q, p), q, atol=EXACT)
-    accepted = ct.audit(ct.policy("sample_and_match"), q, p).acceptance
+    np.testing.assert_allclose(ct.emitted_law(ct.policy("thresholds"), q, p), q, atol=EXACT)
+    accepted = ct.audit(ct.policy("thresholds"), q, p).acceptance
     np.testing.assert_allclose(accepted, (p * q).sum(-1), atol=EXACT)
     for single, acc in ((1, 0.4), (0.2, 0.7), (0.3, 0.3)):
         law = ct.emitted_law(ct.policy("thresholds", single=single, acc=acc), q, p)
@@ -110,13 +107,6 @@ def test_one_likeliest_token_is_lossless_for_a_greedy_target_alone():
     np.testing.assert_allclose(
         ct.emitted_law(ct.policy("relaxed:k=1,delta=0"), q, p), [0.5 + 0.5 * 0.6, 0.5 * 0.4]
     )
-
-
-def test_relaxed_between_markers_is_lossless_outside():
-    schedule = Between("relaxed", opening=5, closing=6)
-    assert [policy.spec for policy in schedule.policies] == ["speculative", "relaxed"]
-    state = schedule.begin([1, 5])
-    assert schedule.choose(state, torch.tensor([3, 6, 3])).tolist() == [1, 1, 0]
 
 
 def test_the_ratio_of_logits_is_a_margin_times_the_largest():

@@ -11,9 +11,7 @@ from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import Boxes
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies.band import Band
-from cactus_theory.traces import Trace
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from simulations.common.inputs import ROOT
 from tests.amounts import amount
 from tests.rows import pair, two_tokens
 
@@ -175,34 +173,3 @@ def test_a_deterministic_path_looks_ahead_on_the_head():
     )
     assert law.emitted[0, 0].tolist() == pytest.approx([0.1, 0.9])
     assert float(law.emitted[0, 1, 0]) == pytest.approx(grown / (0.6 + grown))
-
-
-# nats a token → policy at which rows of the shipped pair emit them: acceptance, and mass raised off
-# the head of 1,000, on 318 other rows of it
-SEEN = {
-    0.02: {"band:price=1.93805": (0.744, 43), "lenience:lenience=0.751898": (0.737, 35),
-           "band:price=1.20778,head=0.2": (0.721, 0), "cactus:delta=0.000133766": (0.712, 42),
-           "mixture:alpha=0.129764": (0.707, 30)},
-    0.05: {"band:price=1.16225": (0.787, 69), "lenience:lenience=0.600478": (0.780, 59),
-           "band:price=0.551599,head=0.2": (0.747, 0), "cactus:delta=0.000631127": (0.748, 72),
-           "mixture:alpha=0.228665": (0.740, 53)},
-}  # fmt: skip
-# a standard error of either sample of rows, of acceptance and of what is raised
-OTHER_ROWS, OTHER_RAISED = 0.02, 5.0
-
-
-def test_at_equal_nats_it_accepts_less_than_the_band_and_raises_nothing_off_the_head():
-    cycles = [*Trace.open(ROOT / "simulations" / "data" / "trace")]
-    q = torch.cat([cycle.target_probs[:-1] for cycle in cycles]).double()
-    p = torch.cat([cycle.draft_probs for cycle in cycles]).double()
-    for level, policies in SEEN.items():
-        accepted = {}
-        for spec, (acceptance, raised) in policies.items():
-            seen = ct.audit(ct.policy(spec), q, p)
-            assert float(seen.divergences["kl"].mean()) == pytest.approx(level, rel=1e-3)
-            accepted[spec] = float(seen.acceptance.mean())
-            assert accepted[spec] == pytest.approx(acceptance, abs=OTHER_ROWS)
-            off = 1000 * float(seen.raised_off_head.mean())
-            assert off == pytest.approx(raised, abs=OTHER_RAISED if raised else ROUNDING)
-        band, _, head, *_ = accepted.values()
-        assert head < band == max(accepted.values())

@@ -12,7 +12,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies.band import Band
-from cactus_theory.verify import Assignment, Draft, Tree, find_verifier
+from cactus_theory.verify import Assignment, Draft, Tree
 from cactus_theory.verify._runs import Run
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
@@ -113,8 +113,8 @@ class Step:
 class Walks:
     """All outcomes of a drafted tree: boxes of coins, what is emitted there, and h by node."""
 
-    def __init__(self, plan, nodes, policy, runs):
-        self.plan, self.nodes, self.policy, self.runs = plan, [(None,) * 4, *nodes], policy, runs
+    def __init__(self, plan, nodes, policy):
+        self.plan, self.nodes, self.policy = plan, [(None,) * 4, *nodes], policy
         self.children = [
             [n for n in range(1, len(self.nodes)) if self.nodes[n][0] == at]
             for at in range(len(self.nodes))
@@ -161,33 +161,29 @@ class Walks:
         while following is not None:
             token, alive = self.nodes[following][1], steps[-1].alive
             ratio = min(1.0, alive * steps[-1].h[token] / steps[-1].r[token])
-            steps.append(self.step(following, ratio if self.runs == "block" else 1.0))
+            steps.append(self.step(following, ratio))
             lost = 1 - steps[-1].alive
             left = steps[-1].left.sum()
-            values.append(left / (left + lost) if self.runs == "block" and lost else ratio)
+            values.append(left / (left + lost) if lost else ratio)
             following = self.sampled(following)
         for number, step in enumerate(steps):
             box = {}
             for place, value in enumerate(values[1:], 1):
                 coin = "accept", steps[place].node - 1
-                if place > number and (self.runs == "block" or place == number + 1):
+                if place > number:
                     box[coin] = (value, 1.0)
-                elif place == number or (place < number and self.runs == "chain"):
+                elif place == number:
                     box[coin] = (0.0, value)
             if any(high - low <= THIN for low, high in box.values()):
                 continue
             law = step.left if step.left.sum() > 0 else step.q
-            if self.runs == "chain" and number + 1 < len(steps) and not step.fixed:
-                rows = (torch.tensor(row)[None] for row in (step.q, step.r))
-                refused = torch.tensor([self.nodes[steps[number + 1].node][1]])
-                law = self.policy.residual(*rows, refused)[0].numpy()  # that of this very token
             yield box, [(own.node, own.h) for own in steps[: number + 1]], law
 
 
-def outcomes(plan, policy, runs):
+def outcomes(plan, policy):
     """Yield (nodes, boxes with probabilities) of every tree."""
     for nodes, mass in plan.trees():
-        walks = Walks(plan, nodes, policy, runs)
+        walks = Walks(plan, nodes, policy)
         found = []
         for box, emitted, visited in walks.boxes():
             size = math.prod(high - low for low, high in box.values())
@@ -217,7 +213,7 @@ def draft_of(walks, count):
     return q, draft
 
 
-def check_boxes(walks, found, policy, runs, source):
+def check_boxes(walks, found, policy, source):
     """Hold the verifier to every box of a tree, at a point of it, near its borders too."""
     q, draft = draft_of(walks, len(found))
     accept = torch.rand(len(found), len(walks.nodes) - 1, generator=source, dtype=torch.float64)
@@ -226,7 +222,7 @@ def check_boxes(walks, found, policy, runs, source):
         for (kind, place), (low, high) in box.items():
             share = (BESIDE, 0.5, 1 - BESIDE)[int(torch.randint(3, (1,), generator=source))]
             (accept if kind == "accept" else draw)[number, place] = low + share * (high - low)
-    verdict = Tree(runs).verify(Assignment((policy,)), q, draft, accept, draw)
+    verdict = Tree().verify(Assignment((policy,)), q, draft, accept, draw)
     for row, (own, (_, emitted, visited, _)) in enumerate(zip(verdict.rows(), found, strict=True)):
         assert own == [int(token) for token in emitted]
         charged = verdict.charged_rows(row, min(len(own), len(walks.nodes) - 1))
@@ -236,12 +232,12 @@ def check_boxes(walks, found, policy, runs, source):
         )
 
 
-def law_error(plan, policy, runs):
+def law_error(plan, policy):
     """Return how far the token after any node that is reached is from h there, in probability."""
     source = torch.Generator().manual_seed(0)
     following, expected, total = {}, {}, 0.0
-    for walks, found in outcomes(plan, policy, runs):
-        check_boxes(walks, found, policy, runs, source)
+    for walks, found in outcomes(plan, policy):
+        check_boxes(walks, found, policy, source)
         for _, emitted, visited, mass in found:
             total += mass
             for (node, h), token in zip(visited, emitted, strict=True):
@@ -253,30 +249,28 @@ def law_error(plan, policy, runs):
     return max(np.abs(following[text] - expected[text]).max() for text in following)
 
 
-CASES = list(itertools.product(SHAPES, CHILDREN, SPECS, ("block", "chain")))
+CASES = list(itertools.product(SHAPES, CHILDREN, SPECS))
 
 
-@pytest.mark.parametrize("shape, children, spec, runs", some(CASES, 9))
-def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec, runs):
-    assert law_error(Plan(shape, children, seed=len(spec)), ct.policy(spec), runs) <= EXACT
+@pytest.mark.parametrize("shape, children, spec", some(CASES, 7))
+def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec):
+    assert law_error(Plan(shape, children, seed=len(spec)), ct.policy(spec)) <= EXACT
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
-def test_a_law_may_depend_on_how_a_node_was_reached(runs):
-    """In blocks the band sees the alive ratio, which is 1 token by token."""
+def test_a_law_may_depend_on_how_a_node_was_reached():
+    """The band sees the alive ratio."""
     band = ct.policy("band:price=1,divergence=reverse_kl")
     for children in some(CHILDREN, 2):
-        assert law_error(Plan((2, 1), children, 3), band, runs) <= EXACT
+        assert law_error(Plan((2, 1), children, 3), band) <= EXACT
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
-def test_tokens_chosen_after_the_draw_change_no_law(runs):
+def test_tokens_chosen_after_the_draw_change_no_law():
     """Declared deterministic, a sibling that leaves the drawn token out shifts what is emitted."""
     policy = ct.policy("band:price=1")
-    assert law_error(Plan((2, 2), "sampled", 2, late="late"), policy, runs) <= EXACT
+    assert law_error(Plan((2, 2), "sampled", 2, late="late"), policy) <= EXACT
     false = Plan((2, 2), "sampled", 2, late="deterministic")
     apart = {}
-    for _, found in outcomes(false, policy, runs):
+    for _, found in outcomes(false, policy):
         for _, emitted, _, mass in found:
             apart[emitted[0]] = apart.get(emitted[0], 0.0) + mass
     fixed, row = replace(false, late="").node(())
@@ -293,20 +287,18 @@ def lines(case):
 
 @pytest.mark.parametrize("vocab", some([3, 40], 1))
 @pytest.mark.parametrize("spec", [*SPECS, "band:delta=0.05", "band:price=1", "mixture:alpha=0.3"])
-def test_without_deterministic_children_it_is_the_chain_and_the_block(vocab, spec):
+def test_without_deterministic_children_it_is_the_block(vocab, spec):
     assigned = one(spec)
-    for runs in ("block", "chain"):
-        for seed in range(amount(2, 10)):
-            case = random_case(vocab, seed)
-            rest = case.q, case.draft, case.accept, case.draw
-            plain = find_verifier(runs).verify(assigned, *rest)
-            for draft in (lines(case), case.draft):  # as any tree, and as the chain that it is
-                found = Tree(runs).verify(assigned, case.q, draft, case.accept, case.draw)
-                assert found.output_token_ids.equal(plain.output_token_ids)
-                for row, count in enumerate(case.draft.lengths):
-                    nodes = list(range(count))[: int(plain.num_accepted[row]) + 1]
-                    charged = found.charged_rows(row, len(nodes))
-                    assert (nodes if found.charged is None else list(charged)) == nodes
+    for seed in range(amount(2, 10)):
+        case = random_case(vocab, seed)
+        plain = case.verify(assigned)
+        for draft in (lines(case), case.draft):  # as any tree, and as the chain that it is
+            found = Tree().verify(assigned, case.q, draft, case.accept, case.draw)
+            assert found.output_token_ids.equal(plain.output_token_ids)
+            for row, count in enumerate(case.draft.lengths):
+                nodes = list(range(count))[: int(plain.num_accepted[row]) + 1]
+                charged = found.charged_rows(row, len(nodes))
+                assert (nodes if found.charged is None else list(charged)) == nodes
 
 
 def door(case, draft, coins=None, **options):
@@ -343,12 +335,11 @@ def random_tree(seed, vocab=12, batch=4, width=9):
     return case, draft
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
-def test_a_row_of_a_batch_is_as_alone(runs):
+def test_a_row_of_a_batch_is_as_alone():
     for seed in range(amount(5, 20)):
         case, draft = random_tree(seed)
         generators = [torch.Generator().manual_seed(row) for row in range(4)]
-        both = door(case, draft, generator=generators, runs=runs)
+        both = door(case, draft, generator=generators)
         for row, count in enumerate(draft.counts):
             own = replace(
                 draft,
@@ -360,7 +351,7 @@ def test_a_row_of_a_batch_is_as_alone(runs):
             )
             alone = replace(case, q=case.q[row : row + 1, : count + 1])
             source = torch.Generator().manual_seed(row)
-            found = door(alone, own, generator=source if row % 2 else [source], runs=runs)
+            found = door(alone, own, generator=source if row % 2 else [source])
             if row % 2 == 0:
                 assert found.rows()[0] == both.rows()[row]
                 assert torch.rand(1, generator=source) == torch.rand(1, generator=generators[row])
@@ -368,17 +359,21 @@ def test_a_row_of_a_batch_is_as_alone(runs):
             assert draft.parents[row, text].tolist() == [-1, *text][: len(text)]
 
 
-def test_only_rows_of_nodes_that_are_reached_are_read():
+def test_only_rows_of_runs_that_are_walked_are_read():
     case, draft = random_tree(3)
     accept, draw = torch.rand(4, 9).double(), torch.rand(4, 10).double()
-    plain = Tree("chain").verify(one("band:price=1"), case.q, draft, accept, draw)
+    plain = Tree().verify(one("band:price=1"), case.q, draft, accept, draw)
     q, p = torch.full_like(case.q, math.nan), torch.full_like(draft.probs, math.nan)
     for row, nodes in enumerate(plain.charged):
         reached = {*nodes, *(int(place) + 1 for place in plain.path[row] if place >= 0)}
+        for place, above in enumerate(draft.above[row]):  # sampled tokens below are of the run
+            if above in reached and draft.sampled[row, place]:
+                reached.add(place + 1)
+        assert len(reached) < draft.lengths[row] + 1
         q[row, list(reached)] = case.q[row, list(reached)]
         inner = [node for node in reached if node < 9]
         p[row, inner] = draft.probs[row, inner]
-    found = Tree("chain").verify(one("band:price=1"), q, replace(draft, probs=p), accept, draw)
+    found = Tree().verify(one("band:price=1"), q, replace(draft, probs=p), accept, draw)
     assert found.output_token_ids.equal(plain.output_token_ids)
 
 
@@ -397,8 +392,7 @@ def test_only_rows_that_were_sampled_from_must_be_laws():
         door(case, replace(draft, probs=p), coins)
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
-def test_tokens_that_the_target_excludes_are_never_emitted(runs):
+def test_tokens_that_the_target_excludes_are_never_emitted():
     for seed in range(amount(3, 40)):
         case, draft = random_tree(seed, vocab=6)
         case.q[..., ::2] = 0
@@ -406,7 +400,7 @@ def test_tokens_that_the_target_excludes_are_never_emitted(runs):
         q = case.q / case.q.sum(-1, keepdim=True)
         for share in (0.0, 1 - 2.0**-53):
             coins = torch.full((4, 9), share).double(), torch.full((4, 10), share).double()
-            found = Tree(runs).verify(one("band:price=0.3"), q, draft, *coins)
+            found = Tree().verify(one("band:price=0.3"), q, draft, *coins)
             emitted = [token for own in found.rows() for token in own]
             assert all(token % 2 for token in emitted)
 
@@ -483,10 +477,8 @@ def test_bad_trees_are_named():
         Tree().verify(
             one("speculative"), case.q, replace(draft, sampled=None), case.accept, case.draw
         )
-    with pytest.raises(ValueError, match="runs: must be one of"):
-        Tree("tree")
     with pytest.raises(ValueError, match="needs a policy with a row of its own"):
-        Tree("chain").check(ct.policy("typical"))
+        Tree().check(ct.policy("typical"))
     with pytest.raises(NotImplementedError, match="tree has no enumerated law"):
         Tree().law(one("speculative"), case.q, draft)
 
@@ -512,8 +504,7 @@ def by_law(patch, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("runs", ["block", "chain"])
-def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
+def test_no_selection_law_need_be_written_out(dtype, monkeypatch):
     """Policies that answer rows decide as by their rows h, on long and on short rows."""
     rules = [ct.policy(spec) for spec in BY_ROWS]
     for policy in rules:
@@ -521,10 +512,10 @@ def test_no_selection_law_need_be_written_out(runs, dtype, monkeypatch):
             case, draft = random_tree(seed, vocab=9, batch=3)
             draft = replace(draft, probs=draft.probs.to(dtype))
             rest = case.q.to(dtype), draft, case.accept[:3], torch.rand(3, 10).double()
-            plain = Tree(runs).verify(Assignment((policy,)), *rest)
+            plain = Tree().verify(Assignment((policy,)), *rest)
             with monkeypatch.context() as patch:
                 by_law(patch, type(policy))
-                dense = Tree(runs).verify(Assignment((replace(policy),)), *rest)
+                dense = Tree().verify(Assignment((replace(policy),)), *rest)
             assert plain.output_token_ids.equal(dense.output_token_ids)
             assert plain.charged == dense.charged
             assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
@@ -559,28 +550,27 @@ def test_a_refused_token_does_not_come_back_by_rounding():
         for row in range(4):
             taken = [place for place in found.path[row].tolist() if place >= 0]
             end = taken[-1] + 1 if taken else 0
-            drawn = [p for p in draft.children(row)[end] if draft.sampled[row, p]]
+            below = [place for place, above in enumerate(draft.above[row]) if above == end]
+            drawn = [place for place in below if draft.sampled[row, place]]
             assert int(found.last[row]) not in [int(draft.token_ids[row, place]) for place in drawn]
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
-def test_a_refused_token_that_rounding_brings_back_ends_the_walk(runs):
+def test_a_refused_token_that_rounding_brings_back_ends_the_walk():
     """Refused by the last bit, it leaves no residual and is drawn from q: it is not accepted."""
     last_coin, ulp = 1 - 2.0**-53, 2.0**-53
     q = torch.full((1, 3, 2), 0.5).double()
     p = torch.tensor([[[0.5 + ulp, 0.5], [0.5, 0.5]]], dtype=torch.float64)
     assert last_coin >= 0.5 / float(p[0, 0, 0])  # refused, and (q - p)+ is 0 everywhere
     ids, parents = torch.tensor([[0, 1]]), torch.tensor([[-1, 0]])
-    options = {"runs": runs, "sampled": torch.tensor([[True, False]]), "validate": False}
+    options = {"sampled": torch.tensor([[True, False]]), "validate": False}
     coins = torch.full((1, 2), last_coin, dtype=torch.float64), torch.zeros(1, 3).double()
     rule = ct.policy("speculative")
     found = ct.verify_tree(rule, q, p, ids, parents, coins=coins, **options)
     assert found.output_token_ids.tolist() == [[0, -1, -1]] and found.num_accepted.tolist() == [0]
 
 
-@pytest.mark.parametrize("runs", ["block", "chain"])
 @pytest.mark.parametrize("spec", ["band:price=1", "speculative"])
-def test_a_token_that_its_row_rounds_to_0_passes_beside_a_deterministic_one(spec, runs):
+def test_a_token_that_its_row_rounds_to_0_passes_beside_a_deterministic_one(spec):
     """Rows of half precision may have lost the drafted token; the law h has it still."""
     q = torch.tensor([[[0.2, 0.3, 0.5]] * 3], dtype=torch.float64)
     p = torch.tensor([[[0.5, 0.5, 0.0]] * 2], dtype=torch.float64)
@@ -591,9 +581,7 @@ def test_a_token_that_its_row_rounds_to_0_passes_beside_a_deterministic_one(spec
     }
     coins = torch.full((1, 2), 0.5, dtype=torch.float64), torch.zeros(1).double()
     rule = ct.policy(spec)
-    found = ct.verify_tree(
-        rule, q, p, ids, parents, runs=runs, coins=coins, validate=False, **flags
-    )
+    found = ct.verify_tree(rule, q, p, ids, parents, coins=coins, validate=False, **flags)
     assert found.output_token_ids[0, 0] == 2 and found.num_accepted.tolist() == [1]
 
 
