@@ -16,7 +16,7 @@ from cactus_theory.decoding.result import Seconds
 from cactus_theory.decoding.schedule import Schedule, Spec, check_rule, read_rule
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.verify.contract import NO_ROW, Verifier, find_verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
 
 # values of ``device_loop`` that name the verifying step
@@ -99,8 +99,6 @@ class DecodeOptions:
             raise ValueError(
                 "log_probs: needs the meter, which has the emitted laws; got meter=False"
             )
-        if self.meter and self.parsed_verifier.defers:
-            raise ValueError(f"{NO_ROW.format(self.parsed_verifier.name)}; give meter=False")
         loop = self.device_loop
         if not (loop is None or isinstance(loop, bool) or loop in STEPS):
             allowed = ", ".join(map(repr, (True, False, None, *STEPS)))

@@ -30,7 +30,7 @@ from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.trace import ENTRIES, Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import NO_ROW, VerdictLaw, Verifier, find_verifier
+from cactus_theory.verify.contract import VerdictLaw, Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
 OnCycles = Callable[[int], Any]
@@ -53,8 +53,7 @@ def replay(
     policy : a Policy or a spec, such as ``"band:price=1"``.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
-    divergences : which ones the meter adds up; none where a verifier defers of sampled
-        drafts.
+    divergences : which ones the meter adds up.
     on_cycles : called with how many cycles are done, now and then.
 
     Returns
@@ -162,7 +161,7 @@ def batch_law(
         alive, spent = _followed(policy, verifier, q, draft, kinds, raised)
     else:
         law = verifier.law(Assignment((policy,)), q, draft)
-        alive, spent = law.alive, _charged(law, verifier, q, kinds)
+        alive, spent = law.alive, _charged(law, q, kinds)
     return alive, going, spent
 
 
@@ -206,14 +205,8 @@ def _followed(
     return alive, spent
 
 
-def _charged(
-    law: VerdictLaw, verifier: Verifier, q: Tensor, kinds: dict[str, Divergence]
-) -> dict[str, Tensor]:
+def _charged(law: VerdictLaw, q: Tensor, kinds: dict[str, Divergence]) -> dict[str, Tensor]:
     """Return D(h_i‖q_i) (B, K) of a law that was written out."""
-    if (emitted := law.emitted) is None:
-        if kinds:
-            raise NotImplementedError(NO_ROW.format(verifier.name))
-        return {}
     size = q.shape[1] - 1
-    rows = emitted[:, :size], q[:, :size]
+    rows = law.emitted[:, :size], q[:, :size]
     return {spec: kind.value(*rows) for spec, kind in kinds.items()}

@@ -142,7 +142,7 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
 
 def _followers(spec: str) -> list[str]:
     # one that takes more than chains is one of the others on them
-    names = [name for name in verifiers(metered=True) if find_verifier(name).drafts == ("chain",)]
+    names = [name for name in verifiers() if find_verifier(name).drafts == ("chain",)]
     able, refused = followers(read_policy(spec), names)
     if not able:
         raise ValueError(f"policies: a verifier must be able to follow {spec}; got {refused}")

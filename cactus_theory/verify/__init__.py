@@ -7,7 +7,6 @@ from cactus_theory.verify.chain import verify_chain as verify_chain
 from cactus_theory.verify.contract import VerdictLaw, Verifier, find_verifier, register_verifier
 from cactus_theory.verify.contract import verifiers as verifiers
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
-from cactus_theory.verify.fly import Fly as Fly
 from cactus_theory.verify.tree import Tree as Tree
 from cactus_theory.verify.tree import verify_tree as verify_tree
 

@@ -80,7 +80,7 @@ class Chain(Verifier):
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
         last[batch, counts[:, 0]] = q[batch, counts[:, 0]]
-        return VerdictLaw(stop, last, alive, emitted, accepted)
+        return VerdictLaw(stop, last, alive, emitted)
 
 
 class Chains(Law):

@@ -31,11 +31,6 @@ from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
-NO_ROW = (
-    "verifier: {0} defers refusals, so what it emits at a row depends on rows of tokens that were "
-    "not drafted, and cannot be metered; paper_figures/RESULTS.md says what it costs"
-)
-
 
 @dataclass(frozen=True)
 class VerdictLaw:
@@ -49,12 +44,10 @@ class VerdictLaw:
         them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges. None of sampled drafts where the verifier defers.
-    turns : (B, K), what each acceptance coin is compared with, where each token has its own.
+        at least: what the meter charges.
     raised : as in :class:`Verdict`.
 
-    Entries beyond the drafted tokens of a row are 0. Of a verifier that defers ``alive`` is
-    given the whole draft, the tail of ``stop``.
+    Entries beyond the drafted tokens of a row are 0.
 
     Examples
     --------
@@ -69,8 +62,7 @@ class VerdictLaw:
     stop: Float[Tensor, "batch K1"]
     last: Float[Tensor, "batch K1 vocab"]
     alive: Float[Tensor, "batch K1"]
-    emitted: Float[Tensor, "batch K vocab"] | None
-    turns: Float[Tensor, "batch K"] | None = None
+    emitted: Float[Tensor, "batch K vocab"]
     raised: Float[Tensor, "batch K"] | None = None
 
 
@@ -82,10 +74,6 @@ class Verifier(ABC):
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
-    defers : class fact, whether verdicts wait for coins and rows below a token (FLy). What is
-        emitted at a node then depends on rows below tokens that were not drafted: no row has a
-        law of its own, nothing can be metered while decoding, and the policy's row is not what
-        is emitted, a lossless policy's neither. The law of whole rounds is a sum over all drafts.
 
     Examples
     --------
@@ -97,7 +85,6 @@ class Verifier(ABC):
     name: ClassVar[str]
     reaches_all_it_can: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
-    defers: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -140,14 +127,7 @@ class Verifier(ABC):
         """Return the exact law of the next token at charged rows.
 
         ``path`` is how a verifier of blocks reached them; others ignore it.
-
-        Raises
-        ------
-        NotImplementedError
-            A verifier that defers: no row has a law of its own.
         """
-        if self.defers:
-            raise NotImplementedError(NO_ROW.format(self.name))
 
         def law(q: Tensor, p: Tensor, path: PathState) -> Tensor:
             return policy.emitted(q, p)
@@ -207,17 +187,16 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
     return add
 
 
-def verifiers(metered: bool = False) -> tuple[str, ...]:
-    """Return the names of the registered verifiers; only those that can be metered if asked."""
-    names = VERIFIERS.names()
-    return tuple(name for name in names if not (metered and VERIFIERS.find(name).defers))
+def verifiers() -> tuple[str, ...]:
+    """Return the names of the registered verifiers."""
+    return VERIFIERS.names()
 
 
 def find_verifier(verifier: str | Verifier) -> Verifier:
     """Return the verifier of that name, or the verifier itself.
 
-    A name may be followed by options, as in ``fly:window=2``. ``my_file.py:Mine`` is read
-    from its file.
+    A name of one's own may be followed by options, ``name:option=value``. ``my_file.py:Mine`` is
+    read from its file.
 
     Raises
     ------
@@ -229,8 +208,8 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
 
     Examples
     --------
-    >>> find_verifier("fly:window=2").spec
-    'fly:window=2'
+    >>> find_verifier("block").spec
+    'block'
     """
     if isinstance(verifier, Verifier):
         return verifier

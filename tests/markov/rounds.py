@@ -123,11 +123,7 @@ def drafted_rounds(
     for place in range(width):
         # what follows depends on the path to it alone: any of the drafts beginning so
         target = by_prefix(q[:, place], place)[:, :, 0]
-        if verdicts.emitted is None:  # a verifier that defers: added up over all drafts
-            law = (ends[place] + alive[place + 1]).unflatten(1, (-1, vocab))
-            law = law / alive[place][..., None]
-        else:
-            law = by_prefix(verdicts.emitted[:, place], place)[:, :, 0]
+        law = by_prefix(verdicts.emitted[:, place], place)[:, :, 0]
         following.append(torch.where(alive[place][..., None] > 0, law, target))
         charges.append(KL.value(following[-1], target))
     following.append(by_prefix(q[:, width], width)[:, :, 0])

@@ -1,10 +1,7 @@
 """Laws of the rules that engines ship: enumerated, drawn from their documentation, and by hand."""
 
-import math
-
 import numpy as np
 import pytest
-import torch
 
 import cactus_theory as ct
 from tests.amounts import amount
@@ -21,9 +18,6 @@ RULES = (
     "thresholds:single=0.3,acc=0.3",
     "thresholds:single=0.2,acc=0.9",
     "thresholds:single=0,acc=0",
-    "mars:top=6",
-    "mars",
-    "mars:top=2,theta=0.5",
 )
 
 
@@ -49,11 +43,6 @@ def documented(spec, q, p, n, u):
         accepted = q[n] > 0 and (q[n] >= single or u * acc < q[n])
         left = [0.0 if i == n else x for i, x in enumerate(q)]
         return accepted, left if sum(left) else list(q)
-    if name == "mars":
-        top, theta = float(knobs.get("top", 20)), float(knobs.get("theta", 0.9))
-        second = order[1]
-        ratio = (top + math.log(q[second]) - math.log(q[order[0]])) / top if q[second] else -1
-        return n == order[0] or (n == second and q[second] > 0 and ratio > theta), best
     k, delta = int(knobs.get("k", 10)), float(knobs.get("delta", 0.6))
     least = sorted(q, reverse=True)[min(k, len(q)) - 1]
     accepted = q[n] > 0 and q[n] >= least and q[n] >= max(q) * (1 - 1e-12) - delta
@@ -107,15 +96,3 @@ def test_one_likeliest_token_is_lossless_for_a_greedy_target_alone():
     np.testing.assert_allclose(
         ct.emitted_law(ct.policy("relaxed:k=1,delta=0"), q, p), [0.5 + 0.5 * 0.6, 0.5 * 0.4]
     )
-
-
-def test_the_ratio_of_logits_is_a_margin_times_the_largest():
-    logits = 4 * torch.randn(300, 6, generator=torch.Generator().manual_seed(0)).double()
-    logits = logits[logits.amax(-1) > 0]
-    (best, second), places = logits.topk(2, -1).values.T, logits.topk(2, -1).indices
-    for row, top, own, near in zip(logits, best, places, second / best > 0.8, strict=True):
-        rule = ct.policy("mars", theta=0.8, top=float(top))
-        due = torch.zeros(6).double().scatter_(0, own[: 1 + int(near)], 1.0)
-        assert torch.equal(rule.acceptance_row(row.softmax(-1), row.softmax(-1)), due)
-    moved = (second + 3) / (best + 3) > 0.8  # the same rows, other logits
-    assert bool((moved != (second / best > 0.8)).any())

@@ -71,11 +71,11 @@ def test_the_optimum_is_reached_by_the_block_verifier():
     assert lossless.tokens == pytest.approx(best.tokens)
 
 
-@pytest.mark.parametrize("verifier", verifiers(metered=True))
+@pytest.mark.parametrize("verifier", verifiers())
 def test_no_policy_beats_the_optimum(verifier):
     """The program emits nothing that the target excludes: beside what does it says nothing."""
     for tree in (TREE, ZEROS) if THOROUGH else (TREE,):
-        every = verifiers(metered=True)
+        every = verifiers()
         policies = [spec for spec in of_each(2) if verifier in followers(spec, every)]
         for spec in some(policies, 9):
             value = value_of(RULES[spec], verifier, tree)

@@ -3,7 +3,7 @@
 A fault overrides one step of ``Plain``, which has every property; of its law too unless said.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Declaration, FixedTarget
 from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify import Chain, Fly, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify import Chain, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draw import pick
 from tests.testing.plain_verifier import Plain
@@ -81,40 +81,6 @@ def coarse(self, assigned, q, draft):
 class Boast(Chain):
     name = "boast"
     reaches_all_it_can = True
-
-
-class ShorterWindow(Fly):
-    """In verify alone: one token ahead where the law says two."""
-
-    def verify(self, *given):
-        return Fly(window=1).verify(*given)
-
-
-class ForgivesTheImpossible(Fly):
-    """Tokens that the target excludes are accepted, too, if what follows is."""
-
-    def _conditions(self, assigned, q, draft):
-        law, turns, window, _ = super()._conditions(assigned, q, draft)
-        return law, turns, window, self.unsure(q[:, : draft.token_ids.shape[1]])
-
-
-class CountsTheChain(Fly):
-    """The alive ratios are those of the chain: overrides are forgotten."""
-
-    def law(self, assigned, target_probs, draft):
-        found = super().law(assigned, target_probs, draft)
-        chain = Chain().law(assigned, target_probs, draft)
-        return replace(found, alive=chain.alive)
-
-
-class RefusesMore(Fly):
-    """What was accepted is refused where the token after it is not accepted."""
-
-    def law(self, assigned, target_probs, draft):
-        found = super().law(assigned, target_probs, draft)
-        moved = found.stop / 2
-        moved[:, 0] += 0.5
-        return replace(found, stop=moved, alive=moved.flip(-1).cumsum(-1).flip(-1))
 
 
 class ByMemory(Plain):
@@ -225,10 +191,6 @@ FAULTS = (
           plain(emitted=lambda self, policy, q, p, path: Emitted(
               policy, q, p, path, lambda q, p, path: q)), "charged_rows_are_emitted", MIXED),
     Fault("float32 rows as bfloat16", plain(walk=coarse), "single_precision_agrees"),
-    Fault("a window shorter than stated", ShorterWindow(window=2), "coins_decide_as_stated"),
-    Fault("q = 0 overridden", ForgivesTheImpossible(), "impossible_tokens_are_never_emitted"),
-    Fault("alive without overrides", CountsTheChain(), "looking_ahead_only_overrides_refusals"),
-    Fault("refuses what is accepted", RefusesMore(), "looking_ahead_only_overrides_refusals"),
     Fault("a chain that says it reaches all", Boast(), "reaches_every_node_as_often_as_possible"),
 )
 # fmt: on

@@ -142,8 +142,7 @@ def test_verifiers_are_found_by_name():
     with pytest.raises(ValueError, match="verifier: must be one of .*chain.*; got 'knot'"):
         find_verifier("knot")
     for spec, said in (
-        ("fly:coin=1", "fly takes the options window, entropy, k; got 'coin'"),
-        ("fly:k=1,k=2", "k must be given once; got 'fly:k=1,k=2'"),
+        ("block:k=1,k=2", "k must be given once; got 'block:k=1,k=2'"),
         ("block:coin=1", "block takes no options; got 'coin'"),
     ):
         with pytest.raises(ValueError, match=said):

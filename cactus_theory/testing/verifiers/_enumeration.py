@@ -182,11 +182,6 @@ class Enumeration(Seen):
         return self.trees.along((*self.target, self.trees.q[-1]))
 
 
-def row_by_row(verifier: Verifier) -> bool:
-    """Return whether the token at a node must have the policy's law there."""
-    return not verifier.defers
-
-
 def aim(
     verifier: Verifier,
     policy: Policy,
@@ -206,7 +201,7 @@ def aim(
 class Paths:
     """N paths with their rows, and the verifier's verdicts on them with chosen coins.
 
-    ``tree`` and ``path``, (N,), are their numbers; ``stop``, ``last``, ``alive`` and ``turns`` are
+    ``tree`` and ``path``, (N,), are their numbers; ``stop``, ``last``, and ``alive`` are
     their parts of the law, ``aims`` (N, K + 1, V) is h, and the target's row at the end.
     """
 
@@ -216,7 +211,6 @@ class Paths:
         self.q, self.p = seen.q[tree, path], seen.p[tree, path]
         self.stop, self.last = (part[tree, path] for part in (seen.law.stop, seen.law.last))
         self.alive, self.aims = seen.law.alive[tree, path], seen.aims[tree, path]
-        self.turns = None if seen.law.turns is None else seen.law.turns[tree, path]
         self.length = self.ids.shape[1]
         self.coins = seen.verifier.coins(self.length)  # number of acceptance coins of a path
 
@@ -247,10 +241,7 @@ class Paths:
 
         If the first coin that does not pass ends the path, coin i turns at
         Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last one that passes does, at Pr(τ = i)/Pr(τ ≤ i).
-        Else the law says so: ``turns``.
         """
-        if self.turns is not None:
-            return torch.stack([self.turns, self.turns], -1)
         tail = self.stop.flip(-1).cumsum(-1).flip(-1)
         head = self.stop.cumsum(-1)
         pairs = torch.stack([tail[:, 1:] / tail[:, :-1], self.stop[:, 1:] / head[:, 1:]], -1)

@@ -11,7 +11,6 @@ from cactus_theory.testing._property import LAST_COIN, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
     Paths,
-    row_by_row,
     some_paths,
     verifier_property,
 )
@@ -157,8 +156,8 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """With coins of 0 and of the last float below 1, no token is emitted that h gives nothing.
 
     Except from the target's own row, which replaces a residual that rounding has emptied. If
-    the policy declares support="target", none is emitted that the target gives nothing; nor by a
-    verifier that defers, whose h is not the policy's. What is accepted is what was drafted.
+    the policy declares support="target", none is emitted that the target gives nothing. What is
+    accepted is what was drafted.
     """
     paths = some_paths(seen)
     ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)[
@@ -172,8 +171,6 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     each, place = torch.arange(len(paths.ids))[:, None, None], torch.arange(shape[-1])
     h, q = (rows[each, place, output.clamp(min=0)] for rows in (paths.aims, paths.q))
     possible = (h > 0) | ((q > 0) & (place == counts))
-    if seen.verifier.defers:
-        possible |= q > 0
     if seen.policy.declares.support == "target":
         possible &= q > 0
 
@@ -213,7 +210,7 @@ def a_coin_at_its_value_does_not_pass(seen: Enumeration) -> Iterator[Bounds]:
     yield Bounds(counts, expected, expected, about, 0.0, ~between, paths.tree)
 
 
-@verifier_property(row_by_row, hint="R/(R + 1 − P), where 1 is added first, is below 1 at P = 1")
+@verifier_property(hint="R/(R + 1 − P), where 1 is added first, is below 1 at P = 1")
 def what_is_sure_is_accepted(seen: Enumeration) -> Iterator[Bounds]:
     """With all coins at the last float below 1, a path goes on where its alive ratio is 1.
 

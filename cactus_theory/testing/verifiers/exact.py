@@ -16,11 +16,10 @@ from cactus_theory.testing._property import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
     aim,
-    row_by_row,
     some_paths,
     verifier_property,
 )
-from cactus_theory.verify import Assignment, Chain, Draft
+from cactus_theory.verify import Assignment, Draft
 
 # rounding error of a difference of masses at a node, relative to its text's probability
 ROUNDING = 1e-14
@@ -47,7 +46,6 @@ def counts_have_a_law(seen: Enumeration) -> Iterator[Bounds]:
 
 
 @verifier_property(
-    row_by_row,
     hint="a residual of another row or without its alive ratio, or another value for the coins",
 )
 def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
@@ -64,9 +62,7 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
         yield Bounds(joint, expected, expected, about, allowed.expand(joint.shape))
 
 
-@verifier_property(
-    row_by_row, hint="what was found for rows is known by the memory that they lay in"
-)
+@verifier_property(hint="what was found for rows is known by the memory that they lay in")
 def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator[Bounds]:
     """A round has the law and verdicts of its own draft rows, whatever they were in those before.
 
@@ -97,9 +93,7 @@ def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator
         yield Bounds(found, expected, expected, about, 0.0, judged.expand(found.shape), tree)
 
 
-@verifier_property(
-    row_by_row, hint="alive counts from the wrong row, or not given the tokens before it"
-)
+@verifier_property(hint="alive counts from the wrong row, or not given the tokens before it")
 def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
     """Probability × alive ratio of a text is the chance that it is drafted and accepted.
 
@@ -131,7 +125,7 @@ def _highest(seen: Enumeration, depth: int) -> Tensor:
     return torch.minimum(seen.trees.reached[depth], let_through.flatten(1))
 
 
-@verifier_property(row_by_row, hint="the meter is given another row than the one that is emitted")
+@verifier_property(hint="the meter is given another row than the one that is emitted")
 def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
     """The law that the meter charges at each node is h there."""
     assert seen.law.emitted is not None  # it must not be, of a verifier that does not defer
@@ -146,27 +140,6 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         about = f"path {{0}}, row {depth}: stated probability of token {{1}}"
         drafted = (seen.weight > 0)[..., None].expand(along.shape)
         yield Bounds(seen.law.emitted[:, :, depth], along, along, about, EXACT, drafted)
-
-
-@verifier_property(
-    lambda verifier: verifier.defers,
-    hint="a token that the policy accepts is refused, or a row replaced",
-)
-def looking_ahead_only_overrides_refusals(seen: Enumeration) -> Iterator[Bounds]:
-    """A verifier that defers accepts what the policy accepts token by token, and perhaps more.
-
-    On every path at least i tokens are accepted as often as a chain accepts them; after each
-    count stands the chain's law, recovered or bonus; the alive ratio is what ``stop`` adds up to.
-    """
-    chain = seen.law_of(seen.q, seen.p, Chain())
-    tail = seen.law.stop.flip(-1).cumsum(-1).flip(-1)
-    least = seen.drafted(chain.stop.flip(-1).cumsum(-1).flip(-1))
-    yield Bounds(seen.drafted(tail), least, None, "path {0}: chance of {1} accepted or more")
-    stated = seen.drafted(seen.law.alive)
-    yield Bounds(stated, seen.drafted(tail), seen.drafted(tail), "path {0}: alive ratio {1}")
-    same = (seen.drafted(seen.law.stop) > 0)[..., None].expand(chain.last.shape)
-    about = "path {0}: chance of token {2} after {1} accepted ones"
-    yield Bounds(seen.law.last, chain.last, chain.last, about, EXACT, same)
 
 
 @verifier_property(hint="sums or thresholds in single precision")
@@ -298,8 +271,6 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     yield Bounds(mixed, expected, expected, about, 0.0, rows=paths.tree)
     turns = (number + torch.arange(paths.length)) % 2
     law = verifier.law(Assignment(policies, turns), paths.q, draft)
-    if law.emitted is None:
-        return
     path = PathState(law.alive[:, :-1].flatten())
     rows = paths.q[:, :-1].flatten(0, 1), paths.p.flatten(0, 1)
     first, second = (
