@@ -166,7 +166,7 @@ class StaticForward:
         slots = torch.arange(end, device=positions.device)
         sight = Sight(positions, None, slots > positions[..., None])
         rows = torch.arange(batch, device=positions.device)[:, None]
-        at = Slots(slice(0, batch), 0, end, (rows, positions), sight)
+        at = Slots(0, end, (rows, positions), sight)
         states = fast.through(x, (batch, new), at)
         return fast.logits(states[:, -1:] if last else states)
 

@@ -163,16 +163,15 @@ class Slots:
     it attends to every slot up to its own.
     """
 
-    rows: slice
     start: int
     end: int
     index: Any
     sight: Sight | None = None
 
 
-def block(rows: slice, start: int, new: int) -> Slots:
+def block(start: int, new: int) -> Slots:
     """Return the slots of ``new`` tokens a row after ``start`` cached ones, a chain each."""
-    return Slots(rows, start, start + new, (rows, slice(start, start + new)))
+    return Slots(start, start + new, (slice(None), slice(start, start + new)))
 
 
 def slots_of(
@@ -183,10 +182,10 @@ def slots_of(
     device: torch.device,
 ) -> Slots:
     """Return the slots of ``new`` tokens fed to each row, of which ``counts[b]`` are its own."""
-    lengths, rows = cache.lengths, slice(0, cache.batch)
+    lengths = cache.lengths
     even = min(lengths) == max(lengths) and lengths[0] + new <= cache.capacity
     if parents is None and even:
-        return block(rows, lengths[0], new)
+        return block(lengths[0], new)
     starts = torch.tensor(lengths, device=device)[:, None]
     slots = chain = starts + torch.arange(new, device=device)
     fed = torch.tensor(list(counts), device=device)[:, None]
@@ -201,7 +200,7 @@ def slots_of(
     else:
         sight = _tree(parents.to(device), starts, slots, chain, real, end)
     index = torch.arange(cache.batch, device=device)[:, None], slots
-    return Slots(rows, max(end - new, 0), end, index, sight)
+    return Slots(max(end - new, 0), end, index, sight)
 
 
 def additive(hidden: Bool[Tensor, "*some end"], like: Tensor) -> Float[Tensor, "*some end"]:

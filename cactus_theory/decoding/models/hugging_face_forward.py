@@ -43,7 +43,7 @@ class _Layer:
 
     def __init__(self, cache: RaggedCache, layer: int) -> None:
         self.cache, self.layer = cache, layer
-        self.show(block(slice(0, cache.batch), 0, 0))
+        self.show(block(0, 0))
 
     def show(self, slots: Slots) -> None:
         self.slots, self.length = slots, slots.start
@@ -65,8 +65,7 @@ class _Layer:
         keys[at.index] = key_states.transpose(1, 2)
         values[at.index] = value_states.transpose(1, 2)
         self.length = at.end
-        shown = at.rows, slice(0, at.end)
-        return keys[shown].transpose(1, 2), values[shown].transpose(1, 2)
+        return keys[:, : at.end].transpose(1, 2), values[:, : at.end].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys the next forward pass sees, and their offset 0."""
@@ -82,7 +81,7 @@ class _Layer:
     get_max_cache_shape = get_max_length  # its name in older releases
 
     def reset(self) -> None:
-        self.show(block(self.slots.rows, 0, 0))
+        self.show(block(0, 0))
 
 
 class LibraryForward:
@@ -112,15 +111,10 @@ class LibraryForward:
 
         Their keys and values are written; the lengths stay as they are.
         """
-        at = slots_of(self.cache, token_ids.shape[1], counts, parents, token_ids.device)
+        new = token_ids.shape[1]
+        at = slots_of(self.cache, new, counts, parents, token_ids.device)
         keep = [min(count, kept) for count, kept in zip(counts, keep, strict=True)]
         first = [count - kept for count, kept in zip(counts, keep, strict=True)]
-        return self._pass(token_ids, at, first, keep)
-
-    def _pass(
-        self, token_ids: Tensor, at: Slots, first: Sequence[int], keep: Sequence[int]
-    ) -> Float[Tensor, "batch kept vocab"]:
-        """Run the model once and return the logits from ``first[b]`` on, ``keep[b]`` a row."""
         for layer in self.layers:
             layer.show(at)
         options: dict[str, Any] = {}
@@ -129,7 +123,7 @@ class LibraryForward:
             options["attention_mask"] = self._mask(at.sight)
         if self.cache.hidden:
             options["output_hidden_states"] = True
-        new, rows = token_ids.shape[1], zip(first, keep, strict=True)
+        rows = zip(first, keep, strict=True)
         asked = {j for start, kept in rows for j in range(start, start + kept)}
         positions = sorted(asked) or [new - 1]
         if self.slices:  # how many at the end, or which
