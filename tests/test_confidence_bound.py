@@ -111,7 +111,7 @@ def write(folder: Path, *lines) -> str:
 
 def test_readings_of_a_file_have_a_bound(tmp_path, capsys):
     answers = [{"emitted_kl": 0.2 + 0.001 * i, "num_tokens": 40 + i} for i in range(12)]
-    file = write(tmp_path, *answers[:6], {"readings": answers[6:]})
+    file = write(tmp_path, *answers)
     assert read_readings(file, ct.event_bounds(cap=0.5)) == [own["emitted_kl"] for own in answers]
     text = said(capsys, "--cap", 0.5, "--readings", file, "--rate", 0.9)
     assert "12 readings, mean" in text and "averaged over prompts" in text
@@ -141,7 +141,7 @@ def test_nats_of_a_token_given_for_an_answer_are_caught(tmp_path, capsys):
         ("{", "must be JSON"),
         ('{"emitted_js": 1, "num_tokens": 2}', "must hold emitted_kl and num_tokens"),
         ("true", "must hold JSON objects, a reading each; got True"),
-        ('{"readings": 1}', "must hold JSON objects, a reading each; got 1"),
+        ("1", "must hold JSON objects, a reading each; got 1"),
         ('{"emitted_kl": -1, "num_tokens": 2}', "--readings: must lie in"),
         ('{"emitted_kl": 0.1, "num_tokens": "x"}', "must hold emitted_kl and num_tokens"),
     ],

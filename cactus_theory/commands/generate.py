@@ -116,17 +116,16 @@ def run(args: argparse.Namespace) -> int:
     drafter = None if tuned.plain else _drafter(tuned, pair.draft, args.siblings)
     if args.prompts:
         return _answers(pair, drafter, prompts, ids, options, args.cap)
-    result, answer = _decoded(pair, drafter, ids[0], options, args.cap)
+    answer = _decoded(pair, drafter, ids[0], options, args.cap)
     if args.json:
-        readings = [reading.as_dict() for reading in result.readings()]
-        return print_json(answer | {"readings": readings})
+        return print_json(answer)
     begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
     print(begins + answer["text"])
     header, *counts = ({"on": threads_in_words()} | answer).items()
     for name, value in (header, *counts[3:]):  # policy, verifier and text are known
         if drafter is None and ("draft" in name or "accept" in name):
             continue
-        each = value if isinstance(value, list) else [value]
+        each = value if isinstance(value, tuple) else [value]
         numbers = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in each)
         words = ", ".join("–" if number == "nan" else number for number in numbers)
         print(f"{name.replace('_', ' '):<28} {words}", file=sys.stderr)
@@ -163,7 +162,7 @@ def _drafter(tuned: TunedSetting, draft: Any, siblings: int | None) -> Any:
 
 def _decoded(
     pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any, cap: float | None
-) -> tuple[Any, dict[str, Any]]:
+) -> dict[str, Any]:
     from cactus_theory.decoding import decode
     from cactus_theory.decoding._text import completion
 
@@ -177,7 +176,7 @@ def _decoded(
     if cap is not None:
         bounds = event_bounds(0.9, per_token=cap, tokens=options.max_new_tokens)
         answer["event_bounds"] = bounds.sentence
-    return result, answer
+    return answer
 
 
 def _answers(
@@ -199,8 +198,7 @@ def _answers(
             raise ValueError(f"{prompt.place}: {error}") from error
     for number, (prompt, row) in enumerate(zip(prompts, ids, strict=True)):
         own = replace(options, seed=options.seed + number)
-        _, answer = _decoded(pair, drafter, row, own, cap)
         asked = {"prompt": prompt.text, "columns": dict(prompt.columns)}
-        print_json(asked | answer)
+        print_json(asked | _decoded(pair, drafter, row, own, cap))
         sys.stdout.flush()
     return 0

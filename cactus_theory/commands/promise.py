@@ -126,7 +126,7 @@ def _equal(place: str | None, bounds: EventBounds) -> str:
 def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
     """Return the nats of each answer in a file, if a ledger with these bounds can have kept them.
 
-    JSON lines: readings (``Reading.as_dict()``), or what ``generate --json`` prints. ValueError
+    JSON lines: readings (``Reading.as_dict()``), as in what ``generate`` prints. ValueError
     for another file, or an answer that is over its cap.
     """
     charged: list[float] = []
@@ -154,7 +154,7 @@ def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
 
 
 def _readings(path: str | Path) -> list[dict[str, Any]]:
-    """Return the readings of a file of JSON lines: one a line, or a list under ``readings``."""
+    """Return the readings of a file of JSON lines."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -163,11 +163,9 @@ def _readings(path: str | Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             value = parsed_json(f"--readings: line {number} of {path} must be JSON", line)
-            own = value.get("readings", [value]) if isinstance(value, dict) else [value]
-            readings += own if isinstance(own, list) else [own]
-    for reading in readings:
-        if not isinstance(reading, dict):
-            raise ValueError(
-                f"--readings: must hold JSON objects, a reading each; got {reading!r:.60}"
-            )
+            if not isinstance(value, dict):
+                raise ValueError(
+                    f"--readings: must hold JSON objects, a reading each; got {value!r:.60}"
+                )
+            readings.append(value)
     return readings

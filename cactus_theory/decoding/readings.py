@@ -23,13 +23,13 @@ from typing import Any
 
 Kind = tuple[int, int, bool]
 
-# the readings that are numbers, in the order of JSON; the last three are None without the meter
+# the readings that are numbers, in the order of JSON; the last four are None without the meter
 NUMBERS = (
     "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos",
     "mean_acceptance_length", "acceptance_rate", "acceptance_histogram",
     "marginal_acceptance_rates", "conditional_acceptance_rates", "num_tokens", "num_calls",
-    "tokens_per_call", "emitted_divergence", "emitted_divergence_per_token",
-    "largest_row_divergence",
+    "accepted_per_call", "tokens_per_call", "emitted_divergence", "emitted_divergence_per_token",
+    "emitted_divergence_per_row", "largest_row_divergence",
 )  # fmt: skip
 
 
@@ -152,9 +152,13 @@ class Reading:
         return self.emitted_divergence / self.rows if self.rows else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every number for JSON."""
-        told = {name.replace("divergence", self.divergence): name for name in NUMBERS}
-        return {name: getattr(self, own) for name, own in told.items()}
+        """Return every number that is known, for JSON."""
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        return {
+            name.replace("divergence", self.divergence): value
+            for name, value in numbers.items()
+            if value is not None
+        }
 
 
 def _share(part: float, whole: float) -> float:

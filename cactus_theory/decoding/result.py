@@ -167,34 +167,21 @@ class GenerationResult:
 
     def statistics(self) -> dict[str, Any]:
         """Return every figure under the name that tables and JSON give it."""
-        reading = self.reading
-        figures: dict[str, Any] = {
+        seconds = self.seconds
+        figures = {
             "dtype": self.dtype,
-            "tokens": self.num_tokens,
             "ended": self.ended,
             "target_calls": self.target_calls,
             "draft_calls": self.draft_calls,
-            "num_calls": reading.num_calls,
-            "num_drafts": reading.num_drafts,
-            "acceptance_histogram": list(reading.acceptance_histogram),
-            "acceptance_by_position": list(reading.conditional_acceptance_rates),
-            "accepted_per_call": reading.accepted_per_call,
-            "tokens_per_call": reading.tokens_per_call,
+            **self.reading.as_dict(),
             "tokens_per_second": self.tokens_per_second,
-            "seconds": self.seconds.total,
-            **{f"{part}_seconds": getattr(self.seconds, part) for part in DECODING_PARTS},
-            "overhead": self.seconds.overhead,
-            "preparation_seconds": self.seconds.preparation,
+            "seconds": seconds.total,
+            **{f"{part}_seconds": getattr(seconds, part) for part in DECODING_PARTS},
+            "overhead": seconds.overhead,
+            "preparation_seconds": seconds.preparation,
         }
-        if reading.emitted_divergence is not None:
-            name = reading.divergence
-            figures |= {
-                f"emitted_{name}_per_row": reading.emitted_divergence_per_row,
-                f"emitted_{name}_per_token": reading.emitted_divergence_per_token,
-                f"largest_row_{name}": reading.largest_row_divergence,
-                "meter_seconds": self.seconds.meter,
-            }
-        return figures
+        metered = self.reading.emitted_divergence is not None
+        return figures | ({"meter_seconds": seconds.meter} if metered else {})
 
 
 class Stopwatch:

@@ -184,7 +184,7 @@ def test_a_file_is_answered_in_json_lines(tmp_path, capsys, folders) -> None:
     assert main([*asked, "--draft", "ngram", "--prompts", path]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["prompt"], first["columns"], second["columns"]) == ("Tom", {"id": 7}, {})
-    assert first["policy"] == "speculative" and first["tokens"] == 8 and first["text"][0] == " "
+    assert first["policy"] == "speculative" and first["num_tokens"] == 8 and first["text"][0] == " "
     again = ["--draft", "ngram", "--prompt", "Tim and", "--json", "--seed", "4"]
     assert main([*asked, *again]) == 0  # prompt i takes the seed plus i
     assert json.loads(capsys.readouterr().out)["text"] == second["text"]

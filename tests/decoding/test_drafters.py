@@ -69,7 +69,7 @@ def test_an_ngram_decode_makes_no_draft_calls(tiny):
     assert {drafted for drafted, _, _ in result.reading.rounds} > {0, 4}  # as much as was found
     told = result.statistics()
     assert 0 < told["num_drafts"] < told["num_calls"] == told["target_calls"]
-    assert told["tokens_per_call"] == told["tokens"] / told["num_calls"]
+    assert told["tokens_per_call"] == told["num_tokens"] / told["num_calls"]
 
 
 def test_an_early_exit_shares_the_weights_and_leaves_the_target_alone(make_model):
