@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 import cactus_theory as ct
 from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, device, generate
@@ -192,7 +193,7 @@ def run(tiny, draft=None, **options):
         ({"record_rows": True}, "record_rows is used"),
         ({"callbacks": Callbacks(on_rows=lambda *rows: None)}, "on_rows is used"),
         ({"fast_forward": False}, "fast_forward is used"),
-        ({"logits_processor": [lambda ids, scores: scores]}, "processors"),
+        ({"logits_processor": [RepetitionPenaltyLogitsProcessor(1.1)]}, "processors"),
     ],
 )
 def test_what_it_does_not_do_is_named(tiny, monkeypatch, options, said):
