@@ -1,6 +1,6 @@
 """Drafters at work on made-up texts: drafts as proposed, and rounds decoded with chosen coins."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.decoding._prepare import Opening
-from cactus_theory.decoding._sampling import Uniforms, Warp
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.host import HostRounds
@@ -164,7 +164,7 @@ def _proposed(texts: Texts, drafting: Drafting, lengths: list[int], coins: Tenso
     return RecordedDraft(before, lengths, draft, written, coins)
 
 
-def stream(numbers: Float[Tensor, "count"]) -> Uniforms:
+def stream(numbers: Float[Tensor, "count"]) -> Callable[[int], Tensor]:
     left = [numbers]
 
     def take(count: int) -> Float[Tensor, "count"]:
