@@ -59,7 +59,6 @@ def test_ids_that_end_a_text_may_come_from_an_iterator():
         ({"policy": "nope"}, "policy: must be one of .* got 'nope'"),
         ({"policy": 3}, "policy: must be a spec, a Policy or a Schedule; got 3"),
         ({"policy": "typical", "verifier": "block"}, "typical has not: write it as"),
-        ({"verifier": "tree:coin=1"}, "tree takes the options runs; got 'coin'"),
         ({"verifier": "block:runs=chain"}, "block takes no options; got 'runs'"),
         ({"temperature": -1.0}, "temperature: .* got -1.0"),
         ({"temperature": float("nan")}, "temperature: .* got nan"),
