@@ -3,10 +3,8 @@
 Its law is peaked (the likeliest token has a few percent), and its texts are readable ASCII.
 """
 
-import shutil
 import string
 from itertools import islice, product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,14 +85,3 @@ def near(model: LlamaForCausalLM, seed: int = 1, noise: float = 0.03) -> LlamaFo
             if weight.dim() == 2:
                 weight.add_(torch.randn(weight.shape, generator=generator) * noise)
     return draft
-
-
-def save_chat_pair(folder: Path, dtype: torch.dtype = torch.bfloat16) -> tuple[Path, Path]:
-    """Write a target and its draft, each with the tokenizer, and return their folders."""
-    target, tokenizer = chat_model(), chat_tokenizer()
-    draft = near(target)
-    target.to(dtype).save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
-    shutil.copytree(folder / "target", folder / "draft")
-    draft.to(dtype).save_pretrained(folder / "draft")
-    return folder / "target", folder / "draft"

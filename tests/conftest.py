@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Say how much is to run before a test is imported."""
     amounts.THOROUGH = config.getoption("thorough")
-    shapes.FIRST_CALLS = amounts.amount(0, 64)
+    shapes.ONE_IN = amounts.amount(32, 4)
     hypothesis.settings.register_profile(
         "cactus",
         deadline=None,
@@ -36,18 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("cactus")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the shapes of each test function's calls be checked anew, not those of each case."""
-    global _running
-    running = item.nodeid.split("[")[0]
-    if running != _running:
-        _running = running
-        shapes.begin_test()
-
-
-_running = ""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -80,11 +68,3 @@ def shipped():
     from cactus_theory.decoding import load_pair
 
     return load_pair(ROOT / "simulations/pair/target", ROOT / "simulations/pair/draft")
-
-
-@pytest.fixture(scope="session")
-def chat_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the folders of a chat model with 49,152 tokens and of its draft."""
-    from tests.chat_model import save_chat_pair
-
-    return save_chat_pair(tmp_path_factory.mktemp("chat"))

@@ -5,8 +5,14 @@ from cactus_theory.base import roots
 from cactus_theory.divergences.classical import KL
 from cactus_theory.policies._policy import accept_probability
 from cactus_theory.verify.draw import pick
+from tests import shapes
 
 pytest.importorskip("beartype", reason="shape annotations are checked with beartype")
+
+
+@pytest.fixture(autouse=True)
+def every_call(monkeypatch):
+    monkeypatch.setattr(shapes, "ONE_IN", 1)
 
 
 def test_a_wrong_shape_inside_the_package_raises():

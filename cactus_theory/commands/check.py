@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.tables import print_json
-from cactus_theory.testing._report import message, summary, table
 
 # pairs of rows that are tried: they catch every planted fault, most of them within 50
 DEFAULT_EXAMPLES = 2000
@@ -37,8 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the report; return 0 if every property holds, 1 if one is broken."""
-    check.optional_module("hypothesis", "testing")
     from cactus_theory.testing._check_process import check_file
+    from cactus_theory.testing._report import message, summary, table
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
     check.number("--seed", args.seed, 0)

@@ -73,32 +73,21 @@ def write_picture(path: str, figure: Any) -> None:
 
 
 def _draw(axes: Any, line: Any, divergence: str, points: Sequence[Point]) -> None:
-    """Draw mean acceptance against the mean divergence of what is emitted."""
+    """Draw mean acceptance against the mean divergence of what is emitted, beyond the marks."""
     delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
-    finite = np.isfinite(delta)
-    look: Any = {"marker": "o", "ms": 3, "color": OPTIMUM, "label": "optimum over all rows"}
-    axes.plot(delta[finite], accepted[finite], **look)
-    axes.plot(0, accepted[0], "s", color=INK, label="lossless")
     drawn = [point for point in points if math.isfinite(point[1])]
+    right = BEYOND * max((spent for _, spent, _ in drawn), default=0.0) or math.inf
+    before = np.append(0.0, delta[:-1])
+    shown = np.isfinite(delta) & (before <= right)  # one point beyond, too
+    look: Any = {"marker": "o", "ms": 3, "color": OPTIMUM, "label": "optimum over all rows"}
+    axes.plot(delta[shown], accepted[shown], **look)
+    axes.plot(0, accepted[0], "s", color=INK, label="lossless")
     for number, (name, spent, acceptance) in enumerate(drawn):
         marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
         axes.plot(spent, acceptance, linestyle="none", label=name, marker=marker, color=colour)
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
     axes.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
     axes.set_ylabel("mean acceptance")
-    _frame(axes, [spent for _, spent, _ in drawn])
-
-
-def _frame(axes: Any, marks: Sequence[float]) -> None:
-    """Show the divergences from 0 to beyond the marks, and list only what is drawn there."""
-    most = max(marks, default=0.0)
-    right = BEYOND * most or math.inf  # all of the frontier where every mark is at 0
-    points = {line: np.array(line.get_data(), dtype=float) for line in axes.get_lines()}
-    shown = {line: xy[:, xy[0] <= right] for line, xy in points.items() if (xy[0] <= right).any()}
     if right < math.inf:
-        heights = np.concatenate([xy[1] for xy in shown.values()])
-        pad = 0.05 * float(np.ptp(heights)) or 0.01
         axes.set_xlim(-0.03 * right, right)
-        axes.set_ylim(heights.min() - pad, heights.max() + pad)
-    listed = [line for line in shown if not line.get_label().startswith("_")]
-    axes.legend(handles=listed, frameon=False, fontsize=7.5, loc="best")
+    axes.legend(frameon=False, fontsize=7.5)

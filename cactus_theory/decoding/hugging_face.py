@@ -109,7 +109,7 @@ def speculative_generate(
     if len(input_ids) > 1:
         _check_batch(criteria, others, text_streamer)
     if options.get("seed") is None:
-        options["seed"] = int(torch.randint(2**62, ()))
+        options["seed"] = int(torch.randint(2**62, (), device="cpu"))
     (length, ends), mask = _limits(criteria, generation_config), model_kwargs.get("attention_mask")
     callbacks = options.pop("callbacks", NO_CALLBACKS)
     asked = DecodeOptions(

@@ -5,17 +5,14 @@
 ``assert_verifier_properties`` and ``@verifier_property()`` are the same of verifiers.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cactus_theory.testing._policies import assert_policy_properties
-    from cactus_theory.testing._property import Bounds
-    from cactus_theory.testing.properties import Behaviour, policy_property
-    from cactus_theory.testing.verifiers import (
-        Enumeration,
-        assert_verifier_properties,
-        verifier_property,
-    )
+from cactus_theory.testing._policies import assert_policy_properties
+from cactus_theory.testing._property import Bounds
+from cactus_theory.testing.properties import Behaviour, policy_property
+from cactus_theory.testing.verifiers import (
+    Enumeration,
+    assert_verifier_properties,
+    verifier_property,
+)
 
 __all__ = [
     "Behaviour",
@@ -26,21 +23,3 @@ __all__ = [
     "policy_property",
     "verifier_property",
 ]
-
-# module → names imported from it on first use, so that hypothesis is loaded only when needed
-_HOMES = {
-    "_policies": ("assert_policy_properties",),
-    "_property": ("Bounds",),
-    "properties": ("Behaviour", "policy_property"),
-    "verifiers": ("Enumeration", "assert_verifier_properties", "verifier_property"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a name from its module."""
-    import importlib
-
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -163,8 +163,7 @@ class Checker:
 
             q, p = shrink(q, p, again, self.shrink_seconds)
             error = self.error_on(prop, seen.on(q[None], p[None])) or error
-        text = _printable(" ".join(str(error).split()))
-        fault = f"{type(error).__name__}: {text}"[:500]
+        fault = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
         worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", fault)
         return self.finding(prop, seen, worst, (q, p))
 
@@ -221,11 +220,6 @@ class Checker:
         if failing is not None:
             return verdict("fails", counted, least, self.counterexample(prop, *failing))
         return verdict("holds", counted, least) if counted else verdict("not checked", 0, None)
-
-
-def _printable(text: str) -> str:
-    """Return a text without terminal control codes and characters that UTF-8 cannot hold."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _at(seen: Behaviour) -> str:

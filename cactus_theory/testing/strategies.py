@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,31 +105,6 @@ def one_hot(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tens
 
 
 @st.composite
-def dirichlet(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tensor:
-    """Draw a row (V,) of Dirichlet(10^k, …, 10^k), k from 3 (flat) to −3 (nearly one-hot).
-
-    Small entries keep their size: gammas are drawn through their logarithms.
-    """
-    vocab = draw(st.integers(min_vocab, max_vocab))
-    concentration = 10.0 ** draw(st.integers(-3, 3))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    # Gamma(a) = Gamma(a + 1) · U^{1/a}
-    logs = np.log(random.gamma(concentration + 1, size=vocab))
-    logs += np.log(random.uniform(1e-300, 1, size=vocab)) / concentration
-    return torch.from_numpy(logs).softmax(-1)
-
-
-@st.composite
-def zipf(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tensor:
-    """Draw a row (V,) ∝ rank^{−s}, 0 ≤ s ≤ 6, ranks in any order."""
-    vocab = draw(st.integers(min_vocab, max_vocab))
-    slope = draw(st.integers(0, 12)) / 2
-    ranks = draw(st.permutations(range(1, vocab + 1)))
-    row = torch.tensor(ranks, dtype=torch.float64) ** -slope
-    return row / row.sum()
-
-
-@st.composite
 def near_ties(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Tensor:
     """Draw a row (V,) whose entries are equal or differ by up to four float64 roundings."""
     vocab = draw(st.integers(min_vocab, max_vocab))
@@ -185,7 +159,7 @@ def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tup
         return draw(over_proposing(min_vocab=vocab, max_vocab=vocab))
     vocab = draw(st.integers(min_vocab, max_vocab))
     sizes = {"min_vocab": vocab, "max_vocab": vocab}
-    kinds = [distributions(**sizes), one_hot(**sizes), zipf(**sizes), dirichlet(**sizes)]
+    kinds = [distributions(**sizes), one_hot(**sizes)]
     if vocab > 1:
         kinds += [near_ties(**sizes), subnormal_tails(**sizes, deepest=DEEPEST_RATIO)]
     row = st.one_of(kinds)

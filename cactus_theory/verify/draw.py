@@ -41,7 +41,8 @@ def pick(
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Draw as :func:`pick` from one row on the CPU."""
     if (compiled := loops()) is None:
-        return int(_pick_blocked(row[None], torch.tensor([draw], dtype=torch.float64), NO_TOKEN))
+        draws = torch.tensor([draw], dtype=torch.float64, device="cpu")
+        return int(_pick_blocked(row[None], draws, NO_TOKEN))
     entries = (row if row.dtype in DECIDED else row.float()).contiguous().numpy()
     return compiled.draw_left(entries, entries[:0], 1.0, draw)
 
