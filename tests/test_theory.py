@@ -4,38 +4,13 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = (ROOT / "cactus_theory" / "THEORY.md").read_text(encoding="utf-8")
 CODE = ("cactus_theory", "solvers", "simulations", "tests")
 # "THEORY.md, Theorem 7" or "Theorems 7 and 8"; claims of other people's papers are not cited so
 CITED = re.compile(r"Theorems?\s+(\d+(?:(?:, | and | to )\d+)*)")
-# every theorem that code implements is cited by the module that does
-IMPLEMENTED = {
-    1: "cactus_theory/emitted.py",
-    2: "cactus_theory/policies/cactus.py",
-    3: "cactus_theory/policies/cactus.py",
-    4: "cactus_theory/policies/_base_classes.py",
-    7: "cactus_theory/optimum/sorted_path.py",
-    8: "cactus_theory/optimum/certificate.py",
-    9: "cactus_theory/optimum/pooled.py",
-    11: "cactus_theory/decoding/_meter.py",
-    12: "cactus_theory/verify/block.py",
-    13: "solvers/block.py",
-    14: "cactus_theory/optimum/look_ahead.py",
-    15: "cactus_theory/optimum/rows.py",
-    16: "cactus_theory/policies/_base_classes.py",
-    17: "cactus_theory/decoding/ledger.py",
-    18: "cactus_theory/decoding/schedule.py",
-    19: "cactus_theory/optimum/acceptance.py",
-    20: "solvers/decode.py",
-    21: "cactus_theory/optimum/selection.py",
-    22: "cactus_theory/verify/tree.py",
-    23: "cactus_theory/answer_bounds.py",
-    24: "cactus_theory/optimum/boxes.py",
-    25: "cactus_theory/optimum/boxes.py",
-}
+# of what no code has to implement: their tests are all there is
+OF_TESTS_ALONE = {10}
 
 
 def parts(book: str) -> dict[int, str]:
@@ -78,20 +53,16 @@ def test_every_theorem_it_names_exists():
 
 
 def test_citations_in_the_code_point_to_theorems():
-    known, seen = set(parts(BOOK)), set()
+    known, seen, implemented = set(parts(BOOK)), set(), set()
     for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "THEORY.md" in text and path != Path(__file__):
             assert cited(text) <= known, path
             seen.add(path)
-    assert len(seen) > len(IMPLEMENTED)
-
-
-@pytest.mark.parametrize("number", IMPLEMENTED)
-def test_a_module_names_the_theorem_it_implements(number):
-    text = (ROOT / IMPLEMENTED[number]).read_text(encoding="utf-8")
-    named = re.findall(r"THEORY\.md,\s+Theorems? [^.;:)]*", text)
-    assert number in set().union(*map(cited, named)), named
+            if path.relative_to(ROOT).parts[0] in ("cactus_theory", "solvers"):
+                implemented |= cited(text)
+    assert len(seen) > len(known)
+    assert implemented >= known - OF_TESTS_ALONE
 
 
 def test_formulas_survive_markdown():

@@ -98,10 +98,12 @@ def run(args: argparse.Namespace) -> int:
         _check_tuned(tuned, args.tuned, args.temperature, cuts, drafted)
         if tuned.plain:
             refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
-    from cactus_theory.decoding import DecodeOptions
+    from cactus_theory.decoding import DecodeOptions, Ledger
 
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
-    choice = {} if tuned.plain else tuned.options | {"policy": _capped(tuned.policy, args.cap)}
+    choice: dict[str, Any] = {} if tuned.plain else tuned.options
+    if args.cap is not None and not tuned.plain:
+        choice["policy"] = Ledger(choice["policy"], args.cap)
     options = DecodeOptions(**tuned.cuts.options(tuned.temperature) | choice | sizes)
     check.optional_module("transformers", "llm")  # options are checked before models are loaded
     pair = loaded(args)
@@ -145,12 +147,6 @@ def _check_tuned(
         raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
     if not drafted and not tuned.plain:
         raise ValueError(f"--draft: must be given with {file}, which tuned one; got none")
-
-
-def _capped(policy: Any, cap: float | None) -> Any:
-    from cactus_theory.decoding import Ledger
-
-    return policy if cap is None else Ledger(policy, cap)
 
 
 def _drafter(tuned: TunedSetting, draft: Any, siblings: int | None) -> Any:

@@ -224,12 +224,6 @@ def test_the_files_beside_a_rule_replace_no_library(folder, monkeypatch) -> None
     del sys.modules["own_helper"]
 
 
-def test_without_hypothesis_the_extra_is_named(monkeypatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    assert check("rules.py:good") == 2
-    assert "cactus-theory[testing]" in capsys.readouterr().err
-
-
 def test_a_declaration_that_cannot_be_read_is_named(folder) -> None:
     with pytest.raises(ValueError, match="rules.py:Wrong: what it declares cannot be read: TypeE"):
         declaration(ct.policy("rules.py:Wrong"), "rules.py:Wrong")
