@@ -8,6 +8,7 @@ from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
+from simulations.figures.command import TABLES
 
 # group: name: what it does in a line, flags of a small run, and its module
 GROUPS = {
@@ -37,7 +38,7 @@ GROUPS = {
     "Reproduce": {
         "all": ("every committed CSV again; --quick takes minutes",
                 "--quick --only overspend --out build/example/all", "all_tables"),
-        "table": ("one table of a figure or a page (CSV)",
+        "table": ("one table of a figure or a page (CSV); some resume",
                   "overspend --points 21 --out build/example/overspend.csv", "figures.command"),
         "bench": ("time the closed forms against named alternatives",
                   "verify --repeats 1 --out build/example/bench.csv", "bench"),
@@ -94,7 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
             check_writable(f"--{name.replace('_', '-')}", path, folders=True)
         return args.run(args)
     except KeyboardInterrupt as error:
-        summary, *_ = COMMANDS.get(chosen, ("",))
+        every = COMMANDS | {f"table {name}": entry for name, entry in TABLES.items()}
+        summary, *_ = every.get(" ".join(arguments[:2])) or every.get(chosen, ("",))
         kept = GOES_ON if summary.endswith("resumes") else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:

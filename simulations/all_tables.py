@@ -79,6 +79,9 @@ ENTRIES = (
           inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("compare", "--num-prompts 2 --max-new-tokens 8 --cycles 20 --num-draft-tokens 2",
           inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/chat.jsonl"),
+    Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
+          inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
+          "{root}/paper_figures/data/price_travels_stories.csv"),
     Entry("policies band_row",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policies speculative cactus:delta=0.1 band:price=0.5 "

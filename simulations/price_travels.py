@@ -13,34 +13,22 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import given_prompts
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Replay, valued
 from cactus_theory.tuning.families import Family, Knobs, families
 
-from .common.inputs import (
-    ENDS,
-    add_end_arguments,
-    add_pair_arguments,
-    at_least,
-    loaded,
-    prompt_ids,
-    settings_of,
-)
-from .common.journal import Journal
+from .common.inputs import at_least
 from .common.results import columns, publish, values_of
-from .common.walk import walked
+from .common.walk import add_walk_arguments, opened_walk, walked
 
 TABLES = "price_travels", "same_nats"
 POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
@@ -55,14 +43,7 @@ Run = Callable[["OwnTexts", Policy], Replay]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_pair_arguments(parser)
-    add_end_arguments(parser)
-    add("--num-prompts", type=int, default=64)
-    add("--num-draft-tokens", type=int, default=4, metavar="K", help="of a call")
-    add("--max-new-tokens", type=int, default=48, metavar="N", help="of a text")
-    add("--seed", type=int, default=defaults.SEED)
-    add("--threads", type=int, default=1, help="of torch")
-    add("--out", type=Path, default=Path("build/price-travels"), metavar="DIR")
+    add_walk_arguments(parser, num_prompts=64, max_new_tokens=48, out="build/price-travels")
     add("--laws", nargs="+", default=list(LAWS), metavar="SPEC", help="of both models' rows")
     add("--policies", nargs="+", default=list(POLICIES), metavar="NAME:KNOB")
     add("--elsewhere", nargs="*", default=list(OTHERS), choices=list(OTHERS), metavar="NAME",
@@ -80,11 +61,8 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.level)
                for name in args.elsewhere}  # fmt: skip
-    prompts = given_prompts(args)[: args.num_prompts]
-    pair, texts = loaded(args), None
-    args.out.mkdir(parents=True, exist_ok=True)
-    settings = settings_of(args, prompts, "num_draft_tokens", "batch", "level", *ENDS)
-    ids, kept = prompt_ids(args, pair, prompts), Journal(args.out / "journal.jsonl", settings)
+    pair, ids, kept = opened_walk(args, "batch", "level")
+    texts = None
     with kept as journal, Progress("solving", len(makers)) as progress:
         for key, make in makers.items():
             if key not in journal.results:

@@ -1,19 +1,26 @@
 """Texts that an emitted law writes itself, token by token and without rounds, in batches."""
 
+import argparse
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import given_prompts
 from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify.draw import pick
+
+from .inputs import ENDS, add_end_arguments, add_pair_arguments, loaded, prompt_ids, settings_of
+from .journal import Journal
 
 Rows = Float[Tensor, "texts vocab"]
 
@@ -85,3 +92,27 @@ def log_rows(
             steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
             progress.advance()
     return torch.cat([step.q for step in steps]), torch.cat([step.p for step in steps])
+
+
+def add_walk_arguments(
+    parser: argparse.ArgumentParser, *, num_prompts: int, max_new_tokens: int, out: str
+) -> None:
+    """Declare what every command asks for whose texts are walked; :func:`opened_walk` reads it."""
+    add = parser.add_argument
+    add_pair_arguments(parser)
+    add_end_arguments(parser)
+    add("--num-prompts", type=int, default=num_prompts)
+    add("--num-draft-tokens", type=int, default=4, metavar="K", help="of a call")
+    add("--max-new-tokens", type=int, default=max_new_tokens, metavar="N", help="of a text")
+    add("--seed", type=int, default=defaults.SEED)
+    add("--threads", type=int, default=1, help="of torch")
+    add("--out", type=Path, default=Path(out), metavar="DIR")
+
+
+def opened_walk(args: argparse.Namespace, *flags: str) -> tuple[Any, list[list[int]], Journal]:
+    """Return the pair, the ids of its prompts, and the journal of what ``flags`` decide, too."""
+    prompts = given_prompts(args)[: args.num_prompts]
+    pair = loaded(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    settings = settings_of(args, prompts, "num_draft_tokens", *flags, *ENDS)
+    return pair, prompt_ids(args, pair, prompts), Journal(args.out / "journal.jsonl", settings)

@@ -1,7 +1,11 @@
-"""Texts that a law writes itself: their rows, what policies do along them."""
+"""Texts that a law writes itself: their rows, what policies do along them, calls foretold."""
 
+import csv
+import itertools
+import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +13,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import FourBit
 from simulations.__main__ import main
 from simulations.common.walk import walked
+from simulations.lengths import _row, expected_calls
 from simulations.price_travels import BAND, OwnTexts, _solved
 from tests.amounts import thorough
 from tests.decoding.conftest import disturbed, random_llama
@@ -83,8 +88,31 @@ def test_a_knob_that_was_read_off_spends_the_nats(pair):
         assert again.tokens_per_call.value == pytest.approx(row["tokens_per_call"], rel=0.02)
 
 
+def test_calls_foretold_are_those_of_all_outcomes():
+    chances, width, mean = (0.9, 0.2, 0.6, 0.5, 0.7), 2, 0.0
+    for accepted in itertools.product((True, False), repeat=len(chances)):
+        weight = math.prod(c if a else 1 - c for c, a in zip(chances, accepted, strict=True))
+        calls = within = 0
+        for one in accepted:
+            calls += within == 0
+            within = within + 1 if one and within < width else 0
+        mean += weight * calls
+    assert expected_calls(chances, width) == pytest.approx(mean)
+
+
+def test_a_law_that_lossless_texts_were_not_asked_about_has_no_foretold_end():
+    names = ("tokens", "accepted", "kl", "end_target", "end_emitted", "ended", "calls", "answers")
+    lossless = {name: np.array([2.0, 3.0]) for name in names}
+    other = {name: np.array([4.0, 5.0]) for name in names}
+    column = "end_ratio_at_lossless_texts"
+    assert _row(lossless, lossless, "speculative")[column] == 1
+    assert _row(other, lossless, "band:price=1")[column] is None
+    asked = lossless | {"band:price=1": np.array([1.0, 1.5])}
+    assert _row(other, asked, "band:price=1")[column] == pytest.approx(0.5)
+
+
 @thorough
-def test_tables_are_of_the_journal(tmp_path, capsys):
+def test_tables_are_of_the_journal_and_knobs_of_the_table(tmp_path, capsys):
     given = ["price-travels", "--num-prompts", "4", "--batch", "4", "--max-new-tokens", "6",
              "--laws", "speculative", "--policies", "band:price", "--level", "0.05",
              "--elsewhere", "tempered", "--out", str(tmp_path / "p")]  # fmt: skip
@@ -94,3 +122,18 @@ def test_tables_are_of_the_journal(tmp_path, capsys):
     ]
     assert main(given) == 0 and "writing" not in capsys.readouterr().err.splitlines()[-1]
     assert tables[0] == (tmp_path / "p/price_travels.csv").read_text()
+    knobs = ["--knobs", str(tmp_path / "p/price_travels.csv"), "--num-prompts", "3"]
+    given = ["table", "lengths", *knobs]
+    given += "--answers 2 --together 2 --max-new-tokens 4".split()
+    given += ["--eos-token-ids", "0", "--policies", "band:price", "--out", str(tmp_path / "l")]
+    assert main(given) == 0
+    lines = (tmp_path / "l/lengths.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if line[0] != "#"))
+    assert [row["policy"].partition("=")[0] for row in rows] == ["speculative", *["band:price"] * 3]
+    assert [row["policy"].partition(",")[2] for row in rows] == ["", "", "floor=0", "hold=0"]
+    assert float(rows[0]["length_ratio"]) == 1 and float(rows[3]["end_ratio"]) == pytest.approx(1)
+    foretold = [float(row["end_ratio_at_lossless_texts"]) for row in rows]
+    assert foretold[::3] == pytest.approx([1, 1]) and foretold[2] >= max(1, foretold[1])
+    assert main([*given, "--level", "0.3"]) == 2
+    said = "--knobs: price_travels.csv must hold band:price at 0.3 without another law; got no such"
+    assert said in capsys.readouterr().err

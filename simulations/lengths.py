@@ -1,0 +1,155 @@
+"""How long answers are under a policy's own law, beside lossless ones of the same prompts. Resumes.
+
+Every token is drawn from the emitted law itself (``simulations/common/walk.py``): no rounds, no
+tokens at a limit of K. Knobs are those that ``price-travels`` found on rows at temperature 1; the
+band's is also taken with the ends floored and held. Along the texts: the chance of the end under
+law and target, acceptance, nats, and the expected calls of a chain that drafts K tokens and emits
+such a text. Along the lossless texts, too, every law's chance of the end: does that foretell
+lengths? The table is written after every setting. Errors are the jackknife's over prompts.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cactus_theory.base.terminal import Progress
+from cactus_theory.decoding.options import own_ends
+from cactus_theory.divergences import read_divergence
+from cactus_theory.policies import Policy, read_policy
+from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
+
+from .common.inputs import at_least
+from .common.results import columns, publish, read_csv, values_of
+from .common.walk import Step, add_walk_arguments, opened_walk, walked
+
+BAND = "band:price"
+FAMILIES = BAND, "lenience:lenience", "cactus:delta", "band:price,head=0.2"
+Row = dict[str, Any]
+Sums = dict[str, np.ndarray]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add_walk_arguments(parser, num_prompts=48, max_new_tokens=512, out="build/lengths")
+    add("--knobs", type=Path, required=True, metavar="FILE.csv", help="table of price-travels")
+    add("--level", type=float, nargs="+", default=[0.05], help="nats a token, among the table's")
+    add("--policies", nargs="+", default=list(FAMILIES), metavar="NAME:KNOB", help="likewise")
+    add("--answers", type=int, default=32, help="to each prompt")
+    add("--together", type=int, default=8, help="answers to each prompt in a batch")
+
+
+def run(args: argparse.Namespace) -> int:
+    at_least(args, answers=1, together=1, num_prompts=2, num_draft_tokens=1, max_new_tokens=1)
+    named = list(_settings(args))
+    pair, ids, kept = opened_walk(args, "together")
+    ends, passes = sorted(own_ends(pair.target)), range(0, args.answers, args.together)
+    lossy = [read_policy(spec).at_ends(ends) for _, spec in named[1:]]
+    made: list[tuple[Row, Sums]] = []
+    with kept as journal, Progress("writing answers", len(named) * len(passes)) as progress:
+        for level, spec in named:
+            policy, sums = read_policy(spec).at_ends(ends), []
+            for start in passes:
+                if (key := f"{policy.spec} from {start}") not in journal.results:
+                    coins = torch.Generator().manual_seed(args.seed + start)
+                    texts = ids * args.together
+                    steps = walked(pair, texts, policy, args.max_new_tokens, coins)
+                    journal.add(key, _sums(steps, ends, len(texts), args, () if made else lossy))
+                sums.append(journal.results[key])
+                progress.advance()
+            total = {name: np.sum([one[name] for one in sums], 0) for name in sums[0]}
+            made.append(({"policy": policy.spec, "level": level}, total))
+            rows = [about | _row(own, made[0][1], about["policy"]) for about, own in made]
+            publish(args, rows, args.out / "lengths.csv")
+    print(columns(rows, values_of(rows), f"{args.out / 'lengths.csv'}"))
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> Iterator[tuple[float, str]]:
+    """Yield level and policy: lossless, then those of a table of price-travels, level by level."""
+    yield 0.0, "speculative"
+    rows, needed = read_csv(args.knobs)[0], ("law", "family", "level", "knob")
+    if not rows or any(row.get(name) is None for row in rows for name in needed):
+        raise ValueError(f"--knobs: must have columns {', '.join(needed)}; got {args.knobs}")
+    for level in args.level:
+        for family in args.policies:
+            asked = "speculative", family, level
+            knobs = [row["knob"] for row in rows
+                     if (row["law"], row["family"], float(row["level"])) == asked]  # fmt: skip
+            if not knobs:
+                known = f"{args.knobs.name} must hold {family} at {level} without another law"
+                raise ValueError(f"--knobs: {known}; got no such line")
+            name, comma, more = family.partition(",")
+            spec = f"{name}={float(knobs[0]):.6g}{comma}{more}"
+            boxes = ("", ",floor=eos", ",hold=eos") if family == BAND else ("",)
+            yield from ((level, spec + box) for box in boxes)
+
+
+def _sums(
+    steps: Iterator[Step],
+    ends: Sequence[int],
+    texts: int,
+    args: argparse.Namespace,
+    others: Sequence[Policy] = (),
+) -> Row:
+    """Return sums over the answers to each prompt: of tokens, ends, chances, nats, calls.
+
+    Under the spec of each of ``others`` what it gives to the ends at the same prefixes.
+    """
+    sums, ended, foretold = np.zeros((5, texts)), np.zeros(texts), np.zeros((len(others), texts))
+    kept: list[list[float]] = [[] for _ in range(texts)]
+    for at, q, p, h, tokens in steps:
+        common, n = torch.minimum(h, p), tokens[:, None]
+        cells = (
+            common.sum(-1),
+            read_divergence("kl").value(h, q),
+            *(own[:, ends].sum(-1) for own in (q, h)),
+        )
+        sums[:, at] += torch.stack([torch.ones_like(cells[0]), *cells]).cpu().numpy()
+        ended[at] = np.isin(tokens.cpu().numpy(), ends)
+        for sums_of_other, other in zip(foretold, others, strict=True):
+            sums_of_other[at] += other.emitted(q, p)[:, ends].sum(-1).cpu().numpy()
+        for text, chance in zip(at, (common / h).gather(1, n)[:, 0].tolist(), strict=True):
+            kept[text].append(chance)
+    calls = [expected_calls(chances, args.num_draft_tokens) for chances in kept]
+    names = "tokens", "accepted", "kl", "end_target", "end_emitted", "ended", "calls", "answers"
+    names = *names, *(other.spec for other in others)
+    every = np.stack([*sums, ended, calls, np.ones(texts), *foretold])
+    by_prompt = every.reshape(len(names), args.together, -1).sum(1)
+    return dict(zip(names, by_prompt.tolist(), strict=True))
+
+
+def expected_calls(chances: Sequence[float], width: int) -> float:
+    """Return the mean calls of a chain that emits a text, whose tokens are accepted so if drafted.
+
+    A call drafts ``width`` tokens and adds one; accepted tokens, given the text, are independent.
+    """
+    calls, within = 0.0, np.eye(width + 1)[0]  # chance of so many tokens accepted in this call
+    for chance in chances:
+        calls += within[0]
+        going = within[:width] * chance
+        within = np.concatenate([[1.0 - going.sum()], going])
+    return calls
+
+
+def _row(own: Sums, lossless: Sums, spec: str) -> Row:
+    """Return a policy's line: means over answers, ratios to lossless ones, paired by prompt."""
+
+    def mean(sums: Sums, above: str, below: str = "answers") -> Estimate:
+        return ratio_of_sums(sums[above], sums[below], "prompts")
+
+    ends = mean(own, "end_emitted", "tokens") / mean(own, "end_target", "tokens")
+    row: Row = {"answers": int(own["answers"].sum()), "cut": 1 - mean(own, "ended").value}
+    row |= valued("length", mean(own, "tokens"))
+    row |= valued("length_ratio", mean(own, "tokens") / mean(lossless, "tokens"))
+    row |= valued("end_ratio", ends)
+    known = "end_emitted" if own is lossless else spec  # of a run that went on with other levels
+    foretold = mean(lossless, known, "end_target") if known in lossless else None
+    row |= valued("end_ratio_at_lossless_texts", foretold)
+    row |= valued("acceptance", mean(own, "accepted", "tokens"))
+    row |= valued("kl_per_token", mean(own, "kl", "tokens"))
+    row |= valued("calls_per_answer", mean(own, "calls"))
+    return row | valued("calls_ratio", mean(own, "calls") / mean(lossless, "calls"))
