@@ -45,7 +45,7 @@ def generate(
     attention_mask : (B, T), 0 on padding (in front of shorter prompts), which takes no position.
     temperature : of both models; 0 is greedy.
     logits_processor : Hugging Face processors, applied to both models before the temperature.
-        They see prompts as they were given, padding included.
+        They see prompts as they were given, padding included. Those of your own are for one text.
     eos_token_ids : tokens that end a text, anywhere in a round; ``()`` for none. The default is
         the target's own, ``generation_config.eos_token_id``.
     stop : called with a row's ids (1, length) after each of its new tokens; True ends it.

@@ -86,8 +86,8 @@ def speculative_generate(
         guidance, scores in the output, …; every input beside token ids and their mask, such as
         images, token types or a cache; processors that cannot be copied; in a batch processors
         (:mod:`cactus_theory.decoding.processors`) and criteria of one's own, a streamer, and limits
-        of time or stop strings without an end-of-text id; stop strings
-        without ``text_tokenizer``; and as :func:`cactus_theory.generate`.
+        of time or stop strings without an end-of-text id; stop strings without ``text_tokenizer``;
+        and as :func:`cactus_theory.generate`.
 
     Examples
     --------
