@@ -10,7 +10,7 @@ from cactus_theory.decoding import Eagle3Drafter
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from simulations.train import eagle3 as heads
 from simulations.train.eagle3 import Batch, Unrolled, _Scored, rows_of
-from simulations.train.samples import Piece, Source, Texts, Turn, own_prompts, written
+from simulations.train.samples import Piece, SampledTexts, Source, Turn, own_prompts, written
 from tests.chat_model import chat_tokenizer
 from tests.decoding.conftest import random_llama
 from tests.decoding.test_eagle3 import plain_logits, write
@@ -131,7 +131,7 @@ def test_all_first_tokens_have_the_targets_law(target):
 
 def test_every_text_is_in_an_epoch_once(target, tmp_path):
     source = Source([[1], [2, 3]], [Turn(6, frozenset())])
-    texts = Texts(
+    texts = SampledTexts(
         source.pieces(target, tmp_path, 2, 10, (*READS, 4), 0), target.model.embed_tokens.weight
     )
     batches = texts.shuffled(4, 3, seed=1)
