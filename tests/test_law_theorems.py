@@ -98,8 +98,10 @@ def test_no_budget_of_a_proposal_bounds_the_emitted_law(spec):
     q = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
     p = torch.zeros_like(q)
     p[: vocab // times] = times / vocab
-    law = ct.emitted_law(ct.policy("cactus_exact", delta=0.02, divergence=spec), q, p)
+    exact, published = ct.policy("cactus_exact:delta=0.02", divergence=spec), "cactus:delta=0.02"
+    law = ct.emitted_law(exact, q, p)
     close(law, p)
+    close(ct.emitted_law(ct.policy(published), q, p), p)
     spent = ct.divergence("kl").value(law, q)
     close(spent, torch.tensor(float(times), dtype=torch.float64).log())
 

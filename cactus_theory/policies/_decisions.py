@@ -1,14 +1,13 @@
 """Records that policies and verifiers exchange: claims and paths."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
-SUPPORTS = get_args(Support)
 # tolerance of a budget for the rounding of a sum over the vocabulary, absolute up to an amount of
 # 1 and relative above, and the largest amount at which the tolerance grows
 BUDGET_TOLERANCE, LARGEST = 1e-9, 1e9

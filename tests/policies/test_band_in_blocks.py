@@ -103,19 +103,6 @@ def test_tokens_beyond_a_short_draft_are_not_read() -> None:
     assert found[0, :2].tolist() == pytest.approx(by_decimals(q_n[0, :2].tolist(), 0.7))
 
 
-def test_looking_ahead_is_the_band_for_one_token_and_more_for_several() -> None:
-    q, ids, q_n = deterministic(1, 4)
-    ahead = LookAhead(0.7)
-    raised = ahead.path(*two_tokens(q_n), torch.tensor([1]))
-    h = band("price=0.7").target(q[:, 0], one_hot(ids[:, 0], q[:, 0]))
-    assert float(raised[0, 0]) == pytest.approx(float(h[0, ids[0, 0]]), abs=ROUNDING)
-    _, _, q_n = deterministic(3, 4)
-    three = ahead.path(*two_tokens(q_n), torch.tensor([3]))
-    alone = [ahead.path(*two_tokens(q_n[:, own : own + 1]), torch.tensor([1])) for own in range(3)]
-    excess = [float(three[0, own] - alone[own][0, 0]) for own in range(3)]
-    assert excess[0] > 1e-3 and excess[1] > 1e-3 and excess[2] == pytest.approx(0, abs=ROUNDING)
-
-
 def test_only_kl_looks_ahead() -> None:
     assert band("price=0.7").look_ahead == LookAhead(0.7)
     for spec in ("price=1,per_row=true", "price=1,divergence=reverse_kl", "price=inf"):

@@ -105,11 +105,6 @@ def test_deterministic_rows():
         assert rule.residual(deterministic, p, torch.tensor(0)).tolist() == [0.0, 1.0]
 
 
-def test_the_max_divergence_proposal_is_capped_lenience():
-    gamma = ct.policy("cactus_exact:delta=0.5,divergence=max_divergence").gamma(Q_N)
-    torch.testing.assert_close(gamma, (math.exp(0.5) * Q_N).clamp(max=1.0))
-
-
 def test_typical_threshold():
     q = tensor(0.5, 0.3, 0.1, 0.08, 0.02)  # two of them just beside the threshold of 0.09
     entropy = -(q * q.log()).sum()
