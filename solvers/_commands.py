@@ -130,7 +130,6 @@ def _block_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
     add("--price", type=float, help="ν ≥ 0, tokens given up for a unit of divergence")
-    add("--divergence-per-call", type=float, metavar="KAPPA", help="budget of a call, nats for kl")
     add("--divergence-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
     add("--logits", action="store_true", help="the file holds logits")
     add("--json", action="store_true", help="print one JSON object")
@@ -138,8 +137,8 @@ def _block_arguments(parser: Parser) -> None:
 
 def _block(args: argparse.Namespace) -> Jobs:
     tree = PathTree.load(args.rows, logits=args.logits)
-    budgets = {"per_call": args.divergence_per_call, "per_token": args.divergence_per_token}
-    yield partial(block.solve, tree, args.divergence, price=args.price, **budgets)
+    goal = {"price": args.price, "per_token": args.divergence_per_token}
+    yield partial(block.solve, tree, args.divergence, **goal)
 
 
 def _decode_arguments(parser: Parser) -> None:

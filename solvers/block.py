@@ -31,7 +31,7 @@ from .path_tree import Followed, PathTree, follow
 
 # halvings of the bracket [0, 1] of a row's lower edge, to below an ulp
 HALVINGS = 60
-PRICE, PER_CALL, PER_TOKEN = "price", "per_call", "per_token"
+PRICE, PER_TOKEN = "price", "per_token"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def solve(
     divergence: str | Divergence = "kl",
     *,
     price: float | None = None,
-    per_call: float | None = None,
     per_token: float | None = None,
 ) -> BlockProgram:
     r"""Maximise tokens per target call at a price or within a budget of metered divergence.
@@ -80,9 +79,8 @@ def solve(
     tree : the rows by prefix. A second for about a hundred of them.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     price : ν ≥ 0, tokens given up for a unit of divergence; ∞ is lossless.
-    per_call : budget κ ≥ 0 on the metered divergence of a target call.
     per_token : budget κ ≥ 0 on the metered divergence per emitted token (linear in t as well).
-        Exactly one of the three.
+        Exactly one of the two.
 
     Raises
     ------
@@ -98,7 +96,7 @@ def solve(
     if not isinstance(tree, PathTree):
         raise TypeError(f"tree: must be a PathTree; got {type(tree).__name__}")
     kind = _attempts.additive(divergence)
-    goal = _goal(price=price, per_call=per_call, per_token=per_token)
+    goal = _goal(price=price, per_token=per_token)
     program = Program(tree, kind, goal)
     answer = _without_solver(tree, kind, goal) or program.solve(program.guess)
     followed = answer.followed
@@ -134,15 +132,12 @@ class Goal:
         """Return by how much rows exceed the budget, −∞ where there is none."""
         if self.form == PRICE:
             return -math.inf
-        unit = followed.tokens if self.form == PER_TOKEN else 1.0
-        return followed.divergence - self.amount * unit
+        return followed.divergence - self.amount * followed.tokens
 
     def bound(self, tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float) -> float:
         """Return a proven upper bound on the objective, from multipliers of the price form."""
         proven = price_bound(tree, alpha, f, price)
         paid = price * self.amount if price and self.form != PRICE else 0.0
-        if self.form != PER_TOKEN:
-            return proven + paid
         return proven / (1 - paid) if paid < 1 else math.inf
 
 
@@ -198,7 +193,7 @@ class Program(TreeProgram[Answer]):
         limits = [*flow.limits, *forms]
         if goal.form == PRICE:
             return cp.Problem(cp.Maximize(flow.tokens - goal.amount * spent), limits), flow, ()
-        budget = spent <= goal.amount * (flow.tokens if goal.form == PER_TOKEN else 1)
+        budget = spent <= goal.amount * flow.tokens
         return cp.Problem(cp.Maximize(flow.tokens), [*limits, budget]), flow, (budget,)
 
     def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
@@ -226,7 +221,7 @@ def _goal(**knobs: float | None) -> Goal:
     amounts = {name: amount for name, amount in knobs.items() if amount is not None}
     if len(amounts) != 1:
         raise ValueError(
-            f"price: must be given, or else per_call or per_token, exactly one; "
+            f"price: must be given, or else per_token, exactly one; "
             f"got {', '.join(amounts) or 'none'}"
         )
     ((name, amount),) = amounts.items()

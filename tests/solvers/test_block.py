@@ -22,7 +22,7 @@ SOLVED = 1e-6
 JOINT = 2e-8
 ROUNDING = 1e-10
 SUMMED = tuple(s for s in DIVERGENCES if not s.startswith(("renyi", "max")))
-GOALS = ({"price": 1.5}, {"per_call": 0.1}, {"per_token": 0.03})
+GOALS = ({"price": 1.5}, {"per_token": 0.03})
 TREES = [
     {"vocabulary": 3, "depth": depth, "seed": seed, "zeros": zeros}
     for depth in (2, 3, 4)
@@ -45,7 +45,6 @@ def check(tree, program, spec, goal):
         value -= goal["price"] * program.divergence
     assert program.value == pytest.approx(value, abs=ROUNDING)
     assert abs(program.gap) <= PROOF
-    assert program.divergence <= goal.get("per_call", math.inf) + 1e-7
     assert program.divergence <= goal.get("per_token", math.inf) * program.tokens + 1e-7
     assert program.tokens >= program.lossless - PROOF
 
@@ -62,12 +61,10 @@ def test_every_divergence_has_a_proven_optimum(spec, dials):
 def test_a_budget_is_a_price(spec):
     tree = random_tree(3, 2, seed=3)
     priced = block.solve(tree, spec, price=2.5)
-    for name in ("divergence", "per_token"):
-        knob = {"per_call" if name == "divergence" else name: getattr(priced, name)}
-        within = block.solve(tree, spec, **knob)
-        assert within.tokens == pytest.approx(priced.tokens, abs=SOLVED)
-        if read_divergence(spec).smooth:
-            assert within.price == pytest.approx(2.5, rel=1e-3)
+    within = block.solve(tree, spec, per_token=priced.per_token)
+    assert within.tokens == pytest.approx(priced.tokens, abs=SOLVED)
+    if read_divergence(spec).smooth:
+        assert within.price == pytest.approx(2.5, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(amount(1, 5)))
@@ -102,13 +99,13 @@ def test_a_deterministic_draft_gives_the_closed_value(price):
 
 def test_the_ends_need_no_solver():
     tree = random_tree(3, 3, seed=2, zeros=0.3)
-    for goal in ({"price": math.inf}, {"per_call": 0}, {"per_token": 0.0}):
+    for goal in ({"price": math.inf}, {"per_token": 0.0}):
         strict = block.solve(tree, **goal)
         np.testing.assert_allclose(strict.target, tree.target)
         assert strict.tokens == pytest.approx(strict.lossless)
         assert (strict.solver, strict.divergence, strict.price) == ("identity", 0, math.inf)
         assert abs(strict.gap) < ROUNDING
-    for goal in ({"price": 0}, {"per_call": 9.0}, {"per_token": math.inf}):
+    for goal in ({"price": 0}, {"per_token": 9.0}, {"per_token": math.inf}):
         whole = block.solve(tree, **goal)
         assert whole.tokens == pytest.approx(tree.possible.sum())
         np.testing.assert_allclose(whole.target.sum(-1), 1, atol=ROUNDING)
@@ -124,7 +121,7 @@ def test_the_ends_are_limits():
     assert far.tokens == pytest.approx(tree.possible.sum(), abs=1e-4)
     least = follow(tree, block.accepting_rows(tree), read_divergence("kl"))
     assert far.divergence <= least.divergence + 1e-6
-    almost = block.solve(tree, per_call=0.999 * least.divergence)
+    almost = block.solve(tree, per_token=0.999 * least.divergence / tree.possible.sum())
     assert tree.possible.sum() - 1e-3 < almost.tokens < tree.possible.sum()
 
 

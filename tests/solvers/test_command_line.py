@@ -85,7 +85,7 @@ def test_a_block_from_a_file_of_prefixes(tmp_path, capsys):
     assert set(row) == set(vars(expected))
     _, out, _ = run(capsys, "block", path, "--price", "inf", "--divergence", "reverse_kl", "--json")
     assert json.loads(out)["rows"][0]["price"] == "inf"
-    _, out, _ = run(capsys, "block", path, "--divergence-per-call", 0.05)
+    _, out, _ = run(capsys, "block", path, "--divergence-per-token", 0.05)
     assert "lossless    " in out and "gap" in out
 
 
