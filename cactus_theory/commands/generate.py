@@ -67,13 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rule of your own, off saves V × V questions a token")  # fmt: skip
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
-    add("--json", action="store_true", help="print one JSON object only")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object only")
+    output.add_argument("--stream", action="store_true", help="print the text while it is decoded")
 
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
-    if args.prompts and args.json:
-        raise ValueError("--json: must be given with --prompt; --prompts has JSON lines")
+    if args.prompts and (args.json or args.stream):
+        raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
     if args.prompt is not None and not is_utf8(args.prompt):
         raise ValueError(f"--prompt: must be UTF-8 text; got {args.prompt!r:.60}")
     prompts, drafted = given_prompts(args), args.draft is not None and str(args.draft) != "none"
@@ -118,11 +120,16 @@ def run(args: argparse.Namespace) -> int:
     drafter = None if tuned.plain else _drafter(tuned, pair.draft, args.siblings)
     if args.prompts:
         return _answers(pair, drafter, prompts, ids, options, args.cap)
+    chat = rendering(args).chat  # of which the answer is what is read
+    if args.stream:
+        options, streamer = _streamed(options, pair.tokenizer, ids[0], chat)
     answer = _decoded(pair, drafter, ids[0], options, args.cap)
     if args.json:
         return print_json(answer)
-    begins = "" if rendering(args).chat else args.prompt  # of a chat the answer is what is read
-    print(begins + answer["text"])
+    if args.stream:
+        streamer.end()
+    else:
+        print(("" if chat else args.prompt) + answer["text"])
     header, *counts = ({"on": threads_in_words()} | answer).items()
     for name, value in (header, *counts[3:]):  # policy, verifier and text are known
         if drafter is None and ("draft" in name or "accept" in name):
@@ -132,6 +139,22 @@ def run(args: argparse.Namespace) -> int:
         words = ", ".join("–" if number == "nan" else number for number in numbers)
         print(f"{name.replace('_', ' '):<28} {words}", file=sys.stderr)
     return 0
+
+
+def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: bool) -> Any:
+    """Return options that feed the library's streamer, and it; a chat's prompt is not printed."""
+    from transformers import TextStreamer
+
+    from cactus_theory.decoding import Callbacks
+
+    streamer = TextStreamer(tokenizer, skip_prompt=chat, skip_special_tokens=True)
+    streamer.put(torch.tensor([prompt_ids]))
+
+    def on_tokens(new: Sequence[int]) -> None:
+        for token in new:
+            streamer.put(torch.tensor([token]))
+
+    return replace(options, callbacks=Callbacks(on_tokens=on_tokens)), streamer
 
 
 def _check_tuned(

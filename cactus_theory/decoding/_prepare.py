@@ -1,6 +1,7 @@
 """Second stage of a decode: models and prompts, checked, and what its rounds work on."""
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -160,3 +161,16 @@ def has_instructions(dtype: torch.dtype) -> bool:
     """Return whether this processor computes in half precision; False where torch cannot tell."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in HALF[dtype])
+
+
+def warn_of_emulation(models: Mapping[str, Any]) -> None:
+    """Warn of a model, the first one, in half precision that its CPU emulates."""
+    for name, model in models.items():
+        if model.device.type == "cpu" and model.dtype in HALF and not has_instructions(model.dtype):
+            warnings.warn(
+                f"{name}: {type(model).__name__} runs in {dtype_of([model])} on a CPU without "
+                "instructions for it, which may take longer than plain decoding in float32; load "
+                "it with dtype=torch.float32",
+                stacklevel=4,
+            )
+            return

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._prepare import Opening, dtype_of
+from cactus_theory.decoding._prepare import Opening, dtype_of, warn_of_emulation
 from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.options import DecodeOptions
@@ -113,7 +113,7 @@ def generate(
     Warns
     -----
     UserWarning
-        Probabilities where logits belong.
+        Half precision that a CPU emulates, probabilities where logits belong.
 
     Examples
     --------
@@ -155,6 +155,8 @@ def decode(
     """
     options = options.at_ends_of(target_model)
     opening = Opening(target_model, draft_model, input_ids, options)
+    if opening.drafter is not None:
+        warn_of_emulation(opening.models)
     with torch.inference_mode():
         device, loop = on_device(opening)
         result = (device or HostRounds(opening)).run()

@@ -127,6 +127,26 @@ def test_generate_decodes_by_the_verifier_it_is_told(capsys) -> None:
     assert chain["emitted_kl_per_token"] < PRINTED < block["emitted_kl_per_token"]
 
 
+def test_generate_prints_the_text_while_it_is_decoded(capsys, monkeypatch) -> None:
+    asked = [*GENERATE, "--prompt", "def é(", *DRAFT, "--max-new-tokens", "16"]
+    asked += ["--policy", "band:price=1"]
+    assert main(asked) == 0
+    text, pieces = capsys.readouterr().out, []
+    streamer = pytest.importorskip("transformers").TextStreamer
+    show = streamer.on_finalized_text
+
+    def seen(self, piece: str, stream_end: bool = False) -> None:
+        pieces.append(piece)
+        show(self, piece, stream_end)
+
+    monkeypatch.setattr(streamer, "on_finalized_text", seen)
+    assert main([*asked, "--stream"]) == 0
+    assert capsys.readouterr().out == text and len(pieces) > 4
+    with pytest.raises(SystemExit):
+        main([*asked, "--stream", "--json"])
+    assert "not allowed with" in capsys.readouterr().err
+
+
 def test_generate_without_the_meter_is_the_same_text(capsys, tmp_path) -> None:
     """A rule whose residual depends on the token is asked V × V questions by the meter alone."""
     asked = (*GENERATE, *DRAFT, "--max-new-tokens", "6")

@@ -1,14 +1,16 @@
 """Models by folder or by id of the hub, in the dtype that was asked for; nothing is downloaded."""
 
 import json
+import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from cactus_theory.cli import main
-from cactus_theory.decoding import load_pair
+from cactus_theory.decoding import NGram, generate, load_pair
 from cactus_theory.decoding.load import Source, dtype_rule, load_model
 from cactus_theory.traces import Trace
 from simulations.__main__ import main as simulations
@@ -104,6 +106,19 @@ def test_auto_takes_bfloat16_where_it_is_stored_and_computed(processor, stored, 
     assert taken == {"float32": torch.float32, "bfloat16": best, "float16": torch.float32}
     assert dtype_rule("auto", "cuda") == "as stored"
     assert (dtype_rule("auto", "cpu") == "float32") == (processor == "no instructions")
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_only_emulated_half_precision_is_warned_of(processor, stored, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor])
+    model = load_model(stored["bfloat16"], dtype="bfloat16")
+    for draft in (model, NGram()):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            generate(model, draft, torch.tensor([[1, 2]]), max_new_tokens=2)
+        said = "target_model: Llama.* bfloat16 on a CPU without instr.* dtype=torch.float32"
+        warned = [one for one in caught if re.search(said, str(one.message))]
+        assert len(warned) == (processor == "no instructions")
 
 
 def test_a_trace_keeps_its_dtype(stored, tmp_path: Path, capsys) -> None:
