@@ -59,7 +59,7 @@ cactus audit ROWS --policy typical NAMED
 cactus audit ROWS --policy KNOB
 cactus audit ROWS --policy speculative --policy KNOB NAMED --plot x.png
 cactus TUNE --trace TRACE --policies band:price NAMED
-cactus expect --trace TRACE --policy KNOB --observed 3.5 --rounds 99
+cactus expect --trace TRACE --policy KNOB
 cactus DECODE --policy KNOB
 sim replay TRACE --policy KNOB NAMED
 solvers optimal q.npy --token 1 --delta 0.1 NAMED
