@@ -1,8 +1,7 @@
 """Runs of an engine, healthy or with a fault, that were never part of what is expected."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,44 +9,13 @@ import torch
 
 from cactus_theory.decoding import Callbacks, DecodeOptions, ModelDrafter, decode
 from cactus_theory.policies import read_policy
-from cactus_theory.traces import Observation, compare_observed
+from cactus_theory.traces import Cycle, Observation, Trace, compare_observed
+from cactus_theory.traces._folder import Folder, Header
 from cactus_theory.traces.faults import Fault
 from cactus_theory.traces.replays import batch_law
-from cactus_theory.traces.trace import Batch
+from cactus_theory.traces.trace import ENTRIES
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
-
-
-class Rounds:
-    """The rounds of a batched decode in the place of a trace."""
-
-    def __init__(
-        self, prompts: int, texts: int, temperature: float, ends: list[int], width: int, **details
-    ):
-        self.header = SimpleNamespace(
-            temperature=temperature,
-            eos_token_ids=ends,
-            details={"prompts": prompts, **details},
-        )
-        self.texts, self.num_draft_tokens, self.fingerprint = texts, width, str(id(self))
-        self.ends = ends
-        self.prompts = [text % prompts for text in range(texts)]
-        self.found: list[Batch] = []
-
-    @property
-    def manifest(self) -> Any:
-        rows = sum(own.draft_probs is not None for own in self.found)
-        return SimpleNamespace(total=lambda name: rows)
-
-    def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:
-        for own in self.found:
-            probs = None if own.draft_probs is None else _whole(own.draft_probs)
-            yield replace(own, target_probs=_whole(own.target_probs), draft_probs=probs)
-
-
-def _whole(rows: torch.Tensor) -> torch.Tensor:
-    rows = rows.double()
-    return rows / rows.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -61,41 +29,33 @@ class Decodes:
     max_new_tokens: int
     temperature: float
     judge: Verifier
-    greedy: bool = False
+    folder: Path
 
-    def rounds(
-        self, fault: Fault | None, repeats: int, seed: int
-    ) -> tuple[Rounds, Verifier, np.ndarray]:
-        drafter: Any = ModelDrafter(self.draft, greedy=self.greedy)
-        faulty = None
+    def logged(self, fault: Fault | None, repeats: int, seed: int) -> tuple[Trace, Verifier]:
+        """Return the trace of a batched decode, and its verifier."""
+        drafter, judge = ModelDrafter(self.draft), self.judge
         if fault is not None:
             if fault.name == "greedy-drafts":
                 drafter = ModelDrafter(self.draft, greedy=True)
-            elif fault.temperature is None:
-                faulty = fault.planted(self.judge, self.temperature)
-        judge = Counted(faulty or self.judge)
+            else:
+                judge = fault.planted(self.judge, self.temperature)
         ends = [self.target.generation_config.eos_token_id]
         size, most = len(self.prompts), max(map(len, self.prompts))
-        other = None if fault is None else fault.temperature
-        heat = self.temperature if other is None else other
-        found = Rounds(
-            size, size * repeats, heat, ends, self.num_draft_tokens,
-            max_new_tokens=self.max_new_tokens,
-        )  # fmt: skip
+        cycles: list[list[Cycle]] = [[] for _ in range(size * repeats)]
         shown = [[0] * (most - len(own)) + [1] * len(own) for own in self.prompts]
         ids = [[0] * (most - len(own)) + own for own in self.prompts]
 
         def keep(q: Any, draft: Any, texts: list[int], before: list[int]) -> None:
             assert set(draft.lengths) == {self.num_draft_tokens}
-            probs = None if draft.probs is None else draft.probs.clone()
-            own = torch.tensor(texts), torch.tensor(before), draft.token_ids.clone()
-            found.found.append(Batch(*own, q.clone(), probs))
+            for row, (text, position) in enumerate(zip(texts, before, strict=True)):
+                p = None if draft.probs is None else draft.probs[row]
+                cycles[text].append(Cycle(text, position, draft.token_ids[row], q[row], p))
 
         longest = self.max_new_tokens
         options = DecodeOptions(
             num_draft_tokens=self.num_draft_tokens,
             max_new_tokens=longest + self.num_draft_tokens,
-            temperature=heat,
+            temperature=self.temperature,
             attention_mask=torch.tensor(shown * repeats),
             eos_token_ids=ends,
             seed=[seed + row for row in range(size * repeats)],
@@ -105,7 +65,16 @@ class Decodes:
             stop=_after({tuple(own): len(own) for own in self.prompts}, longest),
         )
         decode(self.target, drafter, torch.tensor(ids * repeats), options)
-        return found, judge.judge, np.concatenate(judge.accepted)
+        vocab = self.target.config.vocab_size
+        details = {"prompts": size, "max_new_tokens": longest}
+        header = Header(vocab, self.num_draft_tokens, "float32", "target", "draft",
+                        self.temperature, seed, ends, details)  # fmt: skip
+        name = "healthy" if fault is None else fault.name
+        with Folder(self.folder / f"{name} {seed}", header) as writer:
+            for text in cycles:
+                writer.add(text)
+            writer.finish()
+        return Trace.open(writer.path), judge
 
 
 def _after(prompts: dict[tuple[int, ...], int], most: int) -> Any:
@@ -120,26 +89,6 @@ def _after(prompts: dict[tuple[int, ...], int], most: int) -> Any:
     return stop
 
 
-class Counted(Verifier):
-    """A verifier that notes how many tokens it accepts."""
-
-    name = "counted"
-
-    def __init__(self, judge: Verifier) -> None:
-        self.judge, self.accepted = judge, []
-
-    def check(self, policy: Any) -> None:
-        self.judge.check(policy)
-
-    def coins(self, drafted: int) -> int:
-        return self.judge.coins(drafted)
-
-    def verify(self, assigned: Any, q: Any, draft: Any, accept: Any, draw: Any) -> Any:
-        verdict = self.judge.verify(assigned, q, draft, accept, draw)
-        self.accepted.append(verdict.num_accepted.numpy().copy())
-        return verdict
-
-
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Rounds with the probabilities that at least i drafted tokens are accepted, by text."""
@@ -149,17 +98,18 @@ class Pool:
     prompts: int
 
     @classmethod
-    def of(cls, source: Rounds, judge: Verifier) -> "Pool":
-        rule, alive = read_policy("speculative"), []
-        for batch in source.batches(0):
+    def of(cls, source: Trace, judge: Verifier) -> "Pool":
+        rule, alive, texts = read_policy("speculative"), [], []
+        for batch in source.batches(ENTRIES):
             ids = batch.draft_token_ids
             draft = Draft(ids, [ids.shape[1]] * len(ids), batch.draft_probs)
             stop = judge.law(Assignment((rule,)), batch.target_probs, draft).stop
             _, going, _ = batch_law(batch, rule, judge, {}, source.ends)
             own = stop.flip(-1).cumsum(-1).flip(-1)  # of this draft, however it was drawn
             alive.append(torch.where(going[:, :-1], own[:, 1:], 0.0))
-        text = torch.cat([batch.text for batch in source.found])
-        return cls(torch.cat(alive).numpy(), text.numpy(), source.header.details["prompts"])
+            texts.append(batch.text)
+        rows, text = torch.cat(alive).numpy(), torch.cat(texts).numpy()
+        return cls(rows, text, source.header.details["prompts"])
 
     def run(self, rounds: int, source: np.random.Generator) -> Observation:
         """Return what a run of at most so many rounds counts: whole texts, prompt after prompt."""
@@ -175,15 +125,3 @@ class Pool:
     def runs(self, count: int, healthy: Any, known: Any) -> list[Any]:
         source = np.random.default_rng(0)
         return [compare_observed(healthy, self.run(2000, source), known) for _ in range(count)]
-
-
-def observed(source: Rounds, accepted: np.ndarray) -> Observation:
-    """Return what a real decode counted, up to the end of a text as traces do."""
-    ends = torch.tensor(source.header.eos_token_ids)
-    ids = torch.cat([own.draft_token_ids for own in source.found])
-    place = torch.arange(ids.shape[1])
-    ended = torch.isin(ids, ends)
-    first = torch.where(ended.any(1), ended.int().argmax(1), ids.shape[1])[:, None]
-    passed = (torch.tensor(accepted)[:, None] > place) & (place <= first)
-    rates = passed.double().mean(0).numpy()
-    return Observation(rates, len(ids), np.zeros(len(rates)), behind_ends=False)

@@ -200,7 +200,7 @@ def test_a_folder_with_a_trace_is_not_written_over(saved: Trace, ragged) -> None
      "lenience:lenience=0.5", "mixture:alpha=0.2"],
 )  # fmt: skip
 def test_half_precision_moves_numbers_by_less_than_the_page_says(spec: str) -> None:
-    """SERVING.md: acceptance 0.0005, KL 0.5 % of itself, what is raised off the head 0.0001."""
+    """MEASURE.md: acceptance 0.0005, KL 0.5 % of itself, what is raised off the head 0.0001."""
     noise = torch.Generator().manual_seed(amount(2, 7))
     target, apart = (
         scale * torch.randn(amount(1, 8), 151_936, generator=noise, dtype=torch.float64)
@@ -208,7 +208,7 @@ def test_half_precision_moves_numbers_by_less_than_the_page_says(spec: str) -> N
     )
     rows = [logits.softmax(-1) for logits in (target, target + apart)]
     stored = [row.log().half().double().softmax(-1) for row in rows]
-    for row in rows:  # as SERVING.md says, of a probability above e^-16
+    for row in rows:  # as MEASURE.md says, of a probability above e^-16
         moved = row.log().half().double() - row.log()
         assert float(moved[row > math.exp(-16)].abs().amax()) < 0.004
     rule, numbers = ct.policy(spec), []
