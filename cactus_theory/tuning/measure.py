@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 VERIFY = "verify"
 # decodes of every setting; the median over them counts
 REPEATS = 5
-# cycles whose verification is timed, and untimed ones before them, which allocate
-TIMED, UNTIMED = 150, 10
 # what a decode tells of a round
 Round = tuple[Reading, Seconds]
 
@@ -58,14 +56,13 @@ class Prompts:
     ids : token ids of each prompt.
     batch : texts at once.
     max_new_tokens : of a text.
-    temperature, eos_token_ids, seed, cuts : of the decode.
+    temperature, seed, cuts : of the decode.
     """
 
     ids: Sequence[Sequence[int]]
     batch: int
     max_new_tokens: int
     temperature: float = defaults.TEMPERATURE
-    eos_token_ids: int | Iterable[int] | None = None
     seed: int = 0
     cuts: Cuts = WHOLE
 
@@ -110,8 +107,7 @@ def measure_costs(
         order = random.Random(f"{prompts.seed} {repeat}").sample(kinds, len(kinds))
         for number, kind in enumerate(order):
             rounds: list[Round] = []
-            group, first = prompts.group(repeat), repeat * prompts.batch
-            result = decoded(target_model, draft_model, prompts, kind, group, first, rounds)
+            result = _decoded(target_model, draft_model, prompts, kind, repeat, rounds)
             if repeat:  # the first decode of a kind allocates
                 times[kind].append(split(result, rounds))
             if on_decode is not None:
@@ -163,17 +159,16 @@ def _widths(settings: Sequence[TimedSetting]) -> tuple[int, ...]:
     return different.pop()
 
 
-def decoded(
+def _decoded(
     target: Any,
     draft: Any,
     prompts: Prompts,
     setting: TimedSetting | None,
-    group: Sequence[Sequence[int]],
-    first: int,
+    number: int,
     rounds: list[Round],
 ) -> GenerationResult:
-    """Decode some prompts, the first one with the seed of text ``first``."""
-    ids, mask = left_padded(group, target)
+    """Decode a batch of the prompts, and keep its rounds."""
+    ids, mask = left_padded(prompts.group(number), target)
     choice: dict[str, Any] = {}
     if setting is not None:
         choice = {"policy": setting.policy, "verifier": setting.verifier}
@@ -183,8 +178,7 @@ def decoded(
         attention_mask=mask,
         max_new_tokens=prompts.max_new_tokens,
         **prompts.cuts.options(prompts.temperature),
-        eos_token_ids=prompts.eos_token_ids,
-        seed=prompts.seed + first,
+        seed=prompts.seed + number * prompts.batch,
         meter=False,
         callbacks=Callbacks(on_round=lambda *told: rounds.append(told)),
     )
