@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.defaults import RISK
 from cactus_theory.base.roots import rising_root
+from cactus_theory.base.significance import RISK
 
 # relative step at which a search ends: the last digit, as secants settle early beside 0 and 1
 SETTLED = 1e-30

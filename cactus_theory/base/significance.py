@@ -1,8 +1,16 @@
-"""Whether two ways differ on the same items, and how many items make a difference significant."""
+"""Confidence levels; whether two ways differ on the same items, and how many items it takes."""
 
 import math
 from collections.abc import Sequence
 
+# fewest texts whose errors say anything
+FEWEST_TEXTS = 5
+# joint confidence level of all intervals of expect: one table in a hundred is wrong somewhere
+EXPECTED = 0.99
+# probability of no alarm on a healthy engine, all tests of a comparison together
+QUIET = 0.98
+# risk that the bound of promise from readings is wrong
+RISK = 0.05
 # standard normal quantiles of two sides of 95 %, and of four in five
 WIDE, POWER = 1.96, 0.8416
 

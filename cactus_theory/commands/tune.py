@@ -12,6 +12,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.base.significance import FEWEST_TEXTS
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -47,7 +48,7 @@ from cactus_theory.tuning.measure import (
     measure_costs,
 )
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
-from cactus_theory.tuning.tune import Measure, Tuned, tune
+from cactus_theory.tuning.tune import TUNED_WIDTHS, Measure, Tuned, tune
 
 # flags that logged rows depend on, beside models, prompts and the largest K
 LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "dtype")
@@ -119,12 +120,12 @@ def run(args: Namespace) -> int:
         ids = random.Random(args.seed).sample(ids, len(ids))
         law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
         told = [getattr(args, name) for name in ("target", "draft", *LOGGED)]
-        width = max(args.num_draft_tokens or defaults.TUNED_WIDTHS)
+        width = max(args.num_draft_tokens or TUNED_WIDTHS)
         told += [cuts, rendering(args), width, *(text.source for text in texts)]
         few = LOGGED_ENTRIES // pair.target.config.vocab_size
         cycles = args.cycles or min(CYCLES, max(few, LEAST_CYCLES))
         sizes = {"num_draft_tokens": width, "max_new_tokens": args.max_new_tokens}
-        sizes |= {"texts": defaults.FEWEST_TEXTS, "seed": args.seed}
+        sizes |= {"texts": FEWEST_TEXTS, "seed": args.seed}
         folder = (args.work or _work(told)) / "trace"
         trace = log_shown(pair, ids, folder, cycles, **sizes, **law)
         prompts = Prompts(ids, args.batch, args.max_new_tokens, seed=args.seed, **law)

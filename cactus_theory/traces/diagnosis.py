@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.base.defaults import QUIET
+from cactus_theory.base.significance import QUIET
 from cactus_theory.traces.counters import FEWEST, Column, Observation
 from cactus_theory.traces.estimate import CannotSay, Estimate, check_texts
 from cactus_theory.traces.expect import Expectation, critical

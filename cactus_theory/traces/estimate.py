@@ -15,7 +15,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.defaults import FEWEST_TEXTS
+from cactus_theory.base.significance import FEWEST_TEXTS
 from cactus_theory.divergences import read_divergence
 
 PerText = Real[np.ndarray, "texts"]

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
+from cactus_theory.base.significance import EXPECTED
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Estimate, check_texts, ratio_of_sums
@@ -241,7 +242,7 @@ def expectations(
 
 
 @cache
-def critical(tests: float, freedom: int, level: float = defaults.EXPECTED) -> float:
+def critical(tests: float, freedom: int, level: float = EXPECTED) -> float:
     """Return how many standard errors two-sided tests may be off; ∞ without freedom.
 
     All ``tests``, of which one-sided ones count half, together alarm with probability 1 − level at

@@ -14,7 +14,6 @@ from functools import partial
 from typing import NamedTuple
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.base.defaults import TUNED_WIDTHS
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
@@ -23,6 +22,8 @@ from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
 from cactus_theory.tuning.measure import TimedSetting
 
+# K that are tried, closer together where a token more matters more
+TUNED_WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # number of K at which costs are measured: the least, a middle and the largest one
 TIMED_WIDTHS = 3
 # fields of the trace that a file of the result holds, where they are known

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.defaults import EXPECTED
+from cactus_theory.base.significance import EXPECTED
 from cactus_theory.cli import main
 from cactus_theory.traces import (
     Cycle,
