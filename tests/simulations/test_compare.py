@@ -140,7 +140,7 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
         ("def score(prompt, text): return text + 1", "score raised TypeError"),
         ("def score(text): return 1", r"must take a prompt and its completion; got score\(text\)"),
         ("score = 3", "must be a function"),
-        ("def other(text): return 1", "it defines other"),
+        ("def other(text): return 1", "must define score; got no such name"),
     ],
 )
 def test_a_score_that_is_none_is_named(tmp_path, body, said) -> None:

@@ -61,8 +61,6 @@ def test_generate_takes_a_heads_folder(capsys):
     asked += ["--prompt", "import os", "--max-new-tokens", "8", "--draft"]
     assert main([*asked, str(HEAD)]) == 0
     assert json.loads(capsys.readouterr().out)["policy"] == "speculative"
-    assert main([*asked, str(HEAD), "--draft-stop", "0.2"]) == 2
-    assert "--draft-stop: Eagle3Drafter has none" in capsys.readouterr().err
     assert main([*asked, str(PAIR)]) == 2
     assert "draft: must be a folder with a config.json" in capsys.readouterr().err
     with pytest.raises(ValueError, match="hidden size must be that of the head, 192; got 128"):
