@@ -24,7 +24,7 @@ def test_registered_divergences_have_every_property(spec):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault.divergence).__name__)
 def test_planted_faults_are_seen(fault):
     with pytest.raises(AssertionError, match=f"breaks the property {fault.prop}\n") as found:
-        assert_divergence_properties(fault.divergence, properties=[fault.prop], examples=40)
+        assert_divergence_properties(fault.divergence, properties=[fault.prop], examples=150)
     assert "\n  expected  " in str(found.value)
 
 
