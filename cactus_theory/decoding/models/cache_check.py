@@ -102,7 +102,8 @@ def _ragged_difference(model: Any, ids: Tensor, whole: Tensor) -> float:
 def _may_run_together(model: Any) -> bool:
     """Return whether a few tokens can tell that a model respects positions and mask."""
     config, parameters = text_config(model), inspect.signature(model.forward).parameters
-    if "position_ids" not in parameters or "attention_mask" not in parameters:
+    passes_on = any(one.kind is one.VAR_KEYWORD for one in parameters.values())  # as adapters do
+    if not (passes_on or {"position_ids", "attention_mask"} <= parameters.keys()):
         return False
     if any(getattr(config, name, None) is not None for name in OWN_WINDOWS):
         return False
