@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cactus_theory.vllm.accounts import reporter_of
 from cactus_theory.vllm.metrics import Reporter
 from cactus_theory.vllm.model_runner_v1 import Hook
 from cactus_theory.vllm.replace import (
@@ -24,7 +25,6 @@ from cactus_theory.vllm.replace import (
     unknown_version,
     wrapped,
 )
-from cactus_theory.vllm.requests import reporter_of
 from cactus_theory.vllm.settings import PROCESSOR, Settings, refuse_accounts
 
 PARAMETERS = (

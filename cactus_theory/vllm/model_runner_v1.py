@@ -4,7 +4,7 @@
 ``rejection_sample`` among its module's names: ours for batches with a sampled request, the original
 for batches that are all greedy or not numbers.
 
-A :class:`~cactus_theory.vllm.requests.Request` is kept by its id, not by its place in a batch, from
+A :class:`~cactus_theory.vllm.accounts.Request` is kept by its id, not by its place in a batch, from
 its first step with drafts to its end. If its policy raises in a step all the same, drafts of that
 step are judged without loss, and a warning says so.
 
@@ -27,10 +27,10 @@ from torch import Tensor
 
 from cactus_theory.decoding._verification import assigned, policies_of
 from cactus_theory.verify.draft import Verified
+from cactus_theory.vllm.accounts import End, Request
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.replace import refuse_other_rules
-from cactus_theory.vllm.requests import End, Request
 from cactus_theory.vllm.settings import LONGEST_LINE, Settings
 
 LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments

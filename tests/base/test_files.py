@@ -17,7 +17,7 @@ WRITES = re.compile(
 # what writes otherwise than by write_whole, and why a kill cannot leave half of a result there
 OTHERWISE = {
     "cactus_theory/base/rows.py": "np.save into memory, for write_whole",
-    "cactus_theory/vllm/requests.py": "appends one line a request",
+    "cactus_theory/vllm/accounts.py": "appends one line a request",
     "cactus_theory/base/files.py": "write_whole itself",
     "cactus_theory/commands/plot.py": "into memory",
     "paper_figures/_style.py": "imports nothing of the library: to another name, then renamed",

@@ -11,8 +11,8 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.policies.cactus import Cactus
+from cactus_theory.vllm.accounts import reporter_of
 from cactus_theory.vllm.batch import verify_flat
-from cactus_theory.vllm.requests import reporter_of
 from tests.amounts import amount
 from tests.vllm import fake
 from tests.vllm.fake import call, end, requests, seeded
