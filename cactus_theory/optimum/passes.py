@@ -170,9 +170,9 @@ def entropy_of(q: Row) -> float:
 def charges_of(
     q: Row, p: Row, ratios: Row, costs: Row, mass: float, drafted: float, head: float
 ) -> tuple[float, float, float]:
-    """Return D(h‖q), Σ min(p, h), and Σ (h − q)₊ where q < ``head`` of a part, by h/q and costs.
+    """Return D(h‖q), Σ min(p/P, h), and Σ (h − q)₊ where q < ``head`` of a part, by h/q and costs.
 
-    q is taken over ``mass``, p over ``drafted``.
+    q is taken over ``mass``, p over ``drafted``, which is P Σp.
     """
     spent = accepted = raised = 0.0
     for i in range(q.size):

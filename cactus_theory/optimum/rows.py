@@ -1,12 +1,12 @@
 r"""The band of one row on a CPU, walked by compiled loops where numba is installed.
 
 A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
-upper edge b, and the first look is at r itself: only a refusal needs the band, for the residual
-(aq − p)₊ (THEORY.md, Theorem 15).
+upper edge b, and the first look is at r itself, which :mod:`cactus_theory.verify._on_cpu` forms:
+only a refusal needs the band, for the residual (aq − p)₊ (THEORY.md, Theorem 15).
 
 A row is that of a node of a drafted path, which is reached with an alive ratio P
-(:class:`cactus_theory.policies.Path`), and by itself that of P = 1. What is emitted there is
-g = P h with the band of p/P (Theorem 13, for later tokens that are worth nothing):
+(:class:`cactus_theory.policies._decisions.PathState`), and by itself that of P = 1. What is emitted
+there is g = P h with the band of p/P (Theorem 13, for later tokens that are worth nothing):
 
 .. math:: g = \mathrm{clip}(p,\; A q,\; U q), \qquad Σ g = P, \qquad f'(U/P) − f'(A/P) = 1/ν
 
@@ -114,9 +114,9 @@ class PricedBand:
 class NodeRow:
     """A row h at a node, asked only as far as a coin needs; of itself h = q, reached with P.
 
-    g = P h is between A q and U q, ``scale`` and ``upper`` once :meth:`passes` has solved them, and
-    p between those, but for tokens with ``boxes``. With ``factor`` the row is one of P = 1, and g
-    that often its own.
+    g = P h is between A q and U q, ``scale`` and ``upper`` once :meth:`upper_exceeds` has solved
+    them, and p between those, but for tokens with ``boxes``. With ``factor`` the row is one of
+    P = 1, and g that often its own.
     """
 
     factor, boxes = 1.0, FREE
@@ -125,13 +125,13 @@ class NodeRow:
     def __init__(self, alive: float) -> None:
         self.upper = self.scale = self.unit = alive
 
-    def passes(self, threshold: float) -> bool:
+    def upper_exceeds(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
         return self.upper > threshold
 
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
-        return self.passes(ratio if self.factor == 1 else math.inf)
+        return self.upper_exceeds(ratio if self.factor == 1 else math.inf)
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
         """Return g/p of a sampled token, once solved."""
@@ -173,12 +173,12 @@ class NodeRow:
     @property
     def edges(self) -> tuple[float, float]:
         """Return A and U."""
-        self.passes(math.inf)
+        self.upper_exceeds(math.inf)
         return self.scale, self.upper
 
     def write(self, q: Row, p: Row, out: Row) -> None:
         """Solve the row, and write h up to a factor, 1 for laws; p inside the band."""
-        self.passes(math.inf)
+        self.upper_exceeds(math.inf)
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
             return
@@ -201,7 +201,7 @@ class DraftRow(NodeRow):
 
 
 class PricedRow(NodeRow):
-    """The band of one row (V,) at a price, solved as far as :meth:`passes` needs.
+    """The band of one row (V,) at a price, solved as far as :meth:`upper_exceeds` needs.
 
     ``alive`` is P.
     """
@@ -213,7 +213,7 @@ class PricedRow(NodeRow):
         self.priced, self.alive = band, alive
         self.boxes = boxes.of_row(self.q)
 
-    def passes(self, threshold: float) -> bool:
+    def upper_exceeds(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
         if threshold <= self.alive * SURE:
             return True
@@ -235,7 +235,7 @@ class PricedRow(NodeRow):
             return super().exceeds(token, ratio)
         if ratio <= self.factor * self.alive * SURE:  # no box is below q
             return True
-        self.passes(math.inf)
+        self.upper_exceeds(math.inf)
         q_n = float(self.q[token])
         return self.factor == 1 and q_n >= LEAST and self._raised(token, q_n, math.inf) > ratio
 
@@ -247,7 +247,7 @@ class BudgetRow(NodeRow):
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.f, self.delta = f, delta
 
-    def passes(self, threshold: float) -> bool:
+    def upper_exceeds(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
         if threshold <= SURE:
             return True

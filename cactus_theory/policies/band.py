@@ -1,4 +1,4 @@
-"""The optimum under a budget on the emitted law, as a policy, and by its published name."""
+"""The band as a policy, within a budget or at a price; in a block that of p/P (``alive``)."""
 
 import math
 from collections.abc import Iterable

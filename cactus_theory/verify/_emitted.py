@@ -1,6 +1,6 @@
 """The laws emitted at rows that a verifier has reached, and their charges.
 
-The lazy law of a path answers coins (:mod:`cactus_theory.verify._lazy`); this is the same law for
+The lazy law of a path answers coins (:mod:`cactus_theory.verify._on_cpu`); this is the same law for
 whoever measures: meters, ledgers, replays and schedules. On a CPU a policy's row is solved and
 measured by compiled loops, and h is written only where a policy has no row, or somebody asks.
 """
@@ -91,7 +91,7 @@ class Emitted:
         for q, p, alive in zip(*self._arrays, self.alive, strict=True):
             if (row := self.policy.row(q, p, alive)) is None:
                 return None
-            row.passes(math.inf)
+            row.upper_exceeds(math.inf)
             rows.append(row)
         return rows
 

@@ -1,58 +1,19 @@
-"""Drafted paths on a CPU, what is left at their nodes to draw from, and the walk down a tree."""
+"""Drafted paths on a CPU with their coins and alive ratios P, and the walk down a tree."""
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from types import MappingProxyType
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.optimum.rows import loops
+from cactus_theory.verify._residual import Residual
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN, pick_one
 
 # indices of entries of rows: of the batch, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-class Left:
-    """The rest of h at a node, (s q − p)₊, with levels of their own instead of s at some ids.
-
-    ``p`` is empty where nothing was drafted from it.
-    """
-
-    def __init__(
-        self,
-        q: np.ndarray,
-        p: np.ndarray | None = None,
-        scale: float = 1.0,
-        levels: Mapping[int, float] = MappingProxyType({}),
-    ) -> None:
-        if levels:
-            ids, own = [*levels], q[[*levels]] * np.array([*levels.values()])
-            q = np.multiply(q, scale, dtype=np.float64)
-            q[ids], scale = own, 1.0
-        self.q, self.p, self.scale = q, q[:0] if p is None else p, scale
-
-    @property
-    def row(self) -> Float[np.ndarray, "vocab"]:
-        with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
-            row = self.q.astype(np.float64) * self.scale
-            return np.maximum(row - self.p if len(self.p) else row, 0.0)
-
-    @property
-    def mass(self) -> float:
-        if (compiled := loops()) is None:
-            return float(self.row.sum())
-        return compiled.left_mass(self.q, self.p, self.scale)
-
-    def draw(self, draw: float) -> int:
-        """Return the token that a coin draws, NO_TOKEN where nothing is left."""
-        if (compiled := loops()) is None:
-            return pick_one(torch.from_numpy(self.row), draw)
-        return compiled.draw_left(self.q, self.p, self.scale, draw)
 
 
 class Run:
@@ -93,7 +54,7 @@ class Run:
         self.row, self.nodes, self.draw, self.ids, self.coins = row, nodes, draw, ids, coins
         self.count = len(nodes) - 1
         self.alive = [1.0]  # P at the nodes, as far as it is known
-        self.left: dict[int, Left] = {}  # (P h − p)₊ where the run may end, once known
+        self.residuals: dict[int, Residual] = {}  # (P h − p)₊ where the run may end, once known
 
     def advance(self) -> bool:
         """Follow P from token to token as far as entries suffice; return whether a row is needed.

@@ -29,8 +29,9 @@ from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._dense import Walk, block_on_device, raised_entries
 from cactus_theory.verify._emitted import Emitted
-from cactus_theory.verify._lazy import Law
-from cactus_theory.verify._runs import Left, Place, Run, chains
+from cactus_theory.verify._on_cpu import Law
+from cactus_theory.verify._residual import Residual
+from cactus_theory.verify._runs import Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -142,7 +143,7 @@ class Blocks(Law):
         waiting = self.runs
         while waiting:
             waiting = [run for run in waiting if run.advance()]
-            self.solve([(run, len(run.alive) - 1) for run in waiting], [1.0] * len(waiting))
+            self.exceeded([(run, len(run.alive) - 1) for run in waiting], [1.0] * len(waiting))
             for run in waiting:
                 run.alive.append(min(1.0, run.ratio))
         ends = [(run, len(run.alive) - 1) for run in self.runs]
@@ -175,13 +176,13 @@ class Blocks(Law):
         asked = [
             (run, place)
             for (run, place), on in zip(places, passed, strict=True)
-            if on and place < run.count and place not in run.left
+            if on and place < run.count and place not in run.residuals
         ]
-        self.solve(asked, [math.inf] * len(asked))
+        self.exceeded(asked, [math.inf] * len(asked))
         for entry, (run, place) in enumerate(places):
             sure = place == run.count or not place or run.alive[place] == 1
             if passed[entry] and not sure:
-                passed[entry] = run.passes(place, run.left[place].mass)
+                passed[entry] = run.passes(place, run.residuals[place].mass)
             run.accepted = place
         return passed
 
@@ -190,12 +191,12 @@ class Blocks(Law):
 
         Where not, the node need not be solved; of policies with h between q and p.
         """
-        if place == run.count or place in run.left or run.alive[place] == 1 or not place:
+        if place == run.count or place in run.residuals or run.alive[place] == 1 or not place:
             return True
         policy = self.policy(run, place)
         if not policy.between or policy.highest <= 1 or place in run.deterministic:
             return True
-        return run.passes(place, Left(*self.rows(run, place), run.alive[place]).mass)
+        return run.passes(place, Residual(*self.rows(run, place), run.alive[place]).mass)
 
 
 def verify_block(

@@ -1,7 +1,7 @@
 """Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
 
 On a CPU, where reading flags on the host is free, whole rows are read only where a coin asks
-(:mod:`cactus_theory.verify._lazy`).
+(:mod:`cactus_theory.verify._on_cpu`).
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from cactus_theory.policies import Entrywise, FixedTarget, Policy
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._dense import rows_by_choice
-from cactus_theory.verify._lazy import Answers, Law
-from cactus_theory.verify._runs import Left, Place, chains
+from cactus_theory.verify._on_cpu import Answers, Law
+from cactus_theory.verify._residual import Residual
+from cactus_theory.verify._runs import Place, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -138,11 +139,13 @@ class Chains(Law):
             number = self.number(run, place)
             if number in self.ceilings:  # the bound was φ
                 scale = self.scales[number][run.number][place]
-                run.left[place] = Left(*self.rows(run, place), scale)
+                run.residuals[place] = Residual(*self.rows(run, place), scale)
             else:
                 asked.append((run, place))
         coins = [run.coins[place] for run, place in asked]
-        passed = {run for (run, _), on in zip(asked, self.solve(asked, coins), strict=True) if on}
+        passed = {
+            run for (run, _), on in zip(asked, self.exceeded(asked, coins), strict=True) if on
+        }
         return [run in passed for run, _ in places]
 
     def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:

@@ -49,7 +49,7 @@ def thresholds(q, p, accepted):
 
 def solved(row):
     """Return whether a token that is never accepted is, and the edges a and b."""
-    return row.passes(math.inf), row.scale, row.upper
+    return row.upper_exceeds(math.inf), row.scale, row.upper
 
 
 def at_price(q, p, f, price):
@@ -221,5 +221,5 @@ def test_a_coin_at_the_upper_edge_itself_refuses():
     q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
     p = torch.tensor([[0.75, 0.25]], dtype=torch.float64)
     (row,) = at_price(q, p, ct.divergence("pearson_chi2"), 1.0)
-    assert not row.passes(1.25)
+    assert not row.upper_exceeds(1.25)
     assert (row.scale, row.upper) == pytest.approx((0.75, 1.25), rel=1e-12)

@@ -153,7 +153,7 @@ def test_one_row_and_a_batch_have_one_law_at_the_end_of_the_path(spec, price):
     assert torch.allclose(law, best.target, rtol=1e-12, atol=0)
     assert law.tolist() == pytest.approx([0.5, 0.5])
     row = rule.row(q.numpy(), p.numpy())
-    assert row.passes(1e299) and not row.passes(math.inf)
+    assert row.upper_exceeds(1e299) and not row.upper_exceeds(math.inf)
 
 
 @pytest.mark.parametrize("price", [0.3, 2.0])
@@ -181,7 +181,7 @@ def test_a_row_by_itself_on_a_path_passes_what_its_own_ratio_allows():
     q, p, alive = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.5, 0.3]), 0.25
     rule = ct.policy("band:price=1,per_row=True")
     row = rule.row(q, p, alive)
-    row.passes(math.inf)
+    row.upper_exceeds(math.inf)
     level = row.ratio_of(1, 0.3, 0.5) * 0.5 / 0.3  # g/q
     assert level < 1
     for share, passes in ((0.9, True), (1.1, False)):

@@ -67,7 +67,7 @@ def decided(rule, q, p, n, coin) -> tuple[torch.Tensor, torch.Tensor]:
     left = torch.zeros(q.shape, dtype=torch.float64)
     for row, run in zip(left, runs, strict=True):
         if not run.accepted:
-            row[:] = torch.from_numpy(run.left[0].row)
+            row[:] = torch.from_numpy(run.residuals[0].row)
     return law.accepted_and_last()[0] == 1, left
 
 

@@ -1,6 +1,6 @@
 """The law of drafted paths on a CPU, asked only where a coin asks.
 
-A path answers whether a coin passes at one of its nodes, and what is left there to draw from. A
+A path answers whether a coin passes at one of its nodes, and what residual is drawn from there. A
 chain asks forwards up to the first coin that does not pass, a block backwards for the last one
 that does. Drafted entries answer most coins (:meth:`Policy.bounds`); where they do not, a policy
 answers for one row as far as the coin needs (:meth:`Policy.row`), or else for all paths that wait
@@ -26,11 +26,12 @@ from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
-from cactus_theory.verify._runs import Index, Left, Place, Run
+from cactus_theory.verify._residual import Residual
+from cactus_theory.verify._runs import Index, Place, Run
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
 
-# P h_n/p_n of some nodes, or φ, and what gives the rows that are left at entries of them
+# P h_n/p_n of some nodes, or φ, and what gives the residuals at entries of them
 Answers = tuple[list[float], Callable[[list[int]], Tensor]]
 # most entries of whole rows in one call: few calls on short rows, views of long ones
 ENTRIES = 2**15
@@ -97,18 +98,18 @@ class Law:
         p[run.ids[place]] = 1.0
         return q, p
 
-    def solve(self, places: Sequence[Place], shares: Sequence[float]) -> list[bool]:
+    def exceeded(self, places: Sequence[Place], shares: Sequence[float]) -> list[bool]:
         """Return whether P h_n/p_n exceeds these shares of 1 at nodes; if not, they are solved.
 
         A share is the coin of a chain, 1 in a block, ∞ where only what is left is asked for.
-        Of solved nodes (P h − p)₊ is in ``left``. For a share of 1 ``ratio`` is P h_n/p_n, or 1.
+        Of solved nodes ``residuals`` has (P h − p)₊. ``ratio`` is P h_n/p_n or 1 for a share of 1.
         """
         exceeded, together = [False] * len(places), {}
         for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):
             number, token = self.number(run, place), run.ids[place]
             (q, p), q_n, p_n = self.rows(run, place), run.q_n[place], run.p_n[place]
             if self.raised is not None and self.assigned.policies[number].look_ahead is not None:
-                run.left[place] = self._left_ahead(run, place, q, p)
+                run.residuals[place] = self._residual_ahead(run, place, q, p)
                 continue
             fixed = run.deterministic.get(place, ())
             offers = offered(q, p, fixed) if fixed else p
@@ -117,7 +118,7 @@ class Law:
                 together.setdefault(number, []).append(entry)
                 continue
             if fixed:
-                row.passes(math.inf)
+                row.upper_exceeds(math.inf)
                 h_n = row.raised(token, q_n, offers[token]) * q_n
                 run.ratio = h_n / p_n if p_n > 0 else math.inf if h_n > 0 else 0.0
                 exceeded[entry] = share < run.ratio
@@ -126,20 +127,20 @@ class Law:
             elif share == 1:
                 run.ratio = row.ratio_of(token, q_n, p_n)
             if not exceeded[entry]:
-                run.left[place] = _left(row, q, p, offers, fixed)
+                run.residuals[place] = _residual(row, q, p, offers, fixed)
         for number, entries in together.items():
             for some in self._parts(places, entries):
                 own = [places[entry] for entry in some]
-                ratios, left = self._ask(self.assigned.policies[number], own)
+                ratios, residuals = self._ask(self.assigned.policies[number], own)
                 for entry, (run, _), run.ratio in zip(some, own, ratios, strict=True):
                     exceeded[entry] = shares[entry] < run.ratio
                 if below := [at for at, entry in enumerate(some) if not exceeded[entry]]:
-                    for at, row in zip(below, left(below).numpy(), strict=True):
+                    for at, row in zip(below, residuals(below).numpy(), strict=True):
                         run, place = own[at]
-                        run.left[place] = Left(row)
+                        run.residuals[place] = Residual(row)
         return exceeded
 
-    def _left_ahead(self, run: Run, place: int, q: np.ndarray, p: np.ndarray) -> Left:
+    def _residual_ahead(self, run: Run, place: int, q: np.ndarray, p: np.ndarray) -> Residual:
         """Return the rest where the policy looked ahead: q is scaled but at the boxes."""
         look_ahead, token = self.policy(run, place).look_ahead, run.ids[place]
         assert look_ahead is not None
@@ -147,7 +148,7 @@ class Law:
         whole, alive = 1 - math.fsum(fixed.values()), run.alive[place]
         rest = whole - run.q_n[place]
         scale = alive * (whole - run.low[place]) / rest if rest > 0 else 0.0
-        return Left(q, p, scale, dict.fromkeys(fixed, alive))
+        return Residual(q, p, scale, dict.fromkeys(fixed, alive))
 
     def _parts(self, places: Sequence[Place], entries: Sequence[int]) -> Iterator[Sequence[int]]:
         """Yield entries of places that are asked together: none beside deterministic tokens."""
@@ -201,24 +202,24 @@ class Law:
             if not run.cut:
                 run.last = self._whole(run).draw(run.draw)
             return
-        left = run.left[place]
-        run.last = left.draw(run.draw)
-        if run.last == NO_TOKEN and left.mass <= 0:
-            run.last = Left(_row(self._q, (run.row, run.nodes[place]))).draw(run.draw)
+        residual = run.residuals[place]
+        run.last = residual.draw(run.draw)
+        if run.last == NO_TOKEN and residual.mass <= 0:
+            run.last = Residual(_row(self._q, (run.row, run.nodes[place]))).draw(run.draw)
 
-    def _whole(self, run: Run) -> Left:
+    def _whole(self, run: Run) -> Residual:
         """Return h after a whole run up to a factor: q, where nothing is deterministic."""
         place = run.count
         at, fixed = (run.row, run.nodes[place]), run.deterministic.get(place)
         q = _row(self._q, at)
         if not fixed:
-            return Left(q)
+            return Residual(q)
         policy, offers = self.policy(run, place), offered(q, None, fixed)
         if (row := policy.row(q, offers, run.alive[place])) is None:
             rows = check.normalised(self.q[run.row, at[1] : at[1] + 1])
-            return Left(self._masses(policy, [(run, place)], rows, rows)[0].double().numpy())
-        row.passes(math.inf)
-        return _left(row, q, None, offers, fixed)
+            return Residual(self._masses(policy, [(run, place)], rows, rows)[0].double().numpy())
+        row.upper_exceeds(math.inf)
+        return _residual(row, q, None, offers, fixed)
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
         """Return the accepted count of each run and the token after it, both (B,)."""
@@ -227,12 +228,12 @@ class Law:
         return torch.from_numpy(accepted), torch.from_numpy(last)
 
 
-def _left(
+def _residual(
     row: NodeRow, q: np.ndarray, p: np.ndarray | None, offers: np.ndarray, fixed: Sequence[int]
-) -> Left:
+) -> Residual:
     """Return the rest of a solved row, at deterministic tokens by their selection law."""
     levels = {token: row.raised(token, q[token], offers[token]) for token in fixed}
-    return Left(q, p, row.left, row.levels | levels)
+    return Residual(q, p, row.left, row.levels | levels)
 
 
 def _readable(rows: Tensor) -> np.ndarray | Tensor:
