@@ -41,15 +41,14 @@ def markov_pair(
     *,
     order: int = 1,
     seed: int = 0,
-    sharpness: float = 1.0,
     distance: float = 1.0,
     zeros: float = 0.0,
 ) -> TinyPair:
     """Return random Markov models of V ≥ 2 tokens; the text before the first counts as token 0.
 
-    The next row depends on the last ``order`` tokens. ``sharpness`` is the standard deviation of
-    the target's logits, ``distance`` that of what is added to them for the draft. An entry of a row
-    is 0 with probability ``zeros``, in each model by itself; a row keeps its likeliest token.
+    The next row depends on the last ``order`` tokens. ``distance`` is the standard deviation of
+    what is added to the target's logits for the draft. An entry of a row is 0 with probability
+    ``zeros``, in each model by itself; a row keeps its likeliest token.
     """
     states = vocab**order
     generator = torch.Generator().manual_seed(seed)
@@ -57,7 +56,7 @@ def markov_pair(
     def noise() -> Tensor:
         return torch.randn(states, vocab, generator=generator, dtype=torch.float64)
 
-    logits = sharpness * noise()
+    logits = noise()
     rows = [logits.softmax(-1), (logits + distance * noise()).softmax(-1)]
     if zeros:
         rows = [_with_zeros(row, zeros, generator) for row in rows]

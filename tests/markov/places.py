@@ -73,7 +73,7 @@ def follow_places(pair: TinyPair, setting: Setting) -> Places:
     """Return what each token costs, from how far verifiers get and what they emit next.
 
     Reads neither where a verifier stops nor what it draws there (``Rounds.ends``), from which
-    ``enumerate_texts`` adds up texts. Errors as there.
+    ``enumerate_texts`` adds up texts.
     """
     states = pair.prefixes(setting.length)
     weight = torch.ones(1, dtype=torch.float64)

@@ -59,30 +59,27 @@ def test_lossless_texts_have_the_target_law(verifier, end, zeros):
         assert max(exact.kl, exact.meter.mean, exact.total_variation) < EXACT
 
 
-@pytest.mark.parametrize(("spec", "verifier"), SOME)
-def test_the_kl_is_the_sum_over_tokens_and_the_meter_bounds_each(spec, verifier):
-    """Both sums come from how far verifiers get, the law of texts from where they stop."""
+BY_PLACE = ("speculative", "band:price=0.5", "cactus:delta=0.3")
+
+
+@pytest.mark.parametrize(
+    ("spec", "verifier"), [*SOME, *((BY_PLACE, verifier) for verifier in VERIFIERS)]
+)
+def test_what_the_meter_is_over_is_what_a_token_tells_about_the_loop(spec, verifier):
+    """The identity: metered − KL = Σ_t I(S_t; X_t | text so far), token by token.
+
+    Both sums come from how far verifiers get, the law of texts from where they stop.
+    """
+    most = 0.0
     for pair, width, end in itertools.product(pairs(), (1, 3), (None, 2)):
         setting = Setting(spec, width, LENGTH, verifier, end)
         exact, places = enumerate_texts(pair, setting), follow_places(pair, setting)
-        assert abs(sum(places.kl) - exact.kl) < EXACT < CLEAR < exact.kl
+        assert abs(sum(places.kl) - exact.kl) < EXACT
+        assert exact.kl > CLEAR or (spec, width) == (BY_PLACE, 1)  # its first place is lossless
         assert abs(sum(places.metered) - exact.meter.mean) < EXACT
-        assert all(a <= b + EXACT for a, b in zip(places.kl, places.metered, strict=True))
-        assert places.kl[-1] == pytest.approx(0, abs=EXACT)  # nothing is drafted for the last
-
-
-BY_PLACE = ("speculative", "band:price=0.5", "cactus:delta=0.3")
-PLACED = [(BY_PLACE, verifier) for verifier in VERIFIERS]
-
-
-@pytest.mark.parametrize(("spec", "verifier"), [*some(EVERY, 2), *PLACED])
-def test_what_the_meter_is_over_is_what_a_token_tells_about_the_loop(spec, verifier):
-    """The identity: metered − KL = Σ_t I(S_t; X_t | text so far), token by token."""
-    most = 0.0
-    for pair, end in itertools.product(pairs(zeros=0.1), some((None, 2), 1)):
-        places = follow_places(pair, Setting(spec, 3, LENGTH, verifier, end))
         for kl, metered, told in zip(places.kl, places.metered, places.information, strict=True):
             assert abs(metered - kl - told) < EXACT
+        assert places.kl[-1] == pytest.approx(0, abs=EXACT)  # nothing is drafted for the last
         most = max(most, sum(places.information))
     assert most > CLEAR / 10
 
@@ -142,31 +139,6 @@ def test_the_bound_is_met_where_no_bonus_is_drawn(spec, verifier):
         assert rounds.width == 2 and float(rounds.alive[2].max()) == 0
     exact = enumerate_texts(pair, setting)
     assert abs(exact.slack) < EXACT and exact.kl > CLEAR and exact.calls.deviation > CLEAR
-
-
-def test_block_may_take_a_few_more_calls_for_lossy_texts():
-    """Each round gets further, but where a lossy text then stands the draft may be worse."""
-    pair = markov_pair(3, seed=54, sharpness=2.0, distance=2.0)
-    chain, block = (texts_of(pair, "lenience:lenience=0.5", 3, v, length=6) for v in VERIFIERS)
-    assert -CLEAR < block.tokens_per_call - chain.tokens_per_call < -CLEAR / 20
-
-
-@pytest.mark.parametrize(("spec", "verifier"), SOME)
-def test_an_end_cuts_texts_and_changes_nothing_before_it(spec, verifier):
-    pair, end, vocab = markov_pair(3, order=2, seed=5, distance=1.5), 1, 3
-    whole = texts_of(pair, spec, 2, verifier).law[-1]
-    cut = texts_of(pair, spec, 2, verifier, end=end)
-    for length, law in enumerate(cut.law):
-        begins = whole.reshape(vocab**length, -1).sum(-1)
-        for place in range(vocab**length):
-            text = [place // vocab**i % vocab for i in reversed(range(length))]
-            finished = text[-1:] == [end] or (length == LENGTH and end not in text[:-1])
-            over = finished and end not in text[:-1]
-            expected = float(begins[place]) if over else 0.0
-            assert float(law[place]) == pytest.approx(expected, abs=EXACT)
-    shares = [float(law.sum()) for law in cut.law]
-    assert cut.tokens == pytest.approx(sum(t * share for t, share in enumerate(shares)), abs=EXACT)
-    assert all(share > CLEAR for share in shares[1:])
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

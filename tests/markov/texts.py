@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,8 +19,7 @@ class Moments:
     deviation: float
 
 
-@dataclass
-class Tally:
+class Tally(NamedTuple):
     """Expected sums over decodes between two rounds, for each of some texts.
 
     Of 1, of the rounds so far and their square, and of the meter so far and its square.
@@ -32,20 +31,15 @@ class Tally:
     meter: Float[Tensor, "texts"]
     meter_squared: Float[Tensor, "texts"]
 
-    @classmethod
-    def nothing(cls, texts: int) -> Self:
-        return cls(*torch.zeros(5, texts, dtype=torch.float64))
-
     def only(self, mask: Bool[Tensor, "texts"]) -> Self:
-        return type(self)(*[torch.where(mask, values, 0.0) for values in vars(self).values()])
+        return type(self)(*[torch.where(mask, values, 0.0) for values in self])
 
     def add(self, other: Self) -> None:
-        for name, values in vars(self).items():
-            values.add_(getattr(other, name))
+        for values, more in zip(self, other, strict=True):
+            values.add_(more)
 
     def after(self, chance: Float[Tensor, "texts more"], cost: Float[Tensor, "texts more"]) -> Self:
-        sums = (values[:, None] for values in vars(self).values())
-        mass, calls, calls_squared, meter, meter_squared = sums
+        mass, calls, calls_squared, meter, meter_squared = (values[:, None] for values in self)
         longer = (
             mass * chance,
             (calls + mass) * chance,
@@ -94,11 +88,6 @@ class Texts:
     meter: Moments  # Σ KL of the emitted law over verified rows, nats; the bonus is free
 
     @property
-    def tokens_per_call(self) -> float:
-        """Return mean tokens over mean calls, which long runs of decodes tend to."""
-        return self.tokens / self.calls.mean
-
-    @property
     def kl(self) -> float:
         return float(KL.value(torch.cat(self.law), torch.cat(self.target)))
 
@@ -116,11 +105,11 @@ def enumerate_texts(pair: TinyPair, setting: Setting) -> Texts:
     """Return the law of all texts, round after round as the decode loop goes.
 
     Exact but for rounding: each round's coins and drafts are integrated out by
-    ``Verifier.law``, and a round begins at every text at which one can end. RuntimeError if
-    probabilities do not sum to 1.
+    ``Verifier.law``, and a round begins at every text at which one can end.
     """
     vocab = pair.vocab
-    tallies = [Tally.nothing(vocab**t) for t in range(setting.length + 1)]
+    empty = (torch.zeros(5, vocab**t, dtype=torch.float64) for t in range(setting.length + 1))
+    tallies = [Tally(*sums) for sums in empty]
     tallies[0].mass[:] = 1.0
     for written, (rounds, index) in enumerate(every_round(pair, setting)):
         unfinished = tallies[written].only(setting.unfinished(written, vocab))
@@ -128,8 +117,7 @@ def enumerate_texts(pair: TinyPair, setting: Setting) -> Texts:
             tallies[written + count].add(unfinished.after(chance[index], cost[index]))
     finished = [tally.only(~setting.unfinished(t, vocab)) for t, tally in enumerate(tallies)]
     sums = [float(tally.mass.sum()) for tally in finished]
-    if not abs(sum(sums) - 1) < SUM_TOLERANCE:
-        raise RuntimeError(f"texts: probabilities must sum to 1; got {sum(sums)!r}")
+    assert abs(sum(sums) - 1) < SUM_TOLERANCE
     return Texts(
         law=[tally.mass for tally in finished],
         target=target_law(pair, setting),
