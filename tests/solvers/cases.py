@@ -125,11 +125,10 @@ def random_tree(vocabulary: int, depth: int, *, seed: int, zeros: float = 0.0) -
 
 
 class Tally:
-    """How many solves gave up, and the largest error of each kind."""
+    """How many solves gave up."""
 
     def __init__(self) -> None:
         self.solved = self.gave_up = 0
-        self.errors: dict[str, float] = {}
 
     def solve(self, program: Callable[..., Any], *args: Any, **knobs: Any) -> Any:
         """Return the program's result, None if its solver gave up."""
@@ -141,14 +140,7 @@ class Tally:
         self.solved += 1
         return result
 
-    def record(self, name: str, error: float) -> float:
-        """Keep the largest error seen and return this one."""
-        self.errors[name] = max(self.errors.get(name, 0.0), float(error))
-        return float(error)
-
-    def check(self, label: str) -> None:
-        """Print what was measured; fail if too many solves gave up."""
-        shown = ", ".join(f"{name} {error:.1e}" for name, error in sorted(self.errors.items()))
-        print(f"{label}: {self.solved} solved, {self.gave_up} gave up; largest error: {shown}")
+    def check(self) -> None:
+        """Fail if too many solves gave up."""
         assert self.solved > 0
         assert self.gave_up <= ALLOWED_TO_GIVE_UP * (self.solved + self.gave_up)

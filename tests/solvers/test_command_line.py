@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from solvers import __main__ as command_line
-from solvers import _attempts, block, design, optimal, per_proposal, sequence
+from solvers import _attempts, block, design, optimal, sequence
 from tests.solvers.cases import random_tree
 
 Q, P = np.array([0.30, 0.35, 0.35]), np.array([0.05, 0.80, 0.15])
@@ -39,16 +39,6 @@ def test_the_optimal_program_as_json(files, capsys):
     assert row["acceptance"] == pytest.approx(expected.acceptance, abs=1e-12)
     assert row["target"] == pytest.approx(expected.target.tolist())
     assert set(row) == set(vars(expected))
-
-
-def test_the_per_proposal_program_as_text(files, capsys):
-    arguments = ("--token", 1, "--delta", 0.4224, "--divergence", "pearson_chi2")
-    code, out, error = run(capsys, "optimal", files["target"], *arguments)
-    assert (code, error) == (0, "")
-    printed = dict(line.split(maxsplit=1) for line in out.splitlines())
-    expected = per_proposal.solve(Q, 1, divergence="pearson_chi2", delta=0.4224)
-    assert float(printed["raised"]) == pytest.approx(expected.raised, rel=1e-8)
-    assert printed["solver"] == "CLARABEL"
 
 
 def test_a_design_as_json(files, capsys):
