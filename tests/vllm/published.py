@@ -1,9 +1,8 @@
 """The parts of vLLM's model runner V2 that are relied on, with the names it publishes (0.33.0).
 
-``test_published_names.py`` compares them with the source of vLLM where there is one.
+``tests/vllm_engine/test_model_runner_v2.py`` runs vLLM's own.
 """
 
-import inspect
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import make_dataclass
@@ -16,7 +15,6 @@ INTERFACE = f"{GPU}.sample.logits_processor.interface"
 SAMPLER = f"{GPU}.sample.sampler"
 REJECTION = f"{GPU}.spec_decode.rejection_sampler"
 STATES = f"{GPU}.sample.states"
-UTILS = f"{GPU}.spec_decode.rejection_sampler_utils"
 
 
 def _record(name: str, *names: str) -> Any:
@@ -119,10 +117,6 @@ class SamplingStates:
 
     def add_request(self, req_idx, sampling_params):
         self.seen[req_idx] = sampling_params
-
-
-def parameters(function) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
 
 
 def put(monkeypatch, around: bool = True, **other) -> None:

@@ -71,15 +71,6 @@ def test_every_answer_keeps_its_cap_at_every_length(started, verifier):
     assert found["r1"] == 0 < found["r2"]
 
 
-def test_without_a_cap_the_same_requests_spend_more(started):
-    kind, hook, _ = started(True)
-    runner = kind(**requests(None, None))
-    for seed in range(6):
-        step(runner, seed, ["r0", "r1"], [3, 3])
-    for own in hook.requests.values():
-        assert own.followed.state is None and own.meter.sums()[1] > 2 * CAP * own.emitted
-
-
 def test_an_account_ends_with_its_request_or_its_abort(started):
     kind, hook, file = started(True, CACTUS_CAP=str(CAP))
     runner = kind(**requests(None, None))

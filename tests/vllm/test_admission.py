@@ -1,6 +1,5 @@
 """What a request may ask for, what refusals say, and that no request opens a file."""
 
-import random
 import sys
 from types import SimpleNamespace
 
@@ -8,9 +7,6 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.vllm import settings
-from cactus_theory.vllm.batch import verify_flat
-from tests.amounts import amount
-from tests.vllm.flat import random_batch
 
 BAND = "band:price=2.0"
 FAST = "cactus_exact:delta=0.1,divergence=renyi:a=2"
@@ -41,53 +37,6 @@ def test_a_request_names_its_policy(extra, spec):
     assert (granted.policy.spec, granted.cap) == (spec, None)
 
 
-BAD = ["bnad", "", "Gentle", "gentle ", "band:price=4", BAND, "price=4", "rules.py:mine", 3, True]
-BAD += [[], {}, {"policy": "gentle"}, {"price": 4}, b"gentle", "g" * 10**7, 10**5000, object()]
-
-
-@pytest.mark.parametrize("given", BAD, ids=lambda given: repr(type(given)))
-def test_a_name_that_is_not_offered_is_refused_in_one_short_line(given):
-    with pytest.raises(ValueError) as caught:
-        server().grant(request({"cactus": given}))
-    said = str(caught.value)
-    assert said.startswith("extra_args['cactus']: must be one of speculative, gentle, fast, as")
-    assert "\n" not in said and said.isprintable() and len(said) < 250
-
-
-KEYS = ("cactus_top_p", "cactus_margin", "cactus-cap", "Cactus", "cactus_" + "x" * 10**5)
-
-
-@pytest.mark.parametrize(
-    ("environ", "given", "said"),
-    [
-        ({"CACTUS_POLICIES": ""}, request({"cactus": "band"}), "must be one of speculative, as"),
-        ({}, request({"cactus_cap": 0.1}), "cactus_cap: must not be given, as this server takes"),
-        ({}, request([]), "extra_args: must be a mapping; got a value of type list"),
-        ({}, request(None, 1e300), r"temperature: must be at most 1e\+06 .* got 1e\+300"),
-        *(({}, request({key: 1}), f"must be one of cactus, cactus_cap; got '{key[:50]}")
-          for key in KEYS),
-        *(({"CACTUS_CAP": "0.5"}, request({"cactus_cap": given}),
-           r"cactus_cap: must lie in \[0, 0.5\], in nats a token; got")
-          for given in (0.6, -1, "0.1", "nan", float("nan"), False, [], 10**400)),
-        ({"CACTUS_CAP": "inf"}, request({"cactus_cap": 10**400}), r"must lie in \[0, 1e\+06\]"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_else_is_refused_says_what_must_be(environ, given, said):
-    with pytest.raises(ValueError, match=said) as caught:
-        server(**environ).grant(given)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
-
-
-@pytest.mark.parametrize(
-    ("cap", "given", "found"),
-    [("0.5", None, 0.5), ("0.5", 0.1, 0.1), ("0.5", 0, 0.0), ("inf", None, None), ("inf", 3, 3.0)],
-)
-def test_a_cap_is_the_servers_or_lower(cap, given, found):
-    extra = {} if given is None else {"cactus_cap": given}
-    assert server(CACTUS_CAP=cap).grant(request(extra)).cap == found
-
-
 @pytest.fixture(scope="module")
 def ear():
     """What a hook hears that no process can take off again: it listens where it is told to."""
@@ -109,28 +58,52 @@ def opened(ear):
     ear.listens = False
 
 
-NAMES = (*ct.list_policies(), "gentle", "fast", "x.py:f", "/etc/passwd", "\0", "Band", "", BAND)
-VALUES = ("0", "0.5", "1e400", "٣", "none", "9" * 10**5, "/dev/zero", "x.py:f", "%s", "\n", 1)
-VALUES += (0.5, float("nan"), 10**400, True, None, b"x", [], {}, [1], {"price": 1}, 1j, object())
+BAD = ["bnad", "", "Gentle", "gentle ", "band:price=4", BAND, "price=4", "rules.py:mine", 3, True]
+BAD += [[], {}, {"policy": "gentle"}, {"price": 4}, b"gentle", "g" * 10**7, 10**5000, object()]
+BAD += ["/etc/passwd", "\0", "%s", "\n", float("nan"), 1j, *list(ct.list_policies())[1:]]
 
 
-def test_strangers_get_a_policy_that_runs_or_one_line(opened):
-    """Nothing but ValueError, in one line, and no file; what is admitted decides."""
-    own, draw, batch = server(CACTUS_CAP="0.5"), random.Random(0), random_batch(0, [2, 1])
-    runs = {rule.spec: rule for rule in (own.policy, *own.policies.values())}
-    for rule in runs.values():
-        output, _ = verify_flat(own.verifier, [rule], batch)
-        assert bool(((output >= -1) & (output < batch.target_logits.shape[-1])).all())
+@pytest.mark.parametrize("given", BAD, ids=lambda given: repr(type(given)))
+def test_a_name_that_is_not_offered_is_refused_in_one_short_line_and_opens_no_file(given, opened):
+    own = server()
     opened.clear()
-    granted = 0
-    for _ in range(amount(400, 20_000)):
-        sent = {"cactus": draw.choice(NAMES if draw.random() < 0.7 else VALUES)}
-        sent |= {key: draw.choice(VALUES) for key in settings.KEYS[1:] if draw.random() < 0.2}
-        try:
-            found = own.grant(request(sent))
-        except ValueError as error:
-            assert "\n" not in str(error) and len(str(error)) < 1100
-        else:
-            assert found.policy.spec in runs and 0 <= found.cap <= 0.5
-            granted += 1
-    assert granted and not opened
+    with pytest.raises(ValueError) as caught:
+        own.grant(request({"cactus": given}))
+    said = str(caught.value)
+    assert not opened
+    assert said.startswith("extra_args['cactus']: must be one of speculative, gentle, fast, as")
+    assert "\n" not in said and said.isprintable() and len(said) < 250
+
+
+KEYS = ("cactus_top_p", "cactus_margin", "cactus-cap", "Cactus", "cactus_" + "x" * 10**5)
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "said"),
+    [
+        ({"CACTUS_POLICIES": ""}, request({"cactus": "band"}), "must be one of speculative, as"),
+        ({}, request({"cactus_cap": 0.1}), "cactus_cap: must not be given, as this server takes"),
+        ({}, request([]), "extra_args: must be a mapping; got a value of type list"),
+        ({}, request(None, 1e300), r"temperature: must be at most 1e\+06 .* got 1e\+300"),
+        *(({}, request({key: 1}), f"must be one of cactus, cactus_cap; got '{key[:50]}")
+          for key in KEYS),
+        *(({"CACTUS_CAP": "0.5"}, request({"cactus_cap": given}),
+           r"cactus_cap: must lie in \[0, 0.5\], in nats a token; got")
+          for given in (0.6, -1, "0.1", "nan", float("nan"), False, [], 10**400, "/dev/zero", 1j)),
+        ({"CACTUS_CAP": "inf"}, request({"cactus_cap": 10**400}), r"must lie in \[0, 1e\+06\]"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_else_is_refused_says_what_must_be(environ, given, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        server(**environ).grant(given)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("cap", "given", "found"),
+    [("0.5", None, 0.5), ("0.5", 0.1, 0.1), ("0.5", 0, 0.0), ("inf", None, None), ("inf", 3, 3.0)],
+)
+def test_a_cap_is_the_servers_or_lower(cap, given, found):
+    extra = {} if given is None else {"cactus_cap": given}
+    assert server(CACTUS_CAP=cap).grant(request(extra)).cap == found

@@ -132,14 +132,6 @@ def test_an_unknown_version_is_refused_and_nothing_is_replaced(monkeypatch, old,
     assert (sampler.rejection_sample, runner._sample) == before
 
 
-def test_register_does_nothing_without_a_policy(monkeypatch):
-    sampler, _ = fake.install(monkeypatch)
-    monkeypatch.delenv("CACTUS_POLICY", raising=False)
-    before = sampler.rejection_sample
-    plugin.register()
-    assert sampler.rejection_sample is before
-
-
 def test_register_stops_with_one_line(monkeypatch):
     fake.install(monkeypatch, fake.REJECTION_SAMPLER.replace("max_spec_len", "longest"))
     for name, value, said in (

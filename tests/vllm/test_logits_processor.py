@@ -225,12 +225,6 @@ def test_only_requests_that_ask_are_touched_and_slots_are_taken_over(processor_c
     assert (again != step.logits).nonzero().tolist() == [[0, 4], [1, 1], [2, 0]]
 
 
-def test_greedy_requests_are_left_alone(processor_class, monkeypatch):
-    monkeypatch.setenv("CACTUS_POLICY", "band:price=0.01")
-    step = Step()
-    assert torch.equal(step.run(made(processor_class), [params(0.0)] * 4), step.logits)
-
-
 def test_what_is_refused_at_admission(processor_class):
     for bad in (params(spec="no_such"), params(1e300)):
         with pytest.raises(ValueError, match="must be"):

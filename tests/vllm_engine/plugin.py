@@ -67,16 +67,6 @@ def break_again():
         module.expand_batch_to_tokens = repaired
 
 
-def age() -> None:
-    """Rename a parameter of ``rejection_sample``, as a version of tomorrow might."""
-    from vllm.v1.sample import rejection_sampler as module
-
-    def rejection_sample(draft_ids, num_draft_tokens):
-        raise AssertionError
-
-    module.rejection_sample = rejection_sample
-
-
 if __name__ == "__main__":
     command = Path(sys.executable).with_name(sys.argv[1])
     folder = known_in(Path(tempfile.mkdtemp()))

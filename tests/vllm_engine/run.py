@@ -3,10 +3,9 @@
 A job has ``engine`` (arguments of ``LLM``) and ``requests`` (each: prompt, how many times,
 arguments of ``SamplingParams``, perhaps the first of as many seeds). It may also ask for
 ``starts`` that must be refused, for ``bad`` extra arguments of requests, to answer ``alone``,
-one by one, to ``age`` vLLM before anything is loaded, to set an environment ``late``, after this
-process has read its own, to ``take`` the hook away at the end, and to wait until other processes
-have ``settled`` the counts of so many answers. The answer has the tokens of every request, the
-counters of this process, and all that was refused.
+one by one, to set an environment ``late``, after this process has read its own, and to wait until
+other processes have ``settled`` the counts of so many answers. The answer has the tokens of every
+request, the counters of this process, and all that was refused.
 """
 
 import contextlib
@@ -21,8 +20,6 @@ from tests.vllm_engine import plugin
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    if job.get("age"):
-        plugin.age()
     from vllm import LLM, SamplingParams
     from vllm.plugins import load_general_plugins
 
@@ -45,7 +42,6 @@ def main() -> None:
         "refused": refused,
         "counters": settled(job["settled"]) if job.get("settled") else counters(),
         "preemptions": preemptions(),
-        "taken": taken(engine, prompts[0], params[0]) if job.get("take") else None,
     }
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
@@ -82,14 +78,6 @@ def refusal(engine, prompt, params):
         engine.generate([prompt], params, use_tqdm=False)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-def taken(engine, prompt, params):
-    """Return the error of a step after some other plugin has replaced the hook."""
-    from vllm.v1.sample import rejection_sampler
-
-    rejection_sampler.rejection_sample = rejection_sampler.rejection_sample.__self__.original
-    return refusal(engine, prompt, params)
 
 
 def counters() -> dict[str, dict[str, float]]:

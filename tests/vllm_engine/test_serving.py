@@ -1,7 +1,6 @@
 """What stops a server, what does not, and what is left alone: in real engines."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,17 +15,7 @@ def job(**speculative):
     return {"engine": engine(**speculative), "requests": [request(PROMPT, 1)]}
 
 
-# name: job, processes, environment
-STOPPED = {
-    "setting": (job(), 1, {"CACTUS_POLICY": "bnad:price=2"}),
-    "name": (job(), 1, {"CACTUS_POLICIY": POLICY}),
-    "setting of another process": (
-        job(processes=3) | {"late": {"CACTUS_POLICY": "bnad:price=2"}},
-        3,
-        {},
-    ),
-    "version": (job() | {"age": True}, 1, {"CACTUS_POLICY": POLICY}),
-}
+WRONG = {"CACTUS_POLICY": "bnad:price=2"}
 PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 # what bypasses the hook: arguments of the engine, whether the fault is left in
 STARTS = {
@@ -38,39 +27,20 @@ BAD = ["bnad", {"price": 1}, 3, "x.py:f", [{}], "typical", "band:price=4", "g" *
 CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 12, 40, 16
 
 
-@pytest.fixture(scope="module")
-def stopped(run):
-    def one(case):
-        own, processes, environment = STOPPED[case]
-        return run(own, processes, wanted=False, **environment)
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(STOPPED, pool.map(one, STOPPED), strict=True))
-
-
-def assert_stopped_with_one_line(ended, *words):
-    assert ended.answer is None and ended.code != 0
+def test_a_bad_setting_stops_with_one_line_of_the_valid_ones(run):
+    ended = run(job(), wanted=False, **WRONG)
+    assert ended.answer is None and ended.code != 0 and "Traceback" not in ended.text
     last_line = ended.text.strip().splitlines()[-1]
     assert last_line.startswith("cactus-theory: ")
-    for word in words:
+    for word in ("CACTUS_POLICY", "bnad", *ct.list_policies()):
         assert word in last_line
-    assert "Traceback" not in ended.text
 
 
-def test_a_bad_setting_stops_with_one_line_of_the_valid_ones(stopped):
-    assert_stopped_with_one_line(stopped["setting"], "CACTUS_POLICY", "bnad", *ct.list_policies())
-    assert_stopped_with_one_line(stopped["name"], "CACTUS_POLICIY", "CACTUS_POLICY")
-
-
-def test_a_bad_setting_stops_an_engine_in_a_process_of_its_own(stopped):
-    ended = stopped["setting of another process"]
+def test_a_bad_setting_stops_an_engine_in_a_process_of_its_own(run):
+    ended = run(job(processes=3) | {"late": WRONG}, processes=3, wanted=False)
     assert ended.answer is None and ended.code != 0
     (line,) = [own for own in ended.text.splitlines() if "CACTUS_POLICY: policy: must be" in own]
     assert "band" in line and "bnad" in line
-
-
-def test_an_unknown_version_stops_and_names_the_tested_ones(stopped):
-    assert_stopped_with_one_line(stopped["version"], "draft_ids", "vllm", "tested with", "0.32.0")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +62,7 @@ def test_without_a_setting_the_tokens_are_those_without_the_package(untouched):
 @pytest.fixture(scope="module")
 def asked_badly(run):
     starts = [{"engine": own, "fault": fault} for own, fault in STARTS.values()]
-    own = job() | {"starts": starts, "bad": [{"cactus": given} for given in BAD], "take": True}
+    own = job() | {"starts": starts, "bad": [{"cactus": given} for given in BAD]}
     own["requests"] = [request(PROMPT, 20)]
     return run(own, CACTUS_POLICY=POLICY, CACTUS_VERIFIER="block").answer
 
@@ -112,20 +82,15 @@ def test_bad_requests_are_refused_on_submission_and_the_engine_lives(asked_badly
     assert len(asked_badly["tokens"]) == 20
 
 
-def test_an_engine_whose_hook_was_taken_away_stops(asked_badly):
-    assert "a step with drafts did not call rejection_sample" in asked_badly["taken"]
-
-
 @pytest.fixture(scope="module")
 def capped(run, tmp_path_factory):
-    """Requests under a cap on so few blocks that some are preempted; two are refused between."""
+    """Requests under a cap on so few blocks that some are preempted."""
     file = tmp_path_factory.mktemp("readings") / "readings.jsonl"
     long = {"max_tokens": TOKENS, "temperature": 1.0}
     requests = [request(PROMPT, CAPPED, **long)]
     requests += [request(PROMPT, CAPPED, **long, extra_args={"cactus_cap": LOWER})]
     job = {"engine": engine(), "requests": requests}
     job["engine"] |= {"num_gpu_blocks_override": BLOCKS, "block_size": 32}
-    job["bad"] = [{"cactus_cap": 2 * CAP}, {"cactus": "band:price=0.01"}]
     asked = {"CACTUS_CAP": str(CAP), "CACTUS_READINGS": str(file)}
     ended = run(job, CACTUS_POLICY="band:price=0.1", **asked)
     return ended, [json.loads(line) for line in file.read_text().splitlines()]
@@ -145,10 +110,3 @@ def test_every_answer_keeps_its_cap_through_preemption(capped):
         # beyond the limit: what the last two rounds have emitted after it
         counted = [one["num_calls"] + one["num_accepted_tokens"] for one in own]
         assert min(counted) >= TOKENS and max(counted) <= TOKENS + 2 * 4
-
-
-def test_refused_requests_leave_the_engine_to_the_others(capped):
-    above, looser = capped[0].answer["refused"]
-    assert "cactus_cap: must lie in [0, 0.05]" in above
-    assert "must be one of speculative, as this server offers them" in looser
-    assert all(len(text) == TOKENS for text in capped[0].answer["tokens"])
