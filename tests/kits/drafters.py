@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cactus_theory.decoding._sampling import Coins
 from cactus_theory.decoding.drafters import as_drafter
@@ -35,8 +34,6 @@ DRAFTER_PROPERTIES = Properties("drafter_property")
 SUMS = 1e-4
 # tolerance between float32 rows of a model with its cache and without
 AGREES = 1e-4
-# distance of a test coin from the border of a token's share
-INSIDE = 1e-6
 # draft lengths of the batch in which the use of random numbers is counted
 LENGTHS = (3, 1, 2)
 # number of tokens after caught siblings that are checked
@@ -57,9 +54,8 @@ def assert_drafter_properties(
 ) -> int:
     """Check a drafter with two small models; raise AssertionError with the first fault found.
 
-    * Every drafted token is the one that its reported row and its coin give, also for coins
-      just inside both ends of a token's share; rows sum to 1 and stand for what is written
-      into the texts.
+    * Every drafted token is the one that its reported row and its coin give; rows sum to 1 and
+      stand for what is written into the texts.
     * A draft without rows does not depend on the coins.
     * With ``model``, the rows are its own, softmax(logits / temperature), or deterministic.
     * In a round of decoding with ``verifier``, no uniform number is used twice: the token that
@@ -140,35 +136,6 @@ def rows_are_the_models_own(seen: Bench) -> Iterator[Bounds]:
             about = f"propose: rows must be the model's own after {one.before[row]}"
             about = f"{about}; they differ by {apart:.3g}, in row {{0}} at token {{1}}"
             yield Bounds(rows[None], due[None], due[None], about, AGREES, judged[None])
-
-
-@DRAFTER_PROPERTIES.register(hint="<= for <, or a running sum in another precision")
-def borders_of_a_share_are_those_of_its_row(seen: Bench) -> Iterator[Bounds]:
-    """Coins just inside both ends of a token's share give that token.
-
-    A row is known once the tokens before it are drafted: each pass begins anew.
-    """
-    source = seen.source()
-    coins = seen.coins(source)
-    for offset in range(seen.most):
-        one = seen.anew(coins)
-        if one.draft.probs is None:
-            return
-        for row, places in enumerate(one.drawn):
-            if offset < len(places):
-                node = one.draft.node(row, places[offset])
-                coins[row, offset] = _border(one.draft.probs[row, node], source)
-        yield from _drawn(seen, seen.anew(coins))
-
-
-def _border(row: Tensor, source: torch.Generator) -> float:
-    """Return a coin just inside the first or the last end of some token's share."""
-    high = row.double().cumsum(-1) / row.double().sum()
-    low = torch.cat([high.new_zeros(1), high[:-1]])
-    tokens = (high - low > 4 * INSIDE).nonzero()[:, 0]
-    token = tokens[int(torch.randint(0, len(tokens), (1,), generator=source))]
-    upper = bool(torch.randint(0, 2, (1,), generator=source))
-    return float(high[token] - INSIDE if upper else low[token] + INSIDE)
 
 
 @DRAFTER_PROPERTIES.register(hint="a draft that is sampled needs the rows it was sampled from")
