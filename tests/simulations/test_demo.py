@@ -1,18 +1,13 @@
 """The main job end to end, at its smallest."""
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from simulations.__main__ import main
+from simulations.common.results import read_csv
 
 SMALL = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1", "--num-draft-tokens", "2"]
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-    return list(csv.DictReader(lines))
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +21,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_demo_writes_its_tables_and_pictures(written: Path) -> None:
     for name in ("policies", "band_row"):
         assert (written / f"{name}.png").stat().st_size > 10_000
-    rows = read(written / "policies.csv")
+    rows, _ = read_csv(written / "policies.csv")
     assert [row["policy"] for row in rows] == ["plain", "speculative", "cactus", "band", "band"]
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
 
 
 def test_lossless_costs_nothing_and_budgets_are_judged(written: Path) -> None:
-    rows = {row["policy"] + ":" + row["knob"]: row for row in read(written / "policies.csv")}
+    found, _ = read_csv(written / "policies.csv")
+    rows = {row["policy"] + ":" + row["knob"]: row for row in found}
     assert float(rows["speculative:"]["emitted_kl_per_token"]) < 1e-12
     assert rows["speculative:"]["held"] == "True"
     band = rows["band:delta=0.1"]

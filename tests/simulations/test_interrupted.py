@@ -17,7 +17,6 @@ import cactus_theory.cli
 from cactus_theory.base.terminal import NOTHING_KEPT
 from simulations import __main__ as commands
 from simulations.common.inputs import ROOT
-from simulations.common.results import read_csv
 from tests.amounts import thorough
 
 # what holds a time, or is made from one
@@ -25,11 +24,6 @@ TIMES = ("second", "speed", "parts", "meter", "tuned", "costs", "lines", "plain"
 # of the shortest start-up of a command to its end, in which it is stopped
 EARLIEST = 0.3
 STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-TINY_TRAINING = (
-    "--vocab-size 300 --target-layers 2 --target-width 32 --target-head-size 32 "
-    "--draft-width 32 --steps 6 --draft-steps 4 --distil-steps 4 --overlap-steps 4 --pool-chunks 2 "
-    "--pool-rows 4 --batch-size 4 --length 64 --overlap-rows 32"
-)
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
@@ -62,33 +56,11 @@ def test_ctrl_c_in_the_library_s_commands(words: str, kept: str, capsys, monkeyp
     def stopped(_: Any) -> int:
         raise KeyboardInterrupt
 
-    parse = cactus_theory.cli._parser
-
-    def parser() -> Any:
-        own = parse()
-        made = own.parse_args
-
-        def parse_args(arguments: Any) -> Any:
-            args = made(arguments)
-            args.run = stopped
-            return args
-
-        own.parse_args = parse_args
-        return own
-
-    monkeypatch.setattr(cactus_theory.cli, "_parser", parser)
+    monkeypatch.setattr(f"cactus_theory.commands.{words.split()[0]}.run", stopped)
     assert cactus_theory.cli.main(words.split()) == 130
     said = capsys.readouterr().err
     assert said.startswith(f"cactus-theory {words.split()[0]}: interrupted; ") and kept in said
     assert said.count("\n") == 1
-
-
-def columns(path: Path) -> list[dict[str, str]]:
-    """Return a table without its columns that are times."""
-    return [
-        {name: cell for name, cell in row.items() if not any(own in name for own in TIMES)}
-        for row in read_csv(path)[0]
-    ]
 
 
 def journal(folder: Path) -> dict[str, dict[str, Any]]:
@@ -107,10 +79,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def tables(*names: str) -> Callable[[Path], Any]:
-    return lambda folder: [columns(folder / f"{name}.csv") for name in names]
-
-
 # a command of each way to keep what is finished: its flags, with OUT for its folder, and what must
 # not differ where it is stopped
 RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -120,23 +88,11 @@ RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         journal,
     ),
     "trace": ("--cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out OUT", files),
-    "train-pair": (
-        f"--corpus CORPUS --work-dir OUT --out OUT/pair-out {TINY_TRAINING}",
-        lambda folder: {
-            name: (folder / "pair-out" / name / "model.safetensors").read_bytes()
-            for name in ("target", "draft")
-        },
-    ),
-    "demo": (
-        "--num-prompts 1 --max-new-tokens 8 --repeats 1 --num-draft-tokens 2 --policies "
-        "speculative band:price=0.5 --out OUT",
-        tables("policies", "audit", "band_row"),
-    ),
 }
 
 
 def started(name: str, out: Path) -> subprocess.Popen[str]:
-    flags = RUNS[name][0].replace("OUT", str(out)).replace("CORPUS", str(out.parent / "corpus"))
+    flags = RUNS[name][0].replace("OUT", str(out))
     return subprocess.Popen(
         [sys.executable, "-m", "simulations", *name.split(), *flags.split()],
         cwd=ROOT,
@@ -151,10 +107,6 @@ def started(name: str, out: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_stopped_run_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
     """By -9, TERM and INT, each at some moment of one run that is taken up again and again."""
-    (tmp_path / "corpus").mkdir()
-    for number in range(80):
-        text = f"def name_{number}(a):\n    return a + {number}\n" * 3
-        (tmp_path / "corpus" / f"module_{number}.py").write_text(text)
     begun = time.monotonic()
     whole = started(name, tmp_path / "whole")
     said = whole.communicate()[1]

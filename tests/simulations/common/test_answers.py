@@ -5,7 +5,7 @@ import pytest
 
 from simulations.common.answers import COLUMNS, answer_rows
 from simulations.common.grid import Config, Grid
-from simulations.common.statistics import hermite, interval, resamples, spread
+from simulations.common.statistics import hermite
 
 PROMPTS, REPEATS = 6, 3
 PLAIN, LOSSLESS, BAND = (
@@ -16,11 +16,11 @@ PLAIN, LOSSLESS, BAND = (
 LINES = [PLAIN, LOSSLESS, BAND]
 
 
-def records(job, factor: int = 2, limit: int = 1000):
-    """Return answers of 10, 20, … tokens by prompt and repeat; the band's are ``factor`` times."""
+def records(job, limit: int = 1000):
+    """Return answers of 10, 20, … tokens by prompt and repeat; the band's are twice as long."""
     band = job.config == BAND
     prompts = [2 * job.group, 2 * job.group + 1]
-    lengths = [(10 * (prompt + 1) + job.repeat) * (factor if band else 1) for prompt in prompts]
+    lengths = [(10 * (prompt + 1) + job.repeat) * (2 if band else 1) for prompt in prompts]
     seconds = sum(lengths) * (0.5 if band else 2.0 if job.config == PLAIN else 1.0)
     return {
         "seconds": seconds, "tokens": sum(lengths), "lengths": [min(n, limit) for n in lengths],
@@ -79,13 +79,3 @@ def test_hermite_is_exact_on_cubics_and_empty_outside():
     assert hermite(3.1, x, x, x) is None and hermite(-0.1, x, x, x) is None
     assert hermite(3 + 1e-13, x, x, np.ones(len(x)), slack=1e-12) == pytest.approx(3)
     assert hermite(0.0, x[:1], x[:1], x[:1]) is None
-
-
-def test_an_interval_is_over_the_same_resamples_for_the_same_seed() -> None:
-    draws = resamples(5, 3)
-    assert (draws == resamples(5, np.random.default_rng(3))).all()
-    assert set(np.unique(draws)) == set(range(5))
-    drawn = np.array([1.0, 2.0, 3.0, 4.0, 100.0])[draws]
-    found = spread("speed", np.array([1.0, 3.0, 100.0]), drawn)
-    assert found["speed"] == 3 and found["speed_low"] < 3 < found["speed_high"]
-    assert [found["speed_low"], found["speed_high"]] == interval(np.median(drawn, axis=1))

@@ -18,7 +18,6 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "simulations" / "data" / "trace"
 LOG = "trace --cycles 3 --max-new-tokens 4 --num-draft-tokens 2".split()
 POLICIES = ["speculative", "band:price=1.0", "band:price=4.0"]
 CHOSEN = [word for policy in POLICIES for word in ("--policy", policy)]
-WIDEST = 100
 
 
 def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
@@ -79,17 +78,6 @@ def test_a_policy_is_left_out_of_a_verifier_by_name(capsys) -> None:
     assert [own["policy"] for own in json.loads(printed.out)["replays"]] == ["speculative"]
     assert main([*alone, "--policy", "typical"]) == 2
     assert "needs a policy with a row of its own" in capsys.readouterr().err
-
-
-def test_the_table_is_at_most_100_columns_wide(capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["replay", str(EXAMPLE), *CHOSEN[2:], "--verifier", "block"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= WIDEST
-    table = "\n".join(lines)
-    one = replay(EXAMPLE, POLICIES[1], "block").tokens_per_call
-    assert f"{one.value:.4g}" in table and f"{one.standard_error:.4g}" in table
-    assert "trace: 68 cycles of 11 texts" in table
 
 
 def test_a_trace_is_audited_and_solved_as_its_rows_are(tmp_path: Path, capsys) -> None:

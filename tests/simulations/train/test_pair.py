@@ -74,14 +74,6 @@ def test_report_is_complete_and_names_no_folder(first, corpus_folder):
         assert str(folder) not in text
 
 
-def test_finished_work_is_published_again_without_training(first, corpus_folder):
-    weights = first / "out" / "draft" / "model.safetensors"
-    before = weights.read_bytes()
-    weights.unlink()
-    assert run(tiny(corpus_folder, first)) == 0
-    assert weights.read_bytes() == before
-
-
 def test_work_dir_of_another_run_is_refused(first, corpus_folder):
     with pytest.raises(ValueError, match="journal.jsonl belongs to a run with another steps"):
         run(tiny(corpus_folder, first, "--steps 7"))
