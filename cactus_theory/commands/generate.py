@@ -148,11 +148,11 @@ def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: boo
     from cactus_theory.decoding import Callbacks
 
     streamer = TextStreamer(tokenizer, skip_prompt=chat, skip_special_tokens=True)
-    streamer.put(torch.tensor([prompt_ids]))
+    streamer.put(torch.tensor([prompt_ids], device="cpu"))
 
     def on_tokens(new: Sequence[int]) -> None:
         for token in new:
-            streamer.put(torch.tensor([token]))
+            streamer.put(torch.tensor([token], device="cpu"))
 
     return replace(options, callbacks=Callbacks(on_tokens=on_tokens)), streamer
 

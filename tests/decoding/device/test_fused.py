@@ -131,16 +131,6 @@ def test_plain_decoding_by_kernels(single, interpreted):
     assert found.loop == BY_KERNELS and found.output_token_ids.equal(usual.output_token_ids)
 
 
-def test_generators_have_seeds_too(single, in_torch):
-    found = []
-    for seed in (3, 3, 4):
-        source = [torch.Generator().manual_seed(seed + row) for row in (0, 7)]
-        found.append(
-            run(single, policy="cactus:delta=0.1", seed=None, generator=source).output_token_ids
-        )
-    assert found[0].equal(found[1]) and not found[0].equal(found[2])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("policy", "verifier"), CASES)
 def test_captured_kernels_are_those_that_were_captured(single, monkeypatch, policy, verifier):
