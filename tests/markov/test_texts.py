@@ -139,14 +139,3 @@ def test_the_bound_is_met_where_no_bonus_is_drawn(spec, verifier):
         assert rounds.width == 2 and float(rounds.alive[2].max()) == 0
     exact = enumerate_texts(pair, setting)
     assert abs(exact.slack) < EXACT and exact.kl > CLEAR and exact.calls.deviation > CLEAR
-
-
-@pytest.mark.parametrize("verifier", VERIFIERS)
-def test_tokens_without_target_mass_cost_infinitely_much(verifier):
-    pair = markov_pair(3, seed=3, zeros=0.4, distance=2.0)
-    whole = texts_of(pair, "mixture:alpha=0.5,support=free", 2, verifier)
-    assert whole.kl == whole.meter.mean == math.inf and whole.total_variation < 1
-    assert math.isnan(whole.slack) and math.isnan(whole.meter.deviation)
-    places = follow_places(pair, Setting("mixture:alpha=0.5,support=free", 2, LENGTH, verifier))
-    assert sum(places.kl) == sum(places.metered) == math.inf
-    assert texts_of(pair, "lenience:lenience=0.5", 2, verifier).kl < math.inf

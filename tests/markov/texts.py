@@ -44,28 +44,19 @@ class Tally(NamedTuple):
             mass * chance,
             (calls + mass) * chance,
             (calls_squared + 2 * calls + mass) * chance,
-            (meter + _times(mass, cost)) * chance,
-            (meter_squared + 2 * _times(meter, cost) + _times(mass, cost**2)) * chance,
+            (meter + mass * cost) * chance,
+            (meter_squared + 2 * meter * cost + mass * cost**2) * chance,
         )
-        return type(self)(
-            *[values.nan_to_num(nan=0.0, posinf=torch.inf).flatten() for values in longer]
-        )
+        return type(self)(*[values.flatten() for values in longer])
 
 
 def moments(sums: Sequence[tuple[Tensor, Tensor]]) -> Moments:
     """Return the moments of a number whose sum and sum of squares come in parts.
 
-    The deviation has half the digits of float64, and is NaN where the mean is infinite.
+    The deviation has half the digits of float64.
     """
     mean, square = (sum(float(part.sum()) for part in kind) for kind in zip(*sums, strict=True))
-    if not math.isfinite(mean):
-        return Moments(mean, math.nan)
     return Moments(mean, math.sqrt(max(square - mean**2, 0.0)))
-
-
-def _times(mass: Tensor, cost: Tensor) -> Tensor:
-    """Return the product, 0 where the mass is: nobody pays an infinite cost there."""
-    return torch.where(mass > 0, mass * cost, 0.0)
 
 
 # largest |sum of all texts' probabilities − 1|: a million roundings
@@ -97,7 +88,7 @@ class Texts:
 
     @property
     def slack(self) -> float:
-        """Return by how much the meter exceeds the KL; NaN where both are infinite."""
+        """Return by how much the meter exceeds the KL."""
         return self.meter.mean - self.kl
 
 
@@ -105,7 +96,8 @@ def enumerate_texts(pair: TinyPair, setting: Setting) -> Texts:
     """Return the law of all texts, round after round as the decode loop goes.
 
     Exact but for rounding: each round's coins and drafts are integrated out by
-    ``Verifier.law``, and a round begins at every text at which one can end.
+    ``Verifier.law``, and a round begins at every text at which one can end. What texts cost must
+    be finite: else the meter's moments are NaN.
     """
     vocab = pair.vocab
     empty = (torch.zeros(5, vocab**t, dtype=torch.float64) for t in range(setting.length + 1))

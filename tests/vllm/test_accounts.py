@@ -15,7 +15,7 @@ from cactus_theory.vllm.accounts import reporter_of
 from cactus_theory.vllm.batch import verify_flat
 from tests.amounts import amount
 from tests.vllm import fake
-from tests.vllm.fake import call, end, requests, seeded
+from tests.vllm.fake import end, requests, seeded
 from tests.vllm.flat import CHAIN, random_batch
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
@@ -245,15 +245,6 @@ def test_a_cap_counts_steps_without_a_draft(started):
         spent.append(own.followed.state.spent)
         assert spent[-1] <= CAP * own.emitted and own.undrafted == undrafted
     assert spent[1] > spent[0] > 0
-
-
-def test_greedy_requests_and_lost_rows_are_charged_nothing(started):
-    kind, hook, _ = started(True, CACTUS_CAP=str(CAP))
-    runner = kind(**requests(None, None))
-    heat = fake.Metadata(torch.tensor([0.0, 1.0]), all_random=False)
-    runner._sample(None, call(random_batch(0, [3, 3]), heat))
-    assert (hook.requests["r0"].greedy, hook.requests["r0"].followed.state.spent) == (True, 0.0)
-    assert hook.requests["r1"].emitted > 0
 
 
 def test_a_policy_that_raises_in_a_step_costs_that_step_its_policies_and_no_more(
