@@ -26,7 +26,7 @@ from cactus_theory.policies._policy import one_hot
 def emitted_law(
     policy: Policy,
     target_probs: Any,
-    draft_probs: Any,
+    draft_probs: Any = None,
     *,
     draft_token_ids: Any = None,
     normalise: bool = False,
@@ -97,7 +97,7 @@ class Audit:
 def audit(
     policy: Policy,
     target_probs: Any,
-    draft_probs: Any,
+    draft_probs: Any = None,
     *,
     draft_token_ids: Any = None,
     divergence: str | Divergence = "kl",

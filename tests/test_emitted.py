@@ -224,7 +224,7 @@ HOT = torch.nn.functional.one_hot(IDS, 7).double()
 @pytest.mark.parametrize("spec", SPECS[::3])
 def test_the_law_is_what_acceptance_and_residual_say(spec: str) -> None:
     rule = RULES[spec]
-    law = ct.emitted_law(rule, Q, None, draft_token_ids=IDS)
+    law = ct.emitted_law(rule, Q, draft_token_ids=IDS)
     phi = rule.acceptance(Q, HOT, IDS[:, None])
     expected = phi * HOT + (1 - phi) * rule.residual(Q, HOT, IDS)
     torch.testing.assert_close(law, expected, rtol=0, atol=1e-9)
@@ -234,7 +234,7 @@ def test_the_law_is_what_acceptance_and_residual_say(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["cactus:delta=0.25", "band:delta=0.1", "typical"])
 def test_an_audit_equals_that_of_one_hot_rows(spec: str) -> None:
     rule = ct.policy(spec)
-    found, rows = ct.audit(rule, Q, None, draft_token_ids=IDS), ct.audit(rule, Q, HOT)
+    found, rows = ct.audit(rule, Q, draft_token_ids=IDS), ct.audit(rule, Q, HOT)
     for name in ("acceptance", "optimum_acceptance", "optimum_divergence"):
         torch.testing.assert_close(getattr(found, name), getattr(rows, name), equal_nan=True)
     torch.testing.assert_close(found.divergences["kl"], rows.divergences["kl"])

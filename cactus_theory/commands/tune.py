@@ -102,8 +102,12 @@ def run(args: Namespace) -> int:
     families(read_divergence(args.divergence), args.policies)
     whole_number("timings", args.timings, 1)
     whole_number("batch", args.batch, 1)
+    if args.cycles is not None:
+        whole_number("cycles", args.cycles, 1)
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
+        usual = {"temperature": defaults.TEMPERATURE, "max_new_tokens": defaults.MAX_NEW_TOKENS}
+        refuse(args, ("cycles", *usual), "a trace has its own", **usual)
     models = has_models(args)
     if models == (args.cost_ratio is not None):
         got = "both" if models else "none"

@@ -50,6 +50,7 @@ CASES = """
 cactus solve q.npy p.npy --delta -1 | delta: must lie in [0, inf]; got -1.0
 cactus solve q.npy missing.npy --delta 1 | missing.npy
 cactus solve nofile.npz --delta 1 | target: no such file; got 'nofile.npz'
+cactus solve q.npy p.safetensors --delta 1 | p.safetensors: the suffix must be one of .npy,
 cactus solve no.npy p.npy --delta 1 --csv x.txt | --csv: must end in .csv
 cactus audit q.npy p.npy --policy typical --plot x.gif | --plot: must end in .png, .pdf, .svg
 cactus solve bad.npy p.npy --delta 1 | sum to 1 within 1e-09 (torch.float64); the row
@@ -88,6 +89,8 @@ cactus generate --target no --prompts chat.jsonl --system kind | of the system, 
 cactus tune --divergence-per-token 0 --trace no --cost-ratio 1 | divergence-per-token: must lie in (
 cactus TUNE --trace no --cost-ratio 1 | no such folder
 cactus TUNE --trace no --cost-ratio 1 --batch 0 | batch: must be an integer of at least 1
+cactus TUNE --trace no --cost-ratio 1 --cycles 0 | cycles: must be an integer of at least 1
+cactus TUNE --trace no --cost-ratio 1 --temperature 2 | --temperature: a trace has its own
 cactus TUNE --trace no --cost-ratio 1 --out x.txt | --out: must end in .json
 cactus TUNE --trace no --cost-ratio 1 --out no/t.json | --out: must be a writable file; No such file
 cactus TUNE --cost-ratio 1 | --trace: must be given without models
