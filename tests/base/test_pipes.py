@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.base.terminal import BROKEN_PIPE, ends_quietly
-from tests.amounts import thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,10 +95,6 @@ def test_the_interpreter_says_nothing_at_its_end(tmp_path: Path) -> None:
     [
         ("cactus_theory.cli solve --help >&-", BROKEN_PIPE, b""),
         ("cactus_theory.cli solve --help > /dev/full", 2, b"No space left on device\n"),
-        pytest.param("paper_figures block_gap --out build/pipes >&-", BROKEN_PIPE, b"",
-                     marks=thorough),
-        pytest.param("paper_figures block_gap --out build/pipes > /dev/full", 2,
-                     b"No space left on device\n", marks=thorough),
     ],
 )  # fmt: skip
 def test_output_that_cannot_be_written_is_no_traceback(call, code, said) -> None:

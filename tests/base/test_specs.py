@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.cli import main
 from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.divergences import definition as divergences
@@ -14,6 +16,7 @@ from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import contract as verifiers
 from simulations.common.grid import checked_policy, followers
+from tests.commands.test_bad_input import NAMES, called
 
 FILE = '''
 from dataclasses import dataclass
@@ -23,14 +26,31 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import Schedule
 from cactus_theory.divergences.classical import KL
-from cactus_theory.verify import Chain, register_verifier
+from cactus_theory.verify import Chain
+from solvers._perspective import _FORMS
 
 RAN = True
 
 
 @dataclass(frozen=True)
 class Nats(KL):
-    """KL under another name."""
+    """KL under the name of its file."""
+
+
+@ct.register_divergence
+@dataclass(frozen=True)
+class Named(KL):
+    """KL under a name of its own."""
+
+    name = "nats"
+
+
+_FORMS[Nats] = _FORMS[Named] = _FORMS[KL]
+
+
+@ct.rule(budget="nats <= 5 emitted")
+def kept(q, p, n):
+    return min(1, q[n] / p[n])
 
 
 class Early(Schedule):
@@ -82,6 +102,32 @@ def test_a_divergence_of_a_file_is_one_everywhere(folder: Path) -> None:
     for refused in ("own.py:number", "own.py:Nats:a=1"):
         with pytest.raises((TypeError, ValueError), match="divergence: "):
             ct.divergence(refused)
+
+
+# of every program and of every way in which its commands read a divergence
+COMMANDS = """
+cactus solve q.npy q.npy --delta 0.1 --divergence {}
+cactus audit q.npy q.npy --policy band:price=1,divergence={} --divergence {}
+cactus TUNE --trace TRACE --cost-ratio 1 --num-draft-tokens 1 --policies band:price --divergence {}
+cactus expect --trace TRACE --policy band:price=1,divergence={}
+sim replay TRACE --policy typical --divergence {}
+solvers optimal q.npy q.npy --delta 0.1 --divergence {}
+solvers design q.npy q.npy --delta 0.1 --divergence {}
+solvers decode q.npy q.npy --num-draft-tokens 1 --divergence-per-token 0.1 --divergence {}
+"""
+
+
+@pytest.mark.parametrize("words", COMMANDS.strip().splitlines())
+def test_every_command_that_names_a_divergence_takes_it(folder: Path, words: str) -> None:
+    np.save("q.npy", np.array([[0.2, 0.8], [0.9, 0.1]]))
+    for spec in ("own.py:Nats", "own.py:Named"):
+        command, asked = called(words, NAMES)
+        assert command([word.replace("{}", spec) for word in asked]) == 0
+
+
+def test_a_rule_that_keeps_a_budget_of_it_is_checked(folder: Path, capfd) -> None:
+    assert main(["check", "own.py:kept", "--examples", "5"]) == 0
+    assert "no property is broken" in capfd.readouterr().out
 
 
 def test_a_file_that_names_itself_is_told_so(folder: Path) -> None:

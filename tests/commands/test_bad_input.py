@@ -60,7 +60,6 @@ cactus solve logits.npy logits.npy --delta 1 --normalise | from -1 to 3
 cactus solve q.npy p.npy --delta 1 --logits --normalise | at most one
 cactus solve q.npy --delta 1 | a .npz with target_probs and draft_probs (or target
 cactus solve lone.npz --delta 1 | lone.npz alone
-cactus solve q.npy p.npy --frontier 1 | points: must be a whole number of at least 2; got 1
 cactus solve q.npy p.npy --frontier --out x.npy | --out: must not be given with --frontier
 cactus solve q.npy p.npy --frontier --divergence renyi:a=2 | one-to-one price to be pooled
 cactus solve q.npy p.npy --pooled --delta 1 --support free | --support: must be one of target
@@ -74,7 +73,6 @@ cactus audit q.npy p.npy TABLE --policy cactuss | 'cactuss'
 cactus audit TRACE x.npy --policy typical | draft: must not be given with
 cactus GENERATE typical | no
 cactus GENERATE cactus:delta=1 --policy speculative | must be given once; got cactus:delta=1 and spe
-cactus GENERATE speculative --threads 0 | threads: must lie in [1, 1024]
 cactus DECODE --device cuda:99 | device: must be a device of this machine; got cuda:99
 cactus DECODE --device meta | device: must be a device of this machine; got meta
 cactus DECODE --tuned no.json | at most one may be given; got both
@@ -86,7 +84,6 @@ cactus ALONE --draft ngram:size=4 | ngram takes whole numbers for longest and sh
 cactus ALONE --draft ./ngrm | or one of ngram, ngram:longest=4, exit:20 (the target's first
 cactus generate --target no --prompts text.jsonl --system kind | --system: must be given with --chat
 cactus generate --target no --prompts chat.jsonl --system kind | of the system, as has --system
-cactus tune --divergence-per-token 0 --trace no --cost-ratio 1 | divergence-per-token: must lie in (
 cactus TUNE --trace no --cost-ratio 1 | no such folder
 cactus TUNE --trace no --cost-ratio 1 --batch 0 | batch: must be an integer of at least 1
 cactus TUNE --trace no --cost-ratio 1 --cycles 0 | cycles: must be an integer of at least 1
@@ -105,14 +102,10 @@ cactus expect --trace TRACE --rounds 5 | --rounds: must come with
 cactus expect --trace TRACE --metrics x --rounds 5 | --rounds: must not be given with --metrics
 cactus expect --trace TRACE --drafted 5 | --drafted: must come with
 cactus expect --trace TRACE COUNTED | --rounds: must say
-cactus expect --trace TRACE COUNTED --rounds inf | --rounds: must lie in
-cactus expect --trace TRACE --observed 0.5 --rounds 99 | the 4 positions
 cactus expect MODELS --prompts x COUNTED --rounds 99 | --draft-mode: must say how the engine drafts
 cactus expect MODELS --prompts x --cycles 0 | --cycles: must be an integer of at least 1
 cactus expect --trace TRACE --max-new-tokens 9 | a trace has its own
 cactus expect --trace TRACE --temperature 1 | a trace has its own
-cactus expect --trace TRACE COUNTED --rounds 200 --drafted 801 | got 801
-cactus expect --trace TRACE COUNTED --rounds 200 --drafted nan | drafted: must be how
 cactus expect --trace TRACE COUNTED --rounds 200 --answers 0 | answers: must lie
 cactus expect --trace TRACE --dtype float16 | --dtype: must be given with --target
 cactus expect --trace TRACE --revision main | --revision: must be given with --target
@@ -137,11 +130,6 @@ solvers optimal q.npy --delta 1 --sequence --support free | not allowed
 sim trace --prompts no --out file/t | --out: must be a writable
 sim replay no --policy band --out taken.csv | Is a directory: taken
 sim replay nowhere --policy speculative | must be the folder of a trace; no such folder
-sim replay TRACE --policy bandd | bandd
-sim replay TRACE --policy typical --verifier block | a row of its own
-sim replay TRACE --policy typical --verifier forest | verifier: must be one of
-sim replay TRACE --policy typical --num-draft-tokens 5 | at most the 4 logged
-sim replay TRACE --policy typical --divergence kll | kll
 sim THROUGHPUT --baselines vllm | --baselines: must be among
 sim THROUGHPUT --policies cactuss | cactuss
 sim THROUGHPUT --batch 0 | --batch: must be at least 1

@@ -96,8 +96,6 @@ def test_one_budget_over_all_rows(files, tmp_path, capsys) -> None:
     np.testing.assert_allclose(found["divergence"], best.divergence, atol=PRINTED)
     np.testing.assert_allclose(np.load(rows), best.target, atol=PRINTED)
     assert f"# price: {best.price}" in (tmp_path / "x.csv").read_text()
-    again = run_json(capsys, "solve", *files, "--pooled", "--price", repr(best.price))
-    assert again["mean_divergence"] == pytest.approx(0.05, abs=1e-9)
     assert main(["solve", *files, "--pooled", "--acceptance", "0.9"]) == 0
     assert "best mean acceptance, kl, acceptance = 0.9" in capsys.readouterr().out
 

@@ -228,13 +228,3 @@ def test_a_text_ends_where_its_model_says_unless_told_otherwise() -> None:
     for ends, expected in (((), whole), (whole[0], whole[:1])):
         other = ct.generate(model, None, ids, max_new_tokens=20, eos_token_ids=ends)
         assert other.output_token_ids[0].tolist() == expected
-
-
-def test_read_drafter_reads_what_commands_read(folders, tmp_path) -> None:
-    from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, read_drafter
-
-    assert read_drafter("none") is None and read_drafter("exit:2") == EarlyExit(2)
-    assert read_drafter("ngram:longest=4,shortest=2") == NGram(4, 2)
-    assert isinstance(read_drafter(folders["plain"]), ModelDrafter)
-    with pytest.raises(ValueError, match="draft: .* or one of ngram, .*; got"):
-        read_drafter(tmp_path / "nowhere")

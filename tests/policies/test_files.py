@@ -106,9 +106,6 @@ def test_a_file_that_changed_is_read_again(folder: Path) -> None:
             r"line 3 \(@ct.rule\(contnuous=False\)\): TypeError: rule: decl",
         ),
         ("torn.py:x", ValueError, "torn.py, line 1: SyntaxError"),
-        ("mine.py:scaled:beta=1", ValueError, "mine.py:scaled takes the knobs alpha; got 'beta'"),
-        ("mine.py:scaled:alpha", ValueError, "knobs must read knob=value; got 'alpha'"),
-        ("mine.py:scaled:alpha=x", ValueError, "alpha: must be a number; got 'x'"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, source: str, kind: type, said: str) -> None:
