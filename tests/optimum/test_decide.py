@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.tolerances import DECIDED, LEAST
-from cactus_theory.optimum.rows import BudgetRow, PricedBand, PricedRow
+from cactus_theory.optimum.rows import PricedBand, PricedRow
 from tests.amounts import amount, some
 from tests.verify.blocks import LAST_COIN, decided
 
@@ -23,7 +23,6 @@ STEPS = 46
 PRICED = ("kl", "reverse_kl", "pearson_chi2", "squared_hellinger", "jensen_shannon", "alpha:a=0.5")
 PRICES = (0.05, 1.0, 20.0)
 BUDGETED = (*PRICED, "neyman_chi2", "alpha:a=1.5", "alpha:a=-1", "renyi:a=0.5", "renyi:a=2")
-BUDGETS = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 2e-6)
 
 
 def rows(count, vocab, dtype, seed=0, spread=2.0, noise=1.0, zeros=False):
@@ -47,24 +46,6 @@ def thresholds(q, p, accepted):
     return low
 
 
-def solved(row):
-    """Return whether a token that is never accepted is, and the edges a and b."""
-    return row.upper_exceeds(math.inf), row.scale, row.upper
-
-
-def at_price(q, p, f, price):
-    """Return the solved band of every row at a price."""
-    pytest.importorskip("numba")
-    band = PricedBand(f, price)
-    return [PricedRow(*row, band) for row in zip(q.numpy(), p.numpy(), strict=True)]
-
-
-def at_budget(q, p, f, delta):
-    """Return the solved band of every row within a budget of f."""
-    pytest.importorskip("numba")
-    return [BudgetRow(*row, f, delta) for row in zip(q.numpy(), p.numpy(), strict=True)]
-
-
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("price", PRICES)
 @pytest.mark.parametrize("divergence", some(PRICED, 3))
@@ -80,11 +61,14 @@ def test_the_decision_turns_at_phi_exactly_in_float64(divergence, price, zeros, 
     assert (turn - phi).abs()[drafted].max() < 1e-12
 
 
-@pytest.mark.parametrize("spec", some(["price=2.0", "delta=0.1,head=0.3", "delta=0.001"], 2))
-@pytest.mark.parametrize("divergence", some(["kl", "reverse_kl", "renyi:a=0.5"], 2))
-def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec, divergence):
+NARROW = [f"{knob},divergence={f}" for knob in ("price=2.0", "delta=0.1,head=0.3") for f in PRICED]
+NARROW += [f"delta={delta},divergence={f}" for delta in (1e-3, 1e-5, 2e-6) for f in BUDGETED]
+
+
+@pytest.mark.parametrize("spec", some(NARROW, 8))
+def test_float32_rows_move_the_emitted_law_by_less_than_a_millionth(spec):
     """The law that float32 decisions emit, enumerated over tokens, against the float64 law."""
-    rule = ct.policy(f"band:{spec},divergence={divergence}")
+    rule = ct.policy(f"band:{spec}")
     worst = 0.0
     for seed in range(amount(1, 2)):
         q, p = rows(1, 20, torch.float32, seed=seed, noise=2.0)
@@ -133,31 +117,6 @@ def test_a_drafted_token_that_the_target_all_but_excludes(divergence, dtype, siz
             found = ct.verify_block(rule, *rows, coins=coins, validate=False)
             assert (kept == accepted)[sure].all()
             assert (found.num_accepted.bool() == accepted)[sure].all()
-
-
-def law_of_edges(q, p, lower, upper):
-    """Return the law that edges (rows, 1) emit, by hand."""
-    accepted = (upper * q / p).clamp(max=1.0)
-    residual = (lower * q - p).clamp(min=0.0)
-    whole = residual.sum(-1, keepdim=True)
-    drawn = torch.where(whole > 0, residual / torch.where(whole > 0, whole, 1.0), 0.0)
-    return p * accepted + (p * (1 - accepted)).sum(-1, keepdim=True) * drawn
-
-
-@pytest.mark.parametrize("delta", some(BUDGETS, 3))
-@pytest.mark.parametrize("divergence", some(BUDGETED, 4))
-def test_float32_edges_are_as_good_at_small_budgets(divergence, delta):
-    """Every smooth divergence; a margin of 3 over the worst seed, on any machine."""
-    q, p = rows(amount(4, 40), 20, torch.float32, noise=2.0)
-    kind = ct.divergence(divergence)
-    budget = float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
-    accepted, *edges = zip(*map(solved, at_budget(q, p, kind.generator, budget)), strict=True)
-    assert not any(accepted)
-    exact = [row.double() / row.double().sum(-1, keepdim=True) for row in (q, p)]
-    lower, upper = (torch.tensor(edge, dtype=torch.float64) for edge in edges)
-    law = law_of_edges(*exact, lower[:, None], upper[:, None])
-    best = ct.policy(f"band:delta={delta},divergence={divergence}").emitted(*exact)
-    assert (law - best).abs().sum(-1).max() / 2 < FLOAT32_LAW / 3
 
 
 @pytest.mark.parametrize("divergence", ["kl", "reverse_kl"])
@@ -218,8 +177,9 @@ def test_rows_whose_target_excludes_much_of_the_draft(divergence, price):
 
 def test_a_coin_at_the_upper_edge_itself_refuses():
     """Numbers that binary fractions hold: b = 1.25, a = 0.75, and the excess is exactly 0."""
-    q = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-    p = torch.tensor([[0.75, 0.25]], dtype=torch.float64)
-    (row,) = at_price(q, p, ct.divergence("pearson_chi2"), 1.0)
+    q = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    p = torch.tensor([0.75, 0.25], dtype=torch.float64)
+    pytest.importorskip("numba")
+    row = PricedRow(q.numpy(), p.numpy(), PricedBand(ct.divergence("pearson_chi2"), 1.0))
     assert not row.upper_exceeds(1.25)
     assert (row.scale, row.upper) == pytest.approx((0.75, 1.25), rel=1e-12)

@@ -20,7 +20,7 @@ NOT_TINY = [pair for pair in MIXED if "tiny" not in pair]
 # sums of a few float64 terms
 ROUNDING = 1e-12
 # where two float64 edges of one row have nearly the same f′
-ROW = 1e-5
+ROW = 1e-6
 # edges near 500 (price 0.001) leave this of the best gain
 FAR_GAIN, FLAT_GAIN = 1e-5, 1e-9
 # of the interior-point solver, whose rows are as near as the root of its gap
@@ -87,20 +87,15 @@ def test_no_exchange_of_mass_improves_it(spec: str, kinds: tuple[str, str]) -> N
             assert gain <= most, (price, alive, gain)
 
 
-# where f′ is a number, by hand: 0 below its least value, ∞ above its largest
+# by hand, 0 below the least value of f′
 INVERSE_SLOPES = {
     "kl": lambda y: math.exp(min(y - 1, 700)),
     "pearson_chi2": lambda y: max(0.0, 1 + y / 2),
-    "squared_hellinger": lambda y: (1 - y) ** -2 if y < 1 else math.inf,
-    "alpha:a=0.5": lambda y: (1 - y / 2) ** -2 if y < 2 else math.inf,
 }
 
 
 def by_formula(q, p, alive, slopes, spec, price):
-    """Return g/P of Theorem 13(4), q > 0, and its edge a, from a multiplier by bisection.
-
-    ``slopes`` are (r_j, s_j).
-    """
+    """Return g/P of Theorem 13(4), q > 0, from a multiplier by bisection; slopes are (r_j, s_j)."""
     edge = INVERSE_SLOPES[spec]
 
     def row(mu):
@@ -111,32 +106,15 @@ def by_formula(q, p, alive, slopes, spec, price):
     for _ in range(80):
         mu = (low + high) / 2
         low, high = (mu, high) if row(mu).sum() > 1 else (low, mu)
-    return row(high), edge(-high / price)
-
-
-@pytest.mark.parametrize(
-    "spec", some(["pearson_chi2", "squared_hellinger", "alpha:a=0.5", "kl"], 2)
-)
-def test_the_band_of_a_node_is_the_formula_at_its_multiplier(spec: str) -> None:
-    """Theorem 13(4), with the row where no a ≥ 0 has f′(u) − f′(a) = 1/ν."""
-    for q, p in (
-        *zip(*(each.numpy() for each in pair(3, 4, seed=5)), strict=True),
-        (np.array([0.273, 0.401, 0.326]), np.array([0.119, 0.855, 0.026])),
-    ):
-        for alive, price in ((0.341, 0.073), (0.8, 0.6), (1.0, 2.0)):
-            both = torch.tensor(q)[None], torch.tensor(p)[None]
-            row = solved(*both, alive, spec, price)[0].numpy()
-            expected, floor = by_formula(q, p, alive, [(1.0, 1.0)], spec, price)
-            np.testing.assert_allclose(row, expected, rtol=0, atol=ROW / 10)
-            if spec == "pearson_chi2" and len(q) == 3 and alive < 0.5:
-                assert floor == 0.0
+    return row(high)
 
 
 @pytest.mark.parametrize("spec", ["kl", "pearson_chi2"])
 def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
     """Theorem 13(4) with a φ of three slopes: what later tokens are worth, for any that is learned.
 
-    The program sees φ as masses that each slope pays for, and no edges.
+    The program sees φ as masses that each slope pays for, and no edges. With one slope it is the
+    band of a node.
     """
     cp = pytest.importorskip("cvxpy")
     slopes, price, apart = [(0.3, 2.5), (0.6, 1.8), (1.0, 1.3)], 0.7, []
@@ -149,9 +127,11 @@ def test_the_formula_of_later_tokens_is_the_program(spec: str) -> None:
             widths = np.diff([0.0, *(r for r, _ in slopes)])[:, None]
             limits = [cp.sum(g) == alive, cp.sum(paid, axis=0) <= g, paid <= widths * p]
             cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL, **TIGHT)
-            expected, _ = by_formula(q, p, alive, slopes, spec, price)
+            expected = by_formula(q, p, alive, slopes, spec, price)
             np.testing.assert_allclose(g.value / alive, expected, rtol=0, atol=PROGRAM)
-            one, _ = by_formula(q, p, alive, [(1.0, 1.0)], spec, price)
+            one = by_formula(q, p, alive, [(1.0, 1.0)], spec, price)
+            row = solved(torch.tensor(q)[None], torch.tensor(p)[None], alive, spec, price)[0]
+            np.testing.assert_allclose(row, one, rtol=0, atol=ROW)
             apart.append(abs(one - expected).max())
     assert max(apart) > 100 * PROGRAM  # what later tokens are worth moves rows
 
