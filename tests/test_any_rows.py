@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ SHAPES = ((), (1,), (3,), (2, 2), (0,), (2, 0))
 LAYOUTS = ("plain", "transposed", "sliced", "in a graph")
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 VERIFIERS = ("chain", "block", "tree")
-CALLS, OFFERS = amount(800, 60_000), amount(80, 2000)
+CALLS, OFFERS = amount(800, 60_000), amount(300, 3000)
 
 
 FOLLOWED: dict[str, list[Policy]] = {name: [] for name in VERIFIERS}
@@ -194,4 +195,6 @@ def offer(number: int) -> str:
 
 
 def test_selection_laws_of_odd_rows_are_laws():
-    assert not list(filter(None, map(offer, range(OFFERS))))
+    """Zeros and denormals among them, whatever numpy warns of."""
+    with np.errstate(all="raise"):
+        assert not list(filter(None, map(offer, range(OFFERS))))

@@ -167,11 +167,3 @@ def test_registration_looks_at_what_it_is_given(registry):
     refused(r"slope_at_one: must equal slope\(1\) \(wrong\); got 0 and 1", **name, **flat)
     with pytest.raises(TypeError, match="divergence: must be a Divergence class; got 3"):
         ct.register_divergence(3)
-
-
-def test_knobs_are_numbers_whatever_they_come_as(registry):
-    ct.register_divergence(Jeffreys)
-    with pytest.raises(ValueError, match="weight: must be a number; got 'x'"):
-        ct.divergence("jeffreys:weight=x")
-    with pytest.raises(ValueError, match="jeffreys needs exactly the knob weight; got 'jeffreys'"):
-        ct.divergence("jeffreys")
