@@ -107,15 +107,6 @@ def test_every_alive_ratio_up_to_the_largest_is_reached_and_emits_the_row(vocab,
                 np.testing.assert_allclose(following[prefix], expected, atol=EXACT)
 
 
-def test_token_by_token_never_gets_further():
-    for seed in SEEDS:
-        tree, alone = Tree(seed, 3, 2, False), {(): 1.0}
-        for prefix in list(tree.alive)[1:]:
-            p, h = (rows[prefix[:-1]][prefix[-1]] for rows in (tree.p, tree.h))
-            alone[prefix] = alone[prefix[:-1]] * (min(1.0, h / p) if p else 1.0)
-            assert alone[prefix] <= tree.alive[prefix] + EXACT
-
-
 def test_the_value_of_a_prefix_rises_with_its_alive_ratio():
     """Theorem 13: so nothing is gained by accepting less than one can."""
     for spec, price in (("kl", 0.7), ("squared_hellinger", 2.0)):

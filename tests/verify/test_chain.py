@@ -36,20 +36,6 @@ def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
         assert verdict.output_token_ids.tolist() == [[token, -1]]
 
 
-def test_without_drafted_tokens_the_bonus_is_emitted():
-    q, p = step(0, 4, batch=3)
-    verdict = ct.verify_chain(
-        RULES["speculative"],
-        q,
-        p,
-        torch.zeros(3, 0, dtype=torch.int64),
-        coins=(torch.zeros(3, 0).double(), tensor(0.0, 0.5, LAST_COIN)),
-    )
-    assert verdict.num_accepted.tolist() == [0, 0, 0]
-    middle = int(torch.searchsorted(q[1, 0].cumsum(-1), 0.5))
-    assert verdict.output_token_ids.tolist() == [[0], [middle], [3]]
-
-
 def test_one_generator_per_row_makes_a_row_behave_as_if_alone():
     q, p = step(3, 5, seed=4, batch=6)
     ids = torch.randint(5, (6, 3), generator=torch.Generator().manual_seed(0))

@@ -41,11 +41,6 @@ def test_the_good_arguments_are_good():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        (
-            {"policy": "cactus"},
-            TypeError,
-            "policy: must be a Policy or a list .*; got 'cactus'",
-        ),
         ({"policy": [RULE] * 3}, ValueError, r"policy: must be one or one per row \(2\); got 3"),
         ({"target_probs": rows(2, 4)}, ValueError, r"draft_token_ids, target_probs: .*\(2, 4\)"),
         ({"target_probs": rows(2, 2, 4)}, ValueError, r"target_probs: .*\(2, 3, V\).*\(2, 2, 4\)"),
@@ -66,11 +61,7 @@ def test_the_good_arguments_are_good():
         (spoiled("draft_probs", math.nan), ValueError, "draft_probs: .* finite; got nan"),
         (spoiled("target_probs", math.inf), ValueError, "target_probs: .* finite; got inf"),
         (spoiled("target_probs", 0.9, (1, 1, 0)), ValueError, "target_probs: .* row 1, 1 of 2"),
-        ({"draft_token_ids": IDS.int()}, TypeError, "draft_token_ids: .* int64 .* torch.int32"),
-        ({"draft_token_ids": [[0, 3], [2, 1]]}, TypeError, "draft_token_ids: .* got list"),
         ({"draft_token_ids": IDS[0]}, ValueError, r"draft_token_ids, target_probs: .*\(2,\)"),
-        ({"draft_token_ids": IDS + 1}, ValueError, r"draft_token_ids: .*\[0, 4\) or be -1; got 4"),
-        ({"draft_token_ids": IDS - 1}, ValueError, "draft_token_ids: .* or be -1; got -2"),
         ({"draft_token_ids": IDS.flip(-1)}, ValueError, "-1 must end a row's draft; got a token"),
         ({"generator": [torch.Generator()]}, ValueError, r"generator: .* \(2\); got a list of 1"),
         (coins(accept=(2, 3)), ValueError, r"coins: accept .* \(2, 2\); got \(2, 3\)"),

@@ -8,7 +8,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Declaration
-from cactus_theory.verify import Assignment, Chain, Draft, Verdict, find_verifier, verifiers
+from cactus_theory.verify import Assignment, Chain, Draft, find_verifier, verifiers
 from cactus_theory.verify.chain import chain_on_device
 from tests.rules import RULES
 from tests.rules import SPECS as EVERY
@@ -129,14 +129,6 @@ def test_a_policy_is_asked_only_where_lossless_sampling_would_refuse(determinist
     assert 0 < Counted.asked < int(lengths.sum()) / 2
 
 
-def moved_elsewhere(rows, n, factor):
-    """Return rows whose entries other than n are moved, n's left as it is."""
-    moved = rows.roll(1, -1) * factor + rows
-    accepted = rows.gather(-1, n)
-    moved = moved.scatter(-1, n, 0.0)
-    return (moved / moved.sum(-1, keepdim=True) * (1 - accepted)).scatter(-1, n, accepted)
-
-
 def test_verifiers_are_found_by_name():
     assert "chain" in verifiers() and isinstance(find_verifier("chain"), Chain)
     with pytest.raises(ValueError, match="verifier: must be one of .*chain.*; got 'knot'"):
@@ -147,27 +139,3 @@ def test_verifiers_are_found_by_name():
     ):
         with pytest.raises(ValueError, match=said):
             find_verifier(spec)
-
-
-def test_a_verdict_selects_a_path():
-    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
-    path = torch.tensor([[0, 2, -1], [-1, -1, -1]])
-    verdict = Verdict(ids, torch.tensor([2, 0]), torch.tensor([3, 4]), path, [[0, 1, 3], [0]])
-    assert verdict.output_token_ids.tolist() == [[5, 7, 3, -1], [4, -1, -1, -1]]
-    assert verdict.rows() == [[5, 7, 3], [4]]
-    assert verdict.charged_rows(0, 2) == [0, 1]
-    plain = Verdict(ids, torch.tensor([2, 0]), torch.tensor([3, 4]))
-    assert plain.rows() == [[5, 6, 3], [4]] and plain.charged_rows(0, 2) == slice(0, 2)
-
-
-@pytest.mark.parametrize("spec", EVERY)
-def test_what_is_kept_at_once_is_kept_whatever_the_rest_of_the_row_holds(spec):
-    rule = RULES[spec]
-    q, p, ids, _, coin, _ = rows(200, 1, seed=14)
-    q, p, coin = q[:, 0], p[:, 0], coin[:, 0]
-    sharp = moved_elsewhere(q, ids, 30.0), moved_elsewhere(p, ids, 0.1)
-    for target, draft in ((q, p), sharp):
-        q_n, p_n = (row.gather(-1, ids)[:, 0] for row in (target, draft))
-        least, most = rule.bounds(q_n * (1 - 1e-9), p_n)
-        phi = rule.acceptance(target, draft, ids)[:, 0]
-        assert (coin < phi)[coin < least].all() and (phi <= most * (1 + 2e-9)).all()

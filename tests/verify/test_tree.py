@@ -405,27 +405,6 @@ def test_tokens_that_the_target_excludes_are_never_emitted():
             assert all(token % 2 for token in emitted)
 
 
-def test_h_takes_no_account_of_what_was_drawn():
-    """Another sampled token, what is below it, and tokens chosen after the draw change nothing."""
-    q = torch.tensor(np.array([row_of(5, (n,), 6) for n in range(6)]))[None]
-    p = torch.tensor(np.array([row_of(6, (n,), 6) for n in range(5)]))[None]
-    flags = {
-        "sampled": torch.tensor([[False, True, False, False, True]]),
-        "deterministic": torch.tensor([[True, False, False, True, False]]),
-    }
-    parents = torch.tensor([[-1, -1, -1, 1, 1]])
-    plain = Draft(torch.tensor([[0, 1, 2, 3, 4]]), [5], p, parents, **flags)
-    law = plain.offers(0, 0, q[0, 0])
-    for ids in ([[0, 3, 2, 5, 1]], [[0, 4, 5, 1, 2]]):
-        other = replace(plain, token_ids=torch.tensor(ids))
-        assert other.offers(0, 0, q[0, 0]).equal(law)
-    assert (
-        not replace(plain, token_ids=torch.tensor([[5, 1, 2, 3, 4]]))
-        .offers(0, 0, q[0, 0])
-        .equal(law)
-    )
-
-
 def test_a_large_vocabulary_in_every_precision():
     vocab = 151_936
     source = torch.Generator().manual_seed(0)
@@ -519,15 +498,6 @@ def test_no_selection_law_need_be_written_out(dtype, monkeypatch):
             assert plain.output_token_ids.equal(dense.output_token_ids)
             assert plain.charged == dense.charged
             assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
-
-
-def test_each_token_that_is_drawn_from_the_target_takes_the_next_coin():
-    q, none = torch.full((1, 3, 2), 0.5).double(), torch.zeros(1, 2, dtype=torch.bool)
-    draft = Draft(torch.tensor([[0, 1]]), [2], None, torch.tensor([[-1, 0]]))
-    draft = replace(draft, sampled=none, deterministic=none)
-    coins = torch.zeros(1, 2).double(), torch.tensor([[0.2, 0.9, 0.6]]).double()
-    found = Tree().verify(one("speculative"), q, draft, *coins)
-    assert found.rows() == [[0, 1, 1]]
 
 
 def test_a_path_that_is_sure_to_get_there_may_end_there_whatever_rounding_does():
