@@ -58,15 +58,6 @@ def test_no_policy_accepts_more_than_the_fixed_target_of_its_law():
         assert (apart(law, q) >= apart(p, q) - (1 - accepted) - EXACT).all()
 
 
-def test_a_fixed_target_emits_itself_and_accepts_the_overlap():
-    for h, p, _ in batches():
-        keep = torch.where(p > 0, (h / p).clamp(max=1), 1.0)
-        left = (h - p).clamp(min=0)
-        recovered = left / left.sum(-1, keepdim=True).clamp(min=1e-300)
-        close(emitted(p, keep, recovered[:, None].expand(-1, VOCAB, -1)), h)
-        close((p * keep).sum(-1), torch.minimum(p, h).sum(-1))
-
-
 @pytest.mark.parametrize("scaled", [True, False], ids=["row raised", "plain residual"])
 def test_raised_rules_of_any_ceiling_stay_between(scaled):
     """Any ceiling γ ≥ min(p, q), each token its own; not only those of the registry."""

@@ -46,13 +46,6 @@ def test_the_published_rule_overspends_most_at_one_over_one_plus_two_delta(delta
     assert (spent[rule.gamma(grid) <= 0.5] <= delta + CLOSE).all()
 
 
-def test_the_published_rule_keeps_large_budgets_and_underspends_small_tokens():
-    assert math.log1p(2 * 1.2565) < 1.2565 and math.log1p(2 * 1.2563) > 1.2563
-    small = tensor(1e-3)
-    assert ct.policy("cactus:delta=1").gamma(small).item() == pytest.approx(0.046, abs=5e-4)
-    assert ct.policy("cactus_exact:delta=1").gamma(small).item() == pytest.approx(0.221, abs=5e-4)
-
-
 @pytest.mark.parametrize("delta", [1e-6, 0.01, 0.5, 4.0])
 def test_the_published_rule_is_exact_for_twice_the_pearson_budget(delta):
     exact = ct.policy("cactus_exact", delta=2 * delta, divergence="pearson_chi2")
@@ -98,13 +91,6 @@ def test_limits_of_gamma(rule):
     assert (rising.diff() >= -CLOSE).all()
 
 
-def test_deterministic_rows():
-    deterministic, p = tensor(0.0, 1.0), tensor(0.5, 0.5)
-    for rule in (ct.policy("cactus:delta=0.5"), ct.policy("cactus_exact:delta=0.5")):
-        assert rule.acceptance(deterministic, p, torch.tensor([0, 1])).tolist() == [0.0, 1.0]
-        assert rule.residual(deterministic, p, torch.tensor(0)).tolist() == [0.0, 1.0]
-
-
 def test_typical_threshold():
     q = tensor(0.5, 0.3, 0.1, 0.08, 0.02)  # two of them just beside the threshold of 0.09
     entropy = -(q * q.log()).sum()
@@ -139,10 +125,8 @@ def test_spec_round_trip(spec):
         ("cactus:delta=x", {}, "delta: must be a number; got 'x'"),
         ("cactus:delta=-1", {}, r"delta: must lie in \[0, inf\]; got -1.0"),
         ("cactus", {"delta": math.nan}, r"delta: must lie in \[0, inf\]; got nan"),
-        ("band", {}, "exactly one must be given; got none of them"),
         ("band:delta=1,price=1", {}, "exactly one must be given; got delta and price"),
         ("band:delta=1,divergence=x", {}, "divergence: must be one of .*; got 'x'"),
-        ("band:price=1,divergence=total_variation", {}, "price: total_variation has no one-to-"),
         ("top_k:k=0", {}, "k: must be a whole number of at least 1; got 0"),
         ("top_k:k=2,recover=argmax", {}, "top_k takes the knobs k; got 'recover'"),
         ("fuzzy:threshold=1,divergence=kll", {}, "kll"),
