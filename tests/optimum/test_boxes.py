@@ -22,6 +22,7 @@ from tests.rows import pair
 SEARCHED = 1e-12
 # of an interior-point solver, in the acceptance
 PROGRAM = 1e-7
+TIGHT = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-9)
 DIVERGENCES = (
     "kl", "reverse_kl", "pearson_chi2", "neyman_chi2", "squared_hellinger", "jensen_shannon",
     "alpha:a=0.5", "alpha:a=3", "renyi:a=0.5", "renyi:a=2",
@@ -142,19 +143,25 @@ def test_ends_and_prices_by_hand(spec, expected):
     assert ct.emitted_law(ct.policy(f"band:{spec}"), q, p).tolist() == pytest.approx(expected)
 
 
-def test_no_row_in_the_boxes_is_better():
+@pytest.mark.parametrize("spec", ["kl", "pearson_chi2"])
+@pytest.mark.parametrize("knob", [{"delta": 0.05}, {"price": 0.4}])
+def test_no_row_in_the_boxes_is_better(spec, knob):
     cp = pytest.importorskip("cvxpy")
-    q, p, floor, ceiling = boxes(amount(5, 60))
-    h = cut(q, p, *edges(q, p, "kl", delta=0.05, floor=floor, ceiling=ceiling), floor, ceiling)
+    q, p, floor, ceiling = boxes(amount(4, 40))
+    h = cut(q, p, *edges(q, p, spec, **knob, floor=floor, ceiling=ceiling), floor, ceiling)
+    price = knob.get("price", 0.0)
+    gained = torch.minimum(p, h).sum(-1) - price * ct.divergence(spec).value(h, q)
     for row in range(len(q)):
         at = q[row] > 0
         own = [each[row][at].numpy() for each in (q, p, floor, ceiling.clamp(max=100.0))]
         law = cp.Variable(int(at.sum()), nonneg=True)
         limits = [cp.sum(law) == 1, law >= own[2] * own[0], law <= own[3] * own[0]]
-        limits.append(cp.sum(cp.kl_div(law, own[0])) <= 0.05)
-        gain = cp.sum(cp.minimum(own[1], law))
-        cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL)
-        assert float(torch.minimum(p[row], h[row]).sum()) == pytest.approx(gain.value, abs=PROGRAM)
+        chi = (law - own[0]) / own[0] ** 0.5
+        spent = cp.sum(cp.kl_div(law, own[0])) if spec == "kl" else cp.sum_squares(chi)
+        limits += [spent <= knob["delta"]] if "delta" in knob else []
+        gain = cp.sum(cp.minimum(own[1], law)) - price * spent
+        cp.Problem(cp.Maximize(gain), limits).solve(solver=cp.CLARABEL, **TIGHT)
+        assert float(gained[row]) == pytest.approx(gain.value, abs=PROGRAM)
 
 
 @pytest.mark.parametrize("spec", some(["price=0.5,hold=0,head=0.4", "delta=0.1,floor=0"], 1))
