@@ -56,20 +56,6 @@ def test_a_deterministic_draft_has_the_gibbs_law(width: int, price: float) -> No
         assert plain == pytest.approx(best, abs=ROUNDING) if width == 1 else plain < best
 
 
-def test_where_a_greedy_draft_of_two_ends() -> None:
-    """The chances of 0, 1 and 2 accepted tokens of probability 0.5 and 0.4, at a price of 1."""
-    q = torch.tensor([[[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.4, 0.3, 0.3]]], dtype=torch.float64)
-    draft, found = Draft(torch.tensor([[0, 0]]), [2], None), {}
-    for spec in ("band:price=1", "band:price=1,per_row=true"):
-        assigned = Assignment((ct.policy(spec),))
-        found[spec] = find_verifier("block").law(assigned, q, draft).stop[0].tolist()
-        token_wise = find_verifier("chain").law(assigned, q, draft).stop[0].tolist()
-        assert token_wise == pytest.approx([0.269, 0.260, 0.471], abs=5e-4)
-    ahead, own = found.values()
-    assert ahead == pytest.approx([0.179, 0.292, 0.529], abs=5e-4)
-    assert own == pytest.approx([0.269, 0.260, 0.471], abs=5e-4)
-
-
 def by_decimals(q_n: list[float], price: float) -> list[float]:
     """Return q z/(1 − q + q z), z backwards from e^{1/ν}, with more digits than needed."""
     with localcontext() as digits:

@@ -19,7 +19,6 @@ from cactus_theory.traces.faults import (
     with_faults,
 )
 from cactus_theory.traces.noise_floor import noise_floor
-from cactus_theory.tuned import TunedSetting, below_floor
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import thorough
@@ -177,14 +176,6 @@ def test_the_noise_floor(tiny) -> None:
             noise_floor(target, prompts, **wrong)
     with pytest.raises(ValueError, match="prompts_ids"):
         noise_floor(target, [[]])
-
-
-def test_a_budget_below_the_floor_is_said_to_be() -> None:
-    assert below_floor(0.05, 1e-4) is None
-    assert "rounding" in (below_floor(1e-5, 1e-4) or "")
-    tuned = TunedSetting(None, None, 0, 1.0, 1e-5, "kl", noise_floor=1e-4)
-    assert tuned.below_floor is not None
-    assert TunedSetting(None, None, 0, 1.0, 1e-5, "kl").below_floor is None
 
 
 @thorough

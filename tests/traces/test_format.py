@@ -82,13 +82,6 @@ def test_batches_hold_every_cycle_once(saved: Trace, most: int, entries: int) ->
     assert not read
 
 
-def test_rows_are_those_with_a_draft_row(saved: Trace) -> None:
-    q, p = saved.rows()
-    own = [cycle for cycle in saved if cycle.draft_probs is not None]
-    assert torch.equal(q, torch.cat([cycle.target_probs[:-1] for cycle in own]))
-    assert len(q) == len(p) == saved.manifest.total("draft_rows")
-
-
 def test_the_shipped_example_is_small_and_holds_what_it_says() -> None:
     trace = Trace.open(EXAMPLE)
     assert sum(path.stat().st_size for path in EXAMPLE.iterdir()) < LARGEST
