@@ -32,24 +32,27 @@ def one_line(error: Exception) -> str:
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
     """Make a command stop silently, with status 141, once its stdout is closed.
 
-    With 2 and one line if nothing can be written to it, as to a full disk. SIGPIPE itself stays
-    ignored, as Python sets it: writing to a worker process that has died must raise, not end the
-    command.
+    With 2 and one line if nothing can be written to it, as to a full disk. What stderr does not
+    take is lost. SIGPIPE itself stays ignored, as Python sets it: writing to a worker process that
+    has died must raise, not end the command.
     """
 
     @functools.wraps(main)
     def run(*arguments: Given.args, **options: Given.kwargs) -> int:
-        real = sys.stdout
+        real, errors = sys.stdout, sys.stderr
         if isinstance(real, io.TextIOWrapper) and real.errors == "strict":
             real.reconfigure(errors="replace")  # signs that an encoding lacks
         sys.stdout = _Output(real)  # type: ignore[assignment]
+        if sys.stderr is None:  # print would take stdout, and a file its number
+            sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
+        sys.stderr = _Output(sys.stderr, may_be_lost=True)  # type: ignore[assignment]
         try:
             return main(*arguments, **options)
         finally:
             try:
                 sys.stdout.flush()  # here, because an error at exit cannot be handled
             finally:
-                sys.stdout = real
+                sys.stdout, sys.stderr = real, errors
 
     return run
 
@@ -62,13 +65,13 @@ def interrupted(command: str, kept: str | None = None) -> int:
 
 
 class _Output:
-    """A text stream that leaves with status 141 where the real one would raise.
+    """A text stream that leaves with status 141 where the real one would raise, or loses the text.
 
     ``SystemExit``, because commands report an ``OSError`` as bad input.
     """
 
-    def __init__(self, real: Any) -> None:
-        self._real = real
+    def __init__(self, real: Any, may_be_lost: bool = False) -> None:
+        self._real, self._may_be_lost = real, may_be_lost
 
     def write(self, text: str) -> int:
         if self._real is None:  # it was closed before the start
@@ -92,6 +95,8 @@ class _Output:
     def _leave(self, error: OSError) -> None:
         # discard what is buffered, or the interpreter reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._real.fileno())
+        if self._may_be_lost:
+            return
         if isinstance(error, BrokenPipeError):
             raise SystemExit(BROKEN_PIPE)
         print(f"stdout: {error.strerror or error}", file=sys.stderr)

@@ -4,12 +4,13 @@ import importlib
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from cactus_theory.base.terminal import BROKEN_PIPE, ends_quietly
+from cactus_theory.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,3 +103,12 @@ def test_output_that_cannot_be_written_is_no_traceback(call, code, said) -> None
     done = subprocess.run(call, shell=True, cwd=ROOT, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr[-len(said) :]) == (code, said)
     assert done.stderr.count(b"\n") == said.count(b"\n")
+
+
+@pytest.mark.parametrize("errors", [None, "/dev/full"])
+def test_errors_that_cannot_be_written_keep_the_status_and_stdout(errors, capsys, monkeypatch):
+    with nullcontext() if errors is None else open(errors, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert main(["solve", "no.npy", "--delta", "1"]) == 2
+        monkeypatch.undo()
+    assert capsys.readouterr().out == ""
