@@ -9,8 +9,6 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.test_layering import imported_modules
-
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -57,32 +55,10 @@ def test_it_holds_every_package_and_claims_one_name(named, monkeypatch) -> None:
     assert {own.split(".")[0] for own in named["packages"]} == {"cactus_theory"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "solvers").glob("*.py")), ids=lambda path: path.name
-)
-def test_programs_import_each_other_relatively(path: Path) -> None:
-    absolute = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    names = [
-        node.module if isinstance(node, ast.ImportFrom) else alias.name
-        for node in absolute
-        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0)
-        for alias in node.names
-    ]
-    assert not [name for name in names if str(name).split(".")[0] == "solvers"]
-
-
 def test_every_extra_that_an_error_names_installs_the_module() -> None:
     for path in IN_THE_WHEEL:
         for module, extra in asked_for(path):
             assert module.split(".")[0] in required(EXTRAS[extra]), (path, module, extra)
-
-
-def test_every_extra_is_used_by_code_in_the_wheel() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in IN_THE_WHEEL]
-    used = {name.split(".")[0] for source in sources for name in imported_modules(source, "")}
-    used |= {module.split(".")[0] for path in IN_THE_WHEEL for module, _ in asked_for(path)}
-    for extra, requirements in EXTRAS.items():
-        assert required(requirements) & used, extra
 
 
 def test_what_make_installs_has_a_tested_version() -> None:

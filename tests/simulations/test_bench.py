@@ -21,8 +21,7 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
     assert notes["command"] == "python -m simulations bench verify --repeats 1"
     jobs = [verify.SOFTMAX, verify.DENSE, *(f"verify_chain, {s}" for s in verify.POLICIES)]
     jobs += [f"meter of 6 rows, {spec}" for spec in verify.METERED]
-    by_block = list(verify.BLOCKS)
-    jobs += [f"verify_block, {spec}" for spec in by_block]
+    jobs += [f"verify_block, {spec}" for spec in verify.BLOCKS]
     assert [row["job"] for row in rows] == jobs * len(verify.NOISES)
     for row in rows:
         softmax = next(other for other in rows if other["draft"] == row["draft"])
@@ -30,11 +29,6 @@ def test_every_rule_in_the_list_is_timed_beside_a_softmax(tmp_path, monkeypatch,
         assert float(row["softmaxes"]) == pytest.approx(share)
         assert (row["accepted"] != "") == row["job"].startswith("verify")
         assert (row["times_chain"] != "") == row["job"].startswith("verify_block")
-    for spec, rival in zip(by_block, verify.BLOCKS.values(), strict=True):
-        pair = {row["job"].partition(", ")[::2]: row for row in rows[: len(jobs)]}
-        block, chain = pair["verify_block", spec], pair["verify_chain", rival]
-        share = float(block["milliseconds"]) / float(chain["milliseconds"])
-        assert float(block["times_chain"]) == pytest.approx(share)
     assert capsys.readouterr().out.count("verify_chain, ") == len(verify.POLICIES) * 2
 
 
@@ -61,10 +55,3 @@ def test_jobs_are_timed_in_turns_with_another_checkout(tmp_path, monkeypatch) ->
     for row in rows:
         assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
         assert row["pairs"] == "7"
-
-
-def test_the_plain_search_and_the_closed_form_agree() -> None:
-    q, p = theory.pair_of_rows(1, 500)
-    closed = theory.ct.optimal_acceptance(q[0], p[0], delta=theory.DELTA)
-    acceptance = theory.naive_optimum(q[0].numpy(), p[0].numpy())
-    assert acceptance == pytest.approx(float(closed.acceptance), abs=1e-3)

@@ -31,14 +31,6 @@ def test_a_decode_is_that_of_generate_with_the_prompts_own_seed(harness: Harness
     assert found.seconds == found.result.seconds.total
 
 
-def test_a_batch_decodes_as_its_rows_do_alone(harness: Harness) -> None:
-    together = harness.decode(Config(RULE.method, 2, 3), 0)
-    alone = [harness.decode(RULE, row).outputs[0] for row in range(3)]
-    assert together.outputs == alone
-    assert together.num_tokens == sum(map(len, alone))
-    assert harness.group(2, 1) == range(2, 3)
-
-
 @pytest.mark.parametrize("method", ["plain", "hf_plain", "hf_assisted"])
 def test_baselines_decode_too_and_leave_the_models_and_the_generator_alone(harness, method) -> None:
     torch.manual_seed(5)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.common.inputs import add_pair_arguments, command_line, prompts_of
+from simulations.common.inputs import add_pair_arguments, command_line
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -36,17 +36,3 @@ def test_the_command_holds_what_is_not_usual_and_no_folder(given: str, said: str
     named = argparse.Namespace(command="bench", declare=declare)
     args = parser.parse_args(given.split(), named)
     assert command_line(args, ("out",)) == f"python -m simulations {said}"
-
-
-def test_chats_and_plain_lines_are_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "prompts"
-    chat = '[{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}]'
-    path.write_text('{"messages": ' + chat + '}\n{"text": "So?"}\n')
-    assert [prompt.text for prompt in prompts_of(path)] == ["Why?", "So?"]
-    path.write_text("def f(x):\n\n    return 1\n")
-    assert [prompt.text for prompt in prompts_of(path)] == ["def f(x):", "    return 1"]
-    path.write_text("\n")
-    with pytest.raises(ValueError, match="must hold at least one line"):
-        prompts_of(path)
-    with pytest.raises(OSError, match="--prompts: must be a readable file"):
-        prompts_of(tmp_path / "no")

@@ -65,12 +65,6 @@ def test_no_folder_of_a_machine_is_shipped():
             assert not re.search(r'"(/|[A-Z]:\\)[a-z]+/', path.read_text()), path
 
 
-def test_prompts_are_short_and_distinct(prompts, encode):
-    assert len(prompts) == len({p["id"] for p in prompts}) == 32
-    assert all(p.keys() == {"id", "prompt"} for p in prompts)
-    assert all(8 <= len(encode(p["prompt"])) <= 40 for p in prompts)
-
-
 HEAD = ROOT / "simulations" / "smollm_head"
 
 
