@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
     if args.prompt is not None and not is_utf8(args.prompt):
         raise ValueError(f"--prompt: must be UTF-8 text; got {args.prompt!r:.60}")
+    if args.siblings is not None:
+        check.whole_number("--siblings", args.siblings, 1)
     prompts, drafted = given_prompts(args), args.draft is not None and str(args.draft) != "none"
     if not drafted:
         refuse(args, OF_DRAFTS, "must be given with --draft")

@@ -16,6 +16,8 @@ from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, 
 
 # flags that name the models and their prompts
 OF_MODELS = ("target", "draft", "prompts")
+# flags that say how models and prompts are read, and do nothing without them
+OF_LOADING = ("revision", "dtype", "device", "chat", "system", "show_prompt", "ignored", "work")
 # bytes of a target's weights from which on a second thread makes its passes faster; the shipped
 # target's are 21 MB, and a second thread makes it slower
 LARGE = 1 << 26
@@ -86,8 +88,9 @@ def has_models(args: argparse.Namespace) -> bool:
     models = [name for name in OF_MODELS if getattr(args, name) is not None]
     for missing in (name for name in OF_MODELS if models and name not in models):
         raise ValueError(f"--{missing}: must be given with --{models[0]}; got that alone")
-    unread = () if models else ("revision", "dtype", "device")
-    refuse(args, unread, "must be given with --target", dtype=AUTO, device="cpu")
+    unread = () if models else OF_LOADING
+    usual = {"dtype": AUTO, "device": "cpu", "chat": False, "show_prompt": False, "ignored": []}
+    refuse(args, unread, "must be given with --target", **usual)
     return bool(models)
 
 

@@ -64,7 +64,6 @@ cactus solve q.npy p.npy --frontier --out x.npy | --out: must not be given with 
 cactus solve q.npy p.npy --frontier --divergence renyi:a=2 | one-to-one price to be pooled
 cactus solve q.npy p.npy --pooled --delta 1 --support free | --support: must be one of target
 cactus solve no.npy p.npy --delta 1 --csv no/x.csv | --csv: must be a writable file
-cactus audit no.npy p.npy --policy typical --plot no/x.png | --plot: must be a writable file
 cactus solve no.npy p.npy --delta 1 --out taken.npy | Is a directory
 cactus solve TRACE --price 1 --logits | logits: must not be given with
 cactus solve . --price 1 | must be the folder of a trace; it has no manifest.json
@@ -88,6 +87,9 @@ cactus TUNE --trace no --cost-ratio 1 | no such folder
 cactus TUNE --trace no --cost-ratio 1 --batch 0 | batch: must be an integer of at least 1
 cactus TUNE --trace no --cost-ratio 1 --cycles 0 | cycles: must be an integer of at least 1
 cactus TUNE --trace no --cost-ratio 1 --temperature 2 | --temperature: a trace has its own
+cactus TUNE --trace no --cost-ratio 1 --chat | --chat: must be given with --target
+cactus expect --trace no --ignored x | --ignored: must be given with --target
+cactus generate MODELS --prompt x --siblings 0 | --siblings: must be an integer of at least 1
 cactus TUNE --trace no --cost-ratio 1 --out x.txt | --out: must end in .json
 cactus TUNE --trace no --cost-ratio 1 --out no/t.json | --out: must be a writable file; No such file
 cactus TUNE --cost-ratio 1 | --trace: must be given without models
