@@ -29,8 +29,6 @@ from ..common.results import write_bytes, write_text
 
 # version of the format that is written
 FORMAT = "0.9.0"
-# steps that training unrolls: tokens after one another that a head learns to draft
-PLACES = 5
 # rows of logits that are worked on at once: they stay in a processor's cache
 ROWS = 128
 # weight of a place by KL, of the one before it

@@ -45,7 +45,7 @@ FLAGS: Numbers = {
     "piece_texts": (160, "texts of a piece, written together"),
     "prompt_tokens": (64, "most tokens of a user's turn that the target writes"),
     "answer_tokens": (192, "most tokens that follow"),
-    "places": (eagle3.PLACES, "tokens after one another that the head learns to draft"),
+    "places": (5, "steps that training unrolls, tokens that the head learns to draft in a row"),
     "anchors": (48, "units of a text from which a training step drafts the later places"),
     "first_steps": (600, "training steps on the first place alone, by KL"),
     "steps": (1200, "steps on all places, by KL"),

@@ -104,8 +104,7 @@ class Eagle3Drafting(SampledDrafting):
         self.layers = head.layers(setting.target_model)
         own = head.core.model.embed_tokens
         self.embedding = setting.target_model.get_input_embeddings() if head.shares else own
-        self.fc, self.vocab = prepared(head, _packed), head.vocab
-        self.ids = head.ids if head.cut else None
+        self.fc, self.of_target = prepared(head, _packed), head.of_target
         self.cache = RaggedCache(1, texts.batch, texts.capacity + self.width + 1)
         self.forward = FastForward(head.core, self.cache)
         self.dtype = head.fc.weight.dtype
@@ -162,11 +161,7 @@ class Eagle3Drafting(SampledDrafting):
     def logits(self, states: Float[Tensor, "batch some hidden"]) -> Float[Tensor, "batch some V"]:
         """Return the logits of the tokens after these states, −∞ off the draft's vocabulary."""
         rows = self.forward.head(self.forward.norm(states.reshape(-1, states.shape[-1])))
-        rows = rows.view(*states.shape[:2], -1)
-        if self.ids is None:
-            return rows
-        whole = rows.new_full((*rows.shape[:2], self.vocab), -torch.inf)
-        return whole.index_copy_(-1, self.ids, rows)
+        return self.of_target(rows.view(*states.shape[:2], -1))
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.base import arguments as check
@@ -105,6 +105,13 @@ class Eagle3Head(nn.Module):
                 f"{str(folder)!r}"
             ) from error
         return head.eval().requires_grad_(False)
+
+    def of_target(self, rows: Float[Tensor, "*rows draft"]) -> Float[Tensor, "*rows V"]:
+        """Return rows of logits over the target's vocabulary, −∞ where the draft's has no token."""
+        if not self.cut:
+            return rows
+        whole = rows.new_full((*rows.shape[:-1], self.vocab), -torch.inf)
+        return whole.index_copy_(-1, self.ids, rows)
 
     def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
         filled = {"ids": self.ids, "settings": self.settings}
