@@ -103,7 +103,7 @@ class Meter:
         self.rows = 0
         # sums stay where the rows are: nothing waits for a device
         zeros = torch.zeros(4, dtype=torch.float64, device="cpu")
-        self.total, self.largest, self.expected, self.raised = zeros
+        self.total, self.largest, self.expected, self.off_head = zeros
 
     def add(
         self,
@@ -149,7 +149,7 @@ class Meter:
             divergence=self.divergence.spec,
             rows=rows,
             expected_accepted=float(self.expected),
-            raised_off_head=float(self.raised),
+            raised_off_head=float(self.off_head),
         )
 
     def _measure_waiting(self) -> None:
@@ -174,7 +174,7 @@ class Meter:
             path = PathState(own_alive, own_raised if ahead else None)
             emitted = self.verifier.emitted(self.policies[number], own_q, own_p, path)
             spent, accepted, beyond = emitted.charges(self.divergence)
-            self.raised = self.raised + beyond.sum()
+            self.off_head = self.off_head + beyond.sum()
             self.expected = self.expected + accepted.sum()
             self.total = self.total + spent.sum()
             self.largest = torch.maximum(self.largest.to(spent.device), spent.max())

@@ -139,7 +139,7 @@ def edges_at_price(
 ) -> tuple[float, float, float, bool]:
     """Return U, A, P in the row's units, and whether U > ``threshold``: edges only if not.
 
-    At a price of 1/``step``. ``highest`` is U/P where a = 1. Where nothing is cut and g still lacks
+    At a price of 1/``step``. ``highest`` is U/P where A = P. Where nothing is cut and g still lacks
     mass, A rises alone.
     """
     c, a = curve

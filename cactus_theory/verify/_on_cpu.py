@@ -101,8 +101,9 @@ class Law:
     def exceeded(self, places: Sequence[Place], shares: Sequence[float]) -> list[bool]:
         """Return whether P h_n/p_n exceeds these shares of 1 at nodes; if not, they are solved.
 
-        A share is the coin of a chain, 1 in a block, ∞ where only what is left is asked for.
-        Of solved nodes ``residuals`` has (P h − p)₊. ``ratio`` is P h_n/p_n or 1 for a share of 1.
+        A share is the coin in a chain (of tokens that ``Chains.judge`` left open), 1 in a block, ∞
+        where only what is left is asked for. The band sees r = share × p_n/q_n (Theorem 15). Of
+        solved nodes ``residuals`` has (P h − p)₊. ``ratio`` is P h_n/p_n or 1 for a share of 1.
         """
         exceeded, together = [False] * len(places), {}
         for entry, ((run, place), share) in enumerate(zip(places, shares, strict=True)):
@@ -192,7 +193,7 @@ class Law:
         return q, one_hot(ids[:, 0], q) if self.p is None else self.p[at], ids
 
     def end(self, run: Run, place: int) -> None:
-        """End a run after its node ``place``, with a token from what is left there.
+        """End a run after its node ``place``, with a token from the residual (P h − p)₊ there.
 
         Where rounding leaves nothing, and where nothing is drafted, it is drawn from q; NaN is no
         rounding.
