@@ -27,6 +27,8 @@ from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import loaded
+from cactus_theory.decoding import Pair
 from cactus_theory.decoding._text import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
@@ -41,7 +43,6 @@ from .common.inputs import (
     add_end_arguments,
     add_pair_arguments,
     at_least,
-    loaded,
     prompt_ids,
     settings_of,
 )
@@ -92,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1, timings=1)
-    args.cuts, prompts, score = Cuts(top_p=args.top_p), given_prompts(args), score_of(args.score)
+    prompts, score = given_prompts(args), score_of(args.score)
     order = random.Random(args.seed).sample(range(len(prompts)), len(prompts))
     tuning, unseen = order[::2], order[1::2][: args.num_prompts]
     if len(unseen) < 2:
@@ -101,9 +102,10 @@ def run(args: argparse.Namespace) -> int:
     if score is not None:
         for prompt in asked:  # one without what the score reads shows before anything runs
             score(prompt, "")
-    runs = _answered(args, prompts, tuning, unseen)
+    pair = loaded(args)
+    runs = _answered(args, pair, prompts, tuning, unseen)
     rows = rows_of(runs, asked, score, args.seed)
-    publish(args, rows, args.out / "compare.csv")
+    publish(args, rows, args.out / "compare.csv", dtype=pair.dtype)
     from paper_figures.__main__ import draw
 
     draw("compare", args.out, args.out)
@@ -117,26 +119,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _answered(
     args: argparse.Namespace,
+    pair: Pair,
     prompts: Sequence[Prompt],
     tuning: Sequence[int],
     unseen: Sequence[int],
 ) -> list[Run]:
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
-    pair = loaded(args)
-    if args.cycles is None:
-        args.cycles = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
+    usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
+    cycles, cuts = args.cycles or usual, Cuts(top_p=args.top_p)
     families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]
-    flags = "nats policies num_draft_tokens temperature top_p cycles timings device".split()
-    settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies)
+    flags = "nats policies num_draft_tokens temperature top_p timings device".split()
+    settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)
-        tune_all(args, journal, pair, [ids[number] for number in tuning], families, limit)
+        own_ids = [ids[number] for number in tuning]
+        tune_all(args, journal, pair, own_ids, families, limit, cycles=cycles, cuts=cuts)
         lines = chosen(args, journal)
         decodes = Grid([line for _, line in lines], len(unseen), 1, metered=0, seed=args.seed)
-        seed = args.seed + len(prompts) + args.cycles  # the trace has used the first ones
+        seed = args.seed + len(prompts) + cycles  # the trace has used the first ones
         own_ids = [ids[number] for number in unseen]
-        harness = Harness(pair, own_ids, args.max_new_tokens, seed, cuts=args.cuts)
+        harness = Harness(pair, own_ids, args.max_new_tokens, seed, cuts=cuts)
         results = decodes.fill(partial(_decoded, harness), journal)
     jobs = [[Job(line, 0, group).key for group in range(len(unseen))] for _, line in lines]
     return [(*line, [results[job] for job in own]) for line, own in zip(lines, jobs, strict=True)]

@@ -22,13 +22,14 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, shown, text_table
+from cactus_theory.commands.models import opened
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
-from .common.inputs import add_decode_arguments, add_pair_arguments, opened
+from .common.inputs import add_decode_arguments, add_pair_arguments
 from .common.results import columns, publish
 from .common.walk import log_rows
 
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = {"widths": args.num_draft_tokens, "repeats": args.repeats}
     tables["policies"] = measure(harness, specs, **sizes)
     print(_speed_table(tables["policies"], args))
-    _write(tables, args)
+    _write(tables, args, pair.dtype)
     return 0
 
 
@@ -105,11 +106,11 @@ def _speed_table(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     return columns([row for row in rows if row["tuned"]], SPEED_HEADS, title)
 
 
-def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace) -> None:
+def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace, dtype: str) -> None:
     from paper_figures.__main__ import draw
 
     for name, rows in tables.items():
-        publish(args, rows, args.out / f"{name}.csv")
+        publish(args, rows, args.out / f"{name}.csv", dtype=dtype)
     for name in PICTURES:
         draw(name, args.out, args.out)
     files = sorted(path.name for path in args.out.iterdir() if path.suffix in (".csv", ".png"))

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             total = {name: np.sum([one[name] for one in sums], 0) for name in sums[0]}
             made.append(({"policy": policy.spec, "level": level}, total))
             rows = [about | _row(own, made[0][1], about["policy"]) for about, own in made]
-            publish(args, rows, args.out / "lengths.csv")
+            publish(args, rows, args.out / "lengths.csv", dtype=pair.dtype)
     print(columns(rows, values_of(rows), f"{args.out / 'lengths.csv'}"))
     return 0
 

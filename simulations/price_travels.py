@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             made = [journal.results[key]["rows"] for key in makers if key.startswith(table)]
             if made:
                 rows = sum(made, [])
-                publish(args, rows, args.out / f"{table}.csv")
+                publish(args, rows, args.out / f"{table}.csv", dtype=pair.dtype)
                 print(columns(rows, values_of(rows), f"{args.out / table}.csv"))
     return 0
 

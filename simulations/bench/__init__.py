@@ -12,6 +12,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from cactus_theory.commands.models import opened
+
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish
 
@@ -27,11 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    needs = (args,) if args.what in ("decode", "turns") else (args.repeats,)
     if (args.before is not None) != (args.what == "turns"):
         raise ValueError(f"--before: must be given with turns, and only there; got {args.before}")
     benchmark = importlib.import_module(f"simulations.bench.{args.what}")
-    rows = list(benchmark.measure(*needs))
+    needs, notes = [args.before] if args.what == "turns" else [], {}
+    if args.what == "decode":
+        needs, notes = [pair := opened(args), args.target.name], {"dtype": pair[0].dtype}
+    rows = list(benchmark.measure(args.repeats, *needs))
     print(columns(rows, benchmark.HEADS))
-    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv")
+    publish(args, rows, args.out or Path("build/bench") / f"{args.what}.csv", **notes)
     return 0

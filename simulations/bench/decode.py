@@ -5,16 +5,17 @@ no confidence threshold. Every prompt is decoded by all jobs before the next one
 costs of a round are medians over repeats, ratios medians of ratios within a repeat.
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cactus_theory.base.prompts import Prompt
+from cactus_theory.decoding import Pair
+
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
-from ..common.inputs import opened
 
 # drafted tokens a round, new tokens a text, texts of the batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
@@ -25,6 +26,9 @@ HEADS = {
     "meter_share": "meter",
 }  # fmt: skip
 LOSSLESS, RELAXED, PRICED = "speculative", "cactus:delta=0.1", "band:price=2"
+
+
+Opened = tuple[Pair, list[Prompt], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -52,25 +56,25 @@ def lines() -> list[Line]:
     ]
 
 
-def harness_of(args: Namespace) -> Harness:
-    pair, _, every = opened(args)
-    texts = every[:PROMPTS]
+def harness_of(pair: Pair, ids: Sequence[list[int]]) -> Harness:
+    texts = ids[:PROMPTS]
     longest = min(model.config.max_position_embeddings for model in (pair.target, pair.draft))
     return Harness(pair, texts, min(NEW, longest - max(map(len, texts))), seed=0, ends=False)
 
 
-def measure(args: Namespace) -> Iterator[dict[str, Any]]:
-    harness = harness_of(args)
+def measure(repeats: int, opened: Opened, target: str) -> Iterator[dict[str, Any]]:
+    """Yield a row per job: speeds, and what a round takes, beside assisted generation."""
+    harness = harness_of(opened[0], opened[2])
 
     def decoded(job: Job) -> Record:
         return harness.decode(job.config, job.group, meter=job.config.meter).record
 
-    grid = Grid(lines(), len(harness.prompts), args.repeats)  # the metered repeat warms up
+    grid = Grid(lines(), len(harness.prompts), repeats)  # the metered repeat warms up
     by_line = grid.runs(grid.fill(decoded))
     assisted = next(runs for line, runs in by_line.items() if line.method == HF_ASSISTED)
     lossless = next(runs for line, runs in by_line.items() if line.method == LOSSLESS)
     for line, runs in by_line.items():
-        yield _row(line, runs, args.target.name, assisted, lossless)
+        yield _row(line, runs, target, assisted, lossless)
 
 
 def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,14 +37,14 @@ HEADS = {
 }  # fmt: skip
 
 
-def measure(args: Namespace) -> Iterator[dict[str, Any]]:
+def measure(repeats: int, before: Path) -> Iterator[dict[str, Any]]:
     """Yield a dictionary per job: median milliseconds, their median ratio and its 90 % interval."""
-    workers = [_worker(root) for root in (args.before, ROOT)]
+    workers = [_worker(root) for root in (before, ROOT)]
     softmax = 1.0
     for vocab, name in ((each, name) for each in VOCABULARIES for name in jobs()):
         if name.startswith(("replay", "expect")) and vocab != VOCABULARIES[0]:
             continue
-        times = [[_timed(worker, vocab, name) for worker in workers] for _ in range(args.repeats)]
+        times = [[_timed(worker, vocab, name) for worker in workers] for _ in range(repeats)]
         before, now = (statistics.median(column) for column in zip(*times[1:], strict=True))
         ratios = sorted(new / old for old, new in times[1:])
         softmax = now if name == SOFTMAX else softmax

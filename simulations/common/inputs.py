@@ -12,7 +12,7 @@ from cactus_theory.commands import models
 from cactus_theory.commands.flags import PROMPTS as KINDS
 from cactus_theory.commands.flags import add_chat, flag, rendered_ids
 from cactus_theory.decoding.drafters import named_drafter
-from cactus_theory.decoding.load import Pair, Source, dtype_rule
+from cactus_theory.decoding.load import Source, dtype_rule
 
 from .grid import files_of, label
 
@@ -48,20 +48,6 @@ def add_decode_arguments(
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
 
 
-def loaded(args: argparse.Namespace) -> Pair:
-    """Return the pair that flags name; its dtype is kept in ``args.run_in``, for the provenance."""
-    pair = models.loaded(args)
-    args.run_in = pair.dtype
-    return pair
-
-
-def opened(args: argparse.Namespace) -> tuple[Pair, list[Prompt], list[list[int]]]:
-    """Return pair, prompts and their ids, as :func:`loaded` keeps the dtype."""
-    pair, prompts, ids = models.opened(args)
-    args.run_in = pair.dtype
-    return pair, prompts, ids
-
-
 ENDS = ("eos_token_ids", "no_start")
 # flags of every decode that decide it
 DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system")
@@ -82,7 +68,11 @@ def prompt_ids(args: argparse.Namespace, pair: Any, prompts: Sequence[Prompt]) -
 
 
 def settings_of(
-    args: argparse.Namespace, prompts: Sequence[Prompt], *flags: str, methods: Iterable[str] = ()
+    args: argparse.Namespace,
+    prompts: Sequence[Prompt],
+    *flags: str,
+    methods: Iterable[str] = (),
+    **others: Any,
 ) -> dict[str, Any]:
     """Return prompts, models, flags and files that decide a decode: two runs are never mixed."""
     files = sorted({file for method in methods for file in files_of(method)})
@@ -93,6 +83,7 @@ def settings_of(
         **{name: model_digest(vars(args)[name], revisions.get(name))
            for name in ("target", "draft") if name in args},
         **{name: getattr(args, name) for name in (*DECIDE, *flags)},
+        **others,
         "rules": {str(file): digest(file.read_bytes()) for file in files},
     }  # fmt: skip
 
@@ -131,7 +122,7 @@ def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
     ``leave_out`` are flags for where results go. Of files, only the name is kept.
     """
     parser = argparse.ArgumentParser()
-    positional = [args.command]
+    positional = [args.command, *([args.table] if "table" in args else [])]
     args.declare(parser)
     flags = []
     for action in parser._actions:

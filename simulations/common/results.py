@@ -126,10 +126,7 @@ def publish(
 
     ``args`` as :func:`command_line` takes them; ``notes`` go into the provenance.
     """
-    source = provenance(command_line(args, PLACES)) | notes
-    if "run_in" in args:  # by the models, as they were loaded
-        source["dtype"] = args.run_in
-    write_csv(path or args.out, rows, source)
+    write_csv(path or args.out, rows, provenance(command_line(args, PLACES)) | notes)
 
 
 def values_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

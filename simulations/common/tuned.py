@@ -8,6 +8,7 @@ from typing import Any
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import Pair
+from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
@@ -28,6 +29,9 @@ def tune_all(
     ids: Sequence[Sequence[int]],
     families: Sequence[str],
     limit: int,
+    *,
+    cycles: int,
+    cuts: Cuts,
 ) -> None:
     """Keep the settings of ``families`` at every level of ``args.nats``, unless they are there.
 
@@ -37,10 +41,10 @@ def tune_all(
     levels = [level for level in args.nats if key(level) not in journal.results]
     if not levels:
         return
-    law: dict[str, Any] = {"temperature": args.temperature, "cuts": args.cuts}
+    law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
     widths, folder = args.num_draft_tokens, args.out / "trace"
     sizes = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS, "max_new_tokens": limit}
-    trace = log_shown(pair, ids, folder, args.cycles, seed=args.seed, **sizes, **law)
+    trace = log_shown(pair, ids, folder, cycles, seed=args.seed, **sizes, **law)
     prompts, measured = Prompts(ids, 1, limit, seed=args.seed, **law), list[Costs]()
 
     def costs(settings: Sequence[TimedSetting]) -> Costs:

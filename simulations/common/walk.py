@@ -12,6 +12,7 @@ from torch import Tensor
 from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
@@ -19,7 +20,7 @@ from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify.draw import pick
 
-from .inputs import ENDS, add_end_arguments, add_pair_arguments, loaded, prompt_ids, settings_of
+from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
 from .journal import Journal
 
 Rows = Float[Tensor, "texts vocab"]

@@ -31,5 +31,4 @@ def _declare(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    args.command = f"{args.command} {args.table}"
     return args.make(args)

@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import cactus_theory as ct
+from cactus_theory.commands.models import opened
 from cactus_theory.emitted import proposal_divergence
 from cactus_theory.policies import Policy
 
-from ..common.inputs import add_pair_arguments, opened
+from ..common.inputs import add_pair_arguments
 from ..common.results import publish
 from ..common.statistics import hermite
 from ..common.walk import log_rows
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     notes = {
         "rows": f"{len(q)} along text the target wrote after {len(prompts)} prompts, vocabulary "
         f"{q.shape[-1]}",
+        "dtype": pair.dtype,
         "units": "nats; mean over rows; kl_ratio = mean_kl / frontier_kl at equal acceptance",
     }
     rows = table(q, p, Envelope.of(q, p, PRICES))

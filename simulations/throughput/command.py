@@ -20,6 +20,7 @@ from typing import Any
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
 from ..common.answers import HEADS as ANSWERS
@@ -42,7 +43,6 @@ from ..common.inputs import (
     add_end_arguments,
     add_pair_arguments,
     at_least,
-    loaded,
     prompt_ids,
     settings_of,
 )
@@ -85,11 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    baselines = args.baselines
     if holds_head(args.draft) or named_drafter(args.draft):  # the library drafts by models alone
         if HF_ASSISTED in args.baselines and args.baselines != list(BASELINES):
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
-        args.baselines = [name for name in args.baselines if name != HF_ASSISTED]
-    kinds = args.baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
+        baselines = [name for name in baselines if name != HF_ASSISTED]
+    kinds = baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds)
     at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
     prompts = given_prompts(args)[: args.num_prompts]
@@ -102,18 +103,18 @@ def run(args: argparse.Namespace) -> int:
 
     def decoded(job: Job) -> dict[str, Any]:
         own = table.record(harness(), job, job.repeat < args.metered)
-        return own | {"dtype": args.run_in}
+        return own | {"dtype": harness().pair.dtype}
 
     with Journal(args.out / "journal.jsonl", _settings(args, lines, prompts)) as journal:
         results = grid.fill(decoded, journal)
     runs = grid.runs(results)
-    args.run_in = ", ".join(dict.fromkeys(str(one.get("dtype")) for one in results.values()))
+    dtype = ", ".join(dict.fromkeys(str(one.get("dtype")) for one in results.values()))
     rows = table.rows(runs, args.seed)
     timed = args.repeats > 0
     tables = {"throughput": rows}
     tables["answers"] = answer_rows(runs, len(prompts), timed=timed, seed=args.seed)
     for title, lines in tables.items():
-        publish(args, lines, args.out / f"{title}.csv")
+        publish(args, lines, args.out / f"{title}.csv", dtype=dtype)
     files = ", ".join(["journal.jsonl", *(f"{title}.csv" for title in tables)])
     print(f"written to {args.out}/: {files}")
     print(show(tables))
