@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cactus_theory.base.significance import items_needed
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
@@ -144,7 +145,10 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
     ends = mean(own, "end_emitted", "tokens") / mean(own, "end_target", "tokens")
     row: Row = {"answers": int(own["answers"].sum()), "cut": 1 - mean(own, "ended").value}
     row |= valued("length", mean(own, "tokens"))
-    row |= valued("length_ratio", mean(own, "tokens") / mean(lossless, "tokens"))
+    ratio = mean(own, "tokens") / mean(lossless, "tokens")
+    row |= valued("length_ratio", ratio)
+    prompts = len(own["answers"])
+    row["prompts_needed"] = items_needed(ratio.value - 1, ratio.standard_error, prompts)
     row |= valued("end_ratio", ends)
     known = "end_emitted" if own is lossless else spec  # of a run that went on with other levels
     foretold = mean(lossless, known, "end_target") if known in lossless else None

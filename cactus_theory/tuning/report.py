@@ -9,6 +9,7 @@ import numpy as np
 
 from cactus_theory.answer_bounds import share
 from cactus_theory.base.files import write_whole
+from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
@@ -42,6 +43,9 @@ def sentence(tuned: Tuned) -> str:
             f" and {ratio.value:.3f} ± {_error(ratio.standard_error, 3)} times the fastest "
             f"lossless setting ({_named(lossless)})"
         )
+        texts = len(best.reported.cycles)
+        if needed := items_needed(ratio.value - 1, ratio.standard_error, texts):
+            beside += f", significant from {needed:,} texts on ({texts} here)"
     meter = best.reported.divergence_per_token(tuned.divergence)
     return (
         f"Decode with {_named(best)}: {_both(best.speed)} {unit}, {beside}; it will meter "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base.significance import items_needed
 from cactus_theory.traces import Estimate
 from cactus_theory.traces.estimate import ratio_of_sums, valued
 
@@ -21,14 +22,15 @@ from .statistics import resamples, spread
 LOSSLESS = (*BASELINES, "speculative")
 COLUMNS = (
     "method knob verifier num_draft_tokens batch answers mean_length mean_length_se cut "
-    "length_ratio length_ratio_se length_ratio_se_given_prompts calls_per_answer "
+    "length_ratio length_ratio_se prompts_needed length_ratio_se_given_prompts calls_per_answer "
     "seconds_per_answer seconds_per_answer_low seconds_per_answer_high "
     "speed_ratio answer_speed_ratio emitted_kl_per_token "
     "emitted_kl_per_answer raised_off_head_per_1000"
 ).split()
 HEADS = {
     "name": "method", "mean_length": "tokens\n/answer", "mean_length_se": "±", "cut": "cut off",
-    "length_ratio": "x lossless", "length_ratio_se": "±", "seconds_per_answer": "s/answer",
+    "length_ratio": "x lossless", "length_ratio_se": "±",
+    "prompts_needed": "prompts\nneeded", "seconds_per_answer": "s/answer",
     "emitted_kl_per_token": "KL/token", "raised_off_head_per_1000": "raised off\nhead/1,000",
 }  # fmt: skip
 Row = dict[str, Any]
@@ -82,6 +84,7 @@ def _lengths(own: Runs, lossless: Sequence[Runs] | None, prompts: int) -> Row:
         base = [record for its in lossless for record in its.all]
         ratio = length / _mean(base, "lengths", prompts)
         row |= valued("length_ratio", ratio)
+        row["prompts_needed"] = items_needed(ratio.value - 1, ratio.standard_error, prompts)
         if row["answers"] > prompts:
             errors = [_relative_error(records, "lengths", prompts) for records in (own.all, base)]
             row["length_ratio_se_given_prompts"] = ratio.value * math.hypot(*errors)

@@ -139,7 +139,8 @@ HEADS = {
 Row = dict[str, Any]
 LEGEND = """\
 x plain: median over repeats of the ratio to plain decoding in that repeat
-AL: drafted tokens that are accepted per target call"""
+AL: drafted tokens that are accepted per target call
+prompts needed: so many make x lossless differ from 1 at 95 %, in four of five such runs"""
 
 
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
