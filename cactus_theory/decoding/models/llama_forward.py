@@ -7,6 +7,7 @@ support (other families, quantised or adapted layers, hooks) run in that one.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, sl
 from cactus_theory.decoding.models.hugging_face_forward import gathered
 from cactus_theory.decoding.models.projections import (
     Linear,
+    Ordered,
     exact_in_half,
     joined,
     packs,
@@ -26,8 +28,9 @@ from cactus_theory.decoding.models.projections import (
 
 # most weights of layers whose projections are joined: calls, not arithmetic, take their time
 JOINED_ENTRIES = 2**24
-# the same in half precision on a CPU, where they are packed: 2 GiB beside the model's own
-PACKED_ENTRIES = 2**30
+# most weights on a CPU that are kept in another order beside the model's own, in half precision
+# and in single: 2 GiB
+PACKED_ENTRIES, ORDERED_ENTRIES = 2**30, 2**29
 
 
 class Weights:
@@ -35,13 +38,15 @@ class Weights:
 
     def __init__(self, model: Any) -> None:
         inner, head, copied = model.model, model.lm_head, _copied(model)
+        read = partial(prepared, make=Ordered) if _ordered(model) else _in_place
         self.embedding = inner.embed_tokens.weight
         self.norm = _quick_norm(inner.norm) if copied and _quick(inner.norm) else _norm(inner.norm)
         kinds = [
             PairLayer if hasattr(layer, "hidden_norm") else DecoderLayer for layer in inner.layers
         ]
-        self.layers = [kind(layer, copied) for kind, layer in zip(kinds, inner.layers, strict=True)]
-        self.head = Linear(head.weight, head.bias) if copied else head
+        layers = zip(kinds, inner.layers, strict=True)
+        self.layers = [kind(layer, copied, read) for kind, layer in layers]
+        self.head = Linear(head.weight, head.bias) if copied else read(head)
 
 
 def _copied(model: Any) -> bool:
@@ -52,30 +57,46 @@ def _copied(model: Any) -> bool:
     return entries <= JOINED_ENTRIES
 
 
-class DecoderLayer:
-    """Weights of one decoder layer, and what happens to the residual stream (N, hidden)."""
+def _ordered(model: Any) -> bool:
+    """Return whether single-precision weights on a CPU are kept in oneDNN's order, too."""
+    weight, layers = model.lm_head.weight, model.model.layers
+    if _copied(model) or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return False
+    return sum(own.numel() for own in (weight, *layers.parameters())) <= ORDERED_ENTRIES
 
-    def __init__(self, layer: Any, copied: bool) -> None:
+
+def _in_place(part: Any) -> Any:
+    return part
+
+
+class DecoderLayer:
+    """Weights of one decoder layer, and what happens to the residual stream (N, hidden).
+
+    Projections that are not ``copied`` are what ``read`` makes of their modules.
+    """
+
+    def __init__(self, layer: Any, copied: bool, read: Any = _in_place) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.width, self.scale = attention.head_dim, attention.scaling
         self.heads = attention.q_proj.out_features // self.width
         self.kv_heads = attention.k_proj.out_features // self.width
         self.shared = self.heads // self.kv_heads
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv = self.reader(layer, projections, copied)
+        self.qkv = self.reader(layer, projections, copied, read)
         gates = [mlp.gate_proj, mlp.up_proj]
-        self.gates = _normed(layer.post_attention_layernorm, gates, copied)
+        self.gates = _normed(layer.post_attention_layernorm, gates, copied, read)
         self.q_norm = _norm(attention.q_norm) if hasattr(attention, "q_norm") else None
         self.k_norm = _norm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        self.out, self.down = attention.o_proj, mlp.down_proj
-        if copied:
-            self.out, self.down = (Linear(part.weight, part.bias) for part in (self.out, self.down))
+        self.out, self.down = (
+            Linear(part.weight, part.bias) if copied else read(part)
+            for part in (attention.o_proj, mlp.down_proj)
+        )
         self.activation = F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn
         self.inner = mlp.down_proj.in_features
 
-    def reader(self, layer: Any, projections: list[Any], copied: bool) -> Any:
+    def reader(self, layer: Any, projections: list[Any], copied: bool, read: Any) -> Any:
         """Return x ↦ the residual stream and the queries, keys and values of each token."""
-        linear = _normed(layer.input_layernorm, projections, copied)
+        linear = _normed(layer.input_layernorm, projections, copied, read)
         return lambda x: (x, linear(x))
 
     def __call__(
@@ -142,20 +163,20 @@ class PairLayer(DecoderLayer):
     ``norm_before_residual``, else as it is.
     """
 
-    def reader(self, layer: Any, projections: list[Any], copied: bool) -> Any:
+    def reader(self, layer: Any, projections: list[Any], copied: bool, read: Any) -> Any:
         """Return the same of x (N, 2 hidden)."""
         norms = layer.input_layernorm, layer.hidden_norm
         first, second = (_quick_norm(n) if copied and _quick(n) else _norm(n) for n in norms)
-        linear = Linear(*joined(projections)) if copied else _together(projections)
+        linear = Linear(*joined(projections)) if copied else _together(projections, read)
         normed_first = layer.norm_before_residual
 
-        def read(x: Tensor) -> tuple[Tensor, Tensor]:
+        def pairs_of(x: Tensor) -> tuple[Tensor, Tensor]:
             embedded, stream = x.chunk(2, -1)
             normed = second(stream)
             pairs = torch.cat([first(embedded), normed], -1)
             return normed if normed_first else stream, linear(pairs)
 
-        return read
+        return pairs_of
 
 
 def _norm(module: Any) -> Any:
@@ -164,14 +185,14 @@ def _norm(module: Any) -> Any:
     return lambda x: F.rms_norm(x, shape, weight, epsilon)
 
 
-def _normed(norm: Any, parts: list[Any], copied: bool) -> Any:
+def _normed(norm: Any, parts: list[Any], copied: bool, read: Any) -> Any:
     """Return one call for a norm and the projections of its output, side by side.
 
     In copies in single precision all that is left of the norm is x / √(mean x² + ε): its weight is
     folded into theirs, unless these are exact in half precision and stay so.
     """
     if not copied:
-        before, together = _norm(norm), _together(parts)
+        before, together = _norm(norm), _together(parts, read)
         return lambda x: together(before(x))
     weight, bias = joined(parts)
     if not _quick(norm) or exact_in_half(weight):
@@ -183,9 +204,10 @@ def _normed(norm: Any, parts: list[Any], copied: bool) -> Any:
     return lambda x: folded(x / length(x))
 
 
-def _together(parts: list[Any]) -> Any:
-    """Return one call for projections of one input, as they lie."""
-    return lambda x: torch.cat([part(x) for part in parts], -1)
+def _together(parts: list[Any], read: Any) -> Any:
+    """Return one call for projections of one input, each as ``read``."""
+    calls = [read(part) for part in parts]
+    return lambda x: torch.cat([call(x) for call in calls], -1)
 
 
 def _quick(norm: Any) -> bool:

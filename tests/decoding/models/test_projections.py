@@ -11,6 +11,7 @@ from cactus_theory.decoding.models import CachedModel, llama_forward, projection
 from cactus_theory.decoding.models.projections import (
     HALF_UP_TO,
     Linear,
+    Ordered,
     packs,
 )
 
@@ -22,6 +23,14 @@ def half_exact(*shape, seed=0):
 
 
 needs_kernel = pytest.mark.skipif(Linear(torch.eye(2)).half is None, reason="needs FBGEMM")
+
+
+def prepared_weights(kind, weight, bias=None):
+    return (
+        Ordered(SimpleNamespace(weight=weight, bias=bias))
+        if kind == "ordered"
+        else Linear(weight, bias)
+    )
 
 
 def kernel_calls(linear, x, monkeypatch):
@@ -43,6 +52,7 @@ KINDS = {
     "half": (torch.float32, True, 1e-4),
     "packed bfloat16": (torch.bfloat16, True, None),  # by rounding
     "packed float16": (torch.float16, True, None),
+    "ordered": (torch.float32, False, 1e-4),
 }
 
 
@@ -55,10 +65,11 @@ def test_prepared_weights_compute_the_same_map(kind, rows, biased, monkeypatch):
     weight[0, :10], weight[0, 10:] = 2.0**-24 * torch.arange(10), 0.0  # to the last subnormal
     weight = (weight if exact else weight * (1 + 2.0**-12)).to(dtype)
     bias, x = half_exact(700, seed=1).to(dtype) if biased else None, x.to(dtype)
-    linear = Linear(weight, bias)
-    if (kind == "half" and linear.half is None) or (error is None and linear.packed is None):
+    linear = prepared_weights(kind, weight, bias)
+    half, needs_packed = getattr(linear, "half", None), kind == "ordered" or error is None
+    if (kind == "half" and half is None) or (needs_packed and linear.packed is None):
         pytest.skip("no such kernel")
-    assert (linear.half is not None) == (kind == "half")
+    assert (half is not None) == (kind == "half")
     found, calls = kernel_calls(linear, x, monkeypatch) if kind == "half" else (linear(x), 1)
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert calls == 1 and found.dtype == dtype and found.shape == expected.shape
@@ -103,22 +114,20 @@ def test_a_kernel_that_is_missing_or_wrong_is_not_used(monkeypatch):
     assert (linear(x) - exact).abs().max() < 1e-4
 
 
-HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-
-
-@HALVES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_without_a_right_kernel_weights_are_not_packed(dtype, monkeypatch):
-    weight, x = half_exact(70, 50).to(dtype), half_exact(3, 50, seed=2).to(dtype)
+    kind = "ordered" if dtype == torch.float32 else "packed"
+    weight, x = half_exact(70, 50).to(dtype), half_exact(9, 50, seed=2).to(dtype)
     with monkeypatch.context() as patch:
         patch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-        assert Linear(weight).packed is None and not packs(weight)
+        assert prepared_weights(kind, weight).packed is None and not packs(weight)
     right = torch.ops.mkldnn._linear_pointwise
     wrong = SimpleNamespace(
         _reorder_linear_weight=torch.ops.mkldnn._reorder_linear_weight,
         _linear_pointwise=lambda *args: 1.1 * right(*args),
     )
     monkeypatch.setattr(torch.ops, "mkldnn", wrong)
-    linear = Linear(weight)
+    linear = prepared_weights(kind, weight)
     assert linear.packed is None and torch.equal(linear(x), F.linear(x, weight))
 
 
@@ -139,13 +148,15 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["small", "large", "packed"])
+@pytest.mark.parametrize("kind", ["small", "large", "ordered", "packed"])
 @pytest.mark.parametrize("change", [*CHANGES, "replaced"])
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_changed_weight_is_noticed(make_model, change, kind, inference, monkeypatch):
     """Also in weights made in inference mode, which count no versions; large ones are read live."""
-    if kind == "large":
+    if kind in ("large", "ordered"):
         monkeypatch.setattr(llama_forward, "JOINED_ENTRIES", 0)
+    if kind == "large":
+        monkeypatch.setattr(llama_forward, "ORDERED_ENTRIES", 0)
     # halves of 8 bits, through two layers: logits up to 10 are off by some hundredths
     tolerance = 0.2 if kind == "packed" else 2e-5
     with torch.inference_mode(inference), torch.no_grad():
