@@ -12,7 +12,7 @@ from simulations.common.results import read_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cactus_theory", "solvers", "simulations", "paper_figures", "tests")
-PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/*.md",
+PAGES = [path for pattern in ("*.md", "cactus_theory/**/*.md", "paper_figures/**/*.md",
                          "simulations/**/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Write the tables of README and RESULTS from committed CSV.
+"""Write the tables of README and the pages of results from committed CSV.
 
 Above a table stand machine, version and day, and a link to the CSV, whose head is the command that
 wrote every number. The lines between ``<!-- measured NAME -->`` and ``<!-- /measured -->`` are
@@ -31,6 +31,7 @@ SMALL, SHARE = ".3g", ".0%"
 # suffixes of a value and its interval's ends
 ENDS = "", "_low", "_high"
 LARGE = "throughput_134m_long.csv"
+RESULTS = "paper_figures/results"
 Row = Mapping[str, str]
 
 
@@ -325,12 +326,12 @@ def shipped(pair: Path) -> str:
         "model", "layers × width", "parameters", "tokens seen", "trained in",
         "nats a held-out token", "bits a held-out byte",
     )  # fmt: skip
-    origin = "[command](../simulations/pair/report.json)"
+    origin = "[command](../../simulations/pair/report.json)"
     notes = report | {"torch": report["versions"]["torch"], "origin": origin}
     return _table(title, notes, head, lines, medians=False)
 
 
-def _read(path: Path, folder: str = "data") -> tuple[list[dict[str, str]], dict[str, str]]:
+def _read(path: Path, folder: str = "../data") -> tuple[list[dict[str, str]], dict[str, str]]:
     """Return a CSV's rows, and its head with ``origin``: a link to it in ``folder``, of a page."""
     rows, notes = read_csv(path)
     commit = f" of commit {notes['of_commit']}" if "of_commit" in notes else ""
@@ -375,11 +376,15 @@ def _cells(row: Row, **columns: int | str) -> list[str]:
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "README.md": {"": compared},
-    "paper_figures/RESULTS.md": {
+    f"{RESULTS}/cost-134m.md": {
         "large": partial(throughput, name=LARGE),
         "large_batch": partial(throughput, name=LARGE, batch="8"),
-        "tuned": tuned, "throughput": throughput, "blocks": blocks,
-        "answers": answers, "decode": decode, "theory": theory,
-        "verify": verify, "gpu": gpu, "shipped": lambda _: shipped(PAIR),
     },
+    f"{RESULTS}/shipped-pair.md": {"tuned": tuned, "throughput": throughput},
+    f"{RESULTS}/blocks.md": {"blocks": blocks},
+    f"{RESULTS}/lengths.md": {"answers": answers},
+    f"{RESULTS}/hugging-face.md": {"decode": decode},
+    f"{RESULTS}/steps.md": {"theory": theory, "verify": verify},
+    f"{RESULTS}/gpu.md": {"gpu": gpu},
+    f"{RESULTS}/models.md": {"shipped": lambda _: shipped(PAIR)},
 }  # fmt: skip

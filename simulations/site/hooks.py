@@ -10,7 +10,7 @@ from mkdocs.structure.files import File
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("*.md", "*/*.md")
+PAGES = ("*.md", "*/*.md", "paper_figures/results/*.md")
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+)[^)\s]*\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.S)
 DISPLAYED = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", flags=re.M)
@@ -47,6 +47,12 @@ def on_files(files, config):
         files.append(File.generated(config, page, content=text))
     for name, content in ({"tutorial.md": body} | made["outputs"]).items():
         files.append(File.generated(config, f"simulations/{name}", content=content))
+
+
+def on_nav(nav, **_):
+    for page in nav.pages:
+        if page.file.src_uri == "paper_figures/RESULTS.md":
+            page.file.name = "index"  # of its section
 
 
 def on_page_markdown(markdown, page, **_):

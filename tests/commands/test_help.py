@@ -12,6 +12,7 @@ import simulations.__main__
 import solvers.__main__
 from cactus_theory.commands import COMMANDS
 from simulations.common.inputs import ROOT
+from simulations.figures import page_tables
 from simulations.figures.command import TABLES
 from solvers import _commands
 from tests.amounts import THOROUGH
@@ -64,7 +65,7 @@ def help_of(page: str, capsys: pytest.CaptureFixture[str]) -> str:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run in a folder that has what examples read: copies of what one of them writes."""
     (tmp_path / "simulations").symlink_to(ROOT / "simulations")
-    for page in ("README.md", "paper_figures/RESULTS.md", "paper_figures/data/price_travels.csv"):
+    for page in (*page_tables.PAGES, "paper_figures/data/price_travels.csv"):
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_bytes((ROOT / page).read_bytes())
     monkeypatch.chdir(tmp_path)

@@ -36,7 +36,7 @@ def block(table: str, inside: str) -> str:
 def root(tmp_path: Path) -> Path:
     for name, tables in PAGES.items():
         page = tmp_path / name
-        page.parent.mkdir(exist_ok=True)
+        page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text("".join(block(table, "old\n") for table in tables), encoding="utf-8")
     return tmp_path
 
