@@ -110,8 +110,8 @@ def tuned(data: Path) -> str:
             kinds = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
                      and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
             lines.append(_tuned_line(max(kinds, key=lambda row: float(row["predicted_speed"]))))
-    head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (range)", "× plain",
-            "tokens a call", "metered")  # fmt: skip
+    head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (90 % over repeats)",
+            "× plain", "tokens a call", "metered")  # fmt: skip
     plain_speed = float(plain["measured_speed"])
     cells = [(*line[:4], f"{float(line[4]) / plain_speed:.2f}", *line[5:]) for line in lines]
     title = "One text at a time, the shipped pair, prompts unseen"
@@ -168,7 +168,8 @@ def blocks(data: Path) -> str:
         families = dict.fromkeys(row["family"] for row in rows)
         lines = [[f"`{name}`", *(cells.get((name, kl), "") for kl in levels)] for name in families]
         head = ("K = 8", *("lossless" if not kl else f"{kl:g} nats a token" for kl in levels))
-        title = f"Tokens a call, and over the band token by token, {pair}, {notes['cycles']} cycles"
+        what = "Tokens a call, and over the band token by token ± one standard error over texts"
+        title = f"{what}, {pair}, {notes['cycles']} cycles"
         tables.append(_table(title, notes, head, lines, medians=False))
     return "".join(tables)
 
