@@ -1,6 +1,8 @@
 """Hooks of mkdocs: collect the pages, and turn formulas into MathML."""
 
 import html
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -28,6 +30,23 @@ class Markdown(griffe.Extension):
             text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
             text = re.sub(r":[a-z]+:`~?([^`]+)`", r"`\1`", text)
             obj.docstring.value = ENTRY.sub(r"\1\n    ", text)
+
+    def on_function_instance(self, *, func, **_):
+        """Show the keywords behind ``**options`` where Python is told to show them."""
+        if func.parent.is_module:
+            found = getattr(importlib.import_module(func.module.path), func.name, None)
+            if told := getattr(found, "__signature__", None):
+                func.parameters = griffe.Parameters(*map(_parameter, told.parameters.values()))
+
+
+def _parameter(own):
+    empty = inspect.Parameter.empty
+    return griffe.Parameter(
+        own.name,
+        annotation=None if own.annotation is empty else inspect.formatannotation(own.annotation),
+        kind=griffe.ParameterKind[own.kind.name.lower()],
+        default=None if own.default is empty else repr(own.default),
+    )
 
 
 def on_files(files, config):
