@@ -1,16 +1,9 @@
 """How much of each family of checks runs: a part of it by ``make test``, all of it by
 ``make test-thorough``, which is ``pytest --thorough``.
 
-Every kind of check runs in both. What the thorough suite adds:
-
-* hypothesis: 200 examples a test, where the plain suite has 12 (programs: 40 to 120, where it
-  has 7, or 24 for KL)
-* annotated shapes on one call of each function in 4, where the plain suite has one in 32
-* every registered rule at every knob value (two of each in the plain one); the properties of
-  policies at two of each and all other variants, on 1,000 rows a rule at one of them and 100 at
-  the others, those of verifiers at two of each
-* every causal-LM family of the installed library, more seeds and more texts
-* all of each family of cases that is cut by :func:`some` below, and tests marked ``thorough``
+Every kind of check runs in both. The thorough suite has more examples (hypothesis: 200 a test, the
+plain one 12), knob values, seeds, texts and families of models, all of what :func:`some` cuts, and
+tests marked ``thorough``.
 """
 
 from collections.abc import Iterable

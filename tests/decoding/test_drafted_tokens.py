@@ -80,19 +80,6 @@ def test_a_draft_longer_than_the_text_takes_no_memory(pair):
         generate(*pair, ids, num_draft_tokens=0, **sizes)
 
 
-class Sharper(ModelDrafting):
-    """Draws from p^1.03 and reports p."""
-
-    def _step(self, offset, wanted, coin):
-        before = self.warp.temperature
-        self.warp.temperature = before / 1.03
-        token = super()._step(offset, wanted, coin)
-        self.warp.temperature = before
-        rows = self.probs[:, offset] ** (1 / 1.03)
-        self.probs[:, offset] = rows / rows.sum(-1, keepdim=True)
-        return token
-
-
 class Warmer(ModelDrafting):
     """Draws from rows of another temperature, and reports them."""
 
@@ -101,6 +88,16 @@ class Warmer(ModelDrafting):
         self.warp.temperature = before / 1.03
         token = super()._step(offset, wanted, coin)
         self.warp.temperature = before
+        return token
+
+
+class Sharper(Warmer):
+    """Draws from p^1.03 and reports p."""
+
+    def _step(self, offset, wanted, coin):
+        token = super()._step(offset, wanted, coin)
+        rows = self.probs[:, offset] ** (1 / 1.03)
+        self.probs[:, offset] = rows / rows.sum(-1, keepdim=True)
         return token
 
 
