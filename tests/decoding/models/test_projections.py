@@ -8,12 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from cactus_theory.decoding.models import CachedModel, llama_forward, projections
-from cactus_theory.decoding.models.projections import (
-    HALF_UP_TO,
-    Linear,
-    Ordered,
-    packs,
-)
+from cactus_theory.decoding.models.projections import HALF_UP_TO, Linear, Ordered, packs
 
 IDS = torch.tensor([[1, 5, 9, 2]])
 
@@ -26,11 +21,8 @@ needs_kernel = pytest.mark.skipif(Linear(torch.eye(2)).half is None, reason="nee
 
 
 def prepared_weights(kind, weight, bias=None):
-    return (
-        Ordered(SimpleNamespace(weight=weight, bias=bias))
-        if kind == "ordered"
-        else Linear(weight, bias)
-    )
+    module = SimpleNamespace(weight=weight, bias=bias)
+    return Ordered(module) if kind == "ordered" else Linear(weight, bias)
 
 
 def kernel_calls(linear, x, monkeypatch):
