@@ -47,7 +47,7 @@ class Fuzzy(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted divergence within T."""
+        """Return: the emitted divergence within its threshold."""
         budget = Budget(self.divergence, self.threshold, "emitted")
         return Declaration(1, 0.0, budget, True, True, continuous=False, support=self.support)
 
@@ -95,7 +95,7 @@ class Tempered(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: no budget; T = 1 is lossless."""
+        """Return: no budget; temperature 1 is lossless."""
         return Declaration(strict=1.0)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:

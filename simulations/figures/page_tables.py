@@ -195,7 +195,7 @@ def answers(data: Path) -> str:
             "calls an answer")  # fmt: skip
     title = "Lengths of whole answers, stories pair; ± one standard error over prompts"
     first = _table(title, notes, head, lengths, medians=False)
-    head = (*usual, "that parse", "less lossless", "allowed by the nats")
+    head = (*usual, "that parse", "minus lossless", "allowed by the nats")
     title = "Completions whose whole lines ast.parse takes, shipped pair; ± as above"
     return first + _table(title, python_notes, head, scores, medians=False)
 

@@ -24,7 +24,7 @@ PROGRAMS = {
     "per-proposal": lambda spec: per_proposal.solve(Q, 1, divergence=spec, delta=0.05),
     "sequence": lambda spec: sequence.solve(BOTH, BOTH[[1, 0, 0]], spec, delta=0.05),
     "design": lambda spec: Design(Q, P).cap(3.0).budget(spec, 0.05).solve(),
-    "block": lambda spec: block.solve(TREE, spec, per_token=0.02),
+    "block": lambda spec: block.solve(TREE, spec, per_token=0.01),
     "decode": lambda spec: decode.solve(BOTH, BOTH[[1, 0, 0]], 2, spec, per_token=0.02),
 }
 
