@@ -27,7 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     command = arguments[0] if arguments else ""
     try:
-        args = _parser().parse_args(arguments)
+        args, others = _parser().parse_known_args(arguments)
+        if others:
+            args.parser.error(f"unrecognized arguments: {' '.join(others)}")
         check.refuse_empty(arguments)
         check_outputs(args)
         status = args.run(args)
@@ -52,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
     command = importlib.import_module(f"cactus_theory.commands.{name}")
     command.add_arguments(parser)
-    parser.set_defaults(run=command.run)
+    parser.set_defaults(run=command.run, parser=parser)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace, dt
         publish(args, rows, args.out / f"{name}.csv", dtype=dtype)
     for name in PICTURES:
         draw(name, args.out, args.out)
+    print("Nats buy speed: compare policies of equal emitted KL.")
     files = sorted(path.name for path in args.out.iterdir() if path.suffix in (".csv", ".png"))
     print(f"written to {args.out}/: {', '.join(files)}")
 

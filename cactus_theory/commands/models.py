@@ -11,6 +11,7 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.commands.flags import given_prompts, refuse, rendered_ids
+from cactus_theory.decoding._prepare import has_instructions
 from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
 
@@ -120,6 +121,8 @@ def loaded(args: argparse.Namespace) -> Pair:
     if asked != AUTO:
         warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
     rule = f" (--dtype auto: {dtype_rule(asked, args.device)})" if asked == AUTO else ""
+    if rule and not has_instructions(torch.bfloat16) and pair.target.device.type == "cpu":
+        rule = " (--dtype auto: this processor has no instructions for bfloat16)"
     threads = choose_threads(getattr(args, "threads", None), pair.target)
     if not getattr(args, "json", False):  # which has it
         print(f"models run in {pair.dtype}{rule} on {threads}", file=sys.stderr)

@@ -22,7 +22,7 @@ __all__ = ["DraftContext", "Drafting"]
 # drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
 NAMES = (
     "ngram, ngram:longest=4, exit:20 (the target's first layers), skip:3 (the target without 3 of "
-    "its layers) and 4bit (the target in 4 bits), both slow, to log rows with, none"
+    "its layers) and 4bit (the target in 4 bits), both slow, to log rows with; or none"
 )
 # drafts of so many layers: their drafter, and an example
 OF_LAYERS = {"exit": (EarlyExit, 20), "skip": (SkipLayers, 3)}
