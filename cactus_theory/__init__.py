@@ -18,7 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cactus_theory.answer_bounds import confidence_bound, event_bounds
+    from cactus_theory.answer_bounds import EventBounds, confidence_bound
     from cactus_theory.decoding.generate import generate
     from cactus_theory.divergences import read_divergence as divergence
     from cactus_theory.divergences import register_divergence
@@ -51,7 +51,7 @@ __all__ = [
     "confidence_bound",
     "divergence",
     "emitted_law",
-    "event_bounds",
+    "EventBounds",
     "generate",
     "list_policies",
     "load_tuned",
@@ -70,7 +70,7 @@ __all__ = [
 
 # module → names (public=its own), loaded when asked for: a plugin without a policy needs no torch
 _NAMES = {
-    "answer_bounds": "confidence_bound event_bounds",
+    "answer_bounds": "confidence_bound EventBounds",
     "decoding": "generate",
     "divergences": "divergence=read_divergence register_divergence",
     "emitted": "audit emitted_law",

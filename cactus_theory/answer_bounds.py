@@ -68,7 +68,7 @@ class EventBounds:
 
     Examples
     --------
-    >>> bound = ct.event_bounds(0.9, cap=0.1)
+    >>> bound = ct.EventBounds(0.9, cap=0.1)
     >>> print(f"{bound.low:.3f} to {bound.high:.3f}, total variation {bound.total_variation:.3f}")
     0.743 to 0.999, total variation 0.222
     """
@@ -149,9 +149,6 @@ class EventBounds:
             f"{self.per_token:g} was taken as nats a token, as generate --cap, Ledger and "
             f"CACTUS_CAP take them: {self.nats:.4g} an answer of {self.tokens}"
         )
-
-
-event_bounds = EventBounds
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def test_every_event_under_a_ledger_lies_within_the_bounds_of_its_cap(verifier, 
     texts = texts_of(pair, ledger, length, 2, verifier, deterministic)
     law, most, rate, target = texts.law, texts.most, texts.rate, target_of(pair, length)
     assert law.sum() == pytest.approx(1, abs=EXACT) == target.sum()
-    bounds = ct.event_bounds(per_token=cap, tokens=length, rate=0.5)
+    bounds = ct.EventBounds(per_token=cap, tokens=length, rate=0.5)
     assert 0.5 * bounds.nats < most <= bounds.nats and 0.95 * cap < rate <= cap
     h, q = law.reshape(-1), target.reshape(-1)
     kl = float(np.sum(h * np.log(h / q)))
@@ -180,7 +180,7 @@ def test_by_position_the_first_tokens_are_the_targets_own():
     schedule = ByPosition([(0, "speculative"), (strict, "band:price=0.3")])
     texts, target = texts_of(pair, schedule, length, 2), target_of(pair, length)
     law, most, mean = texts.law, texts.most, texts.mean
-    bounds = ct.event_bounds(cap=most, rate=0.5, tokens=length, lossless=strict)
+    bounds = ct.EventBounds(cap=most, rate=0.5, tokens=length, lossless=strict)
     assert (
         bounds.after(strict).low == 0.5 == bounds.after(strict).high
         and bounds.low < 0.5 < bounds.high
@@ -193,11 +193,11 @@ def test_by_position_the_first_tokens_are_the_targets_own():
 
 
 def test_nats_of_a_token_are_not_those_of_an_answer():
-    whole, each = ct.event_bounds(cap=0.1, tokens=200), ct.event_bounds(per_token=0.1, tokens=200)
+    whole, each = ct.EventBounds(cap=0.1, tokens=200), ct.EventBounds(per_token=0.1, tokens=200)
     assert each.nats == 20 and whole.nats == 0.1
     assert "0.1 was taken as nats for a whole answer" in whole.unit and "--per-token" in whole.unit
     assert "taken as nats a token" in each.unit and "20 an answer of 200" in each.unit
-    assert ct.event_bounds(per_token=0.1, burst=0.5, tokens=10).after(5).nats == pytest.approx(1.0)
+    assert ct.EventBounds(per_token=0.1, burst=0.5, tokens=10).after(5).nats == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 32, 1000])

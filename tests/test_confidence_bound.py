@@ -112,7 +112,7 @@ def write(folder: Path, *lines) -> str:
 def test_readings_of_a_file_have_a_bound(tmp_path, capsys):
     answers = [{"emitted_kl": 0.2 + 0.001 * i, "num_tokens": 40 + i} for i in range(12)]
     file = write(tmp_path, *answers)
-    assert read_readings(file, ct.event_bounds(cap=0.5)) == [own["emitted_kl"] for own in answers]
+    assert read_readings(file, ct.EventBounds(cap=0.5)) == [own["emitted_kl"] for own in answers]
     text = said(capsys, "--cap", 0.5, "--readings", file, "--rate", 0.9)
     assert "12 readings, mean" in text and "averaged over prompts" in text
     assert "prompts drawn independently, one answer each" in text

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import cactus_theory as ct
-from cactus_theory.answer_bounds import event_bounds
+from cactus_theory.answer_bounds import EventBounds
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, is_utf8
@@ -198,7 +198,7 @@ def _decoded(
         "text": completion(pair.tokenizer, prompt_ids, result.output_token_ids[0].tolist()),
     } | result.statistics()
     if cap is not None:
-        bounds = event_bounds(0.9, per_token=cap, tokens=options.max_new_tokens)
+        bounds = EventBounds(0.9, per_token=cap, tokens=options.max_new_tokens)
         answer["event_bounds"] = bounds.sentence
     return answer
 

@@ -9,7 +9,6 @@ from cactus_theory.answer_bounds import (
     ROUNDING,
     EventBounds,
     confidence_bound,
-    event_bounds,
     share,
 )
 from cactus_theory.base import arguments as check
@@ -56,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the cap allows; return 0."""
     nats = {name: getattr(args, name) for name in NATS}
-    events = [event_bounds(rate, **nats) for rate in args.rate]
+    events = [EventBounds(rate, **nats) for rate in args.rate]
     first, record, averages = events[0], None, []
     if args.readings is not None:
         record = confidence_bound(read_readings(args.readings, first), first.nats)
-        averages = [event_bounds(rate, cap=record.bound) for rate in args.rate]
+        averages = [EventBounds(rate, cap=record.bound) for rate in args.rate]
     last = first.tokens or first.lossless + 1
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
     along = [first.after(place) for place in sorted(places) if place <= last]
