@@ -196,3 +196,8 @@ def offer(number: int) -> str:
 def test_selection_laws_of_odd_rows_are_laws():
     """Zeros and denormals among them, whatever numpy warns of."""
     assert not list(filter(None, map(offer, range(OFFERS))))
+
+
+@pytest.mark.parametrize("number", [4223, 41787])
+def test_calls_that_once_went_wrong(number):
+    assert not call(number)

@@ -141,6 +141,7 @@ class NodeRow:
 
     def raised(self, token: int, q_n: float, p_n: float) -> float:
         """Return g/q of a token, once solved, from its entries."""
+        q_n, p_n = float(q_n), float(p_n)  # of float32 rows p/q may overflow
         return self.factor * self._raised(token, q_n, p_n / q_n) if q_n >= LEAST else 0.0
 
     @property
