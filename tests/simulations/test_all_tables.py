@@ -16,9 +16,7 @@ from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
 from tests.amounts import thorough
 
-GPU = (
-    "gpu_"  # of a CUDA machine, which no other one can make again, and of what is compiled for one
-)
+GPU = "gpu_"  # tables of a CUDA machine, or of what is compiled for one
 
 
 def test_every_committed_table_has_one_entry() -> None:
