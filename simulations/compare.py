@@ -93,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1, timings=1)
+    if args.cycles is not None:
+        at_least(args, cycles=1)
     prompts, score = given_prompts(args), score_of(args.score)
     order = random.Random(args.seed).sample(range(len(prompts)), len(prompts))
     tuning, unseen = order[::2], order[1::2][: args.num_prompts]
@@ -126,7 +128,7 @@ def _answered(
 ) -> list[Run]:
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
-    cycles, cuts = args.cycles or usual, Cuts(top_p=args.top_p)
+    cycles, cuts = usual if args.cycles is None else args.cycles, Cuts(top_p=args.top_p)
     families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]
     flags = "nats policies num_draft_tokens temperature top_p timings device".split()
     settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies, cycles=cycles)

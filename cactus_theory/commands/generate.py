@@ -116,7 +116,9 @@ def run(args: argparse.Namespace) -> int:
         fastest = f"plain decoding was the fastest in {args.tuned}: nothing is drafted"
         print(f"cactus-theory generate: {fastest}", file=sys.stderr)
     if drafted and not options.temperature and named not in (None, defaults.POLICY):
-        exact = "at temperature 0 the target allows one token, which no policy changes"
+        exact = (
+            "at temperature 0 the target allows one token: policies that keep to it change nothing"
+        )
         print(f"cactus-theory generate: {exact}", file=sys.stderr)
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)

@@ -122,7 +122,7 @@ def loaded(args: argparse.Namespace) -> Pair:
         warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
     rule = f" (--dtype auto: {dtype_rule(asked, args.device)})" if asked == AUTO else ""
     if rule and not has_instructions(torch.bfloat16) and pair.target.device.type == "cpu":
-        rule = " (--dtype auto: this processor has no instructions for bfloat16)"
+        rule = " (--dtype auto: float32, as this processor lacks bfloat16)"
     threads = choose_threads(getattr(args, "threads", None), pair.target)
     if not getattr(args, "json", False):  # which has it
         print(f"models run in {pair.dtype}{rule} on {threads}", file=sys.stderr)
