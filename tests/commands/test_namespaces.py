@@ -1,7 +1,4 @@
-"""Flags are read where a command begins: nothing below takes them all, and nothing changes them.
-
-In an experiment they are its record, and its functions may read them.
-"""
+"""Flags are read where a command begins; of an experiment they are the record. None changes them."""
 
 import ast
 from pathlib import Path

@@ -1,6 +1,7 @@
 """What is chosen is the fastest on one half of the texts, what is reported is from the other."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -42,13 +43,15 @@ def test_the_fastest_of_one_half_is_reported_from_the_other(trace, cheap, tuned)
         assert own.chosen_by.value == pytest.approx(first, rel=ROUNDING)
         assert own.speed.value == pytest.approx(second, rel=ROUNDING)
         by_hand[own.policy, own.verifier, own.num_draft_tokens] = first
-    best = tuned.best
+    best, other = tuned.best, tuned.lossless
     assert by_hand[best.policy, best.verifier, best.num_draft_tokens] == max(by_hand.values())
     assert len(by_hand) == 3 * 4  # K × (lossless by both verifiers, two families)
     lossless = {key: first for key, first in by_hand.items() if key[0] == "speculative"}
-    other = tuned.lossless
     assert lossless[other.policy, other.verifier, other.num_draft_tokens] == max(lossless.values())
     assert best.chosen_by.value > other.chosen_by.value > tuned.plain == 1
+    ratio, texts = best.speed / other.speed, len(halves[1])
+    needed = math.ceil(texts * (2.8016 * ratio.standard_error / (ratio.value - 1)) ** 2)
+    assert f"from {max(2, needed)} texts on ({texts} here)" in sentence(tuned)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +77,8 @@ def test_a_draft_that_pays_on_one_half_only_is_not_recommended(tuned, half) -> N
     said = sentence(replace(tuned, choices=(lucky,)))
     assert said.startswith("Decode without this draft: plain decoding makes 1.000")
     assert said.endswith("which pays on one half of the texts only.")
-    assert not sentence(
-        replace(tuned, choices=(replace(lucky, chosen_by=slow, speed=slow),))
-    ).endswith("only.")
+    slower = replace(lucky, chosen_by=slow, speed=slow)
+    assert not sentence(replace(tuned, choices=(slower,))).endswith("only.")
 
 
 def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, cheap, tuned) -> None:
