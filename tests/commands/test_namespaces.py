@@ -1,4 +1,4 @@
-"""Flags are read where a command begins; of an experiment they are the record. None changes them."""
+"""Flags are read where a command begins; an experiment keeps them. Nothing changes them."""
 
 import ast
 from pathlib import Path
