@@ -231,6 +231,8 @@ class PricedRow(NodeRow):
 
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
+        if self.boxes is FREE:  # no array is compared
+            return super().exceeds(token, ratio)
         least, ids, *_ = self.boxes
         if self.q[token] >= least and token not in ids:
             return super().exceeds(token, ratio)

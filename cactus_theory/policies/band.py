@@ -96,7 +96,7 @@ class Band(FixedTarget):
         """Return the bands of rows."""
         return Bands(known_divergence(self.divergence), self.delta, self.price, self.boxes)
 
-    @property
+    @cached_property
     def of_path(self) -> bool:
         """Return whether bands of blocks depend on the path to a row (p/P)."""
         return self.bands.priced is not None and not self.per_row

@@ -134,6 +134,8 @@ class Chains(Law):
 
     def passes(self, places: Sequence[Place]) -> list[bool]:
         """Return whether coins pass that no bound answered; what is left where they do not."""
+        if not self.ceilings:
+            return self.exceeded(places, [run.coins[place] for run, place in places])
         asked = []
         for run, place in places:
             number = self.number(run, place)

@@ -114,7 +114,7 @@ def jobs() -> dict[str, Callable[[Any], Any]]:
 
     def laws(policy: Any, count: int, batch: Any) -> None:
         q, p = (part[:, :WIDTH].flatten(0, 1)[:count] for part in batch[:2])
-        ct.emitted_law(policy, q.double(), p.double(), normalise=True)
+        ct.emitted_law(policy, q, p, normalise=True)
 
     found: dict[str, Callable[[Any], Any]] = {
         SOFTMAX: lambda batch: torch.softmax(batch[4], -1, out=batch[5])
