@@ -1,8 +1,9 @@
 """``cactus-theory generate``: decode prompts with a draft, or with the target alone."""
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,9 @@ from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
 
+# parts of a decode's seconds, and their names
+PARTS = {"target": "target", "draft": "draft", "verify": "verification", "other": "other",
+         "preparation": "once for the models", "meter": "meter"}  # fmt: skip
 # flags that say how drafts are made or judged
 OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "num_draft_tokens", "draft_top_k",
              "draft_top_p")  # fmt: skip
@@ -52,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(verifiers())}: chain (default) judges token by token, block "
         "a path as a whole, which accepts more, tree siblings, too (their default)")  # fmt: skip
     add("--siblings", type=int, metavar="M",
-        help="beside each drafted token draft the M likeliest others, of which one may replace it "
-        "if it is refused")  # fmt: skip
+        help="beside each sampled token draft the M likeliest of its row, of which one may replace "
+        "it if it is refused")  # fmt: skip
     add("--cap", type=float, metavar="NATS",
         help="spend at most so many nats a token on any answer")  # fmt: skip
     add("--num-draft-tokens", type=int, metavar="K",
@@ -137,15 +141,34 @@ def run(args: argparse.Namespace) -> int:
         streamer.end()
     else:
         print(("" if chat else args.prompt) + answer["text"])
-    header, *counts = ({"on": threads_in_words()} | answer).items()
-    for name, value in (header, *counts[3:]):  # policy, verifier and text are known
-        if drafter is None and ("draft" in name or "accept" in name):
-            continue
-        each = value if isinstance(value, tuple) else [value]
-        numbers = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in each)
-        words = ", ".join("–" if number == "nan" else number for number in numbers)
-        print(f"{name.replace('_', ' '):<28} {words}", file=sys.stderr)
+    for line in _summary(answer, drafter is not None):
+        print(line, file=sys.stderr)
     return 0
+
+
+def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
+    """Yield the counts, nats and seconds of a decode in a few lines."""
+    tokens, calls = answer["num_tokens"], answer["target_calls"]
+    end = "to its end" if answer["ended"] else "cut off at --max-new-tokens"
+    yield f"{tokens} tokens, {end}, in {calls} calls of the target ({tokens / calls:.3g} a call)"
+    if drafted:
+        count, rates = answer["num_draft_tokens"], answer["conditional_acceptance_rates"]
+        by_place = ", ".join("–" if math.isnan(rate) else f"{rate:.0%}" for rate in rates)
+        accepted = f"{answer['num_accepted_tokens']} of {count} drafted tokens accepted"
+        yield f"{accepted}; by place, of those reached: {by_place}"
+    if drafted and "emitted_kl" in answer:
+        yield (
+            f"{answer['emitted_kl']:.4g} nats, {answer['emitted_kl_per_token']:.4g} a token, "
+            f"{answer['largest_row_kl']:.4g} at the largest row"
+        )
+    yield f"{answer['tokens_per_second']:.4g} tokens a second; seconds: " + ", ".join(
+        f"{answer[f'{part}_seconds']:.3g} {name}"
+        for part, name in PARTS.items()
+        if f"{part}_seconds" in answer and (drafted or part in ("target", "other", "preparation"))
+    )
+    if "event_bounds" in answer:
+        yield f"cap: {answer['event_bounds']}"
+    yield f"in {answer['dtype']} on {threads_in_words()}; --json prints every number"
 
 
 def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: bool) -> Any:

@@ -19,6 +19,7 @@ from cactus_theory.decoding.models.projections import preparing
 from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
+from cactus_theory.optimum.rows import warm
 from cactus_theory.verify.draft import Verified
 
 
@@ -63,6 +64,9 @@ class Rounds(ABC):
 
     def __init__(self, opening: Opening) -> None:
         self.clock, self.prepared = Stopwatch(), preparing.seconds
+        if opening.texts.device.type == "cpu":
+            with preparing():  # numba's import and its cache are no part of a round
+                warm()
         self.opening, self.options, self.verifier = (
             opening,
             opening.options,

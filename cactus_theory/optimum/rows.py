@@ -77,8 +77,9 @@ def is_compiled(f: Any) -> bool:
     return curve_of(f) is not None and loops() is not None
 
 
+@cache
 def warm() -> None:
-    """Compile what rows need at a price, for a cache that later processes read."""
+    """Load what rows need at a price, compiled for a cache that later processes read."""
     if (compiled := loops()) is None:
         return
     for dtype in (np.float32, np.float64):
