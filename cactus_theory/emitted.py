@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import in_parts, joined
+from cactus_theory.base.copies import called, lawful
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.definition import examples
@@ -17,7 +18,6 @@ from cactus_theory.optimum.bands import HEAD
 from cactus_theory.optimum.batch_edges import solve_edges
 from cactus_theory.optimum.certificate import geometry_of
 from cactus_theory.policies import Declaration, PerProposal, Policy
-from cactus_theory.policies._copies import called, lawful
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
 from cactus_theory.policies._policy import one_hot
 

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.copies import copied, is_own
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule
 from cactus_theory.policies import Policy
-from cactus_theory.policies._copies import copied, is_own
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verified

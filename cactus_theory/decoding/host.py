@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.copies import copied
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding._verification import assigned
@@ -14,7 +15,6 @@ from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.rounds import Rounds
-from cactus_theory.policies._copies import copied
 from cactus_theory.verify.draft import Draft, Verdict, Verified
 from cactus_theory.verify.draw import NO_TOKEN
 

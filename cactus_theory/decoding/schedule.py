@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.base.copies import copied, is_own
 from cactus_theory.base.specs import names_a_file
 from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._copies import copied, is_own
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Draft

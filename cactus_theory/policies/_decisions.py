@@ -1,10 +1,13 @@
 """Records that policies and verifiers exchange: claims and paths."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
+
+from cactus_theory.base import arguments as check
 
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
@@ -36,6 +39,20 @@ class Budget:
 
     def __str__(self) -> str:
         return f"{self.divergence} <= {self.amount:g} {self.scope}"
+
+    @classmethod
+    def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
+        """Return the budget of a text such as ``"kl <= delta emitted"``, at these knob values."""
+        divergence, least, rest = text.partition("<=")
+        amount, _, scope = rest.strip().partition(" ")
+        if not least or not scope:
+            raise ValueError(
+                'budget: must read like "kl <= 0.1 emitted" or "kl <= delta per proposal"; '
+                f"got {text!r}"
+            )
+        value = knobs.get(amount, amount)
+        check.one_of("budget", scope.strip(), ("emitted", "per proposal"))
+        return cls(divergence.strip(), check.number("budget", value, 0), scope.strip())  # type: ignore[arg-type]
 
     @property
     def rounding(self) -> float:

@@ -24,11 +24,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows
+from cactus_theory.base.copies import guard
 from cactus_theory.base.specs import spec_of
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies import _knobs
-from cactus_theory.policies._copies import guard
 from cactus_theory.policies._decisions import Declaration, PathState
 
 Rows = Float[Tensor, "*batch vocab"]

@@ -5,10 +5,10 @@ from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cactus_theory.base.copies import called
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
-from cactus_theory.policies._copies import called
 from cactus_theory.policies._policy import Policy
 from cactus_theory.policies._rule import FunctionPolicy
 

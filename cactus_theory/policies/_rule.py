@@ -16,10 +16,10 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import ungraphed
+from cactus_theory.base.copies import lawful, lent, numbers
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
-from cactus_theory.policies._copies import lawful, lent, numbers
 from cactus_theory.policies._decisions import Budget, Declaration, PathState
 from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
 
@@ -58,7 +58,7 @@ class FunctionPolicy(Policy):
     def declares(self) -> Declaration:
         """Return the decorator's declaration, with the budget at the current knob values."""
         text = self.source.budget
-        budget = None if text is None else read_budget(text, self._knobs(self.function))
+        budget = None if text is None else Budget.read(text, self._knobs(self.function))
         return Declaration(budget=budget, **self.source.declared)
 
     def _knobs(self, function: Function) -> dict[str, Any]:
@@ -297,17 +297,3 @@ def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
         if isinstance(getattr(Declaration, name), bool) and not isinstance(declared[name], bool):
             raise ValueError(f"{name}: must be True or False; got {declared[name]!r}")
     return _knobs.read(Declaration, declared)
-
-
-def read_budget(text: str, knobs: dict[str, Any]) -> Budget:
-    """Return the budget of a text such as ``"kl <= delta emitted"``, at these knob values."""
-    divergence, least, rest = text.partition("<=")
-    amount, _, scope = rest.strip().partition(" ")
-    if not least or not scope:
-        raise ValueError(
-            'budget: must read like "kl <= 0.1 emitted" or "kl <= delta per proposal"; '
-            f"got {text!r}"
-        )
-    value = knobs.get(amount, amount)
-    check.one_of("budget", scope.strip(), ("emitted", "per proposal"))
-    return Budget(divergence.strip(), check.number("budget", value, 0), scope.strip())  # type: ignore[arg-type]

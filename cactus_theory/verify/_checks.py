@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.copies import called
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy
-from cactus_theory.policies._copies import called
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss

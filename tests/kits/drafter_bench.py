@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.copies import copied
 from cactus_theory.decoding._prepare import Opening
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
@@ -18,7 +19,6 @@ from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies import Policy
-from cactus_theory.policies._copies import copied
 from cactus_theory.testing._property import Bounds, Seen
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
