@@ -1,4 +1,4 @@
-"""Foreign code gets copies of rows, and what it answers is checked."""
+"""Foreign rules and policies get copies of rows, and what they answer is checked."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ from cactus_theory.commands.flags import (
     rendered_ids,
     rendering,
 )
-from cactus_theory.commands.models import add_models, add_threads, loaded, threads_in_words
+from cactus_theory.commands.models import add_models, add_threads, loaded
 from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.tuned import TunedSetting
 from cactus_theory.verify.contract import verifiers
 
 # parts of a decode's seconds, and their names
-PARTS = {"target": "target", "draft": "draft", "verify": "verification", "other": "other",
-         "preparation": "once for the models", "meter": "meter"}  # fmt: skip
+PARTS = {"target": "target", "draft": "draft", "verify": "verification and draws", "other": "other",
+         "preparation": "once, at the start", "meter": "meter"}  # fmt: skip
 # flags that say how drafts are made or judged
 OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "num_draft_tokens", "draft_top_k",
              "draft_top_p")  # fmt: skip
@@ -155,7 +155,7 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
         count, rates = answer["num_draft_tokens"], answer["conditional_acceptance_rates"]
         by_place = ", ".join("–" if math.isnan(rate) else f"{rate:.0%}" for rate in rates)
         accepted = f"{answer['num_accepted_tokens']} of {count} drafted tokens accepted"
-        yield f"{accepted}; by place, of those reached: {by_place}"
+        yield accepted + (f"; by place, of those reached: {by_place}" if rates else "")
     if drafted and "emitted_kl" in answer:
         yield (
             f"{answer['emitted_kl']:.4g} nats, {answer['emitted_kl_per_token']:.4g} a token, "
@@ -164,11 +164,11 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
     yield f"{answer['tokens_per_second']:.4g} tokens a second; seconds: " + ", ".join(
         f"{answer[f'{part}_seconds']:.3g} {name}"
         for part, name in PARTS.items()
-        if f"{part}_seconds" in answer and (drafted or part in ("target", "other", "preparation"))
+        if f"{part}_seconds" in answer and (drafted or part != "draft")
     )
     if "event_bounds" in answer:
         yield f"cap: {answer['event_bounds']}"
-    yield f"in {answer['dtype']} on {threads_in_words()}; --json prints every number"
+    yield "--json prints every number"
 
 
 def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: bool) -> Any:

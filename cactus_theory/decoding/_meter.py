@@ -87,8 +87,8 @@ class Meter:
 
     ``out`` is the exact emitted law of the policy that judged the row; in a block it is that at the
     node's alive ratio, and counts once, not times the ratio. By the chain rule of KL the expected
-    sum bounds the KL of whole texts from the target's (THEORY.md, Theorem 11). Of a row it is
-    computed by ``Emitted.charges`` (:mod:`cactus_theory.verify._emitted`).
+    sum bounds the KL of whole texts from the target's (THEORY.md, Theorem 11). ``Emitted.charges``
+    computes it (:mod:`cactus_theory.verify._emitted`).
     """
 
     def __init__(

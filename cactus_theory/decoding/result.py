@@ -28,9 +28,9 @@ class Seconds:
 
     ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
     ``other`` sampling and bookkeeping. ``meter`` (measuring and recording), ``callback`` and
-    ``preparation``, done once for a model (its weights laid out, its passes tried, CUDA graphs
-    captured), are not part of ``total``. CUDA kernels run asynchronously: there only ``total`` is
-    exact.
+    ``preparation``, done once (compiled loops loaded, a model's weights laid out, its passes tried,
+    CUDA graphs captured), are not part of ``total``. CUDA kernels run asynchronously: there only
+    ``total`` is exact.
     """
 
     draft: float = 0.0

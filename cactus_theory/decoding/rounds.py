@@ -64,7 +64,7 @@ class Rounds(ABC):
 
     def __init__(self, opening: Opening) -> None:
         self.clock, self.prepared = Stopwatch(), preparing.seconds
-        if opening.texts.device.type == "cpu":
+        if opening.texts.device.type == "cpu" and not warm.cache_info().currsize:
             with preparing():  # numba's import and its cache are no part of a round
                 warm()
         self.opening, self.options, self.verifier = (

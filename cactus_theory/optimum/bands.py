@@ -17,9 +17,11 @@ from torch import Tensor
 from cactus_theory.base.arguments import AT_ONCE, normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
+from cactus_theory.divergences.classical import KL
 from cactus_theory.optimum.batch_edges import edges
-from cactus_theory.optimum.boxes import NO_BOXES, Boxes
+from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
 from cactus_theory.optimum.rows import (
+    COSTS,
     PART,
     BudgetRow,
     NodeRow,
@@ -42,6 +44,8 @@ LEAST_BUDGET = 1e-6
 
 # least share of the largest target probability that a token of the head has
 HEAD = 0.2
+# no law, and the band of a charge that has one
+EMPTY, NO_BAND = np.empty(0), (0.0, 1.0, 1.0, FREE)
 
 
 @dataclass(frozen=True)
@@ -137,28 +141,33 @@ class Charge(NamedTuple):
 def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
     """Return the charge of a law at a node: a solved row, or h, float64.
 
-    The head are tokens with q ≥ HEAD · max q. No temporary is longer than PART.
+    The head are tokens with q ≥ HEAD · max q.
     """
     q, p = np.ascontiguousarray(q), np.ascontiguousarray(p)
     compiled, head = loops(), HEAD * float(q.max())
-    mass, drafted = compiled.sums_of(q, p)
-    ratios = np.empty(min(PART, q.size))
-    total, beyond = np.zeros(3), np.zeros(2)
-    for start in range(0, q.size, PART):
-        at = slice(start, start + PART)
-        own_q, own_p = q[at], p[at]
-        ratio = ratios[: own_q.size]
-        if isinstance(law, NodeRow):
-            compiled.write_ratios(own_q, own_p, law.band, start, ratio)
-        else:
-            row = own_q, own_p, law[at], mass, drafted * alive, ratio
-            beyond += compiled.write_quotients(*row)
-        cost = costs_of(f, ratio)
-        total += compiled.charges_of(own_q, own_p, ratio, cost, mass, drafted * alive, head / mass)
-    (spent, accepted, raised), (outside, overlap) = total.tolist(), beyond.tolist()
+    solved = isinstance(law, NodeRow)
+    band, h = (law.band, EMPTY) if solved else (NO_BAND, np.ascontiguousarray(law))
+    if type(f) in COSTS:
+        row = q, p, band, h, type(f) is KL, alive, head
+        spent, accepted, raised, outside = compiled.whole_charge(*row)
+    else:
+        mass, drafted = compiled.sums_of(q, p)
+        ratios, total, outside = np.empty(min(PART, q.size)), np.zeros(3), 0.0
+        for start in range(0, q.size, PART):
+            own_q, own_p = q[start : start + PART], p[start : start + PART]
+            ratio = ratios[: own_q.size]
+            if solved:
+                compiled.write_ratios(own_q, own_p, band, start, ratio)
+            else:
+                row = own_q, own_p, h[start : start + PART], mass, drafted * alive, ratio
+                beyond, overlap = compiled.write_quotients(*row)
+                outside, total[1] = outside + beyond, total[1] + overlap
+            cost = costs_of(f, ratio)
+            total += compiled.charges_of(own_q, own_p, ratio, cost, mass, drafted * alive, head)
+        spent, accepted, raised = total.tolist()
     if outside:
         spent += outside * (f.slope_at_infinity - f.slope_at_one)
-    return Charge(max(spent, 0.0), accepted + overlap, raised + outside)
+    return Charge(max(spent, 0.0), accepted, raised + outside)
 
 
 def divergences_of(kind: Divergence, h: Tensor, q: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Passes over one row, compiled by numba: sums, laws and their costs, draws, residuals.
 
-:mod:`cactus_theory.optimum.rows` says what A, U, P and a row's units are, and loads this file and
-:mod:`cactus_theory.optimum.row_edges` when the first row is solved. Sums are float64 whatever the
-rows' dtype, and a pass needs no memory. Loops whose terms are sums, products, quotients and
+:mod:`cactus_theory.optimum.rows` says what A, U, P and a row's units are, and loads all files of
+compiled loops when the first row is solved. Sums are float64 whatever the rows' dtype, and most
+passes need no memory. Loops whose terms are sums, products, quotients and
 ``log_of`` take several tokens at once; math.log takes one.
 """
 
@@ -24,6 +24,8 @@ Band = tuple[float, float, float, Boxes]
 ROOT_BITS, MANTISSA = 0x3FE6A09E667F3BCD, 52
 # tokens of a row that are added up at once, before a draw looks at each of them
 BLOCK = 512
+# entries of a row whose charges are added up at once, so that they stay near the core
+CHARGED = 2**11
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -172,16 +174,49 @@ def charges_of(
 ) -> tuple[float, float, float]:
     """Return D(h‖q), Σ min(p/P, h), and Σ (h − q)₊ where q < ``head`` of a part, by h/q and costs.
 
-    q is taken over ``mass``, p over ``drafted``, which is P Σp.
+    q is taken over ``mass`` but for the head, p over ``drafted``, which is P Σp.
     """
     spent = accepted = raised = 0.0
+    per_mass, per_drafted = 1 / mass, 1 / drafted
     for i in range(q.size):
-        q_i, p_i = np.float64(q[i]) / mass, np.float64(p[i]) / drafted
+        q_i, p_i = np.float64(q[i]) * per_mass, np.float64(p[i]) * per_drafted
         h_i, beyond = ratios[i] * q_i, (ratios[i] - 1) * q_i
         spent += q_i * costs[i]
         accepted += p_i if p_i < h_i else h_i
-        raised += beyond if (q_i < head) & (beyond > 0) else 0.0
+        raised += beyond if (np.float64(q[i]) < head) & (beyond > 0) else 0.0
     return spent, accepted, raised
+
+
+@compiled
+def whole_charge(
+    q: Row, p: Row, band: Band, h: Row, kl: bool, alive: float, head: float
+) -> tuple[float, float, float, float]:
+    """Return the sums of :func:`charges_of` of a whole row, and Σ h where h/q is no number.
+
+    h is the band's, or ``h`` where that is not empty. The costs are KL's, or Jensen-Shannon's.
+    """
+    mass, drafted = sums_of(q, p)
+    drafted, size = drafted * alive, min(CHARGED, q.size)
+    ratios, costs = np.empty(size), np.empty(size)
+    spent = accepted = raised = outside = 0.0
+    for start in range(0, q.size, CHARGED):
+        end = min(start + CHARGED, q.size)
+        own_q, own_p, ratio, cost = q[start:end], p[start:end], ratios[: end - start], costs
+        if h.size:
+            beyond = write_quotients(own_q, own_p, h[start:end], mass, drafted, ratio)
+            outside += beyond[0]
+            accepted += beyond[1]
+        else:
+            write_ratios(own_q, own_p, band, start, ratio)
+        if kl:
+            write_kl_costs(ratio, cost)
+        else:
+            write_js_costs(ratio, cost)
+        sums = charges_of(own_q, own_p, ratio, cost, mass, drafted, head)
+        spent += sums[0]
+        accepted += sums[1]
+        raised += sums[2]
+    return spent, accepted, raised, outside
 
 
 @compiled
@@ -222,77 +257,3 @@ def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
     while not scale * np.float64(q[last]) - (np.float64(p[last]) if p.size else 0.0) > 0:
         last -= 1
     return last
-
-
-@compiled
-def write_raised(q: Row, twice: float, out: Row) -> None:
-    """Write min(1, q + √(2δ q(1 − q))), with 2δ = ``twice``."""
-    for i in range(q.size):
-        q_i = min(np.float64(q[i]), 1.0)
-        out[i] = min(q_i + math.sqrt((1 - q_i) * q_i * twice), 1.0)
-
-
-@compiled
-def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
-    """Add the residuals of one row, by R_n of its refusable tokens and their s_n, falling."""
-    count, most, least = scale.size, scale[0], scale[-1]
-    mass, drafted = np.zeros(count + 1), np.zeros(count + 1)
-    beyond = lost = 0.0
-    for i in range(q.size):  # most tokens belong to all of them, or to none
-        beyond += q[i] if least * q[i] > p[i] else 0.0
-        lost += p[i] if least * q[i] > p[i] else 0.0
-    mass[count], drafted[count] = beyond, lost
-    others, number = np.empty(q.size + 1, np.int32), 0
-    for i in range(q.size):
-        others[number] = i
-        number += (least * q[i] <= p[i]) & (p[i] < most * q[i])
-    above = np.empty(number, np.int32)  # how many s are above p/q
-    for place in range(number):
-        i, low, high = others[place], 0, count
-        while low < high:
-            middle = (low + high) // 2
-            if scale[middle] * q[i] > p[i]:
-                low = middle + 1
-            else:
-                high = middle
-        above[place] = low
-        mass[low] += q[i]
-        drafted[low] += p[i]
-    weight, scaled = np.zeros(count + 1), np.zeros(count + 1)
-    beyond = lost = 0.0
-    for n in range(count - 1, -1, -1):
-        beyond += mass[n + 1]
-        lost += drafted[n + 1]
-        # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
-        weight[n + 1] = refused[n] / max(scale[n] * beyond - lost, refused[n])
-    for n in range(count):
-        scaled[n + 1] = scaled[n] + weight[n + 1] * scale[n]
-        weight[n + 1] += weight[n]
-    for place in range(number):
-        i, low = others[place], above[place]
-        law[i] += max(scaled[low] * q[i] - weight[low] * p[i], 0.0)
-    for i in range(q.size):
-        left = max(scaled[count] * q[i] - weight[count] * p[i], 0.0)
-        law[i] += left if least * q[i] > p[i] else 0.0
-
-
-@compiled
-def add_refilled(q: Row, p: Row, gamma: Row, law: Row) -> None:
-    """Add Σ_n (R_n/Z_n)(s_n q − p)₊ to ``law``, rows (R, V), with Z_n = Σ (s_n q − p)₊.
-
-    R_n = (p_n − γ_n)₊ is lost where token n is refused, and s_n = (1 − γ_n)/(1 − q_n), 1 for
-    γ_n = q_n. Each token belongs to the n with s_n > p/q: sums over them are prefix sums.
-    """
-    for row in range(len(q)):
-        refusable = np.flatnonzero(p[row] > gamma[row])
-        if not refusable.size:
-            continue
-        scale = np.empty(refusable.size)
-        for place in range(refusable.size):
-            n = refusable[place]
-            raised = gamma[row, n] > q[row, n]
-            scale[place] = (1 - gamma[row, n]) / (1 - q[row, n]) if raised else 1.0
-        order = np.argsort(-scale)
-        refusable = refusable[order]
-        refused = p[row][refusable] - gamma[row][refusable]
-        add_refilled_row(q[row], p[row], scale[order], refused, law[row])

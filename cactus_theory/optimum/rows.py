@@ -39,7 +39,7 @@ Row = np.ndarray
 MOST = 4e307
 # entries of a row that are worked on at once, so that they stay near the core
 PART = 2**14
-# compiled loops of costs f(t) − f′(1)(t − 1)
+# compiled loops of costs f(t) − f′(1)(t − 1); ``whole_charge`` has those of both
 COSTS = {known.KL: "write_kl_costs", known.JensenShannon: "write_js_costs"}
 # share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
 SURE = 1 - 2e-4
@@ -58,7 +58,8 @@ CURVES = {
 def loops() -> Any:
     """Return the compiled loops by name, None without numba, which is said once."""
     try:
-        files = (import_module(f"cactus_theory.optimum.{name}") for name in ("passes", "row_edges"))
+        names = ("passes", "refills", "row_edges")
+        files = (import_module(f"cactus_theory.optimum.{name}") for name in names)
         return SimpleNamespace(
             **{name: loop for file in files for name, loop in vars(file).items()}
         )
@@ -84,8 +85,10 @@ def warm() -> None:
         return
     for dtype in (np.float32, np.float64):
         q, p = np.array([[0.5, 0.5], [0.9, 0.1]], dtype)
-        PricedRow(q, p, PricedBand(known.KL(), 1.0)).write(q, p, np.empty(2))
+        row = PricedRow(q, p, PricedBand(known.KL(), 1.0))
+        row.write(q, p, np.empty(2))
         compiled.draw_left(q, p, 1.0, 0.5)
+        compiled.whole_charge(q, p, row.band, np.empty(0), True, 1.0, 0.1)
 
 
 def curve_of(f: Any) -> tuple[float, float] | None:

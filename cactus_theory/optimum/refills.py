@@ -1,0 +1,84 @@
+"""Loops of per-proposal policies, compiled by numba: raised entries, and what refusals refill.
+
+Source of the sums: THEORY.md, Theorem 4.
+"""
+
+import math
+
+import numpy as np
+
+from cactus_theory.optimum.passes import Row, compiled
+
+
+@compiled
+def write_raised(q: Row, twice: float, out: Row) -> None:
+    """Write min(1, q + √(2δ q(1 − q))), with 2δ = ``twice``."""
+    for i in range(q.size):
+        q_i = min(np.float64(q[i]), 1.0)
+        out[i] = min(q_i + math.sqrt((1 - q_i) * q_i * twice), 1.0)
+
+
+@compiled
+def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
+    """Add the residuals of one row, by R_n of its refusable tokens and their s_n, falling."""
+    count, most, least = scale.size, scale[0], scale[-1]
+    mass, drafted = np.zeros(count + 1), np.zeros(count + 1)
+    beyond = lost = 0.0
+    for i in range(q.size):  # most tokens belong to all of them, or to none
+        beyond += q[i] if least * q[i] > p[i] else 0.0
+        lost += p[i] if least * q[i] > p[i] else 0.0
+    mass[count], drafted[count] = beyond, lost
+    others, number = np.empty(q.size + 1, np.int32), 0
+    for i in range(q.size):
+        others[number] = i
+        number += (least * q[i] <= p[i]) & (p[i] < most * q[i])
+    above = np.empty(number, np.int32)  # how many s are above p/q
+    for place in range(number):
+        i, low, high = others[place], 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if scale[middle] * q[i] > p[i]:
+                low = middle + 1
+            else:
+                high = middle
+        above[place] = low
+        mass[low] += q[i]
+        drafted[low] += p[i]
+    weight, scaled = np.zeros(count + 1), np.zeros(count + 1)
+    beyond = lost = 0.0
+    for n in range(count - 1, -1, -1):
+        beyond += mass[n + 1]
+        lost += drafted[n + 1]
+        # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
+        weight[n + 1] = refused[n] / max(scale[n] * beyond - lost, refused[n])
+    for n in range(count):
+        scaled[n + 1] = scaled[n] + weight[n + 1] * scale[n]
+        weight[n + 1] += weight[n]
+    for place in range(number):
+        i, low = others[place], above[place]
+        law[i] += max(scaled[low] * q[i] - weight[low] * p[i], 0.0)
+    for i in range(q.size):
+        left = max(scaled[count] * q[i] - weight[count] * p[i], 0.0)
+        law[i] += left if least * q[i] > p[i] else 0.0
+
+
+@compiled
+def add_refilled(q: Row, p: Row, gamma: Row, law: Row) -> None:
+    """Add Σ_n (R_n/Z_n)(s_n q − p)₊ to ``law``, rows (R, V), with Z_n = Σ (s_n q − p)₊.
+
+    R_n = (p_n − γ_n)₊ is lost where token n is refused, and s_n = (1 − γ_n)/(1 − q_n), 1 for
+    γ_n = q_n. Each token belongs to the n with s_n > p/q: sums over them are prefix sums.
+    """
+    for row in range(len(q)):
+        refusable = np.flatnonzero(p[row] > gamma[row])
+        if not refusable.size:
+            continue
+        scale = np.empty(refusable.size)
+        for place in range(refusable.size):
+            n = refusable[place]
+            raised = gamma[row, n] > q[row, n]
+            scale[place] = (1 - gamma[row, n]) / (1 - q[row, n]) if raised else 1.0
+        order = np.argsort(-scale)
+        refusable = refusable[order]
+        refused = p[row][refusable] - gamma[row][refusable]
+        add_refilled_row(q[row], p[row], scale[order], refused, law[row])
