@@ -3,17 +3,18 @@
 A random half of the prompts is for tuning: rows are logged on it, knobs solved so that the meter
 reads --nats a token, calls timed; every policy gets the verifier and K that are predicted fastest.
 Of the other half --num-prompts are answered to their end, once by every line, in turns: prompt
-after prompt, lines in an order drawn anew. Metering is not timed.
+after prompt, or --batch at once, lines in an order drawn anew. Metering is not timed.
 
 A policy is a family of tune (``band:price``; ``band,hold=eos`` with other knobs fixed), by its
 first word if that is enough; ``tempered`` is lossless sampling of another target: tempered.
 Lossless drafting is decoded at its best K and one less; × lossless and scores are beside the faster
-of both on these prompts. Intervals are 90 %, over prompts resampled. Scores of 0 and 1 are
-compared with McNemar's exact test, p corrected by Holm for all lines of the table. The last table
-says how many prompts make a difference significant: at 95 %, in four of five such runs.
+of both on these prompts. Intervals are 90 %, over prompts, or batches of them, resampled. Scores of
+0 and 1 are compared with McNemar's exact test, p corrected by Holm for all lines of the table. The
+last table says how many prompts make a difference significant: at 95 %, in four of five such runs.
 """
 
 import argparse
+import math
 import random
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -88,11 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--score", metavar="NAME", help="gsm8k, ifeval, or FILE.py:NAME of prompt and completion")
     add("--cycles", type=int, help="rounds of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
+    add("--batch", type=int, default=1, metavar="B", help="prompts that are answered at once")
     add("--out", type=Path, default=Path("build/compare"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
-    at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1, timings=1)
+    at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1, timings=1, batch=1)
     if args.cycles is not None:
         at_least(args, cycles=1)
     prompts, score = given_prompts(args), score_of(args.score)
@@ -114,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     print(shown(rows, args))
     if score is not None:
         lossless = next(own for _, line, own in runs if line.method == LOSSLESS)
-        print(floor(score, asked, [record["text"] for record in lossless]))
+        print(floor(score, asked, [text for record in lossless for text in record["texts"]]))
     print(f"written to {args.out}/: compare.csv, compare.png, compare.pdf, journal.jsonl")
     return 0
 
@@ -130,7 +132,7 @@ def _answered(
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     cycles, cuts = usual if args.cycles is None else args.cycles, Cuts(top_p=args.top_p)
     families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]
-    flags = "nats policies num_draft_tokens temperature top_p timings device".split()
+    flags = "nats policies num_draft_tokens temperature top_p timings device batch".split()
     settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
@@ -143,7 +145,8 @@ def _answered(
         own_ids = [ids[number] for number in unseen]
         harness = Harness(pair, own_ids, args.max_new_tokens, seed, cuts=cuts)
         results = decodes.fill(partial(_decoded, harness), journal)
-    jobs = [[Job(line, 0, group).key for group in range(len(unseen))] for _, line in lines]
+    groups = range(math.ceil(len(unseen) / args.batch))
+    jobs = [[Job(line, 0, group).key for group in groups] for _, line in lines]
     return [(*line, [results[job] for job in own]) for line, own in zip(lines, jobs, strict=True)]
 
 
@@ -173,18 +176,20 @@ def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Conf
                 best[at] = line
     lines = []
     for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
-        own = vars(config(line, journal.path, args.policies)) | {"temperature": args.temperature}
+        asked = {"temperature": args.temperature, "batch": args.batch}
+        own = vars(config(line, journal.path, args.policies)) | asked
         less = [own["width"] - 1] if family == LOSSLESS and own["width"] > 1 else []
         lines += [(level, Config(**own | {"width": width})) for width in (own["width"], *less)]
-    return [(0.0, Config(PLAIN, 0, 1, temperature=args.temperature)), *lines]
+    return [(0.0, Config(PLAIN, 0, args.batch, temperature=args.temperature)), *lines]
 
 
 def _decoded(harness: Harness, job: Job) -> dict[str, Any]:
     decode = harness.decode(job.config, job.group, meter=True)
-    prompt, tokenizer = harness.prompts[job.group], harness.pair.tokenizer
+    prompts = [harness.prompts[row] for row in harness.group(job.config.batch, job.group)]
     names = ("seconds", "tokens", "row_calls", "kl", "ended")
     record = {name: decode.record.get(name, 0.0) for name in names}
-    return record | {"text": completion(tokenizer, prompt, decode.outputs[0])}
+    pairs, tokenizer = zip(prompts, decode.outputs, strict=True), harness.pair.tokenizer
+    return record | {"texts": [completion(tokenizer, *pair) for pair in pairs]}
 
 
 def rows_of(
@@ -194,7 +199,7 @@ def rows_of(
     seed: int,
 ) -> list[Row]:
     """Return a row of every line: MEASURED with its interval, TESTS, and prompts needed."""
-    draws = resamples(len(prompts), seed)
+    draws = resamples(len(runs[0][2]), seed)
     sums = [_sums(records, prompts, score) for _, _, records in runs]
     lossless = max((own for own, (_, line, _) in zip(sums, runs, strict=True)
                     if line.method == LOSSLESS), key=lambda own: _speed(own, None))  # fmt: skip
@@ -209,12 +214,16 @@ def rows_of(
 
 
 def _sums(records: Sequence[Row], prompts: Sequence[Prompt], score: Score | None) -> Sums:
+    """Return sums over the answers of each decode, and ``each`` answer's score."""
     names = ("seconds", "tokens", "row_calls", "kl")
     own = {name: np.array([record[name] for record in records], dtype=float) for name in names}
-    own["cut"] = np.array([not record["ended"][0] for record in records], dtype=float)
-    pairs = zip(prompts, records, strict=True)
+    own["answers"] = np.array([len(record["ended"]) for record in records])
+    own["cut"] = own["answers"] - np.array([sum(record["ended"]) for record in records])
     if score is not None:
-        own["score"] = np.array([score(prompt, record["text"]) for prompt, record in pairs])
+        texts = [text for record in records for text in record["texts"]]
+        own["each"] = np.array([score(*pair) for pair in zip(prompts, texts, strict=True)])
+        ends = own["answers"].cumsum()[:-1]
+        own["score"] = np.array([part.sum() for part in np.split(own["each"], ends)])
     return own
 
 
@@ -230,7 +239,7 @@ def _numbers(own: Sums, plain: Sums, lossless: Sums, draws: Draws | None) -> dic
     """Return MEASURED over all prompts, or over each of ``draws``."""
     seconds, tokens, calls, kl = (_total(own[name], draws)
                                   for name in ("seconds", "tokens", "row_calls", "kl"))  # fmt: skip
-    count, speed = len(own["seconds"]), tokens / seconds
+    count, speed = _total(own["answers"], draws), tokens / seconds
     numbers = {
         "tokens_per_second": speed,
         "over_plain": speed / _speed(plain, draws),
@@ -250,13 +259,14 @@ def _numbers(own: Sums, plain: Sums, lossless: Sums, draws: Draws | None) -> dic
 
 
 def _measured(own: Sums, plain: Sums, lossless: Sums, draws: Draws) -> Row:
-    row: Row = {"cut": float(own["cut"].mean())}
+    count = int(own["answers"].sum())
+    row: Row = {"cut": float(own["cut"].sum() / count)}
     drawn = _numbers(own, plain, lossless, draws)
     for name, value in _numbers(own, plain, lossless, None).items():
         ends = interval(drawn[name]) if np.isfinite(drawn[name]).all() else (None, None)
         row |= {name: float(value) if np.isfinite(value) else None}
         row |= dict(zip((f"{name}_low", f"{name}_high"), ends, strict=True))
-    count, ratio = len(own["seconds"]), drawn["answer_over_lossless"]
+    ratio = drawn["answer_over_lossless"]
     row["prompts_needed"] = items_needed(
         float(np.log(row["answer_over_lossless"])), float(np.log(ratio).std()), count
     )
@@ -268,7 +278,7 @@ def _measured(own: Sums, plain: Sums, lossless: Sums, draws: Draws) -> Row:
 
 def _tested(own: Sums, lossless: Sums) -> Row:
     row: Row = dict.fromkeys(TESTS)
-    scores = np.stack([own["score"], lossless["score"]]) if "score" in own else np.array([0.5])
+    scores = np.stack([own["each"], lossless["each"]]) if "each" in own else np.array([0.5])
     if not np.isin(scores, (0, 1)).all():
         return row
     better, worse = int((scores[0] > scores[1]).sum()), int((scores[0] < scores[1]).sum())
@@ -280,8 +290,8 @@ def shown(rows: Sequence[Row], args: argparse.Namespace) -> str:
     named = [row | {"name": grid.method(row), "num_draft_tokens": row["num_draft_tokens"] or None}
              for row in rows]  # fmt: skip
     title = (
-        f"{rows[0]['prompts']} prompts, answers of at most {args.max_new_tokens} tokens, "
-        f"temperature {args.temperature:g}"
+        f"{rows[0]['prompts']} prompts, {args.batch} at once, answers of at most "
+        f"{args.max_new_tokens} tokens, temperature {args.temperature:g}"
     )
     heads = {name: head for name, head in HEADS.items() if name in named[0]}
     cut = float(np.mean([row["cut"] for row in rows]))

@@ -35,8 +35,8 @@ def tune_all(
 ) -> None:
     """Keep the settings of ``families`` at every level of ``args.nats``, unless they are there.
 
-    Rows are logged and calls timed in texts of at most ``limit`` tokens; costs are measured at the
-    first level's knobs.
+    Rows are logged and calls timed in texts of at most ``limit`` tokens, ``args.batch`` at once;
+    costs are measured at the first level's knobs.
     """
     levels = [level for level in args.nats if key(level) not in journal.results]
     if not levels:
@@ -45,7 +45,8 @@ def tune_all(
     widths, folder = args.num_draft_tokens, args.out / "trace"
     sizes = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS, "max_new_tokens": limit}
     trace = log_shown(pair, ids, folder, cycles, seed=args.seed, **sizes, **law)
-    prompts, measured = Prompts(ids, 1, limit, seed=args.seed, **law), list[Costs]()
+    prompts = Prompts(ids, args.batch, limit, seed=args.seed, **law)
+    measured = list[Costs]()
 
     def costs(settings: Sequence[TimedSetting]) -> Costs:
         own = pair.target, pair.draft, prompts, settings
