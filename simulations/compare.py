@@ -102,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
     tuning, unseen = order[::2], order[1::2][: args.num_prompts]
     if len(unseen) < 2:
         raise ValueError(f"--prompts: must hold 4, of which half are for tuning; got {len(order)}")
+    if len(unseen) <= args.batch:
+        rule = f"must be below the {len(unseen)} prompts that are answered, for intervals"
+        raise ValueError(f"--batch: {rule}; got {args.batch}")
     asked = [prompts[number] for number in unseen]
     if score is not None:
         for prompt in asked:  # one without what the score reads shows before anything runs

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -50,9 +50,9 @@ class Budget:
                 'budget: must read like "kl <= 0.1 emitted" or "kl <= delta per proposal"; '
                 f"got {text!r}"
             )
-        value = knobs.get(amount, amount)
-        check.one_of("budget", scope.strip(), ("emitted", "per proposal"))
-        return cls(divergence.strip(), check.number("budget", value, 0), scope.strip())  # type: ignore[arg-type]
+        value, bounded = check.number("budget", knobs.get(amount, amount), 0), scope.strip()
+        check.one_of("budget", bounded, get_args(Scope))
+        return cls(divergence.strip(), value, cast(Scope, bounded))
 
     @property
     def rounding(self) -> float:
