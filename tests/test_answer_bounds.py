@@ -181,10 +181,8 @@ def test_by_position_the_first_tokens_are_the_targets_own():
     texts, target = texts_of(pair, schedule, length, 2), target_of(pair, length)
     law, most, mean = texts.law, texts.most, texts.mean
     bounds = ct.EventBounds(cap=most, rate=0.5, tokens=length, lossless=strict)
-    assert (
-        bounds.after(strict).low == 0.5 == bounds.after(strict).high
-        and bounds.low < 0.5 < bounds.high
-    )
+    early = bounds.after(strict)
+    assert early.low == 0.5 == early.high and bounds.low < 0.5 < bounds.high
     for first in range(1, length + 1):
         h, q = (x.reshape(2**first, -1).sum(-1) for x in (law, target))
         assert (np.abs(h - q).max() < EXACT) == (first <= strict)

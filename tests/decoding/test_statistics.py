@@ -1,6 +1,7 @@
 """Ends of text, limits, counts and the meter."""
 
 import copy
+import functools
 import json
 import math
 import time
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate
+from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate, rounds
 from cactus_theory.decoding.models import cache_check, projections
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.divergences import read_divergence
@@ -59,6 +60,8 @@ def test_what_is_prepared_once_is_no_part_of_decoding(tiny, monkeypatch, fast):
     assert first.seconds.other >= 0 and first.statistics()["preparation_seconds"] > wait
     parts = ("draft", "target", "verify", "other")
     assert first.seconds.total == sum(getattr(first.seconds, part) for part in parts)
+    monkeypatch.setattr(rounds, "warm", functools.cache(lambda: time.sleep(wait)))
+    assert run(models, fast_forward=fast).seconds.preparation > wait
 
 
 ENDS = {"eos_token_ids": lambda end: end, "stop": lambda end: lambda ids: ids[0, -1] == end}

@@ -127,6 +127,7 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
     methods = ["plain", "speculative", "speculative", "band", "tempered"]
     assert [row["method"] for row in rows] == methods
     assert {json.loads(own)["job"].count("tuned") for own in kept.splitlines()[1:]} == {0, 1}
+    assert json.loads(kept.splitlines()[1])["costs"]["batch"] == 2
     assert all(float(row["kl_per_token"]) > 0 for row in rows[3:]) and "hold" in rows[3]["knob"]
     assert (tmp_path / "compare.png").is_file() and notes["dtype"] == "float32"
     (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text) > 9")
