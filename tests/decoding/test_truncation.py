@@ -1,16 +1,23 @@
 """Rows are cut as the flags say: the target's, and the draft's in their own way."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from transformers import TopPLogitsWarper
 
 import cactus_theory as ct
 import cactus_theory.decoding
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
+from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.nucleus import cut_to_nucleus
+from cactus_theory.decoding.processors import Processors, _nucleus
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, expect, log_trace, save_trace
 from tests.kits.drafters import assert_drafter_properties
@@ -22,6 +29,8 @@ HEAT = 0.7
 BOTH, APART = Cuts(5, 0.8), Cuts(5, 0.8, 0, 1.0)
 # rows of a float64 model stored as float32: half an ulp of a log-probability below 32, twice
 ROUNDING = 2.0**-19
+# of sums of float32 probabilities
+NEAR = 1e-5
 
 
 def cut(row: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
@@ -33,6 +42,41 @@ def cut(row: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
             kept[token] = row[token]
             mass += float(row[token])
     return kept / kept.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_nucleus_is_the_librarys_without_its_sort(dtype, monkeypatch) -> None:
+    made = torch.Generator().manual_seed(3)
+    rows = torch.randn(8, 3000, generator=made, dtype=dtype) * torch.arange(1, 9)[:, None]
+    for top_p in (0.05, 0.5, 0.95, 0.999):
+        own = TopPLogitsWarper(top_p, filter_value=-64.0)
+        stays = _nucleus(own, rows.clone()) == rows
+        assert _nucleus(own, rows.clone())[~stays].unique().tolist() in ([-64.0], [])
+        probs = rows.double().softmax(-1)
+        mass = (probs * stays).sum(-1)
+        least = probs.where(stays, 1.0).amin(-1)
+        assert (probs.where(~stays, 0.0).amax(-1) <= least).all()
+        assert (mass > top_p - NEAR).all() and (mass - least < top_p + NEAR).all()
+        few = rows[:, :40]
+        assert torch.equal(_nucleus(own, few.clone()), own(None, few))
+    even = torch.zeros(2, 10, dtype=dtype)  # of equal ones as many go as under the library
+    assert _nucleus(TopPLogitsWarper(0.75), even.clone()).isfinite().sum(-1).tolist() == [8, 8]
+    assert _nucleus(TopPLogitsWarper(1e-17), even.clone()).isfinite().sum(-1).tolist() == [1, 1]
+    scores, quarter = np.zeros(2), np.array([0.25, 0.75])
+    cut_to_nucleus(scores, quarter, 0.25, 9.0)  # at most 0.25 may go, and 0.25 goes
+    assert scores.tolist() == [9.0, 0.0]
+    even[0, 3], even[1] = math.nan, -math.inf
+    assert torch.equal(_nucleus(TopPLogitsWarper(0.5), even.clone()).isnan(), even.isnan())
+
+    def law(**options):
+        one, texts = TopPLogitsWarper(0.5, **options), Texts([[1]], 1, [], "cpu")
+        return Warp(1.0, Processors([one]))(rows[None].clone(), texts, 0, [7])
+
+    usual, two = law(), law(min_tokens_to_keep=2)
+    monkeypatch.setattr(TopPLogitsWarper, "__call__", lambda *given: 1 / 0)
+    assert torch.equal(law(), usual) and (two > 0).sum(-1).min() == 2
+    with pytest.raises(ZeroDivisionError):
+        law(min_tokens_to_keep=2)
 
 
 @pytest.mark.parametrize("cuts", [BOTH, APART, Cuts(draft_top_k=3), Cuts(top_p=0.6, top_k=0)])
