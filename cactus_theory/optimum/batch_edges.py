@@ -232,12 +232,12 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
     rejection = _locate(geometry, knob, amount)
     lossless = rejection >= path.largest
     slack = (rejection <= path.smallest) & ~lossless
-    point = path.at(rejection)
+    lower, upper, _ = path.at(rejection)
     leaked = torch.zeros_like(rejection)
     if geometry.free:
         leaked = (path.zero_mass - rejection).clamp(min=0.0)
-    lower = torch.where(lossless, 1.0, point.lower)
-    upper = torch.where(lossless, 1.0, point.upper)
+    lower = torch.where(lossless, 1.0, lower)
+    upper = torch.where(lossless, 1.0, upper)
     whole = slack & (rejection <= 0) & (path.zero_mass >= 0)
     bands = Edges(lower, upper, leaked, lossless, slack, whole)
     return geometry.within(bands, amount) if knob == "delta" else bands
@@ -247,14 +247,13 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
     path = geometry.path
 
     def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:
-        point = path.at(rejection)
-        spent = geometry.spent(point.upper, point.divergence)
-        share = geometry.price(point.lower, point.upper, spent) / amount
+        lower, upper, cost = path.at(rejection)
+        share = geometry.price(lower, upper, geometry.spent(upper, cost)) / amount
         return share, torch.full_like(share, torch.nan)
 
     if knob == "delta":
-        end = path.at(path.smallest)
-        slack, lossless = geometry.spent(end.upper, end.divergence) <= amount, amount == 0
+        _, upper, cost = path.at(path.smallest)
+        slack, lossless = geometry.spent(upper, cost) <= amount, amount == 0
         rejection = geometry.rejection(torch.where(slack | lossless, 0.0, amount))
     elif knob == "price":
         slack, lossless = ~(share_at(path.smallest)[0] < 1), amount == math.inf

@@ -158,8 +158,8 @@ class Geometry:
         path, budget = self.path, self.divergence.to_generator(delta)
 
         def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
-            point = path.at(rejection)
-            return point.divergence, -point.slope
+            lower, upper, spent = path.at(rejection)
+            return spent, -self.slope(lower, upper)  # dD/dε = f′(a) − f′(b)
 
         return convex_root(evaluate, path.smallest, path.largest, budget)
 

@@ -19,6 +19,7 @@ from cactus_theory.divergences import FDivergence
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
 Flags = Bool[Tensor, "rows"]
+Places = Int[Tensor, "rows"]
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,6 @@ class Edges:
     def of_rows(self, at: slice) -> "Edges":
         """Return the edges of some of the rows."""
         return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
-
-
-@dataclass(frozen=True)
-class Point:
-    """The band of each row at one rejection probability: its edges, divergence and slope."""
-
-    rejection: PerRow
-    lower: PerRow
-    upper: PerRow
-    divergence: PerRow
-    slope: PerRow  # f′(b) − f′(a) = −dD/dε
 
 
 class Path:
@@ -85,46 +75,31 @@ class Path:
         self.largest = (q - p).clamp(min=0.0).sum(-1)
         self.smallest = zero[:, 0] if free_support else zero_mass.clamp(min=0.0)
 
-    def at(self, rejection: PerRow) -> Point:
-        """Return the band with this rejection probability, smallest ≤ ε ≤ largest."""
-        low_index, lower = self._lower(rejection)
-        capped = (rejection - self.zero_mass).clamp(min=0.0)
-        high_index, upper = self._upper(capped)
-        f = self.generator
-        q_low, q_high = _pick(self.q_below, low_index), _pick(self.q_above, high_index)
-        cost = _pick(self.cost_over, high_index) + _pick(self.cost_under, low_index)
+    def at(self, rejection: PerRow) -> tuple[PerRow, PerRow, PerRow]:
+        """Return a, b and the divergence of bands of rejection probability smallest ≤ ε ≤ largest.
+
+        Where a band leaks, b is ∞.
+        """
+        f, capped = self.generator, (rejection - self.zero_mass).clamp(min=0.0)
+        low = _search(self.fill, rejection)  # how many tokens are lifted
+        high = self.excess.shape[-1] - _search(self.excess, capped)  # the first that is cut
+        q_low, q_high = _pick(self.q_below, low), _pick(self.q_above, high)
+        lower = self._edge(_pick(self.p_below, low) + rejection, q_low, low, 0).clamp(max=1.0)
+        upper = self._edge(_pick(self.p_above, high) - capped, q_high, high, -1).clamp(min=1.0)
+        cost = _pick(self.cost_over, high) + _pick(self.cost_under, low)
         cost = cost + _weighted(q_low, f.centred(lower)) + _weighted(q_high, f.centred(upper))
-        upper_slope = f.slope(upper) - f.slope_at_one
         if self.free_support:
             leaked = (self.zero_mass - rejection).clamp(min=0.0)
-            far = f.slope_at_infinity - f.slope_at_one
-            cost = cost + torch.where(leaked > 0, leaked * far, 0.0)
+            cost = cost + leaked * (f.slope_at_infinity - f.slope_at_one)
             upper = torch.where(leaked > 0, torch.inf, upper)
-            upper_slope = torch.where(leaked > 0, far, upper_slope)
-        slope = upper_slope - (f.slope(lower) - f.slope_at_one)
-        return Point(rejection, lower, upper, cost, slope)
+        return lower, upper, cost
 
-    def _lower(self, rejection: PerRow) -> tuple[Int[Tensor, "rows"], PerRow]:
-        """Return how many tokens are lifted and a with Σ(aq − p)₊ = ε."""
-        index = _search(self.fill, rejection)
-        mass = _pick(self.q_below, index)
-        edge = (rejection + _pick(self.p_below, index)) / torch.where(mass > 0, mass, 1.0)
-        edge = torch.where(mass > 0, edge, self.ratio[:, 0])
-        return index, self._between_neighbours(edge, index).clamp(max=1.0)
+    def _edge(self, mass: PerRow, q_mass: PerRow, index: Places, end: int) -> PerRow:
+        """Return mass/q_mass, clamped to the ratios on either side of position ``index``.
 
-    def _upper(self, rejection: PerRow) -> tuple[Int[Tensor, "rows"], PerRow]:
-        """Return the first cut position and b with Σ_{q>0}(p − bq)₊ = ε."""
-        index = self.excess.shape[-1] - _search(self.excess, rejection)
-        mass = _pick(self.q_above, index)
-        edge = (_pick(self.p_above, index) - rejection) / torch.where(mass > 0, mass, 1.0)
-        edge = torch.where(mass > 0, edge, self.ratio[:, -1])
-        return index, self._between_neighbours(edge, index).clamp(min=1.0)
-
-    def _between_neighbours(self, edge: PerRow, index: Int[Tensor, "rows"]) -> PerRow:
-        """Return the edge clamped to the ratios on either side of position ``index``.
-
-        Next to tokens with q = 1e-25 the quotient that gives the edge is rounding error.
+        Next to tokens with q = 1e-25 it is rounding error. Of no tokens it is the ratio at ``end``.
         """
+        edge = torch.where(q_mass > 0, mass / q_mass, self.ratio[:, end])
         last = self.ratio.shape[-1] - 1
         below = _pick(self.ratio, (index - 1).clamp(min=0))
         edge = torch.where(index > 0, torch.maximum(edge, below), edge)
