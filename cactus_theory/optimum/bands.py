@@ -18,8 +18,8 @@ from cactus_theory.base.arguments import AT_ONCE, normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import KL
-from cactus_theory.optimum.batch_edges import edges
-from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
+from cactus_theory.optimum.batch_edges import chosen_knob, edges
+from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes, cut_to_boxes
 from cactus_theory.optimum.rows import (
     COSTS,
     PART,
@@ -121,13 +121,11 @@ class Bands:
         """Write the rows clip(p/P, max(a, c) q, min(b, C) q)."""
         q, p = normalised(q), normalised(p)
         q = torch.where(q < LEAST, 0.0, q)  # NaN stays; such tokens may not rise
-        floor, ceiling = self.boxes.of_rows(q)
-        knobs: Any = {"delta": self.delta, "price": self.price}
-        lower, upper = edges(q, p, self.kind, **knobs, ceiling=ceiling, alive=alive, floor=floor)
-        lower = lower if floor is None else torch.maximum(lower, floor)
-        upper = upper if ceiling is None else torch.minimum(upper, ceiling)
-        top = torch.where(q > 0, upper * torch.where(q > 0, q, 1.0), 0.0)
-        torch.maximum(torch.minimum(p / alive[:, None], top), lower * q, out=out)
+        cut, lacking = cut_to_boxes(q, p, alive, *self.boxes.of_rows(q))
+        knob, amount, _ = chosen_knob(self.kind, delta=self.delta, price=self.price)
+        lower, upper = edges(q, cut, self.kind, knob, amount, lacking)
+        top = torch.where(q > 0, upper * q, 0.0)  # where b is ∞, too
+        torch.maximum(torch.minimum(cut, top), lower * q, out=out)
 
 
 class Charge(NamedTuple):

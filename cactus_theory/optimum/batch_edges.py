@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cactus_theory.base.chunks import parts_of
 from cactus_theory.base.roots import convex_root
-from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences import Divergence
 from cactus_theory.optimum.certificate import Geometry, geometry_of
 from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
 
@@ -48,56 +48,26 @@ ACCEPTANCE_SLACK = 1e-12
 def edges(
     q: Rows,
     p: Rows,
-    divergence: str | Divergence,
-    delta: float | PerRow | None = None,
-    price: float | PerRow | None = None,
-    ceiling: Rows | None = None,
-    alive: PerRow | None = None,
-    floor: Rows | None = None,
+    divergence: Divergence,
+    knob: str,
+    amount: float | PerRow,
+    lacking: PerRow | None = None,
 ) -> tuple[Float[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:
-    """Return the edges (a, b) of each row's band, float64 rows (R, V) that sum to 1.
+    """Return the edges (a, b) of each row's band, float64 rows (R, V).
 
-    Exactly one of ``delta`` (the budget) and ``price`` (dA/dδ), a number or one a row. Without
+    ``knob`` is delta (the budget) or price (dA/dδ), ``amount`` a number or one a row. Without
     a sort where the search converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with
     q = 0 get nothing. Rows are not validated: callers check them first.
 
-    With a ``floor``, c ≤ 1 for each token, 0 for none, and a ``ceiling``, C ≥ 1, ∞ for none, they
-    are the edges of the best row with cq ≤ h ≤ Cq, which is clip(p, max(a, c)q, min(b, C)q): the
-    band of p cut to these boxes (THEORY.md, Theorem 25). The path ends at a row of its own and not
-    at p. With the ratios ``alive``, P of each row, p/P takes the place of p; P = 0, which no node
-    is reached with, is taken for P = 1.
-
-    Raises
-    ------
-    ValueError
-        None or both of delta and price; a price of a divergence that has none.
+    q sums to 1, and so does p, or it is a row cut to boxes that is ``lacking`` something
+    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`), and the path ends at a row of its own.
     """
-    kind = read_divergence(divergence)
-    knob, amount, _ = chosen_knob(kind, delta=delta, price=price)
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():
-        lacking = None
-        if not (ceiling is floor is alive is None):
-            p, lacking = _boxed(q, p, floor, ceiling, alive)
-        bands = solve_edges(geometry_of(q, p, kind, lacking=lacking), knob, amounts)
+        bands = solve_edges(geometry_of(q, p, divergence, lacking=lacking), knob, amounts)
     lower = torch.where(bands.whole, 0.0, bands.lower)
-    # below P = 1 only a one-hot draft is accepted whole, and p/P is above 1 there
-    unbound = bands.whole if alive is None else bands.whole & (alive >= 1)
-    upper = torch.where(unbound, torch.inf, bands.upper)
+    upper = torch.where(bands.whole, torch.inf, bands.upper)
     return lower[:, None], upper[:, None]
-
-
-def _boxed(
-    q: Rows, p: Rows, floor: Rows | None, ceiling: Rows | None, alive: PerRow | None
-) -> tuple[Rows, PerRow]:
-    """Return clip(p/P, cq, Cq) and 1 minus its sum: exactly 0 if it is p, below 0 above 1."""
-    ratio = torch.ones_like(q[:, 0]) if alive is None else torch.where(alive > 0, alive, 1.0)
-    # no h exceeds 1, and p/P with a tiny P may leave float64
-    limit = torch.where(q > 0, 1.0 if ceiling is None else (ceiling * q).clamp(max=1.0), 0.0)
-    within = torch.minimum(p / ratio[:, None], limit)
-    if floor is not None:
-        within = torch.maximum(within, floor * q)
-    return within, ((p - ratio[:, None] * within).sum(-1) + ratio - 1) / ratio
 
 
 def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:

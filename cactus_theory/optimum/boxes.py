@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.optimum.sorted_path import Rows
+from cactus_theory.optimum.sorted_path import PerRow, Rows
 
 # boxes of a row for compiled loops: the least q of the head, ids that do not fall, and their C
 FREE = 0.0, np.empty(0, np.int64), np.empty(0)
@@ -68,3 +68,20 @@ class Boxes:
 
 
 NO_BOXES = Boxes()
+
+
+def cut_to_boxes(
+    q: Rows, p: Rows, alive: PerRow, floor: Rows | None, ceiling: Rows | None
+) -> tuple[Rows, PerRow]:
+    """Return p′ = clip(p/P, cq, Cq) and 1 minus its sum: exactly 0 if it is p, below 0 above 1.
+
+    The best row with cq ≤ h ≤ Cq is clip(p′, aq, bq): c ≤ 1 is the ``floor`` of each token, C ≥ 1
+    its ``ceiling``. Rows are float64 (R, V) that sum to 1, ``alive`` is P > 0 of each.
+    """
+    ratio = alive[:, None]
+    # no h exceeds 1, and p/P with a tiny P may leave float64
+    limit = torch.where(q > 0, 1.0 if ceiling is None else (ceiling * q).clamp(max=1.0), 0.0)
+    cut = torch.minimum(p / ratio, limit)
+    if floor is not None:
+        cut = torch.maximum(cut, floor * q)
+    return cut, ((p - ratio * cut).sum(-1) + alive - 1) / alive

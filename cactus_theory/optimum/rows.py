@@ -281,5 +281,5 @@ class BudgetRow(NodeRow):
         if not found:
             target, draft = (torch.from_numpy(row[None]).double() for row in (q, p))
             target, draft = target / target.sum(), draft / draft.sum()
-            lower, upper = edges(target, draft, self.f, delta=self.delta)
+            lower, upper = edges(target, draft, self.f, "delta", self.delta)
             self.upper, self.scale = unit * float(upper), unit * float(lower)

@@ -215,7 +215,8 @@ def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 def _band_scales(rule: Band, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Return a, and how far the band's edges may be off: E is off by SUMMED, x E′ is its slope."""
     flat = (rows.double().flatten(0, -2) for rows in (q, p))
-    ends = edges(*map(normalised, flat), rule.divergence, price=rule.price)
+    kind = ct.divergence(rule.divergence)
+    ends = edges(*map(normalised, flat), kind, "price", rule.price)
     lower, upper = (end.reshape(*q.shape[:-1], 1) for end in ends)
     upper = torch.where(upper < torch.inf, upper, 0.0)  # h = p: nothing is refused
     slope = torch.where(lower * q > p, lower * q, 0.0).sum(-1)

@@ -10,7 +10,7 @@ from cactus_theory.kernels.policies import has_kernel
 from cactus_theory.optimum import bands
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.optimum.batch_edges import edges
-from cactus_theory.optimum.boxes import Boxes
+from cactus_theory.optimum.boxes import Boxes, cut_to_boxes
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.verify import Assignment, Draft, find_verifier
@@ -94,12 +94,20 @@ def by_bisection(q, p, floor, ceiling, kind, delta=None, price=None):
     return at(ends)[1]
 
 
-def test_a_one_hot_draft_below_one_has_edges_that_sum_to_one():
-    """A budget that pays for the whole draft at P < 1 ends where b q is 1, not at b = ∞."""
+def searched(q, p, alive, floor, ceiling, spec, **knob):
+    """Return p/P cut to its boxes, then to the band that is searched for."""
+    inside, lacking = cut_to_boxes(q, p, alive, floor, ceiling)
+    ((name, value),) = knob.items()
+    lower, upper = edges(q, inside, ct.divergence(spec), name, value, lacking)
+    return cut(q, inside, lower, upper, 0 * q, q + math.inf)
+
+
+def test_a_one_hot_draft_below_one_has_a_row_that_sums_to_one():
+    """A budget that pays for the whole draft at P < 1 gives its token 1, not 1/P."""
     q, p = torch.tensor([[0.4, 0.6]] * 2).double(), torch.tensor([[0.0, 1.0]] * 2).double()
     alive = torch.tensor([0.3, 1.0], dtype=torch.float64)
-    ends = edges(q, p, "kl", delta=0.6, alive=alive)
-    assert (cut(q, p / alive[:, None], *ends, 0 * q, q + math.inf).sum(-1) - 1).abs().max() < 1e-15
+    h = searched(q, p, alive, None, None, "kl", delta=0.6)
+    assert (h.sum(-1) - 1).abs().max() < 1e-15
 
 
 @pytest.mark.parametrize("spec", [*DIVERGENCES, *FLAT])
@@ -111,9 +119,8 @@ def test_a_boxed_row_is_that_of_an_independent_bisection(spec, knob):
     q, p, floor, ceiling = boxes(amount(7, 200))
     alive = torch.linspace(0.2, 1.0, len(q), dtype=torch.float64)
     alive[::2] = 1.0
-    ends = edges(q, p, spec, **knob, floor=floor, ceiling=ceiling, alive=alive)
+    found = searched(q, p, alive, floor, ceiling, spec, **knob)
     p = p / alive[:, None]  # at a node that is reached with P
-    found = cut(q, p, *ends, floor, ceiling)
     expected = by_bisection(q, p, floor, ceiling, kind, **knob)
     assert (found.sum(-1) - 1).abs().max() <= SEARCHED
     if spec in FLAT:
@@ -148,7 +155,7 @@ def test_ends_and_prices_by_hand(spec, expected):
 def test_no_row_in_the_boxes_is_better(spec, knob):
     cp = pytest.importorskip("cvxpy")
     q, p, floor, ceiling = boxes(amount(4, 40))
-    h = cut(q, p, *edges(q, p, spec, **knob, floor=floor, ceiling=ceiling), floor, ceiling)
+    h = searched(q, p, torch.ones_like(q[:, 0]), floor, ceiling, spec, **knob)
     price = knob.get("price", 0.0)
     gained = torch.minimum(p, h).sum(-1) - price * ct.divergence(spec).value(h, q)
     for row in range(len(q)):

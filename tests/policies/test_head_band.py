@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.optimum.batch_edges import edges
-from cactus_theory.optimum.boxes import Boxes
+from cactus_theory.optimum.boxes import Boxes, cut_to_boxes
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, find_verifier
@@ -59,8 +59,9 @@ class HeadOfDraft(Band):
 
     def target(self, q, p, path=None):
         c = torch.where(self.highest(q, p), math.inf, 1.0)
-        lower, upper = edges(q, p, "kl", price=self.price, ceiling=c)
-        return torch.maximum(torch.minimum(p, torch.minimum(upper, c) * q), lower * q)
+        cut, lacking = cut_to_boxes(q, p, torch.ones_like(q[:, 0]), None, c)
+        lower, upper = edges(q, cut, ct.divergence("kl"), "price", self.price, lacking)
+        return torch.maximum(torch.minimum(cut, torch.where(q > 0, upper * q, 0.0)), lower * q)
 
 
 class TiesOff(HeadOfDraft):
