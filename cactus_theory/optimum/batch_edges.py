@@ -218,7 +218,8 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
 
     def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:
         lower, upper, cost = path.at(rejection)
-        share = geometry.price(lower, upper, geometry.spent(upper, cost)) / amount
+        price, spent = 1 / geometry.slope(lower, upper), geometry.spent(upper, cost)
+        share = geometry.divergence.price_from_generator(price, spent) / amount
         return share, torch.full_like(share, torch.nan)
 
     if knob == "delta":

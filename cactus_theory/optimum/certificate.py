@@ -92,14 +92,11 @@ class Geometry:
         self.write_rows(edges, rows)
         accepted = torch.minimum(self.p, rows).sum(-1)
         generated, spent = self.measure(rows)
-        price = self.price(edges.lower, edges.upper, spent)
-        if bool(edges.lossless.any()):
-            price = torch.where(edges.lossless, self.lossless_price(), price)
-        gap = self.bound(edges, generated) - accepted
+        gap = self.bound(edges, generated, 1 / self.slope(edges.lower, edges.upper)) - accepted
         return (
             accepted,
             torch.where(edges.lossless, 0.0, spent),
-            torch.where(edges.slack, 0.0, price),
+            torch.where(edges.slack, 0.0, self.price(edges, spent)),
             torch.where(edges.lossless | edges.slack, 0.0, gap),
         )
 
@@ -135,23 +132,21 @@ class Geometry:
         above = torch.where(torch.isinf(upper), far, f.centred_slope(upper))
         return above - f.centred_slope(lower)
 
-    def price(self, lower: PerRow, upper: PerRow, spent: PerRow) -> PerRow:
-        """Return dA/dδ at the bands."""
-        return self.divergence.price_from_generator(1 / self.slope(lower, upper), spent)
-
-    def lossless_price(self) -> PerRow:
-        """Return dA/dδ at h = q, the price of the first divergence; 0 where it gains nothing."""
-        f, cut = self.generator, self._raised().any(-1)
+    def price(self, edges: Edges, spent: PerRow) -> PerRow:
+        """Return dA/dδ at the bands; at h = q of the first divergence, 0 where it gains nothing."""
+        f, kind = self.generator, self.divergence
+        price = kind.price_from_generator(1 / self.slope(edges.lower, edges.upper), spent)
+        if not bool(edges.lossless.any()):
+            return price
+        above = self.p > self.q
+        cut = (above if self.inside is None else above & self.inside).any(-1)
         # the smaller one-sided slope at 1: mass is freed where h < q
         leak = 1 / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
-        none = torch.zeros_like(self.zero_mass)
-        priced = self.divergence.price_from_generator(torch.full_like(none, leak), none)
+        none = torch.zeros_like(spent)
+        priced = kind.price_from_generator(torch.full_like(none, leak), none)
         only_leak = torch.where((self.zero_mass > 0) & self.free, priced, none)
-        return torch.where(cut, 1 / f.kink if f.kink else math.inf, only_leak)
-
-    def _raised(self) -> Bool[Tensor, "rows vocab"]:
-        above = self.p > self.q
-        return above if self.inside is None else above & self.inside
+        first = torch.where(cut, 1 / f.kink if f.kink else math.inf, only_leak)
+        return torch.where(edges.lossless, first, price)
 
     def rejection(self, delta: PerRow) -> PerRow:
         """Return the least ε of a band within ``delta``, where the budget binds."""
@@ -168,13 +163,12 @@ class Geometry:
         merged = (self.slope(edges.lower, edges.upper) <= 0) & ~edges.slack
         return replace(edges, lossless=edges.lossless | merged) if self.generator.smooth else edges
 
-    def bound(self, edges: Edges, generated: PerRow, at_price: float | None = None) -> PerRow:
-        """Return the dual bound: no row of as much divergence accepts more, (R,).
+    def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
+        """Return the dual bound at λ = ``price``: no row of as much divergence accepts more, (R,).
 
-        λ is that of the edges, or ``at_price``.
+        Of the edges λ is 1/(f′(b) − f′(a)).
         """
         q, p, f = self.q, self.p, self.generator
-        price = at_price or 1 / self.slope(edges.lower, edges.upper)
         level = -price * f.centred_slope(edges.lower)
         u = p / q
         if self.inside is not None:
@@ -201,15 +195,10 @@ class CeilingGeometry(Geometry):
         """Return the divergence whose ceiling is b, ln b for the max-divergence."""
         return self.divergence.from_ceiling(upper)
 
-    def price(self, lower: PerRow, upper: PerRow, spent: PerRow) -> PerRow:
-        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b."""
-        cut = torch.where(self.p > upper[:, None] * self.q, self.q, 0.0).sum(-1)
-        return self.divergence.ceiling_slope(upper) * cut
-
-    def lossless_price(self) -> PerRow:
-        """Return c′(0) Σ_{p>q} q."""
-        one = torch.ones_like(self.zero_mass)
-        return self.price(one, one, torch.zeros_like(one))
+    def price(self, edges: Edges, spent: PerRow) -> PerRow:
+        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b, 1 at h = q."""
+        cut = torch.where(self.p > edges.upper[:, None] * self.q, self.q, 0.0).sum(-1)
+        return self.divergence.ceiling_slope(edges.upper) * cut
 
     def rejection(self, delta: PerRow) -> PerRow:
         """Return Σ (p − c(δ) q)₊ and what p lacks of 1, on the path."""
@@ -224,7 +213,7 @@ class CeilingGeometry(Geometry):
         )
         return replace(edges, upper=upper)
 
-    def bound(self, edges: Edges, generated: PerRow, at_price: float | None = None) -> PerRow:
+    def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return Σ min(p, bq)."""
         return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
 
