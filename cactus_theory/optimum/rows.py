@@ -146,7 +146,14 @@ class NodeRow:
     def raised(self, token: int, q_n: float, p_n: float) -> float:
         """Return g/q of a token, once solved, from its entries."""
         q_n, p_n = float(q_n), float(p_n)  # of float32 rows p/q may overflow
-        return self.factor * self._raised(token, q_n, p_n / q_n) if q_n >= LEAST else 0.0
+        if not q_n >= LEAST:
+            return 0.0
+        lower, upper = self.scale, self.upper
+        if q_n < self.boxes[0]:
+            upper = min(upper, self.unit)
+        for place in (self.boxes[1] == token).nonzero()[0].tolist() if self.boxes[1].size else ():
+            lower, upper = self.unit, min(upper, float(self.boxes[2][place]) * self.unit)
+        return self.factor * max(lower, min(upper, p_n / q_n))
 
     @property
     def left(self) -> float:
@@ -156,30 +163,13 @@ class NodeRow:
     @property
     def levels(self) -> dict[int, float]:
         """Return by id the least g/q of tokens that do not fall, once solved."""
-        return {}
+        return dict.fromkeys(self.boxes[1].tolist(), self.factor * self.unit)
 
     def law_at(self, token: int, q: Row, p: Row) -> float:
         """Return h of a sampled token, once solved, from the row's q and p."""
-        q_n, p_n = float(q[token]), float(p[token])
-        if q_n < LEAST:
-            return 0.0
         mass, _ = loops().sums_of(q, p)
-        return self._raised(token, q_n, p_n / q_n) * q_n / (self.unit * mass)
-
-    def _raised(self, token: int, q_n: float, ratio: float) -> float:
-        """Return g/q of a token with this p/q, over ``factor``."""
-        lower, upper = self.scale, self.upper
-        if q_n < self.boxes[0]:
-            upper = min(upper, self.unit)
-        for place in (self.boxes[1] == token).nonzero()[0].tolist() if self.boxes[1].size else ():
-            lower, upper = self.unit, min(upper, float(self.boxes[2][place]) * self.unit)
-        return max(lower, min(upper, ratio))
-
-    @property
-    def edges(self) -> tuple[float, float]:
-        """Return A and U."""
-        self.upper_exceeds(math.inf)
-        return self.scale, self.upper
+        g_n = self.raised(token, q[token], p[token]) * float(q[token])
+        return g_n / (self.factor * self.unit * mass)
 
     def write(self, q: Row, p: Row, out: Row) -> None:
         """Solve the row, and write h up to a factor, 1 for laws; p inside the band."""
@@ -228,11 +218,6 @@ class PricedRow(NodeRow):
         self.upper, self.scale, self.unit, passed = solved
         return passed
 
-    @property
-    def levels(self) -> dict[int, float]:
-        """Return by id the least g/q of tokens that do not fall, once solved."""
-        return dict.fromkeys(self.boxes[1].tolist(), self.factor * self.unit)
-
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
         if self.boxes is FREE:  # no array is compared
@@ -243,8 +228,7 @@ class PricedRow(NodeRow):
         if ratio <= self.factor * self.alive * SURE:  # no box is below q
             return True
         self.upper_exceeds(math.inf)
-        q_n = float(self.q[token])
-        return self.factor == 1 and q_n >= LEAST and self._raised(token, q_n, math.inf) > ratio
+        return self.factor == 1 and self.raised(token, self.q[token], math.inf) > ratio
 
 
 class BudgetRow(NodeRow):
