@@ -136,8 +136,8 @@ def edges_at_price(
     highest: float,
     boxes: Boxes,
     threshold: float,
-) -> tuple[float, float, float, bool]:
-    """Return U, A, P in the row's units, and whether U > ``threshold``: edges only if not.
+) -> tuple[float, float, float]:
+    """Return U, A and P in the row's units; U is ∞ and A no edge where U > ``threshold``.
 
     At a price of 1/``step``. ``highest`` is U/P where A = P. Where nothing is cut and g still lacks
     mass, A rises alone.
@@ -152,27 +152,27 @@ def edges_at_price(
         drafted = mass
     unit, goal = alive * drafted / mass, alive * drafted
     low, high = unit * (1 - 1e-9), highest * unit * (1 + 1e-9)
-    upper, fixed = threshold, True
+    upper = threshold
     if not low < upper < high:
-        upper, fixed = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit))), False
+        upper = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit)))
         if high == math.inf:
             upper = math.sqrt(low) * math.sqrt(max(unit, min(largest, MOST)))
     furthest, tried = max(unit, largest) * (1 + 1e-9), False
     high = min(high, furthest)
     upper = min(upper, high)
     slow, before = False, math.inf
-    for place in range(MOST_STEPS):
+    for _ in range(MOST_STEPS):
         lower = unit * lower_of(c, a, step, upper / unit)
         total, above, below = clipped_sums(q, p, lower, min(upper, MOST), unit, boxes)
         excess = total - goal
-        if fixed and place == 0 and excess < 0 and upper == threshold:
-            return upper, lower, unit, True
+        if excess < 0 and upper >= threshold:
+            return math.inf, lower, unit
         if excess == 0 or not (excess == excess):
             break
         low, high = (upper, high) if excess < 0 else (low, upper)
         if excess < 0 and upper >= max(unit, largest):  # nothing is cut: A rises to P
             lower = lifted(q, p, lower, unit, goal, boxes)
-            return math.inf, lower, unit, math.inf > threshold
+            return math.inf, lower, unit
         slope = above + below * fall_of(a, upper / unit, lower / unit)
         following = upper - excess / slope if slope > 0 else -1.0
         if abs(following - upper) <= settled * upper and following < furthest * (1 - 2 * settled):
@@ -189,7 +189,7 @@ def edges_at_price(
         if moved <= settled * upper:
             break
     lower = unit * lower_of(c, a, step, upper / unit)
-    return upper, lower, unit, upper > threshold
+    return upper, lower, unit
 
 
 @compiled

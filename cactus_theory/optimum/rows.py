@@ -123,15 +123,21 @@ class NodeRow:
     P = 1, and g that often its own.
     """
 
-    factor, boxes = 1.0, FREE
+    alive, factor, boxes = 1.0, 1.0, FREE
     unit: float  # P in the units of p/q, once solved
 
     def __init__(self, alive: float) -> None:
-        self.upper = self.scale = self.unit = alive
+        self.alive = self.upper = self.scale = self.unit = alive
 
     def upper_exceeds(self, threshold: float) -> bool:
         """Return whether U > ``threshold``; if not, U and A are solved."""
+        if threshold <= self.alive * SURE:
+            return True
+        self._solve(threshold)
         return self.upper > threshold
+
+    def _solve(self, threshold: float) -> None:
+        """Solve U and A; where U > ``threshold`` they may be left, with U = ∞."""
 
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
@@ -208,15 +214,12 @@ class PricedRow(NodeRow):
         self.priced, self.alive = band, alive
         self.boxes = boxes.of_row(self.q)
 
-    def upper_exceeds(self, threshold: float) -> bool:
-        """Return whether U > ``threshold``; if not, U and A are solved."""
-        if threshold <= self.alive * SURE:
-            return True
+    def _solve(self, threshold: float) -> None:
+        """Solve U and A unless U > ``threshold``."""
         band = self.priced
         row = self.q, self.p, self.alive, band.curve, band.step, band.high
         solved = loops().edges_at_price(*row, self.boxes, threshold)
-        self.upper, self.scale, self.unit, passed = solved
-        return passed
+        self.upper, self.scale, self.unit = solved
 
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
@@ -238,19 +241,15 @@ class BudgetRow(NodeRow):
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.f, self.delta = f, delta
 
-    def upper_exceeds(self, threshold: float) -> bool:
-        """Return whether U > ``threshold``; if not, U and A are solved."""
-        if threshold <= SURE:
-            return True
-        mass, drafted = loops().sums_of(self.q, self.p)
-        self.upper, self.scale, self.unit = math.inf, 0.0, drafted / mass if mass else math.nan
-        if 0 < mass < math.inf and 0 < drafted < math.inf:  # else a draw refuses it
-            self._solve(drafted / mass, drafted)
-        return self.upper > threshold
-
-    def _solve(self, unit: float, drafted: float) -> None:
+    def _solve(self, threshold: float) -> None:
+        """Solve U and A."""
         q, p, curve = self.q, self.p, curve_of(self.f)
         assert curve is not None  # the policy has looked
+        mass, drafted = loops().sums_of(q, p)
+        unit = drafted / mass if mass else math.nan
+        self.upper, self.scale, self.unit = math.inf, 0.0, unit
+        if not (0 < mass < math.inf and 0 < drafted < math.inf):  # a draw refuses it
+            return
         cost, least, most = np.empty(q.size), 1.0, 1.0
         for start in range(0, q.size, PART):
             at = slice(start, start + PART)
