@@ -13,6 +13,8 @@ ROW_SUM_TOLERANCE = {
 DECIDED = (torch.float32, torch.float64)
 # least q of a token that may rise: p/q of normal numbers stays finite
 LEAST = 2.3e-308
+# largest p/q of such a token, about 1/LEAST
+MOST = 4e307
 # largest |sum − 1| of rows meant to sum to 1: rounded when written, or of half precision
 NEAR_ONE = 1e-2
 # largest |sum of a stored row − 1|: storing moves a log-probability of −16 in float16 by

@@ -32,7 +32,7 @@ MOST_STEPS = 24
 UNDAMPED = 8
 # Newton's start, found by trial on rows of language models: ln b in units of √(2δ/f″(1)), and the
 # largest share of the way to the largest and the smallest ln(p/q)
-STARTING_WIDTH, STARTING_SHARE = 1.5, 0.7
+WIDTH, SHARE = 1.5, 0.7
 # error at which a search ends: L, U and D are sums of rounded terms of total size about 1
 CLOSE = 1e-14
 # largest step, relative to the edge, that rows still take once converged: it costs nothing
@@ -148,9 +148,9 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags
     ready = lossless | whole
     abandoned = abandoned & ~ready
     curvature = f.curvature(torch.ones_like(goal[:1]))
-    width = goal / curvature / 2 if priced else STARTING_WIDTH * (2 * goal / curvature).sqrt()
-    upper = torch.minimum(width.exp(), most**STARTING_SHARE)
-    lower = torch.maximum((-width if priced else -width / 2).exp(), least**STARTING_SHARE)
+    width = goal / curvature / 2 if priced else WIDTH * (2 * goal / curvature).sqrt()
+    upper = torch.minimum(width.exp(), most**SHARE)
+    lower = torch.maximum((-width if priced else -width / 2).exp(), least**SHARE)
     edges = torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
     for step in range(MOST_STEPS):
         if bool((ready | abandoned).all()):

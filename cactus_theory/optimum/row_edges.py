@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from cactus_theory.base.tolerances import LEAST
+from cactus_theory.base.tolerances import LEAST, MOST
+from cactus_theory.optimum.batch_edges import CLOSE, MOST_COST, POLISH, SHARE, UNDAMPED, WIDTH
 from cactus_theory.optimum.passes import (
     Boxes,
     Row,
@@ -23,19 +24,12 @@ from cactus_theory.optimum.passes import (
     sums_of,
 )
 
-# largest p/q of a token that may rise, about 1/LEAST
-MOST = 4e307
 # ratio at which a token that is no normal number weighs nothing still
 PLAIN = 1e200
 # relative step at which edges of float64 rows count as found, and of others
 SETTLED, COARSE = 1e-13, 2e-7
-# most steps of a search, and after how many every second one is damped in two edges
-MOST_STEPS, UNDAMPED = 80, 8
-# Newton's start within a budget, as in ``batch_edges``
-WIDTH, SHARE = 1.5, 0.7
-# error at which a search within a budget ends, largest step that is still taken then, and largest
-# D(p‖q) in nats: beyond it D inside the band is all rounding
-CLOSE, POLISH, MOST_COST = 1e-14, 1e-6, 32.0
+# most steps of a search
+MOST_STEPS = 80
 
 
 @compiled

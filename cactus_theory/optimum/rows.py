@@ -28,15 +28,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from cactus_theory.base.tolerances import LEAST
+from cactus_theory.base.tolerances import LEAST, MOST
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import classical as known
 from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
 
 Row = np.ndarray
-# largest p/q of a token that may rise, about 1/LEAST
-MOST = 4e307
 # entries of a row that are worked on at once, so that they stay near the core
 PART = 2**14
 # compiled loops of costs f(t) − f′(1)(t − 1); ``whole_charge`` has those of both
