@@ -143,19 +143,17 @@ def write_quotients(
 
 
 @compiled
-def write_kl_costs(ratios: Row, out: Row) -> None:
-    """Write t ln t − (t − 1) of ratios h/q, no term of which is rounded near t = 1."""
+def write_costs(ratios: Row, kl: bool, out: Row) -> None:
+    """Write f(t) − f′(1)(t − 1) of ratios h/q, of KL (t ln t) or else of Jensen-Shannon.
+
+    No term of KL's is rounded near t = 1.
+    """
     for i in range(ratios.size):
         t = ratios[i]
-        out[i] = (t * log_of(t) if t >= LEAST else 0.0) - (t - 1)
-
-
-@compiled
-def write_js_costs(ratios: Row, out: Row) -> None:
-    """Write the costs under the Jensen-Shannon divergence of ratios h/q."""
-    for i in range(ratios.size):
-        t = ratios[i]
-        out[i] = (t * log_of((1 + 1 / t) / 2) + log_of((1 + t) / 2)) / -2
+        if kl:
+            out[i] = (t * log_of(t) if t >= LEAST else 0.0) - (t - 1)
+        else:
+            out[i] = (t * log_of((1 + 1 / t) / 2) + log_of((1 + t) / 2)) / -2
 
 
 @compiled
@@ -208,10 +206,7 @@ def whole_charge(
             accepted += beyond[1]
         else:
             write_ratios(own_q, own_p, band, start, ratio)
-        if kl:
-            write_kl_costs(ratio, cost)
-        else:
-            write_js_costs(ratio, cost)
+        write_costs(ratio, kl, cost)
         sums = charges_of(own_q, own_p, ratio, cost, mass, drafted, head)
         spent += sums[0]
         accepted += sums[1]

@@ -37,8 +37,8 @@ from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
 Row = np.ndarray
 # entries of a row that are worked on at once, so that they stay near the core
 PART = 2**14
-# compiled loops of costs f(t) − f′(1)(t − 1); ``whole_charge`` has those of both
-COSTS = {known.KL: "write_kl_costs", known.JensenShannon: "write_js_costs"}
+# classes whose costs f(t) − f′(1)(t − 1) a compiled loop writes
+COSTS = known.KL, known.JensenShannon
 # share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
 SURE = 1 - 2e-4
 # c and a of f″(t) = c t^(a−2); of the Jensen-Shannon divergence ½/(t(1 + t)), by a = NaN
@@ -96,9 +96,9 @@ def curve_of(f: Any) -> tuple[float, float] | None:
 
 def costs_of(f: FDivergence, ratios: Row) -> Row:
     """Return f(t) − f′(1)(t − 1) of ratios t, as loops compute them where there are any."""
-    if (compiled := COSTS.get(type(f))) is None:
+    if type(f) not in COSTS:
         return f.centred(torch.from_numpy(ratios)).numpy()
-    getattr(loops(), compiled)(ratios, costs := np.empty_like(ratios))
+    loops().write_costs(ratios, type(f) is known.KL, costs := np.empty_like(ratios))
     return costs
 
 
