@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -27,13 +27,11 @@ from cactus_theory.base.threads import one_thread
 from cactus_theory.optimum.boxes import FREE
 from cactus_theory.optimum.rows import loops
 
-Rows = Float[Tensor, "rows vocab"]
 Row = Float[np.ndarray, "vocab"]
 
 # largest c that is looked for
 LARGEST = 1e30
-BESIDE = ("deterministic+sampled", "deterministic+off")
-KINDS = ("iid", "deterministic", *BESIDE)
+KINDS = ("iid", "deterministic", "deterministic+sampled", "deterministic+off")
 
 
 @one_thread()
@@ -92,22 +90,21 @@ def selection_law(
             f"deterministic: must not be given with kind={kind!r}; got {deterministic!r}"
         )
     check.whole_number("k", k, 1)
-    flags = target.new_zeros(target.shape, dtype=torch.bool)
-    if kind != "iid":
-        flags = _flags(deterministic, target.shape)
-    flags = flags.reshape(-1, target.shape[-1])
+    count = math.prod(target.shape[:-1])
+    ids = [[]] * count if kind == "iid" else _ids_of_rows(deterministic, target.shape)
 
     def laws(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor]:
-        rows = [_law(*row, k, kind) for row in zip(q, p, flags[at], strict=True)]
-        return (torch.stack(rows).to(target.dtype) if rows else q.to(target.dtype),)
+        rows = zip(q.cpu().numpy(), p.cpu().numpy(), ids[at], strict=True)
+        law = np.reshape([_law(*row, k, kind) for row in rows], q.shape)
+        return (torch.from_numpy(law).to(target),)
 
     parts = ((at, laws(at, *rows)) for at, rows in in_parts(target, draft))
-    (law,) = joined(parts, math.prod(target.shape[:-1]))
+    (law,) = joined(parts, count)
     return check.scalar_like(law.reshape(target.shape), target_probs)
 
 
-def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"]:
-    """Check token ids and return the flags of deterministic tokens, (..., V)."""
+def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:
+    """Check token ids and return those of each row of rows (..., V), each once."""
     ids = torch.as_tensor([] if deterministic is None else deterministic, device="cpu")
     if ids.dtype.is_floating_point and ids.numel():
         raise TypeError(f"deterministic: must hold token ids; got dtype {ids.dtype}")
@@ -123,23 +120,22 @@ def _flags(deterministic: Any, shape: torch.Size) -> Bool[Tensor, "*batch vocab"
             f"deterministic: shape must be (m,) or {tuple(shape[:-1])} and m; "
             f"got {tuple(ids.shape)}"
         ) from None
-    flags = torch.zeros(*shape[:-1], shape[-1] + 1, dtype=torch.bool, device="cpu")
-    flags = flags.scatter_(-1, torch.where(ids < 0, shape[-1], ids), True)[..., :-1]
-    if not bool(flags.any(-1).all()):
+    rows = [sorted({*row} - {-1}) for row in ids.reshape(-1, ids.shape[-1]).tolist()]
+    if not all(rows):
         raise ValueError(f"deterministic: must hold a token of each row; got {deterministic!r}")
-    return flags
+    return rows
 
 
-def _law(q: Tensor, p: Tensor, deterministic: Tensor, k: int, kind: str) -> Float[Tensor, "vocab"]:
-    """Return p° (V,) of one row: k drafts, or deterministic tokens and the row sampled beside."""
+def _law(q: Row, p: Row, deterministic: Sequence[int], k: int, kind: str) -> Row:
+    """Return p° of one row: k drafts, or deterministic tokens and the row sampled beside."""
     if kind == "iid":
-        law = _independent_drafts(q.cpu().numpy(), p.cpu().numpy(), k)
-        return torch.from_numpy(law).to(q.device)
-    row = p.masked_fill(deterministic, 0.0) if kind == "deterministic+off" else p
-    total = float(row.sum())
-    drawn = None if kind == "deterministic" or not total else (row / total).cpu().numpy()
-    law = offered(q.cpu().numpy(), drawn, deterministic.nonzero()[:, 0].tolist())
-    return torch.from_numpy(law).to(q.device)
+        return _independent_drafts(q, p, k)
+    sampled = p.copy()
+    if kind == "deterministic+off":
+        sampled[deterministic] = 0.0
+    total = sampled.sum()
+    drawn = kind != "deterministic" and total > 0
+    return offered(q, sampled / total if drawn else None, deterministic)
 
 
 def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:

@@ -123,6 +123,16 @@ def test_many_rows_are_each_as_alone():
         assert float32.dtype == torch.float32 and torch.allclose(float32.double(), law, atol=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind, k", KINDS)
+def test_rows_on_a_gpu_have_the_law_of_a_cpu(kind, k):
+    for q, p, deterministic in cases(3, seed=2):
+        rows = [torch.tensor(row) for row in (q, p)]
+        law = law_of(*(row.cuda() for row in rows), kind, k, deterministic)
+        assert law.is_cuda
+        torch.testing.assert_close(law.cpu(), law_of(*rows, kind, k, deterministic))
+
+
 def test_deterministic_tokens_out_of_reach_and_ties():
     q, p = np.array([0.5, 0.5, 0.0, 0.0]), np.array([0.6, 0.1, 0.2, 0.1])
     alone = ct.selection_law(q, None, kind="deterministic", deterministic=[2])
