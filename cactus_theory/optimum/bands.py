@@ -65,13 +65,6 @@ class Bands:
         return PricedBand(self.kind, self.price) if isinstance(self.kind, FDivergence) else None
 
     @cached_property
-    def highest(self) -> float:
-        """Return a bound on h/q; of the band of p/P, on that over P."""
-        if self.priced is not None:
-            return self.priced.high
-        return 1.0 if self.price == math.inf else math.inf
-
-    @cached_property
     def _by_row(self) -> bool:
         """Return whether bands of rows on a CPU are solved one by one."""
         if (f := self.kind.generator) is None or not is_compiled(f):

@@ -104,7 +104,9 @@ class Band(FixedTarget):
     @property
     def highest(self) -> float:  # type: ignore[override]
         """Return a bound on h/q; of the band of p/P, on that over P."""
-        return self.bands.highest
+        if self.bands.priced is not None:
+            return self.bands.priced.high
+        return 1.0 if self.price == math.inf else math.inf
 
     @cached_property
     def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
