@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import AT_ONCE, normalised
+from cactus_theory.base.arguments import normalised
+from cactus_theory.base.chunks import parts_of
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import KL
@@ -103,10 +104,8 @@ class Bands:
                 assert row is not None
                 row.write(own_q, own_p, out)
         else:
-            size = max(1, AT_ONCE // q.shape[-1])
-            parts = (rows.split(size) for rows in (flat_q, flat_p, ratios, h))
-            for own_q, own_p, ratio, out in zip(*parts, strict=True):
-                self._write_together(own_q, own_p, ratio, out)
+            for at in parts_of(h):
+                self._write_together(flat_q[at], flat_p[at], ratios[at], h[at])
         total = h.sum(-1, keepdim=True)  # what is p inside a band stays p
         return h.div_(torch.where((total - 1).abs() <= ROUNDING, 1.0, total)).reshape(q.shape)
 

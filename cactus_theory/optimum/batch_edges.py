@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.chunks import parts_of
+from cactus_theory.base.chunks import joined, parts_of
 from cactus_theory.base.roots import convex_root
 from cactus_theory.divergences import Divergence
 from cactus_theory.optimum.certificate import Geometry, geometry_of
@@ -111,15 +111,14 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
         amount = kind.to_generator(amount)
     elif knob != "price" or kind is not f:  # else the price depends on what is spent
         return None
-    parts = [_search(geometry.of_rows(at), knob, amount[at]) for at in parts_of(geometry.q)]
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*(vars(bands).values() for bands, _ in parts), strict=True)
-    return Edges(*map(torch.cat, columns)), torch.cat([done for _, done in parts])
+    places = parts_of(geometry.q)
+    parts = ((at, _search(geometry.of_rows(at), knob, amount[at])) for at in places)
+    *columns, done = joined(parts, len(amount))
+    return Edges(*columns), done
 
 
-def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags]:
-    """Return the edges at which L = U + P₀ and the other equation holds, and which converged.
+def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
+    """Return the Edges at which L = U + P₀ and the other equation holds, and which converged.
 
     Newton's method on sums over masks: between two ratios p/q these are linear in the edges.
     """
@@ -192,8 +191,8 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags
     lower = torch.where(lossless, 1.0, torch.where(whole, least, edges[:, 0]))
     upper = torch.where(lossless, 1.0, torch.where(whole, most, edges[:, 1]))
     apart = (upper > lower) & (upper < torch.inf)  # a = b only where lossless
-    bands = Edges(lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole)
-    return bands, ready & ~abandoned & (apart | lossless | whole)
+    bands = lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole
+    return *bands, ready & ~abandoned & (apart | lossless | whole)
 
 
 def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:

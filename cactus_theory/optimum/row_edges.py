@@ -34,14 +34,12 @@ MOST_STEPS = 80
 
 @compiled
 def slope_of(c: float, a: float, t: float) -> float:
-    """Return f′(t) − f′(1)."""
+    """Return f′(t) − f′(1), also at t = 0."""
     if a != a:
-        return (math.log(2.0) - math.log1p(1 / t)) / 2 if t > 0 else -math.inf
+        return (math.log(2.0) - math.log1p(1 / t)) / 2
     if a == 1:
-        return c * math.log(t) if t > 0 else -math.inf
-    if t == 0 and a < 1:
-        return -math.inf
-    return c * math.expm1((a - 1) * math.log(t)) / (a - 1) if t > 0 else -c / (a - 1)
+        return c * math.log(t)
+    return c * math.expm1((a - 1) * math.log(t)) / (a - 1)
 
 
 @compiled

@@ -34,6 +34,8 @@ SPECS = [kind.name for kind in CURVES] + ["alpha:a=0.5", "alpha:a=3", "alpha:a=-
 def test_the_compiled_formulas_are_those_of_the_class(spec):
     f = ct.divergence(spec)
     c, a = curve_of(f)
+    at_zero = float(f.centred_slope(torch.zeros((), dtype=torch.float64)))
+    assert loops.slope_of(c, a, 0.0) == pytest.approx(at_zero, rel=FORMULA)
     for t in (1e-6, 0.03, 0.999, 1.0, 1.5, 40.0, 1e5):
         at = torch.tensor(t, dtype=torch.float64)
         slope, value = float(f.centred_slope(at)), float(f.centred(at))
