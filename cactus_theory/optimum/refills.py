@@ -73,12 +73,7 @@ def add_refilled(q: Row, p: Row, gamma: Row, law: Row) -> None:
         refusable = np.flatnonzero(p[row] > gamma[row])
         if not refusable.size:
             continue
-        scale = np.empty(refusable.size)
-        for place in range(refusable.size):
-            n = refusable[place]
-            raised = gamma[row, n] > q[row, n]
-            scale[place] = (1 - gamma[row, n]) / (1 - q[row, n]) if raised else 1.0
-        order = np.argsort(-scale)
-        refusable = refusable[order]
-        refused = p[row][refusable] - gamma[row][refusable]
-        add_refilled_row(q[row], p[row], scale[order], refused, law[row])
+        q_n, raised = q[row][refusable], gamma[row][refusable]
+        scale = np.where(raised > q_n, (1 - raised) / (1 - q_n), 1.0)
+        order, refused = np.argsort(-scale), p[row][refusable] - raised
+        add_refilled_row(q[row], p[row], scale[order], refused[order], law[row])
