@@ -23,7 +23,6 @@ from cactus_theory.optimum.batch_edges import chosen_knob, edges
 from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes, cut_to_boxes
 from cactus_theory.optimum.rows import (
     COSTS,
-    PART,
     BudgetRow,
     NodeRow,
     PricedBand,
@@ -142,19 +141,14 @@ def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) 
         spent, accepted, raised, outside = compiled.whole_charge(*row)
     else:
         mass, drafted = compiled.sums_of(q, p)
-        ratios, total, outside = np.empty(min(PART, q.size)), np.zeros(3), 0.0
-        for start in range(0, q.size, PART):
-            own_q, own_p = q[start : start + PART], p[start : start + PART]
-            ratio = ratios[: own_q.size]
-            if solved:
-                compiled.write_ratios(own_q, own_p, band, start, ratio)
-            else:
-                row = own_q, own_p, h[start : start + PART], mass, drafted * alive, ratio
-                beyond, overlap = compiled.write_quotients(*row)
-                outside, total[1] = outside + beyond, total[1] + overlap
-            cost = costs_of(f, ratio)
-            total += compiled.charges_of(own_q, own_p, ratio, cost, mass, drafted * alive, head)
-        spent, accepted, raised = total.tolist()
+        drafted, ratios, outside, overlap = drafted * alive, np.empty(q.size), 0.0, 0.0
+        if solved:
+            compiled.write_ratios(q, p, band, 0, ratios)
+        else:
+            outside, overlap = compiled.write_quotients(q, p, h, mass, drafted, ratios)
+        row = q, p, ratios, costs_of(f, ratios), mass, drafted, head
+        spent, accepted, raised = compiled.charges_of(*row)
+        accepted += overlap
     if outside:
         spent += outside * (f.slope_at_infinity - f.slope_at_one)
     return Charge(max(spent, 0.0), accepted, raised + outside)
