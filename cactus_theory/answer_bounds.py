@@ -289,7 +289,7 @@ def _root_of(
     rising: Callable[[float], float], amount: float, low: float, high: float, start: float
 ) -> float:
     """Return x where a function that rises about as its square is ``amount``, to the last digit."""
-    return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, 2 * amount)[0]
+    return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, 2 * amount)
 
 
 def _most_mean(mean: float, amount: float) -> float:

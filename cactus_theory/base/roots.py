@@ -28,41 +28,36 @@ def rising_root(
     high: float,
     start: float,
     settled: float,
-    steepness: float = math.inf,
-    straight: bool = False,
-    value: float | None = None,
-) -> tuple[float, float]:
-    """Return the root of a rising function of x > 0, and x f′(x) there.
+    steepness: float,
+) -> float:
+    """Return the root of a rising function of x > 0.
 
-    By secants in ln x, or in x where the function is ``straight`` between its kinks; two steps in
-    a row that did not halve the value are followed by half the bracket. It ends with a step of at
-    most ``settled``, relative to x. ``steepness`` is a guess of x f′(x), for the first step; ∞
-    halves the bracket instead. ``value`` is that at ``start``, where it is known.
+    By secants in ln x; two steps in a row that did not halve the value are followed by half the
+    bracket. It ends with a step of at most ``settled``, relative to x. ``steepness`` is a guess of
+    x f′(x), for the first step; ∞ halves the bracket instead.
     """
     x, before, slow = min(max(start, low), high), None, False
     for _ in range(MOST_STEPS if low < high else 0):
-        value = rising(x) if value is None else value
+        value = rising(x)
         if value == 0:
             break
         low, high = (low, x) if value > 0 else (x, high)
         guess, last, halve = 0.0, math.inf, False
         if before is not None and math.isfinite(before[1]):
             last = abs(x - before[0]) / x
-            run = (x - before[0]) / x if straight else math.log(x / before[0])
-            steepness = (value - before[1]) / run
+            steepness = (value - before[1]) / math.log(x / before[0])
             lame = abs(value) > abs(before[1]) / 2
             halve, slow = lame and slow, lame and not slow
         if not halve and abs(value) < FARTHEST * steepness:
-            step = -value / steepness
-            guess = x + x * step if straight else x * math.exp(step)
+            guess = x * math.exp(-value / steepness)
         within = low < guess < high
         following = guess if within else math.sqrt(low) * math.sqrt(high)
         step = abs(following - x) / x
-        before, x, value = (x, value), following, None
+        before, x = (x, value), following
         # what a secant step leaves is of the order of its product with the step before
         if step <= settled or (within and step * last <= settled * SECOND):
             break
-    return x, steepness
+    return x
 
 
 def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values) -> Values:
