@@ -64,8 +64,8 @@ class KL(FDivergence):
     def slope_inverse(self, y: Tensor) -> Tensor:
         return (y - 1).exp()
 
-    def upper_edge(self, lower: float, step: float) -> float:
-        return lower * math.exp(step) if step < 700 else math.inf  # e^710 is infinite
+    def upper_edge(self, step: float) -> float:
+        return math.exp(step) if step < 700 else math.inf  # e^710 is infinite
 
     def curvature(self, t: Tensor) -> Tensor:
         return 1 / t

@@ -155,11 +155,10 @@ class FDivergence(Divergence):
         ratio = self.slope_inverse(torch.where(inside, y, self.slope_at_one))
         return torch.where(inside, ratio, torch.where(y >= high, torch.inf, 0.0))
 
-    def upper_edge(self, lower: float, step: float) -> float:
-        """Return b with f′(b) − f′(a) = ``step``, ∞ where f′ does not rise that far."""
-        return float(
-            self.ratio_at(self.slope(torch.tensor(lower, dtype=torch.float64, device="cpu")) + step)
-        )
+    def upper_edge(self, step: float) -> float:
+        """Return b with f′(b) − f′(1) = ``step``, ∞ where f′ does not rise that far."""
+        one = torch.ones((), dtype=torch.float64, device="cpu")
+        return float(self.ratio_at(self.slope(one) + step))
 
     def two_points(self, raised: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
         """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)) and its derivative in γ.

@@ -3,8 +3,8 @@ r"""The theorem of the band: the best acceptance under a budget on the emitted l
 .. math:: \max_h \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 
 For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b is optimal; the
-divergence only decides how far to go along the path of such bands. ``edges`` finds the two numbers
-a and b, without a sort where it can, and is what the functions below and the policies share;
+divergence only decides how far to go along the path of such bands. ``batch_edges`` finds the two
+numbers a and b, without a sort where it can, for the functions below and the policies;
 ``sorted_path`` has all bands sorted by p/q, and ``certificate`` translates budgets and prices and
 bounds the optimum. ``rows`` accepts or refuses a token of one row on the host without
 solving, at a node of a path by the band of p/P, a row by itself being that of P = 1. ``pooled``

@@ -109,8 +109,8 @@ class PricedBand:
     """
 
     def __init__(self, f: FDivergence, price: float) -> None:
-        self.f, self.price, self.step = f, price, 1 / price
-        self.high, self.curve = f.upper_edge(1.0, self.step), curve_of(f)
+        self.step, self.curve = 1 / price, curve_of(f)
+        self.high = f.upper_edge(self.step)
 
 
 class NodeRow:

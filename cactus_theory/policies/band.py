@@ -111,9 +111,9 @@ class Band(FixedTarget):
     @cached_property
     def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
         """Return the best law of blocks of deterministic drafts, at a price of KL."""
-        if not self.of_path or self.divergence != "kl":
+        if self.price is None or not self.of_path or self.divergence != "kl":
             return None
-        return LookAhead(self.bands.priced.price, self.boxes)  # type: ignore[union-attr]
+        return LookAhead(self.price, self.boxes)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return q_n/p_n and the most that it is raised to.
