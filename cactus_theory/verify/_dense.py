@@ -69,7 +69,10 @@ class Walk:
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        h = self._target(place, q, p, alive)
+        choice = None if self.assigned.choice is None else self.assigned.choice[:, place, None]
+        path = PathState(alive, None if self.raised is None else self.raised[:, place])
+        rows = [policy.target(q, p, path) for policy in self.assigned.policies]
+        h = by_choice(rows, choice).double()
         mass = alive[:, None] * h
         residual = (mass - p).clamp(min=0.0)
         total = residual.sum(-1)
@@ -81,39 +84,25 @@ class Walk:
         self.emitted[:, place] = torch.where(on, h, 0.0)
         self.alive[:, place + 1] = torch.where(on[:, 0], following, 0.0)
 
-    def _target(self, place: int, q: Tensor, p: Tensor, alive: Tensor) -> Tensor:
-        policies, choice = self.assigned.policies, self.assigned.choice
-        path = PathState(alive, None if self.raised is None else self.raised[:, place])
-        rows = [policy.target(q, p, path) for policy in policies]
-        return rows_by_choice(rows, None if choice is None else choice[:, place]).double()
-
 
 def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
 ) -> Float[Tensor, "texts K"] | None:
     """Return h_n along deterministic chains, NaN where their policy looks not ahead, or None."""
-    if draft.sampled is not None or draft.probs is not None:
+    ahead = [policy.look_ahead for policy in assigned.policies]
+    if draft.sampled is not None or draft.probs is not None or not any(ahead):
         return None
-    found, ids = None, draft.token_ids
-    counts = torch.as_tensor(draft.counts, device=q.device)
-    for number, policy in enumerate(assigned.policies):
-        if policy.look_ahead is None:
-            continue
-        own = policy.look_ahead.path(q[:, : ids.shape[1]], ids, counts)
-        if assigned.choice is not None:
-            other = torch.full_like(own, math.nan) if found is None else found
-            own = torch.where(assigned.choice == number, own, other)
-        found = own
-    return found
+    ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
+    none = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
+    found = [one.path(q[:, : ids.shape[1]], ids, counts) if one else none for one in ahead]
+    return by_choice(found, assigned.choice)
 
 
-def rows_by_choice(
-    rows: Sequence[Tensor | None], choice: Int[Tensor, "batch"] | None
-) -> Float[Tensor, "batch vocab"]:
-    """Return each text's row (B, V) by the policy that judges it; ``rows`` are by policy."""
-    chosen = rows[0]
+def by_choice(values: Sequence[Tensor | None], choice: Int[Tensor, "*#batch"] | None) -> Tensor:
+    """Return the entries, or rows, by the policy that judges them; ``values`` are by policy."""
+    chosen = values[0]
     assert chosen is not None  # check() has seen the policies
-    for number, other in enumerate(rows[1:], 1):
+    for number, other in enumerate(values[1:], 1):
         assert other is not None and choice is not None
-        chosen = torch.where((choice == number)[:, None], other, chosen)
+        chosen = torch.where(choice == number, other, chosen)
     return chosen

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 from cactus_theory.policies import Entrywise, FixedTarget, Policy
 from cactus_theory.policies._policy import accept_probability, one_hot
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import rows_by_choice
+from cactus_theory.verify._dense import by_choice
 from cactus_theory.verify._on_cpu import Answers, Law
 from cactus_theory.verify._residual import Residual
 from cactus_theory.verify._runs import Place, chains
@@ -221,43 +221,29 @@ def chain_on_device(
     ids, p, choice = draft.token_ids, draft.probs, assigned.choice
     width = ids.shape[1]
     lengths = torch.as_tensor(draft.counts, device=ids.device)
-    passed = [_passed(policy, q[:, :width], p, ids, accept) for policy in assigned.policies]
-    flags = passed[0] if choice is None else torch.stack(passed).gather(0, choice[None])[0]
-    lawful = _lawful(q[:, :width], p, ids)
-    flags = flags & lawful & (torch.arange(width, device=ids.device) < lengths[:, None])
-    accepted = flags.long().cumprod(-1).sum(-1)
+    q_n = q[:, :width].gather(-1, ids[..., None])[..., 0].double()
+    p_n = torch.ones_like(q_n) if p is None else p.gather(-1, ids[..., None])[..., 0].double()
+    phi = [_acceptance(one, q[:, :width], p, ids, (q_n, p_n)) for one in assigned.policies]
+    lawful = ~(q_n + p_n).isnan()
+    drafted = torch.arange(width, device=ids.device) < lengths[:, None]
+    passed = (accept < by_choice(phi, choice)) & lawful & drafted
+    accepted = passed.long().cumprod(-1).sum(-1)
     batch = torch.arange(len(ids), device=ids.device)
     at = (batch, accepted.clamp(max=width - 1))
-    rows = [_recovered(policy, q, p, ids, at) for policy in assigned.policies]
-    recovered = rows_by_choice(rows, None if choice is None else choice[at])
+    tokens, q_rows = ids[at], q[at]
+    p_rows = one_hot(tokens, q_rows) if p is None else p[at]
+    residuals = [policy.residual(q_rows, p_rows, tokens) for policy in assigned.policies]
+    recovered = by_choice(residuals, None if choice is None else choice[at][:, None])
     law = torch.where((accepted < lengths)[:, None], recovered, q[batch, accepted])
     undecided = (accepted < lengths) & ~lawful[at]
     return accepted, torch.where(undecided, NO_TOKEN, pick(law, draw))
 
 
-def _lawful(q: Tensor, p: Tensor | None, ids: Tensor) -> Bool[Tensor, "batch K"]:
-    """Return the drafted tokens that rows can judge, (B, K): no entry of theirs is NaN."""
-    at = ids[..., None]
-    entries = q.gather(-1, at) if p is None else q.gather(-1, at) + p.gather(-1, at)
-    return ~entries[..., 0].isnan()
-
-
-def _passed(
-    policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, accept: Tensor
-) -> Bool[Tensor, "batch K"]:
+def _acceptance(
+    policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, entries: tuple[Tensor, Tensor]
+) -> Float[Tensor, "batch K"]:
+    """Return φ of drafted tokens; an entrywise policy needs their entries of q and p alone."""
     if isinstance(policy, Entrywise):
-        at = ids[..., None]
-        q_n = q.gather(-1, at)[..., 0].double()
-        p_n = torch.ones_like(q_n) if p is None else p.gather(-1, at)[..., 0].double()
-        return accept < accept_probability(policy.ceiling(q_n, p_n), p_n)
+        return policy.acceptance_of(*entries)
     p = one_hot(ids, q) if p is None else p
-    return accept < policy.acceptance(q, p, ids[..., None])[..., 0]
-
-
-def _recovered(
-    policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, at: tuple[Tensor, Tensor]
-) -> Float[Tensor, "batch vocab"]:
-    """Return rows (B, V) of the residual law at one place a row."""
-    q_rows, tokens = q[at], ids[at]
-    p_rows = one_hot(tokens, q_rows) if p is None else p[at]
-    return policy.residual(q_rows, p_rows, tokens)
+    return policy.acceptance(q, p, ids[..., None])[..., 0]
