@@ -209,8 +209,7 @@ class _Charges:
         self.policies, self.verifier = policies, verifier
         self.target_probs, self.draft = target_probs, draft
         nodes = range(max(draft.above[0], default=-1) + 1)
-        plain = draft.parents is None and draft.sampled is None
-        self.nodes: Any = slice(0, len(nodes)) if plain else list(nodes)
+        self.nodes: Any = slice(0, len(nodes)) if draft.is_chain else list(nodes)
         rows = rows_at(0, self.nodes, self._verified(None))
         # rows without a law end a draft, and are never charged
         real = (rows[0].sum(-1) > 0) & (rows[1].sum(-1) > 0)

@@ -106,13 +106,20 @@ class Block(Verifier):
         target_probs: Float[Tensor, "batch K1 vocab"],
         draft: Draft,
     ) -> VerdictLaw:
-        """Return the exact law of the verdict."""
-        probs = None if draft.probs is None else draft.probs.double()
-        walk = Walk(assigned, target_probs.double(), replace(draft, probs=probs))
+        """Return the exact law of the verdict on chains.
+
+        Raises
+        ------
+        NotImplementedError
+            A tree.
+        """
+        if not draft.is_chain:
+            return super().law(assigned, target_probs, draft)
+        walk = Walk(assigned, target_probs.double(), draft)
         after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
         stop = walk.value * torch.cat([after, torch.ones_like(walk.value[:, :1])], -1)
         last = normalised_or(walk.last, torch.zeros_like(walk.last))
-        return VerdictLaw(stop, last, walk.alive, walk.emitted, raised=walk.raised)
+        return VerdictLaw(stop, last, walk.alive, walk.emitted)
 
 
 class Blocks(Law):

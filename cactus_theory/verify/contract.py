@@ -45,7 +45,6 @@ class VerdictLaw:
         each token is decided by its own coin this is the tail of ``stop``.
     emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
         at least: what the meter charges.
-    raised : as in :class:`Verdict`.
 
     Entries beyond the drafted tokens of a row are 0.
 
@@ -63,7 +62,6 @@ class VerdictLaw:
     last: Float[Tensor, "batch K1 vocab"]
     alive: Float[Tensor, "batch K1"]
     emitted: Float[Tensor, "batch K vocab"]
-    raised: Float[Tensor, "batch K"] | None = None
 
 
 class Verifier(ABC):

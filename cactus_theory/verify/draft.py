@@ -56,6 +56,11 @@ class Draft:
     sampled: Bool[Tensor, "batch K"] | None = None
     deterministic: Bool[Tensor, "batch K"] | None = None
 
+    @property
+    def is_chain(self) -> bool:
+        """Return whether this is a chain that declares no law of its nodes."""
+        return self.sampled is None and self.parents is None
+
     def node(self, row: int, place: int) -> int:
         """Return the node that a drafted token of a row follows: its law is that node's."""
         return place if self.parents is None else int(self.parents[row, place]) + 1

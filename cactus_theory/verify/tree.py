@@ -25,7 +25,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.verify._checks import check_ids_kind, verify_tensors
 from cactus_theory.verify._runs import Descent, index_of
 from cactus_theory.verify.block import Block, Blocks
-from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
+from cactus_theory.verify.contract import register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import Coins, Generators
 
@@ -56,7 +56,7 @@ class Tree(Block):
             A tree that does not declare the law of its nodes, or has two sampled children.
         """
         draws = draw[:, None] if draw.ndim == 1 else draw
-        if is_chain(draft):
+        if draft.is_chain:
             return super().verify(assigned, target_probs, draft, accept, draws[:, 0])
         if draft.sampled is None:
             raise ValueError(
@@ -78,25 +78,6 @@ class Tree(Block):
                 if walk.go_on(run) and walk.go_freely(q, draws[walk.row])
             ]
         return _verdict(draft, walks, target_probs.device)
-
-    def law(
-        self, assigned: Assignment, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> VerdictLaw:
-        """Return the exact law of the verdict on chains.
-
-        Raises
-        ------
-        NotImplementedError
-            A tree.
-        """
-        if not is_chain(draft):
-            return Verifier.law(self, assigned, target_probs, draft)
-        return super().law(assigned, target_probs, draft)
-
-
-def is_chain(draft: Draft) -> bool:
-    """Return whether a draft is a chain that declares no law of its nodes."""
-    return draft.sampled is None and draft.parents is None
 
 
 def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
