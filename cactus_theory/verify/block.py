@@ -227,22 +227,15 @@ def verify_block(
     ----------
     policy : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
         proposal (followed by its emitted law).
-    target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
-    draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
-    draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
-    generator : one torch.Generator, or one per row (a row then behaves as if alone).
-    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
-    validate : check values and divide rows by their float64 sum; False does neither, but where
-        a token is to be decided by a row with NaN or drawn from one without mass it raises (on
-        CUDA, where nothing is read on the host, that token is −1).
+    target_probs, draft_probs, draft_token_ids, generator, coins, validate : as for
+        :func:`verify_chain`.
 
     Raises
     ------
     ValueError
-        Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
-        coins and a generator, a policy without a row of its own.
+        As :func:`verify_chain`; a policy without a row of its own.
     TypeError
-        Ids that are not int64, a policy that is none.
+        As :func:`verify_chain`.
 
     Examples
     --------
