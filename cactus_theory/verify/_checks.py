@@ -128,15 +128,14 @@ def _checked(
     deepest = () if tree is None else (max(map(max, tree.depths), default=0) + 1,)
     _check_coins(coins, (batch, width), (batch, *deepest))
     _check_ids(ids, q.shape[-1])
-    used = torch.nn.functional.pad(ids >= 0, (1, 0), value=True)
-    q = _normalised("target_probs", q, used)
+    read = ids >= 0
+    q = _normalised("target_probs", q, torch.nn.functional.pad(read, (1, 0), value=True))
     if draft is None:
         return q, None
     p = check.as_tensor("draft_probs", draft)
     check.check_pair(check.as_tensor("target_probs", target), p, ("target_probs", "draft_probs"))
     if p.shape != (shape := (batch, width, q.shape[-1])):
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
-    read = ids >= 0
     if tree is not None:  # nodes after which a token was sampled
         flags = zip(tree.above, tree.flags, strict=True)
         for nodes, (above, (sampled, _)) in zip(read, flags, strict=True):

@@ -192,14 +192,13 @@ class Law:
         q = self.q[at]
         return q, one_hot(ids[:, 0], q) if self.p is None else self.p[at], ids
 
-    def end(self, run: Run, place: int) -> None:
-        """End a run after its node ``place``, with a token from the residual (P h − p)₊ there.
+    def end(self, run: Run) -> None:
+        """End a run after its accepted tokens, with one from the residual (P h − p)₊ there.
 
         Where rounding leaves nothing, and where nothing is drafted, it is drawn from q; NaN is no
         rounding.
         """
-        run.accepted = place
-        if place == run.count:
+        if (place := run.accepted) == run.count:
             if not run.cut:
                 run.last = self._whole(run).draw(run.draw)
             return

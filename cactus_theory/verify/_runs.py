@@ -149,14 +149,12 @@ class Descent:
         nodes = [self.node, *(place + 1 for place in places)]
         ids, own = [self.ids[place] for place in places], [coins[place] for place in places]
         run = Run(self.row, nodes, draws[self.draws_taken], ids, own)
-        # deterministic tokens do not change h = q
-        if any(policy.highest > 1 for policy in assigned.policies):
-            run.deterministic = {
-                place: fixed
-                for place, node in enumerate(nodes)
-                if (fixed := self.draft.fixed[self.row][node])
-                and assigned.policy(self.row, node).highest > 1
-            }
+        run.deterministic = {
+            place: fixed
+            for place, node in enumerate(nodes)
+            if (fixed := self.draft.fixed[self.row][node])
+            and assigned.policy(self.row, node).highest > 1  # else h = q, whatever is drafted
+        }
         return run
 
     def go_on(self, run: Run) -> bool:

@@ -34,7 +34,7 @@ from cactus_theory.verify._residual import Residual
 from cactus_theory.verify._runs import Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
-from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
+from cactus_theory.verify.draw import Coins, Generators, pick
 
 
 @register_verifier("block")
@@ -135,9 +135,7 @@ class Blocks(Law):
     def judge(self) -> None:
         """Set the accepted count of each run, and the token after it."""
         if self.p is None:
-            draft = self.draft
-            if any(run.cut for run in self.runs):
-                draft = replace(draft, counts=[run.count for run in self.runs])
+            draft = replace(self.draft, counts=[run.count for run in self.runs])
             self.raised = raised_entries(self.assigned, self.q, draft)
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         low, high = map(self.chosen, zip(*bounds, strict=True))
@@ -160,9 +158,8 @@ class Blocks(Law):
             ends = [(run, at - 1) for (run, at), on in zip(ends, passed, strict=True) if not on]
         for run in self.runs:  # a path of ratio 0 ends before the row of NaN
             if run.cut and run.alive[-1]:
-                run.accepted, run.last = run.count, NO_TOKEN
-            else:
-                self.end(run, run.accepted)
+                run.accepted = run.count
+            self.end(run)
 
     def _widen(self, run: Run, place: int) -> None:
         """Widen a drafted token's bounds where it, or a token beside it, is deterministic.

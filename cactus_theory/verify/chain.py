@@ -18,7 +18,7 @@ from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._dense import by_choice
 from cactus_theory.verify._on_cpu import Answers, Law
 from cactus_theory.verify._residual import Residual
-from cactus_theory.verify._runs import Place, chains
+from cactus_theory.verify._runs import Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -61,8 +61,8 @@ class Chain(Verifier):
         q, ids = target_probs.double(), draft.token_ids
         width = ids.shape[1]
         p = one_hot(ids, q) if draft.probs is None else draft.probs.double()
-        counts = torch.as_tensor(draft.counts, device=ids.device)[:, None]
-        on = torch.arange(width, device=ids.device) < counts
+        counts = torch.as_tensor(draft.counts, device=ids.device)
+        on = torch.arange(width, device=ids.device) < counts[:, None]
         accepted = q.new_zeros(ids.shape)
         recovered, emitted = torch.zeros_like(q[:, :width]), torch.zeros_like(q[:, :width])
         for number, policy in enumerate(assigned.policies):
@@ -73,14 +73,10 @@ class Chain(Verifier):
             emitted[judged] = policy.emitted(*rows[:2])
         start = torch.ones_like(q[:, :1, 0])
         alive = torch.cat([start, accepted.cumprod(-1)], -1)
-        refused = torch.where(
-            on, 1 - accepted, (torch.arange(width, device=ids.device) == counts) * 1.0
-        )
-        full = (counts == width).double()
-        stop = alive * torch.cat([refused, full], -1)
+        stop = alive * torch.cat([1 - accepted, start], -1)  # no token is accepted beyond the draft
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
-        last[batch, counts[:, 0]] = q[batch, counts[:, 0]]
+        last[batch, counts] = q[batch, counts]
         return VerdictLaw(stop, last, alive, emitted)
 
 
@@ -89,7 +85,8 @@ class Chains(Law):
 
     def judge(self) -> None:
         """Set the accepted count of each run, and the token after it."""
-        self.ceilings: dict[int, Tensor] = {}  # entrywise policies' c, by policy number
+        # entrywise policies by number, with their c
+        self.entrywise: dict[int, tuple[Entrywise, Tensor]] = {}
         least = [self._least(number) for number in range(len(self.assigned.policies))]
         for run, run.low in zip(self.runs, self.chosen(least).tolist(), strict=True):
             run.alive = [1.0] * (run.count + 1)
@@ -98,24 +95,24 @@ class Chains(Law):
             ends = []
             for run in waiting:
                 place, coins, low = run.accepted, run.coins, run.low
-                # below this bound a coin is below φ; at others ``passes`` asks for φ, or solves h
+                # below this bound a coin is below φ; at others ``passing`` asks for φ, or solves h
                 while place < run.count and coins[place] < low[place]:
                     place += 1
                 run.accepted = place
                 if place < run.count:
                     ends.append((run, place))
-            passed = self.passes(ends)
-            waiting = [run for (run, _), on in zip(ends, passed, strict=True) if on]
+            waiting = self.passing(ends)
             for run in waiting:
                 run.accepted += 1
         for run in self.runs:
-            self.end(run, run.accepted)
+            self.end(run)
 
     def _least(self, number: int) -> Float[Tensor, "runs K"]:
         """Return the least acceptance of each sampled token by entries: φ, of entrywise ones."""
         policy = self.assigned.policies[number]
         if isinstance(policy, Entrywise):
-            self.ceilings[number] = ceiling = policy.ceiling(self.q_n, self.p_n)
+            ceiling = policy.ceiling(self.q_n, self.p_n)
+            self.entrywise[number] = policy, ceiling
             return accept_probability(ceiling, self.p_n)
         low, high = policy.bounds(self.q_n, self.p_n)
         # a row's sum may miss 1 and move a bound as far: close calls are the policy's
@@ -124,31 +121,23 @@ class Chains(Law):
     @cached_property
     def scales(self) -> dict[int, list[list[float]]]:
         """Return s of the residuals of entrywise policies, by policy number."""
-        policies = self.assigned.policies
-        scales = {}
-        for number, ceiling in self.ceilings.items():
-            policy = policies[number]
-            assert isinstance(policy, Entrywise)
-            scales[number] = policy.scale(self.q_n, ceiling).tolist()
-        return scales
+        return {
+            number: policy.scale(self.q_n, ceiling).tolist()
+            for number, (policy, ceiling) in self.entrywise.items()
+        }
 
-    def passes(self, places: Sequence[Place]) -> list[bool]:
-        """Return whether coins pass that no bound answered; what is left where they do not."""
-        if not self.ceilings:
-            return self.exceeded(places, [run.coins[place] for run, place in places])
+    def passing(self, places: Sequence[Place]) -> list[Run]:
+        """Return the runs whose coins pass where no bound answered; solve what the others leave."""
         asked = []
         for run, place in places:
             number = self.number(run, place)
-            if number in self.ceilings:  # the bound was φ
+            if number in self.entrywise:  # the bound was φ
                 scale = self.scales[number][run.number][place]
                 run.residuals[place] = Residual(*self.rows(run, place), scale)
             else:
                 asked.append((run, place))
-        coins = [run.coins[place] for run, place in asked]
-        passed = {
-            run for (run, _), on in zip(asked, self.exceeded(asked, coins), strict=True) if on
-        }
-        return [run in passed for run, _ in places]
+        passed = self.exceeded(asked, [run.coins[place] for run, place in asked])
+        return [run for (run, _), on in zip(asked, passed, strict=True) if on]
 
     def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
         """Ask a policy without a row h for φ, and for g of some tokens."""
