@@ -61,6 +61,13 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
     return tensor
 
 
+def check_tensor(name: str, value: Any, must_be: str, *dtypes: torch.dtype) -> None:
+    """Raise TypeError, which says what it must be, unless ``value`` is a tensor of a dtype."""
+    if not isinstance(value, Tensor) or value.dtype not in dtypes:
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name}: must be {must_be}; got {kind}")
+
+
 def _first(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero()[0].tolist())
 

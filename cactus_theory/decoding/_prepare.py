@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.decoding._meter import Meter, TokenLog
 from cactus_theory.decoding._sampling import Coins, Warp
 from cactus_theory.decoding._text import Texts
@@ -112,9 +113,7 @@ def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool
 
 
 def _check_prompt(input_ids: Any) -> None:
-    if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
-        kind = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
-        raise TypeError(f"input_ids: must be an int64 tensor; got {kind}")
+    check.check_tensor("input_ids", input_ids, "an int64 tensor", torch.int64, torch.int32)
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise ValueError(
             f"input_ids: shape must be (B, T) with at least one token; got {tuple(input_ids.shape)}"

@@ -38,7 +38,7 @@ def verify_tensors(
     for one in policies:
         if not isinstance(one, Policy):
             raise TypeError(f"policy: must be a Policy or a list of them; got {one!r}")
-    check_ids_kind(draft_token_ids)
+    check.check_tensor("draft_token_ids", draft_token_ids, "an int64 tensor", torch.int64)
     if validate:
         target_probs, draft_probs = _checked(
             policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
@@ -151,12 +151,6 @@ def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
     rows = torch.where(used[..., None], probs, one_hot)
     check.check_probabilities(name, rows)
     return check.normalised(rows)
-
-
-def check_ids_kind(ids: Any) -> None:
-    if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"draft_token_ids: must be an int64 tensor; got {kind}")
 
 
 def _check_ids(ids: Tensor, vocab: int) -> None:

@@ -21,8 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
-from cactus_theory.verify._checks import check_ids_kind, verify_tensors
+from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._runs import Descent, index_of
 from cactus_theory.verify.block import Block, Blocks
 from cactus_theory.verify.contract import register_verifier
@@ -100,7 +101,7 @@ def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
     """Return the draft of declared trees; ``sampled`` None is all tokens with rows, else none."""
-    check_ids_kind(ids)
+    check.check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
@@ -109,9 +110,7 @@ def declared_tree(
         flags["deterministic"] = deterministic
     for name, values in {"parents": parents, **flags}.items():
         dtype = torch.int64 if name == "parents" else torch.bool
-        if not isinstance(values, Tensor) or values.dtype != dtype:
-            kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(f"{name}: must be a tensor of {dtype}; got {kind}")
+        check.check_tensor(name, values, f"a tensor of {dtype}", dtype)
         if values.shape != ids.shape:
             shapes = f"{tuple(ids.shape)}; got {tuple(values.shape)}"
             raise ValueError(f"{name}: shape must be {shapes}")
@@ -128,13 +127,8 @@ def _check_family(ids: Tensor, parents: Tensor) -> None:
     place = torch.arange(ids.shape[1], device=ids.device)
     if bool(((parents < -1) | (parents >= place)).any()):
         raise ValueError(f"parents: each must be −1 or an earlier token; got {parents.tolist()}")
-    siblings = parents[:, :, None] == parents[:, None]
-    equal = (
-        siblings
-        & (ids[:, :, None] == ids[:, None])
-        & (place[:, None] < place)
-        & (ids >= 0)[:, None]
-    )
+    alike = (parents[:, :, None] == parents[:, None]) & (ids[:, :, None] == ids[:, None])
+    equal = (alike & (ids >= 0)[:, None]).triu(1)
     if bool(equal.any()):
         row, one, other = equal.nonzero()[0].tolist()
         raise ValueError(
