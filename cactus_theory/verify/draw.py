@@ -20,34 +20,31 @@ BLOCK = 512
 NO_TOKEN = -1
 
 
-def pick(
-    rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"], none: int = NO_TOKEN
-) -> Int[Tensor, "rows"]:
+def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
     """Return the first index of positive mass whose cumulative mass exceeds draw × total.
 
     Rows need not be normalised; ``draw`` lies in [0, 1). A token of zero mass is never
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
-    NaN or ∞ in it, gives ``none``. Sums are float64.
+    NaN or ∞ in it, gives ``NO_TOKEN``. Sums are float64.
     """
     if rows.is_cuda or rows.device.type != "cpu" or loops() is None:
-        return _pick_blocked(rows, draw, none)
+        return _pick_blocked(rows, draw)
     tokens = [
         pick_one(row, coin) for row, coin in zip(rows.detach(), draw.detach().numpy(), strict=True)
     ]
-    found = torch.tensor(tokens, dtype=torch.int64, device=rows.device)
-    return found if none == NO_TOKEN else torch.where(found == NO_TOKEN, none, found)
+    return torch.tensor(tokens, dtype=torch.int64, device=rows.device)
 
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
     """Draw as :func:`pick` from one row on the CPU."""
     if (compiled := loops()) is None:
         draws = torch.tensor([draw], dtype=torch.float64, device="cpu")
-        return int(_pick_blocked(row[None], draws, NO_TOKEN))
+        return int(_pick_blocked(row[None], draws))
     entries = (row if row.dtype in DECIDED else row.float()).contiguous().numpy()
     return compiled.draw_left(entries, entries[:0], 1.0, draw)
 
 
-def _pick_blocked(rows: Tensor, draw: Tensor, none: int) -> Tensor:
+def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
     """Look for the block first, as sums of blocks vectorise and a running sum does not."""
     blocks = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % BLOCK))
     blocks = blocks.view(len(rows), -1, BLOCK)
@@ -61,7 +58,7 @@ def _pick_blocked(rows: Tensor, draw: Tensor, none: int) -> Tensor:
     inside = inside.cumsum(-1, dtype=torch.float64)
     rest = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
     token = block * BLOCK + _first_beyond(inside, rest)
-    return torch.where((total > 0) & (total < torch.inf), token, none)[:, 0]
+    return torch.where((total > 0) & (total < torch.inf), token, NO_TOKEN)[:, 0]
 
 
 def _first_beyond(cumulative: Tensor, threshold: Tensor) -> Int[Tensor, "rows 1"]:

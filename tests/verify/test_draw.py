@@ -48,7 +48,7 @@ def test_one_row_and_rows_on_a_device_get_what_rows_of_a_batch_get(width):
         assert torch.equal(tokens < 0, empty) and empty[3]
         assert (own.gather(-1, tokens.clamp(min=0)[:, None])[:, 0] > 0)[~empty].all()
         assert tokens.tolist() == [pick_one(own[i], draw[i].item()) for i in range(300)]
-        assert tokens.tolist() == _pick_blocked(own, draw, -1).tolist()
+        assert tokens.tolist() == _pick_blocked(own, draw).tolist()
 
 
 @pytest.mark.parametrize("width", [3, 9001])
@@ -60,7 +60,7 @@ def test_a_row_without_a_law_gives_no_token(width, dtype):
         draw = torch.full((5,), coin, dtype=torch.float64)
         assert pick(rows, draw).tolist() == [-1, 1, -1, -1, 1]
         assert [pick_one(row, coin) for row in rows] == [-1, 1, -1, -1, 1]
-        assert _pick_blocked(rows, draw, -1).tolist() == [-1, 1, -1, -1, 1]
+        assert _pick_blocked(rows, draw).tolist() == [-1, 1, -1, -1, 1]
 
 
 def test_what_rounding_leaves_below_zero_draws_no_token_without_mass():
@@ -73,4 +73,4 @@ def test_what_rounding_leaves_below_zero_draws_no_token_without_mass():
     row[0, 5], row[0, BLOCK + 7] = first, second
     assert pick_one(row[0], draw) == BLOCK + 7
     draws = torch.tensor([draw] * 2).double()
-    assert _pick_blocked(row.expand(2, -1), draws, -1).tolist() == [BLOCK + 7] * 2
+    assert _pick_blocked(row.expand(2, -1), draws).tolist() == [BLOCK + 7] * 2

@@ -107,8 +107,8 @@ class SampledDrafting(Drafting):
             if self.beside:
                 self.likeliest[offset] = best(scores, self.beside + 1, -torch.inf)
         else:
-            # a row without a law is found where it verifies
-            token = pick(self.law(logits, offset, draft_lengths), coin, none=0)
+            token = pick(self.law(logits, offset, draft_lengths), coin)
+            token.clamp_(min=0)  # a row without a law is found where it verifies
         self.texts.propose(offset, token)
         return token
 
