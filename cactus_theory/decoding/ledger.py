@@ -225,10 +225,9 @@ class _Charges:
             self.by_policy[number] = path_to(0, self.nodes, self._verified(raised))
         path = self.by_policy[number]
         assert path is not None
-        here = path.at(node)
-        here = replace(here, alive=torch.full_like(here.alive, alive))
-        rows = self.q[node : node + 1], self.p[node : node + 1]
-        law = self.verifier.emitted(policy, *rows, here)
+        at = slice(node, node + 1)
+        here = replace(path.at(at), alive=path.alive.new_tensor([alive]))
+        law = self.verifier.emitted(policy, self.q[at], self.p[at], here)
         return float(law.charges(KL).spent), law
 
     def alive_after(self, place: int, alive: float, law: Emitted) -> float:

@@ -81,8 +81,9 @@ class VerifiedRows:
         charges = self.target_probs.new_zeros(len(self.policies), dtype=torch.float64)
         path, judge = self.path or PathState(torch.ones_like(charges)), self.verifier
         for row, policy in enumerate(self.policies):
-            q, p = (rows[row : row + 1] for rows in (self.target_probs, self.draft_probs))
-            charges[row] = judge.emitted(policy, q, p, path.at(row)).charges(KL).spent[0]
+            at = slice(row, row + 1)
+            law = judge.emitted(policy, self.target_probs[at], self.draft_probs[at], path.at(at))
+            charges[row] = law.charges(KL).spent[0]
         return charges
 
 

@@ -119,9 +119,8 @@ class PathState:
     # looked ahead (LookAhead), else None
     raised: Float[Tensor, "*batch"] | None = None
 
-    def at(self, row: int) -> "PathState":
-        """Return the path to one of R rows; ``raised`` is None there if its entry is NaN."""
-        alive = self.alive[row : row + 1]
-        if self.raised is None or bool(self.raised[row].isnan()):
-            return PathState(alive)
-        return PathState(alive, self.raised[row : row + 1])
+    def at(self, rows: slice) -> "PathState":
+        """Return the path to some of R rows; ``raised`` is None there if all of it is NaN."""
+        if self.raised is None or bool(self.raised[rows].isnan().all()):
+            return PathState(self.alive[rows])
+        return PathState(self.alive[rows], self.raised[rows])

@@ -117,9 +117,7 @@ class Emitted:
         return Charge(divergence.from_generator(spent), accepted, raised)
 
     def _part(self, at: slice) -> "Emitted":
-        path = PathState(
-            self.path.alive[at], None if self.path.raised is None else self.path.raised[at]
-        )
+        path = self.path.at(at)
         return Emitted(self.policy, self.q[at], self.p[at], path, self._law, self.of_policy)
 
     def _accepted(self, overlap: PerRow) -> PerRow:

@@ -218,9 +218,10 @@ def test_below_a_deterministic_token_it_charges_what_the_walk_emits(spec):
     for row, nodes in enumerate(judged.verdict.charged):
         seen = verified_rows(row, nodes, judged, judge)
         for place, policy in enumerate(seen.policies):
-            rows = (part[place : place + 1] for part in (seen.target_probs, seen.draft_probs))
-            law = judge.emitted(policy, *rows, seen.path.at(place))
-            charge = float(KL.value(law.laws, seen.target_probs[place : place + 1]))
+            at = slice(place, place + 1)
+            rows = seen.target_probs[at], seen.draft_probs[at]
+            law = judge.emitted(policy, *rows, seen.path.at(at))
+            charge = float(KL.value(law.laws, rows[0]))
             assert state.offered[(0, 1)[:place]] == pytest.approx(charge, abs=EXACT)
     assert [0, 1, 2] in judged.verdict.charged
 
