@@ -11,7 +11,7 @@ selection law. The token drawn at the end of a run may be a child, and the walk 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,8 +129,10 @@ class Law:
                 run.ratio = row.ratio_of(token, q_n, p_n)
             if not exceeded[entry]:
                 run.residuals[place] = _residual(row, q, p, offers, fixed)
+        at_once = max(1, ENTRIES // self.q.shape[-1])
         for number, entries in together.items():
-            for some in self._parts(places, entries):
+            for first in range(0, len(entries), at_once):
+                some = entries[first : first + at_once]
                 own = [places[entry] for entry in some]
                 ratios, residuals = self._ask(self.assigned.policies[number], own)
                 for entry, (run, _), run.ratio in zip(some, own, ratios, strict=True):
@@ -151,15 +153,6 @@ class Law:
         scale = alive * (whole - run.low[place]) / rest if rest > 0 else 0.0
         return Residual(q, p, scale, dict.fromkeys(fixed, alive))
 
-    def _parts(self, places: Sequence[Place], entries: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Yield entries of places that are asked together: none beside deterministic tokens."""
-        beside = {at for at in entries if places[at][1] in places[at][0].deterministic}
-        yield from ([entry] for entry in beside)
-        others = [entry for entry in entries if entry not in beside]
-        at_once = max(1, ENTRIES // self.q.shape[-1])
-        for first in range(0, len(others), at_once):
-            yield others[first : first + at_once]
-
     def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
         """Ask a policy for its rows h at nodes: for P h_n/p_n, and for (P h − p)₊ of some."""
         q, p, ids = self._together(places)
@@ -172,13 +165,15 @@ class Law:
         )
 
     def _masses(self, policy: Policy, places: Sequence[Place], q: Tensor, p: Tensor) -> Tensor:
-        """Return P h at nodes, written out: one node where tokens are deterministic."""
-        run, place = places[0]
-        if place in run.deterministic:
-            p = self.draft.offers(run.row, run.nodes[place], q[0])[None]
+        """Return P h at nodes, written out; of the selection law where tokens are deterministic."""
+        if any(place in run.deterministic for run, place in places):
+            p = p.clone()  # the residual is over p itself
+            for (run, place), q_row, offers in zip(places, q, p, strict=True):
+                if place in run.deterministic:
+                    offers[:] = self.draft.offers(run.row, run.nodes[place], q_row)
         alive = [run.alive[at] for run, at in places] if self.in_blocks else [1.0]
         path = PathState(torch.tensor(alive, dtype=torch.float64, device="cpu"))
-        h = policy.target(q, p.double(), path if self.in_blocks else None)
+        h = policy.target(q, p, path if self.in_blocks else None)
         assert h is not None  # check() has seen the policy
         return path.alive[:, None] * h.detach() if self.in_blocks else h.detach()
 
