@@ -65,7 +65,9 @@ class FixedTarget(Policy):
 class Entrywise(Policy):
     """Accept n with min(1, c(q_n, p_n)/p_n); the residual is (s·q − p)₊ over its sum, s of q_n, c.
 
-    A verifier needs one pass over a row, only after a refusal (THEORY.md, Theorem 16).
+    A verifier needs one pass over a row, only after a refusal (THEORY.md, Theorem 16). A subclass
+    with a ``target`` h must have h_n = c where c < p_n, and h_n ≥ p_n elsewhere: of what is refused
+    nothing comes back to a refused token.
     """
 
     @abstractmethod
@@ -84,6 +86,11 @@ class Entrywise(Policy):
     def acceptance_of(self, q_n: Entries, p_n: Entries) -> Entries:
         """Return min(1, c/p_n) from float64 entries."""
         return accept_probability(self.ceiling(q_n, p_n), p_n)
+
+    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
+        """Return min(1, c/p_n), exact below 1."""
+        accepted = self.acceptance_of(q_n, p_n)
+        return accepted, torch.where(accepted < 1, accepted, torch.inf)
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
         """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
@@ -133,10 +140,6 @@ class PerProposal(Entrywise):
             return torch.maximum(self.raised(q_n), q_n).clamp_(max=1.0)
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return γ_n/p_n, exact below 1, as of :class:`Raised`."""
-        return exact_below_1(self.acceptance_of(q_n, p_n))
 
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
         return self.gamma(q_n)
@@ -190,8 +193,3 @@ class PerProposal(Entrywise):
         mass = torch.cat([zero, weight.cumsum(-1)], -1).gather(-1, above)
         scaled = torch.cat([zero, (weight * scale).cumsum(-1)], -1).gather(-1, above)
         return scaled.mul_(q).sub_(mass.mul_(p)).clamp_(min=0.0)
-
-
-def exact_below_1(accepted: Entries) -> tuple[Entries, Entries]:
-    """Return bounds on ratios that are known below 1, as acceptances are."""
-    return accepted, torch.where(accepted < 1, accepted, torch.inf)

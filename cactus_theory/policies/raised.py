@@ -8,7 +8,7 @@ import torch
 
 from cactus_theory.base.arguments import float64_rows, ungraphed
 from cactus_theory.optimum.rows import NodeRow
-from cactus_theory.policies._base_classes import Entrywise, FixedTarget, exact_below_1
+from cactus_theory.policies._base_classes import Entrywise, FixedTarget
 from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support
 from cactus_theory.policies._knobs import PositiveShare, Share
 from cactus_theory.policies._policy import Entries, Rows, normalised_or
@@ -23,10 +23,6 @@ class Raised(Entrywise, FixedTarget):
     """
 
     between = True
-
-    def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return c/p_n, exact below 1: of what is refused nothing comes back to a refused token."""
-        return exact_below_1(self.acceptance_of(q_n, p_n))
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the emitted law."""
