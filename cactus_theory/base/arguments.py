@@ -206,14 +206,19 @@ def scalar_like(value: Tensor, original: ArrayLike) -> Any:
     return value if isinstance(original, Tensor) else value.numpy()
 
 
+def as_number(name: str, value: Any) -> float:
+    """Return a number, or the text of one, as a float."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name}: must be a number; got {value!r}") from None
+
+
 def number(
     name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False
 ) -> float:
     """Return ``value`` as a float inside [low, high] (or (low, high])."""
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: must be a number; got {value!r}") from None
+    result = as_number(name, value)
     inside = low < result <= high if open_low else low <= result <= high
     if not inside:  # NaN lands here too
         bracket = "(" if open_low else "["

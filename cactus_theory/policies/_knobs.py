@@ -75,7 +75,9 @@ def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
     """Return ``value`` as the first kind that can hold it, None before others."""
     if not isinstance(value, str) and type(value) in kinds:
         return value
-    *first, last = sorted(kinds, key=lambda kind: kind is not type(None))
+    if types.NoneType in kinds and str(value).lower() == "none":
+        return None
+    *first, last = (kind for kind in kinds if kind is not types.NoneType)
     for kind in first:
         try:
             return converted(name, value, kind)
@@ -91,23 +93,11 @@ def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     raise ValueError(f"{name}: must be one of {', '.join(map(str, allowed))}; got {value!r}")
 
 
-def _nothing(name: str, value: Any) -> None:
-    if value is not None and str(value).lower() != "none":
-        raise ValueError(f"{name}: must be none; got {value!r}")
-
-
 def _yes_or_no(name: str, value: Any) -> bool:
     truth = value if isinstance(value, bool) else WORDS.get(str(value).lower())
     if truth is None:
         raise ValueError(f"{name}: must be true or false; got {value!r}")
     return truth
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}: must be a number; got {value!r}") from None
 
 
 def _text(name: str, value: Any) -> str:
@@ -117,9 +107,8 @@ def _text(name: str, value: Any) -> str:
 
 
 READERS: dict[type, Callable[[str, Any], Any]] = {
-    type(None): _nothing,
     bool: _yes_or_no,
-    float: _number,
+    float: check.as_number,
     int: check.as_whole_number,
     str: _text,
 }
