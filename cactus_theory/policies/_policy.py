@@ -34,11 +34,10 @@ from cactus_theory.policies._decisions import Declaration, PathState
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
 Id = Int[Tensor, "*batch"]
-Flat = Float[Tensor, "rows vocab"]
 Entries = Float[Tensor, "*any"]
 
-# most entries of the rows that the O(V²) enumeration builds at once: 2^22 float64 are 32 MiB
-ENUMERATION_ENTRIES = 2**22
+# most entries of the rows in one call of a policy or a function: 2^22 float64 are 32 MiB
+ENTRIES = 2**22
 # seconds of an enumeration until its total time is estimated, and the least that it warns of
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
@@ -146,7 +145,7 @@ class Policy(ABC):
         out = (p * phi).reshape(-1, vocab).clone()
         start, done, total = time.monotonic(), 0, int(rejected.count_nonzero())
         for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
-            for chunk in lost.nonzero()[:, 0].split(max(1, ENUMERATION_ENTRIES // vocab)):
+            for chunk in lost.nonzero()[:, 0].split(max(1, ENTRIES // vocab)):
                 out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
                 done, taken = done + len(chunk), time.monotonic() - start
                 if taken < FIRST_SECONDS:

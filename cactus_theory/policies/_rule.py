@@ -21,13 +21,11 @@ from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
 from cactus_theory.policies._decisions import Budget, Declaration, PathState
-from cactus_theory.policies._policy import Id, Ids, Policy, Rows, normalised_or
+from cactus_theory.policies._policy import ENTRIES, Id, Ids, Policy, Rows, normalised_or
 
 Function = Callable[..., Any]
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# most entries of the rows in one call of a vectorised function: 2^22 float64 are 32 MiB
-ENTRIES = 2**22
 # seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
 SLOW_SECONDS = 5.0
 VECTORISE = (
@@ -42,7 +40,7 @@ class FunctionPolicy(Policy):
     source: ClassVar[Any]  # what was given to ``rule``
 
     def __call__(self, *arguments: Any, **knobs: Any) -> Any:
-        return self.function(*arguments, **{**self._knobs(self.function), **knobs})
+        return self.function(*arguments, **{**vars(self), **knobs})
 
     @property
     def function(self) -> Function:
@@ -51,20 +49,15 @@ class FunctionPolicy(Policy):
     @property
     def spec(self) -> str:
         """Return the string that rebuilds this policy, with every knob."""
-        knobs = ",".join(f"{knob}={value}" for knob, value in self._knobs(self.function).items())
+        knobs = ",".join(f"{knob}={value}" for knob, value in vars(self).items())
         return f"{self.name}:{knobs}" if knobs else self.name
 
     @property
     def declares(self) -> Declaration:
         """Return the decorator's declaration, with the budget at the current knob values."""
         text = self.source.budget
-        budget = None if text is None else Budget.read(text, self._knobs(self.function))
+        budget = None if text is None else Budget.read(text, vars(self))
         return Declaration(budget=budget, **self.source.declared)
-
-    def _knobs(self, function: Function) -> dict[str, Any]:
-        """Return the values of the knobs that a function names."""
-        known, named = dataclasses.fields(self), inspect.signature(function).parameters  # type: ignore[arg-type]
-        return {knob.name: getattr(self, knob.name) for knob in known if knob.name in named}
 
     def _answers(
         self, function: Function, q: Rows, p: Rows, row: Tensor, token: Tensor | None = None
@@ -76,7 +69,8 @@ class FunctionPolicy(Policy):
         shape = torch.Size() if single else q.shape[-1:]
         if not len(row):
             return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
-        knobs, start, answers = self._knobs(function), time.monotonic(), []
+        named, start, answers = inspect.signature(function).parameters, time.monotonic(), []
+        knobs = {knob: value for knob, value in vars(self).items() if knob in named}
         asked = (row,) if token is None else (row, token)
         if source.vectorised:
             step = max(1, ENTRIES // q.shape[-1])
@@ -144,12 +138,7 @@ class FunctionRule(FunctionPolicy):
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
         """Call ``residual`` for tokens (m,) of one row that may be refused; return (m, V)."""
-        assert self.source.residual is not None  # SharedFunctionRule if there is none
         return self._answers(self.source.residual, q[None], p[None], torch.zeros_like(n), n)
-
-
-class SharedFunctionRule(SharedResidual, FunctionRule):
-    """A function's policy with one residual for every refused token: the default, or f(q, p)."""
 
 
 class FunctionTarget(FunctionPolicy, FixedTarget):
@@ -232,7 +221,7 @@ def rule(
         raise TypeError("residual: follows from the target row of f(q, p); got one of its own")
     fields = [(name, knob.annotation, knob.default) for name, knob in knobs.items()]
     kind: Any = dataclasses.make_dataclass(
-        function.__name__, fields, bases=(_class(count, residual),), frozen=True
+        function.__name__, fields, bases=_bases(count, residual), frozen=True
     )
     kind.__module__, kind.__qualname__ = function.__module__, function.__qualname__
     kind.__doc__, kind.name = function.__doc__, function.__name__
@@ -271,16 +260,19 @@ def _rises(ends: Any) -> bool:
     return low <= high
 
 
-def _class(count: int, residual: Function | None) -> type[FunctionPolicy]:
-    """Return the policy class for a function of ``count`` arguments with this residual."""
+def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
+    """Return the classes of the policy of a function of ``count`` arguments with this residual.
+
+    It is shared by all refused tokens by default, and as f(q, p).
+    """
     if count == 2:
-        return FunctionTarget
-    if residual is None:
-        return SharedFunctionRule
-    kinds = [entry.kind for entry in inspect.signature(residual).parameters.values()]
-    row = [kind for kind in kinds if kind in POSITIONAL]
-    shared = len(row) == 2 and inspect.Parameter.VAR_POSITIONAL not in kinds
-    return SharedFunctionRule if shared else FunctionRule
+        return (FunctionTarget,)
+    if residual is not None:
+        kinds = [entry.kind for entry in inspect.signature(residual).parameters.values()]
+        row = [kind for kind in kinds if kind in POSITIONAL]
+        if len(row) != 2 or inspect.Parameter.VAR_POSITIONAL in kinds:
+            return (FunctionRule,)
+    return SharedResidual, FunctionRule
 
 
 def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:

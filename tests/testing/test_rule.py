@@ -76,7 +76,7 @@ def test_a_residual_of_two_arguments_is_asked_once_a_row():
 def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch):
     monkeypatch.setattr(_policy, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(_policy, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(_policy, "ENUMERATION_ENTRIES", 20)
+    monkeypatch.setattr(_policy, "ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
     slow = ct.rule(lambda q, p, n: 0.5, residual=lambda q, p, n: q)
     with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
