@@ -110,10 +110,12 @@ class Registry(Generic[Kind]):
         return name in self.known and _origin(self.known[name]) != _origin(value)
 
     def add(self, name: str, value: Kind) -> None:
-        """Register; ValueError for a name that is taken."""
+        """Register, and name the class so; ValueError for a name that is taken."""
         if self.taken(name, value):
             raise ValueError(f"name: must not be registered already; got {name!r}")
         self.known[name] = value
+        kind = _kind_of(value)
+        kind.name = kind.registered_as = name
 
     def names(self) -> tuple[str, ...]:
         """Return the registered names in order of registration."""
@@ -141,7 +143,7 @@ class Registry(Generic[Kind]):
         return _named(value, module, path, name), f"{path}:{name}"
 
 
-def _kind_of(value: Any) -> type:
+def _kind_of(value: Any) -> Any:
     return value if isinstance(value, type) else type(value)
 
 
@@ -153,7 +155,7 @@ def _origin(value: Any) -> tuple[str, str]:
 
 def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
     """Set the spec of an object read from a file to ``FILE.py:NAME``."""
-    kind: Any = _kind_of(value)
+    kind = _kind_of(value)
     if "registered_as" in vars(kind):
         return value
     if getattr(module, kind.__name__, None) is kind and kind.__module__ == module.__name__:

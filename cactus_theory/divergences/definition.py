@@ -229,7 +229,6 @@ def register_divergence(kind: Kind) -> Kind:
         )
     _check_generator(kind(**kind.example))
     DIVERGENCES.add(kind.name, kind)
-    kind.registered_as = kind.name  # type: ignore[attr-defined]
     return kind
 
 

@@ -49,7 +49,6 @@ def register(name: str) -> Callable[[Kind], Kind]:
                 f"register: must be a Policy class or a function under @ct.rule; got {entry!r}"
             )
         POLICIES.add(name, kind)
-        kind.name = kind.registered_as = name  # type: ignore[attr-defined]
         return entry
 
     return add

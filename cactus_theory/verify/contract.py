@@ -179,7 +179,6 @@ def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
 
     def add(kind: type[Kind]) -> type[Kind]:
         VERIFIERS.add(name, kind())
-        kind.name = kind.registered_as = name  # type: ignore[attr-defined]
         return kind
 
     return add
