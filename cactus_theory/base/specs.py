@@ -60,12 +60,11 @@ def parse_knobs(text: str, spec: str) -> dict[str, str]:
     return knobs
 
 
-def merged_knobs(spec: str, knobs: Mapping[str, Any], label: str = "") -> dict[str, Any]:
+def merged_knobs(spec: str, knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the knobs of a spec with those given as keywords; each must be given once."""
     _, spec_knobs = parse_spec(spec)
     if twice := spec_knobs.keys() & knobs.keys():
-        label = label or f"{min(twice)}:"
-        raise ValueError(f"{label} must be given once; got {spec!r} and {knobs!r}")
+        raise ValueError(f"{min(twice)}: must be given once; got {spec!r} and {knobs!r}")
     return {**spec_knobs, **knobs}
 
 

@@ -109,27 +109,24 @@ def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"divergence": read_divergence(values["divergence"]).spec}
 
 
-def policy_of_data(
-    spec: Any, path: str | Path, *, trust_code: bool = False, **knobs: Any
-) -> Policy:
+def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> Policy:
     """Return the policy that the data file ``path`` names, without running or reading more.
 
     It is a registered one. ``trust_code`` reads the spec as :func:`read_policy` does. Raises
     ValueError for what is no spec, ``FILE.py:NAME``, and as :func:`read_policy`.
     """
     if trust_code:
-        return read_policy(spec, **knobs)
+        return read_policy(spec)
     if not isinstance(spec, str) or names_a_file(spec):
         raise ValueError(
             "policy: must be a registered name in a data file, which runs no code (--trust-code, "
             f"trust_code=True: it may); got {spec!r:.200} in {path}"
         )
     try:
-        name, written = parse_spec(spec)
-        values = merged_knobs(spec, knobs)
-        if code := next(filter(names_a_file, written.values()), None):
+        name, knobs = parse_spec(spec)
+        if code := next(filter(names_a_file, knobs.values()), None):
             raise ValueError(f"policy: must name no code in a data file; got {code!r:.200}")
-        return _at_knobs(POLICIES.find(name), name, spec, values)
+        return _at_knobs(POLICIES.find(name), name, spec, knobs)
     except ValueError as error:
         raise ValueError(f"{error}; in {path}") from None
 
