@@ -103,9 +103,9 @@ def searched(q, p, alive, floor, ceiling, spec, **knob):
 
 
 def test_a_one_hot_draft_below_one_has_a_row_that_sums_to_one():
-    """A budget that pays for the whole draft at P < 1 gives its token 1, not 1/P."""
-    q, p = torch.tensor([[0.4, 0.6]] * 2).double(), torch.tensor([[0.0, 1.0]] * 2).double()
-    alive = torch.tensor([0.3, 1.0], dtype=torch.float64)
+    """A budget that pays for the whole draft at P < 1 gives its token 1: not 1/P, maybe ∞."""
+    q, p = torch.tensor([[0.4, 0.6]] * 3).double(), torch.tensor([[0.0, 1.0]] * 3).double()
+    alive = torch.tensor([0.3, 1.0, 1e-310], dtype=torch.float64)
     h = searched(q, p, alive, None, None, "kl", delta=0.6)
     assert (h.sum(-1) - 1).abs().max() < 1e-15
 

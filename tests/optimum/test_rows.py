@@ -125,6 +125,13 @@ def test_a_budget_of_float32_rows_with_zeros_is_that_of_float64_rows():
         assert (narrow.scale, narrow.upper) == (wide.scale, wide.upper)
 
 
+def test_a_token_that_a_float32_target_excludes_is_not_raised():
+    q, p = np.array([1.0, 0.0], np.float32), np.array([0.5, 0.5], np.float32)
+    row = ct.policy("band:price=1").row(q, p)
+    row.upper_exceeds(math.inf)
+    assert row.raised(1, q[1], p[1]) == 0 == row.law_at(1, q, p)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_compiled_search_within_a_budget_ends_by_itself(spec):
     """A row that is given up is solved once more in torch: the same edges, many times as slow."""
