@@ -84,8 +84,8 @@ class Path:
         low = _search(self.fill, rejection)  # how many tokens are lifted
         high = self.excess.shape[-1] - _search(self.excess, capped)  # the first that is cut
         q_low, q_high = _pick(self.q_below, low), _pick(self.q_above, high)
-        lower = self._edge(_pick(self.p_below, low) + rejection, q_low, low, 0).clamp(max=1.0)
-        upper = self._edge(_pick(self.p_above, high) - capped, q_high, high, -1).clamp(min=1.0)
+        lower = self._edge(_pick(self.p_below, low) + rejection, q_low, low).clamp(max=1.0)
+        upper = self._edge(_pick(self.p_above, high) - capped, q_high, high).clamp(min=1.0)
         cost = _pick(self.cost_over, high) + _pick(self.cost_under, low)
         cost = cost + _weighted(q_low, f.centred(lower)) + _weighted(q_high, f.centred(upper))
         if self.free_support:
@@ -94,12 +94,12 @@ class Path:
             upper = torch.where(leaked > 0, torch.inf, upper)
         return lower, upper, cost
 
-    def _edge(self, mass: PerRow, q_mass: PerRow, index: Places, end: int) -> PerRow:
-        """Return mass/q_mass, clamped to the ratios on either side of position ``index``.
+    def _edge(self, mass: PerRow, q_mass: PerRow, index: Places) -> PerRow:
+        """Return mass/q_mass, or 1 of no mass, clamped to the ratios beside position ``index``.
 
-        Next to tokens with q = 1e-25 it is rounding error. Of no tokens it is the ratio at ``end``.
+        Next to tokens with q = 1e-25 the quotient is rounding error.
         """
-        edge = torch.where(q_mass > 0, mass / q_mass, self.ratio[:, end])
+        edge = torch.where(q_mass > 0, mass / q_mass, 1.0)
         last = self.ratio.shape[-1] - 1
         below = _pick(self.ratio, (index - 1).clamp(min=0))
         edge = torch.where(index > 0, torch.maximum(edge, below), edge)
