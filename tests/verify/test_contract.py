@@ -9,6 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Declaration
 from cactus_theory.verify import Assignment, Chain, Draft, find_verifier, verifiers
+from cactus_theory.verify._dense import block_on_device
 from cactus_theory.verify.chain import chain_on_device
 from tests.rules import RULES
 from tests.rules import SPECS as EVERY
@@ -59,6 +60,39 @@ def test_rows_in_half_precision_are_replaced_by_what_the_draft_lacks():
     q, p, ids, lengths, *coins = rows(100, 3)
     for spec in ("speculative", "cactus:delta=0.1"):
         check_alike(spec, q.bfloat16(), Draft(ids, lengths, p.bfloat16()), *coins)
+
+
+@pytest.mark.parametrize("at", ["drafted", "whole"])
+def test_a_token_without_a_law_ends_its_text_on_host_and_device(at):
+    q, p, ids, lengths, accept, draw = rows(100, 4, seed=3)
+    p[:, 2] = torch.nan if at == "whole" else p[:, 2].scatter(-1, ids[:, 2:3], torch.nan)
+    for spec in SPECS:
+        check_alike(spec, q, Draft(ids, lengths, p), accept, draw)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_policies_of_one_batch_judge_their_texts_as_if_alone(deterministic):
+    """Chains and blocks, on host and device; of these policies one alone looks ahead."""
+    q, p, ids, lengths, accept, draw = rows(90, 4, seed=9)
+    draft = Draft(ids, lengths, None if deterministic else p)
+    policies = tuple(map(ct.policy, ("cactus:delta=0.2", "band:price=2", "fuzzy:threshold=0.1")))
+    turn = torch.arange(90) % 3
+
+    def decided(assigned):
+        given = assigned, q, draft, accept, draw
+        blocks = find_verifier("block").verify(*given), block_on_device(*given)
+        ends = [part for block in blocks for part in (block.num_accepted, block.last)]
+        return [*on_host(*given), *chain_on_device(*given), *ends], [b.raised for b in blocks]
+
+    together, raised = decided(Assignment(policies, turn[:, None].expand(ids.shape)))
+    for number, policy in enumerate(policies):
+        alone, own_raised = decided(Assignment((policy,)))
+        own = turn == number
+        assert all(part[own].equal(other[own]) for part, other in zip(together, alone, strict=True))
+        for part, other in zip(raised, own_raised, strict=True):
+            assert (part is None) == (not deterministic)
+            if deterministic:
+                assert part[own].isnan().all() if other is None else part[own].equal(other[own])
 
 
 UNIFORM = np.full(4, 0.25)

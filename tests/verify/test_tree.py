@@ -433,7 +433,10 @@ def test_bad_trees_are_named():
     flags = torch.zeros(4, 9, dtype=torch.bool)
     bad = {
         "parents: each must be −1 or an earlier token": {"parents": draft.parents + 9},
-        "draft_token_ids: siblings must be different tokens": {"token_ids": ids * 0},
+        "draft_token_ids: siblings must be different tokens; got tokens 0 and 1 of row 0": {
+            "token_ids": ids * 0,
+            "parents": ids * 0 - 1,
+        },
         "sampled: at most one token may be sampled after a node": {
             "sampled": ~flags,
             "parents": ids * 0 - 1,
