@@ -152,6 +152,11 @@ class Typical(AcceptedSet):
         entropy = _entropy(q)
         return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
 
+    def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
+        """Return 1 where q_n exceeds the threshold: of a row its entropy is needed alone."""
+        q = ungraphed(q)
+        return (q.gather(-1, n).double() > self.threshold(q) * (1 + TIE)).double()
+
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:
         """Return the tokens where q exceeds the threshold, (..., V)."""
         return q.double() > self.threshold(q) * (1 + TIE)
