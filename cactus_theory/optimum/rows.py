@@ -138,7 +138,10 @@ class NodeRow:
         """Solve U and A; where U > ``threshold`` they may be left, with U = ∞."""
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
+        """Return whether g/q > ``ratio`` of a token that p has more of (Theorem 15); if not, solve.
+
+        With a ``factor`` below 1 False may mean unknown: :meth:`ratio_of` answers.
+        """
         return self.upper_exceeds(ratio if self.factor == 1 else math.inf)
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
@@ -220,7 +223,6 @@ class PricedRow(NodeRow):
         self.upper, self.scale, self.unit = solved
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return whether g/q > ``ratio`` of a token that p has more of; if not, solve."""
         if self.boxes is FREE:  # no array is compared
             return super().exceeds(token, ratio)
         least, ids, *_ = self.boxes

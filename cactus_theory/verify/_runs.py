@@ -40,7 +40,7 @@ class Run:
     # bounds on h_n/p_n of the tokens
     low: list[float]
     high: list[float]
-    # P h_n/p_n at the last node that was solved
+    # P h_n/p_n at the last node that was asked, 1 where it exceeds a share unsolved
     ratio: float
 
     def __init__(
