@@ -113,7 +113,8 @@ def _sums(
         ended[at] = np.isin(tokens.cpu().numpy(), ends)
         for sums_of_other, other in zip(foretold, others, strict=True):
             sums_of_other[at] += other.emitted(q, p)[:, ends].sum(-1).cpu().numpy()
-        for text, chance in zip(at, (common.gather(1, n) / h.gather(1, n))[:, 0].tolist(), strict=True):
+        accepted = common.gather(1, n) / h.gather(1, n)
+        for text, chance in zip(at, accepted[:, 0].tolist(), strict=True):
             kept[text].append(chance)
     calls = [expected_calls(chances, args.num_draft_tokens) for chances in kept]
     names = "tokens", "accepted", "kl", "end_target", "end_emitted", "ended", "calls", "answers"

@@ -223,6 +223,7 @@ class PricedRow(NodeRow):
         self.upper, self.scale, self.unit = solved
 
     def exceeds(self, token: int, ratio: float) -> bool:
+        """Return the same where boxes may hold the token."""
         if self.boxes is FREE:  # no array is compared
             return super().exceeds(token, ratio)
         least, ids, *_ = self.boxes
