@@ -83,7 +83,7 @@ def compared(data: Path) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    head = ["may spend, nats a token", "policy", "verifier, K", *(own[0] for own in known.values())]
+    head = ["set for, nats a token", "policy", "verifier, K", *(own[0] for own in known.values())]
     title = (
         "SmolLM2-135M-Instruct and its head, one text at a time, temperature 1, answers of at most "
         f"256 tokens; {rows[0]['prompts']} prompts, in brackets 90 % over resampled ones"
@@ -110,7 +110,7 @@ def tuned(data: Path) -> str:
             kinds = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
                      and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
             lines.append(_tuned_line(max(kinds, key=lambda row: float(row["predicted_speed"]))))
-    head = ("may spend, nats a token", "policy", "verifier, K", "tokens/s (90 % over repeats)",
+    head = ("set for, nats a token", "policy", "verifier, K", "tokens/s (90 % over repeats)",
             "× plain", "tokens a call", "metered")  # fmt: skip
     plain_speed = float(plain["measured_speed"])
     cells = [(*line[:4], f"{float(line[4]) / plain_speed:.2f}", *line[5:]) for line in lines]
