@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.terminal import Progress
@@ -22,10 +23,11 @@ from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
+from cactus_theory.verify._emitted import Emitted
 
 from .common.inputs import at_least
 from .common.results import columns, publish, read_csv, values_of
-from .common.walk import Step, add_walk_arguments, opened_walk, walked
+from .common.walk import Step, add_walk_arguments, law_of, opened_walk, walked
 
 BAND = "band:price"
 FAMILIES = BAND, "lenience:lenience", "cactus:delta", "band:price,head=0.2"
@@ -102,19 +104,16 @@ def _sums(
     """
     sums, ended, foretold = np.zeros((5, texts)), np.zeros(texts), np.zeros((len(others), texts))
     kept: list[list[float]] = [[] for _ in range(texts)]
-    for at, q, p, h, tokens in steps:
-        common, n = torch.minimum(h, p), tokens[:, None]
-        cells = (
-            common.sum(-1),
-            read_divergence("kl").value(h, q),
-            *(own[:, ends].sum(-1) for own in (q, h)),
-        )
-        sums[:, at] += torch.stack([torch.ones_like(cells[0]), *cells]).cpu().numpy()
+    for at, q, p, law, tokens in steps:
+        charge, h_n = law.charges(read_divergence("kl")), law.at(tokens)
+        chance_of_end = q[:, ends].double().sum(-1), _ends(law, ends)
+        cells = torch.ones_like(h_n), charge.accepted, charge.spent, *chance_of_end
+        sums[:, at] += torch.stack(cells).cpu().numpy()
         ended[at] = np.isin(tokens.cpu().numpy(), ends)
         for sums_of_other, other in zip(foretold, others, strict=True):
-            sums_of_other[at] += other.emitted(q, p)[:, ends].sum(-1).cpu().numpy()
-        accepted = common.gather(1, n) / h.gather(1, n)
-        for text, chance in zip(at, accepted[:, 0].tolist(), strict=True):
+            sums_of_other[at] += _ends(law_of(other, q, p), ends).cpu().numpy()
+        accepted = torch.minimum(h_n, p.gather(1, tokens[:, None])[:, 0].double()) / h_n
+        for text, chance in zip(at, accepted.tolist(), strict=True):
             kept[text].append(chance)
     calls = [expected_calls(chances, args.num_draft_tokens) for chances in kept]
     names = "tokens", "accepted", "kl", "end_target", "end_emitted", "ended", "calls", "answers"
@@ -122,6 +121,12 @@ def _sums(
     every = np.stack([*sums, ended, calls, np.ones(texts), *foretold])
     by_prompt = every.reshape(len(names), args.together, -1).sum(1)
     return dict(zip(names, by_prompt.tolist(), strict=True))
+
+
+def _ends(law: Emitted, ends: Sequence[int]) -> Tensor:
+    """Return what a law gives to the ends at its rows."""
+    none = law.q.new_zeros(len(law.q), dtype=torch.float64)
+    return sum((law.at(torch.full_like(none, end, dtype=torch.int64)) for end in ends), none)
 
 
 def expected_calls(chances: Sequence[float], width: int) -> float:

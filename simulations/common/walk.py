@@ -18,6 +18,9 @@ from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies._decisions import PathState
+from cactus_theory.verify._emitted import Emitted
+from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick
 
 from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
@@ -27,12 +30,12 @@ Rows = Float[Tensor, "texts vocab"]
 
 
 class Step(NamedTuple):
-    """A token of every open text, with the text's number and rows of target, draft and law."""
+    """A token of every open text, with its number, rows of target and draft, and the law."""
 
     texts: list[int]
     q: Rows
     p: Rows
-    h: Rows
+    law: Emitted
     tokens: Int[Tensor, "texts"]
 
 
@@ -46,8 +49,8 @@ def walked(
 ) -> Iterator[Step]:
     """Yield the steps in which the policy's law writes on after each prompt, to its end or limit.
 
-    Rows are float64, of temperature 1 and on the target's device; coins are drawn on a CPU, one a
-    text, and depend on which prompts are together.
+    Rows are at least float32, of temperature 1 and on the target's device; coins are drawn on a
+    CPU, one a text, and depend on which prompts are together.
     """
     own = isinstance(pair.draft, OwnWeights)
     texts = Texts(prompts, limit, own_ends(pair.target), pair.target.device)
@@ -56,20 +59,26 @@ def walked(
     size = pair.target.config.vocab_size
     while texts.batch:
         q, p = (_next_rows(model, texts, size) for model in models)
-        h = policy.emitted(q, p)
-        coins = torch.rand(len(h), dtype=torch.float64, generator=generator)
-        tokens = pick(h, coins.to(h.device))
-        yield Step(list(texts.numbers), q, p, h, tokens)
+        law = law_of(policy, q, p)
+        coins = torch.rand(len(q), dtype=torch.float64, generator=generator)
+        tokens = pick(law.laws, coins.to(q.device))
+        yield Step(list(texts.numbers), q, p, law, tokens)
         texts.settle(tokens[:, None].tolist(), tokens)
         still = [row for row in range(texts.batch) if texts.room(row)]
         for part in (texts, *models) if len(still) < texts.batch else ():
             part.keep(still)
 
 
+def law_of(policy: Policy, q: Rows, p: Rows) -> Emitted:
+    """Return what a chain emits at rows."""
+    return Chain().emitted(policy, q, p, PathState(q.new_ones(len(q), dtype=torch.float64)))
+
+
 def _next_rows(model: CachedModel, texts: Texts, size: int) -> Rows:
     counts = [length - cached for length, cached in zip(texts.lengths, model.lengths, strict=True)]
     logits = model.feed(texts.take(model.lengths, counts), counts, [1] * texts.batch)
-    return fitted(logits, size)[:, 0].double().softmax(-1)
+    logits = fitted(logits, size)[:, 0]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
 
 
 def log_rows(
@@ -92,7 +101,8 @@ def log_rows(
         for prompt in prompts_ids:
             steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
             progress.advance()
-    return torch.cat([step.q for step in steps]), torch.cat([step.p for step in steps])
+    q, p = ([getattr(step, side) for step in steps] for side in "qp")
+    return torch.cat(q).double(), torch.cat(p).double()
 
 
 def add_walk_arguments(
