@@ -198,6 +198,6 @@ def test_selection_laws_of_odd_rows_are_laws():
     assert not list(filter(None, map(offer, range(OFFERS))))
 
 
-@pytest.mark.parametrize("number", [4223, 41787])
+@pytest.mark.parametrize("number", [4223, 41787, 54563])
 def test_calls_that_once_went_wrong(number):
     assert not call(number)

@@ -124,7 +124,8 @@ class Band(FixedTarget):
         raised = ratio * most if most < math.inf else torch.where(ratio > 0, most, 0.0)
         if self.of_path:
             return ratio, raised
-        return ratio.clamp(max=1.0), torch.maximum(raised.clamp(max=1.0), ratio)
+        least = torch.where(p_n > 0, ratio.clamp(max=1.0), ratio)  # as sure at p = 0 as on a path
+        return least, torch.maximum(raised.clamp(max=1.0), ratio)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
         """Return the row's band, of p/P at a price and else of p, where it is solved by itself."""
