@@ -27,7 +27,8 @@ from cactus_theory.commands.plot import save_plot
 from cactus_theory.optimum.bands import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
-from cactus_theory.traces.estimate import valued
+from cactus_theory.traces.ends import end_ratio, foretold
+from cactus_theory.traces.estimate import Estimate, valued
 from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
 
 # columns of the table of policies that hold words
@@ -51,10 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
-    policies = [ct.policy(spec).at_ends(()) for spec in args.policy]
     spec = ct.divergence(args.divergence).spec
-    if len(policies) > 1:
-        logged = source(args)
+    logged = source(args) if len(args.policy) > 1 else None
+    ends = logged.ends if isinstance(logged, Trace) else ()
+    policies = [ct.policy(spec).at_ends(ends) for spec in args.policy]
+    if logged is not None:
         lines, q, p = _lines(logged, policies, spec)
         notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
         if args.csv:
@@ -67,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         print("{rows} rows of {texts} texts".format(**notes))
         print_table(_heads(spec), [_cells(line, spec) for line in lines], WORDS)
         print(LEGEND)
+        for line in lines:
+            if words := foretold(line["end_ratio"], line["end_ratio_se"]):
+                print(f"{line['policy']}: {words}")
         return 0
     (policy,), (q, p) = policies, rows(args)
     report = ct.audit(policy, q, p, divergence=args.divergence)
@@ -113,10 +118,13 @@ def _lines(
         with Progress(f"auditing rows, {policy.spec}", count) as progress:
             audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
     q, p = (torch.cat(part) for part in zip(*[pair[1:] for pair in row_pairs(source)], strict=True))
-    return [_line(one, _pooled_share(one, q, p)) for one in audits], q, p
+    shares = [_pooled_share(one, q, p) for one in audits]
+    trace = source if isinstance(source, Trace) and source.ends else None
+    ends = [None if trace is None else end_ratio(trace, policy) for policy in policies]
+    return list(map(_line, audits, shares, ends)), q, p
 
 
-def _line(one: PooledAudit, pooled_share: float | None) -> Line:
+def _line(one: PooledAudit, pooled_share: float | None, ends: Estimate | None) -> Line:
     budget = one.declares.budget
     return {
         "policy": one.policy,
@@ -126,6 +134,7 @@ def _line(one: PooledAudit, pooled_share: float | None) -> Line:
         "raised_off_head_per_1000_se": 1000 * one.raised_off_head.standard_error,
         **valued("share_of_row_optimum", one.share),
         "share_of_pooled_optimum": pooled_share,
+        **valued("end_ratio", ends),
         "declares": "no budget" if budget is None else str(budget),
         "held": one.held,
         "rows": one.rows,

@@ -11,6 +11,7 @@ from cactus_theory.answer_bounds import share
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
+from cactus_theory.traces.ends import foretold
 from cactus_theory.traces.estimate import valued
 from cactus_theory.tuned import FORMAT, VERSION
 from cactus_theory.tuning.costs import SECONDS
@@ -76,7 +77,7 @@ def notes(tuned: Tuned) -> list[str]:
             f"That is a mean: {share((spent > tuned.level).mean())} of the texts lie above "
             f"{tuned.level:g}, one in ten above {np.quantile(spent, UPPER):.3g}, the worst at "
             f"{spent.max():.3g}. A cap holds for every answer: generate --cap. Speeds are of "
-            "tokens: answers may get longer."
+            f"tokens: {foretold(*valued('', tuned.ends).values()) or 'answers may get longer'}."
         )
     if said := tuned.choices[0].replay.undrafted:
         lines.append(f"{said}.")
@@ -117,6 +118,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         "plain": {"speed": tuned.plain},
         "costs": vars(tuned.costs),
         "unit": _unit(tuned),
+        **valued("end_ratio", tuned.ends),
         "table": [_line(choice, tuned) for choice in tuned.choices],
         "source": tuned.source,
     }

@@ -9,13 +9,14 @@ both halves.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.traces.ends import end_ratio
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
@@ -81,6 +82,8 @@ class Tuned:
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
     halves : of the texts of ``replay``.
     source : the trace's cycles, texts and models, and what was tried.
+    ends : how likely an end of text is under the best setting, over the target; None if that is
+        lossless or the trace's texts have no ends.
     """
 
     level: float
@@ -90,6 +93,7 @@ class Tuned:
     choices: tuple[Choice, ...]
     halves: Halves
     source: dict[str, object] = field(default_factory=dict)
+    ends: Estimate | None = None
 
     @property
     def best(self) -> Choice | None:
@@ -166,7 +170,10 @@ def tune(
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
     about = _about(trace) | {"tried": tried, "halves": {"seed": seed}}
-    return Tuned(level, kind.spec, costs, plain_speed(costs), tuple(choices), halves, about)
+    tuned = Tuned(level, kind.spec, costs, plain_speed(costs), tuple(choices), halves, about)
+    if (best := tuned.best) is None or best.family.lossless or not trace.ends:
+        return tuned
+    return replace(tuned, ends=end_ratio(trace, best.policy))
 
 
 def _priced(family: Family, replay: Replay, costs: Costs, halves: Halves) -> Choice:

@@ -1,0 +1,50 @@
+"""How likely the end of a text is under a policy's law, over the target: which way lengths go."""
+
+import numpy as np
+import torch
+
+from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies._policy import one_hot
+from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.traces.trace import ENTRIES, Trace
+from cactus_theory.verify.chain import Chain
+
+# standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
+SURE = 2.0
+
+
+def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
+    """Return Σ h_e/Σ q_e over the ends e of a trace's texts, at the starts of its drafts.
+
+    The logged decode was lossless, so that these follow beginnings of the target's own texts; NaN
+    where no end has any mass there.
+
+    Raises
+    ------
+    ValueError
+        An unknown policy, a broken trace.
+    """
+    rule, sums = read_policy(policy).at_ends(trace.ends), np.zeros((2, trace.texts))
+    for batch in trace.batches(ENTRIES, 1):
+        if not batch.draft_token_ids.shape[1]:
+            continue
+        ids, q, p = batch.draft_token_ids[:, 0], batch.target_probs[:, 0], batch.draft_probs
+        start = PathState(q.new_ones(len(q)))
+        law = Chain().emitted(rule, q, one_hot(ids, q) if p is None else p[:, 0], start)
+        for end in trace.ends:
+            h_end = law.at(torch.full_like(ids, end)).sum()
+            sums[:, batch.text[0]] += float(h_end), float(q[:, end].sum())
+    return ratio_of_sums(sums[0], sums[1], trace.fingerprint)
+
+
+def foretold(value: float | None, error: float | None) -> str:
+    """Return in words which way lengths of answers go, nothing where a ratio of ends is no sign."""
+    if value is None or error is None or not abs(value - 1) > SURE * error:  # NaN says nothing
+        return ""
+    way, box = ("longer", "floor") if value < 1 else ("shorter", "hold")
+    return (
+        f"answers will probably get {way}: after the target's own beginnings an end is "
+        f"{value:.2f} ± {error:.2f} times as likely as under the target ({box}=eos of a band "
+        "keeps it from that)"
+    )

@@ -1,0 +1,88 @@
+"""Chances of ends along logged texts, and what is said of lengths."""
+
+import math
+
+import pytest
+import torch
+
+import cactus_theory as ct
+from cactus_theory.cli import main
+from cactus_theory.traces import Cycle, Trace, save_trace
+from cactus_theory.traces.ends import end_ratio, foretold
+from cactus_theory.tuning import Costs
+from cactus_theory.tuning.report import notes, payload
+from cactus_theory.tuning.tune import tune
+from tests.traces.conftest import VOCAB
+
+ENDS = [0, 3]
+
+
+@pytest.fixture
+def trace(ragged, tmp_path) -> Trace:
+    shape = {"vocab_size": VOCAB, "num_draft_tokens": 3, "eos_token_ids": ENDS}
+    return save_trace(tmp_path / "trace", ragged, **shape)
+
+
+@pytest.mark.parametrize("spec", ["band:price=1", "lenience:lenience=0.4", "cactus:delta=0.1"])
+def test_ratios_are_of_the_rows_where_drafts_start(trace, spec):
+    sums = []
+    for cycle in trace:
+        if len(cycle.draft_token_ids):
+            q, p = cycle.target_probs[0], torch.eye(VOCAB, dtype=torch.float64)
+            p = (p if cycle.draft_probs is None else cycle.draft_probs)[
+                cycle.draft_token_ids[0] if cycle.draft_probs is None else 0
+            ]
+            h = ct.emitted_law(ct.policy(spec), q, p)
+            sums.append((float(h[ENDS].sum()), float(q[ENDS].sum())))
+    above, below = map(math.fsum, zip(*sums, strict=True))
+    assert end_ratio(trace, spec).value == pytest.approx(above / below, rel=1e-6)
+    assert above != pytest.approx(below, rel=1e-3)
+
+
+def test_a_held_end_has_the_ratio_1_and_a_floored_one_no_less(trace):
+    assert end_ratio(trace, "band:price=1,hold=eos").value == pytest.approx(1, abs=1e-9)
+    assert end_ratio(trace, "band:price=1,floor=eos").value >= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [(0.9, 0.04, "longer"), (1.1, 0.04, "shorter"), (0.9, 0.06, ""), (math.nan, 0.1, ""),
+     (0.9, math.nan, ""), (1.0, 0.0, ""), (None, None, "")],
+)  # fmt: skip
+def test_words_need_two_standard_errors(value, error, said):
+    words = foretold(value, error)
+    assert bool(words) == bool(said) and said in words
+    assert ("floor=eos" in words) == (said == "longer") and ("hold=eos" in words) == (
+        said == "shorter"
+    )
+
+
+def test_tune_and_audit_say_which_way_lengths_go(tmp_path, capsys):
+    source, texts = torch.Generator().manual_seed(0), []
+
+    for text in range(8):
+        logits = torch.randn(6, 2, VOCAB, generator=source, dtype=torch.float64)
+        rare = logits[:, :1] + 0.5 * torch.randn(6, 1, VOCAB, generator=source, dtype=torch.float64)
+        rare[..., ENDS] -= 2  # a draft that ends too rarely
+        p = rare.softmax(-1)
+        ids = torch.multinomial(p[:, 0], 1, generator=source)
+        cycles = zip(ids, logits.softmax(-1), p, strict=True)
+        texts.append([Cycle(text, 2 * place, *rows) for place, rows in enumerate(cycles)])
+    shape = {"vocab_size": VOCAB, "num_draft_tokens": 1, "eos_token_ids": ENDS}
+    trace = save_trace(tmp_path / "trace", texts, **shape)
+    tuned = tune(trace, Costs.ratios(0.01), 0.05, policies=["band:price"], widths=[1])
+    assert payload(tuned)["end_ratio"] < 1
+    assert any("answers will probably get longer" in note for note in notes(tuned))
+    lossless = tune(trace, Costs.ratios(0.01), 0.05, policies=["speculative"], widths=[1])
+    assert payload(lossless)["end_ratio"] is None
+    args = [
+        "--policy",
+        "speculative",
+        "--policy",
+        "band:price=1",
+        "--policy",
+        "band:price=1,hold=eos",
+    ]
+    assert main(["audit", str(tmp_path / "trace"), *args]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "answers will" in line]
+    assert len(said) == 1 and said[0].startswith("band:price=1.0: answers will probably get longer")
