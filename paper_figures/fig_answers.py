@@ -7,8 +7,6 @@ from ._style import Any, Axes, Figure, Path, Row
 WIDE = 1.96
 # nats a token at which texts of the laws themselves are drawn
 LEVEL = 0.05
-# copies of SmolLM2 that draft for it
-COPIES = {"4bit": "4 bits", "skip3": "3 layers less"}
 # series → the policy of other figures whose look it has
 LOOK = {
     "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
@@ -20,14 +18,10 @@ OTHERS, THEIR_NATS = (1.1, 2.5), (0.24, 0.42)
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``answers_stories.csv`` and the tables ``lengths_*.csv``."""
-    figure, (left, middle, right) = style.panels(3, height=3.3)
+    """Return the figure from ``answers_stories.csv`` and ``lengths_stories.csv``."""
+    figure, (left, right) = style.panels(2, height=3.3)
     _stories(left, style.read(data / "answers_stories.csv"))
-    _own_laws(middle, style.read(data / "lengths_stories.csv"))
-    middle.set_title(f"Stories, by the law, {LEVEL:g} nats")
-    for copy, name in COPIES.items():
-        _own_laws(right, style.read(data / f"lengths_smollm2_{copy}.csv"), name)
-    right.set_title(f"SmolLM2, by the law, {LEVEL:g} nats")
+    _own_laws(right, style.read(data / "lengths_stories.csv"))
     style.legend_below(figure, left, across=4)
     return figure
 
@@ -51,16 +45,11 @@ def _stories(axes: Axes, rows: list[Row]) -> None:
     axes.set(ylabel="length over lossless, 95 %", title="Stories pair")
 
 
-def _own_laws(axes: Axes, rows: list[Row], pair: str = "") -> None:
-    """Draw lengths of texts that laws wrote themselves against their expected calls.
-
-    Hollow points, named after it, are of a ``pair``.
-    """
+def _own_laws(axes: Axes, rows: list[Row]) -> None:
+    """Draw lengths of texts that laws wrote themselves against their expected calls."""
     for row in (row for row in rows if row["level"] == LEVEL):
         name = _kind(row | {"family": row["policy"]})
         options: Any = style.look(LOOK[name.split(",")[0]]).options(5) | {"capsize": 2}
-        if pair:
-            name, options["mfc"] = f"{name}, {pair}", "white"
         errors = {"xerr": WIDE * row["calls_ratio_se"], "yerr": WIDE * row["length_ratio_se"]}
         at = row["calls_ratio"], row["length_ratio"]
         axes.errorbar(*at, **errors, **options)
@@ -69,7 +58,8 @@ def _own_laws(axes: Axes, rows: list[Row], pair: str = "") -> None:
     for line in (axes.axhline, axes.axvline):
         line(1, color=style.INK, lw=1, ls=":")
     axes.locator_params(axis="x", nbins=5)
-    axes.set(xlabel="expected calls an answer, over lossless", ylabel="length over lossless, 95 %")
+    axes.set(xlabel="expected calls an answer, over lossless", ylabel="length over lossless, 95 %",
+             title=f"Every token by the law, {LEVEL:g} nats")  # fmt: skip
 
 
 def _kind(row: Row) -> str:

@@ -61,6 +61,7 @@ class Entry:
 CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --level 0.05 --policies band:price"
+FEW_TEXTS = "--num-prompts 2 --max-new-tokens 8"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 SHORT = "--num-draft-tokens 4 --max-new-tokens 16 --cycles 20"
 PAIR = "{root}/simulations/pair"
@@ -82,6 +83,12 @@ ENTRIES = (
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
           "{root}/paper_figures/data/price_travels_stories.csv"),
+    Entry("lengths_smollm2_4bit=lengths", FEW_TEXTS,
+          inputs=f"{SMOLLM} {{shared}}/prompts/chat.jsonl "
+          "{root}/paper_figures/data/price_travels_smollm2_4bit.csv"),
+    Entry("lengths_smollm2_skip3=lengths", FEW_TEXTS,
+          inputs=f"{SMOLLM} {{shared}}/prompts/chat.jsonl "
+          "{root}/paper_figures/data/price_travels_smollm2_skip3.csv"),
     Entry("policies band_row",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policies speculative cactus:delta=0.1 band:price=0.5 "

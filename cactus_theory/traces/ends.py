@@ -42,9 +42,10 @@ def foretold(value: float | None, error: float | None) -> str:
     """Return in words which way lengths of answers go, nothing where a ratio of ends is no sign."""
     if value is None or error is None or not abs(value - 1) > SURE * error:  # NaN says nothing
         return ""
-    way, box = ("longer", "floor") if value < 1 else ("shorter", "hold")
+    seen = f"after the target's own beginnings an end is {value:.2f} ± {error:.2f} times as likely"
+    if value > 1:
+        return f"answers may get shorter: {seen} as under the target"
     return (
-        f"answers will probably get {way}: after the target's own beginnings an end is "
-        f"{value:.2f} ± {error:.2f} times as likely as under the target ({box}=eos of a band "
-        "keeps it from that)"
+        f"answers will probably get longer: {seen} as under the target; a band's floor=eos makes "
+        "it at least as likely"
     )

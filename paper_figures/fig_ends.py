@@ -1,0 +1,50 @@
+"""Lengths of answers against how likely the target's own beginnings end under a law."""
+
+from . import _style as style
+from ._style import Any, Axes, Figure, Path, Row
+
+# half-width of a 95 % interval, in standard errors
+WIDE = 1.96
+# nats a token at which texts of the laws themselves are drawn
+LEVEL = 0.05
+# pair → name, and the policy of other figures whose look it has
+PAIRS = {
+    "stories": ("stories pair", "band_price"),
+    "smollm2_skip3": ("SmolLM2, drafted without 3 layers", "cactus"),
+    "smollm2_4bit": ("SmolLM2, drafted in 4 bits", "other"),
+}
+
+
+def draw(data: Path) -> Figure:
+    """Return the figure from the tables ``lengths_*.csv``."""
+    figure, (axes,) = style.panels(1, height=3.6)
+    for pair, (name, look) in PAIRS.items():
+        rows = style.read(data / f"lengths_{pair}.csv")
+        _points(axes, [row for row in rows if row["level"] == LEVEL], name, style.look(look))
+    for line in (axes.axhline, axes.axvline):
+        line(1, color=style.INK, lw=1, ls=":")
+    axes.set(ylabel="length over lossless, 95 %", title=f"Every token by the law, {LEVEL:g} nats")
+    style.log_axis(
+        axes.xaxis, (0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5),
+        "chance of an end after the target's own beginnings, over the target's",
+    )  # fmt: skip
+    style.legend_below(figure, axes, across=3)
+    return figure
+
+
+def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
+    options: Any = look.options(5) | {"ls": "", "capsize": 2, "elinewidth": 1}
+    found = [
+        [row[name] for row in rows]
+        for name in ("end_ratio_at_lossless_texts", "length_ratio", "length_ratio_se")
+    ]
+    axes.errorbar(found[0], found[1], [WIDE * error for error in found[2]], **options, label=pair)
+    for row, *at in zip(rows, *found[:2], strict=True):
+        style.label(axes, _name(row), (at[0], at[1]), options["color"], shift=(5, 5))
+
+
+def _name(row: Row) -> str:
+    """Return what an unnamed band is not: its box, or another policy."""
+    name, _, knobs = str(row["policy"]).partition(":")
+    boxes = [box for box in ("head", "floor", "hold") if f"{box}=" in knobs]
+    return boxes[0] if boxes else name
