@@ -39,8 +39,11 @@ def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
         for name in ("end_ratio_at_lossless_texts", "length_ratio", "length_ratio_se")
     ]
     axes.errorbar(found[0], found[1], [WIDE * error for error in found[2]], **options, label=pair)
+    side: Any = {"ha": "right"} if pair.startswith("stories") else {}
     for row, *at in zip(rows, *found[:2], strict=True):
-        style.label(axes, _name(row), (at[0], at[1]), options["color"], shift=(5, 5))
+        name = _name(row)
+        shift = (-5 if side else 5, 12 if name == "lenience" else 4)  # it lies on the band
+        style.label(axes, name, (at[0], at[1]), options["color"], shift=shift, **side)
 
 
 def _name(row: Row) -> str:
