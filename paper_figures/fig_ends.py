@@ -23,7 +23,8 @@ def draw(data: Path) -> Figure:
         _points(axes, [row for row in rows if row["level"] == LEVEL], name, style.look(look))
     for line in (axes.axhline, axes.axvline):
         line(1, color=style.INK, lw=1, ls=":")
-    axes.set(ylabel="length over lossless, 95 %", title=f"Every token by the law, {LEVEL:g} nats")
+    axes.set(ylabel="length over lossless, 95 %", title=f"Every token by the law, {LEVEL:g} nats",
+             xlim=(0.83, 1.57))  # fmt: skip
     style.log_axis(
         axes.xaxis, (0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.5),
         "chance of an end after the target's own beginnings, over the target's",
