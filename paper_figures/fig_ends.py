@@ -48,7 +48,7 @@ def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
 
 
 def _name(row: Row) -> str:
-    """Return what an unnamed band is not: its box, or another policy."""
+    """Return a band's box, or the policy's name."""
     name, _, knobs = str(row["policy"]).partition(":")
     boxes = [box for box in ("head", "floor", "hold") if f"{box}=" in knobs]
     return boxes[0] if boxes else name

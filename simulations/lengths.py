@@ -124,7 +124,7 @@ def _sums(
 
 
 def _ends(law: Emitted, ends: Sequence[int]) -> Tensor:
-    """Return what a law gives to the ends at its rows."""
+    """Return the mass of the ends at a law's rows."""
     none = law.q.new_zeros(len(law.q), dtype=torch.float64)
     return sum((law.at(torch.full_like(none, end, dtype=torch.int64)) for end in ends), none)
 

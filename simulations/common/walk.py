@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import defaults
+from cactus_theory.base.arguments import normalised
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded
@@ -70,7 +71,7 @@ def walked(
 
 
 def law_of(policy: Policy, q: Rows, p: Rows) -> Emitted:
-    """Return what a chain emits at rows."""
+    """Return the law that a chain emits at rows."""
     return Chain().emitted(policy, q, p, PathState(q.new_ones(len(q), dtype=torch.float64)))
 
 
@@ -102,7 +103,7 @@ def log_rows(
             steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
             progress.advance()
     q, p = ([getattr(step, side) for step in steps] for side in "qp")
-    return torch.cat(q).double(), torch.cat(p).double()
+    return normalised(torch.cat(q)), normalised(torch.cat(p))
 
 
 def add_walk_arguments(
