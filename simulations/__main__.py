@@ -68,7 +68,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 WRITTEN = ("out", "work", "work_dir")
 
 # commands with threads of their own; the others have one, but for --threads
-OWN_THREADS = ("train-pair", "train-head", "gpu-check")
+OWN_THREADS = ("compare", "throughput", "train-pair", "train-head", "gpu-check")
 
 # of a command whose summary says that it resumes, and of others that keep something
 GOES_ON = "what is finished is kept: the same command goes on from there"

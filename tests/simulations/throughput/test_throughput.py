@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cactus_theory.base.prompts import Prompt
 from simulations.__main__ import main
@@ -64,6 +65,16 @@ def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
     assert abs(float(rows[3]["emitted_kl_per_token"])) < 1e-9
     assert float(rows[5]["emitted_kl_per_token"]) > float(rows[4]["emitted_kl_per_token"]) > 0
+
+
+@pytest.mark.parametrize(("large", "threads"), [(0, "2 threads"), (1 << 40, "1 thread")])
+def test_a_large_target_has_all_cores(tmp_path: Path, monkeypatch, large, threads) -> None:
+    monkeypatch.setattr("cactus_theory.commands.models.LARGE", large)
+    torch.set_num_threads(2)
+    small = [*SMALL[:1], "--policies", "speculative", *SMALL[6:], "--out", str(tmp_path)]
+    assert main([*small, "--baselines", "--max-new-tokens", "2", "--num-prompts", "1"]) == 0
+    torch.set_num_threads(1)
+    assert read_csv(tmp_path / "throughput.csv")[1]["machine"].endswith(f", {threads}")
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
