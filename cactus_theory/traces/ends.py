@@ -12,6 +12,8 @@ from cactus_theory.verify.chain import Chain
 
 # standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
 SURE = 2.0
+# ratio from which on no answers measured were longer: at 1 they are by 8 to 14 % (results/ends.md)
+NEUTRAL = 1.14
 
 
 def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
@@ -40,11 +42,13 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
 
 def foretold(value: float | None, error: float | None) -> str:
     """Return in words which way lengths of answers go, nothing where a ratio of ends is no sign."""
-    if value is None or error is None or not abs(value - 1) > SURE * error:  # NaN says nothing
+    if value is None or error is None:
         return ""
     seen = f"after the target's own beginnings an end is {value:.2f} ± {error:.2f} times as likely"
-    if value > 1:
+    if value - SURE * error > NEUTRAL:
         return f"answers may get shorter: {seen} as under the target"
+    if not value + SURE * error < 1:  # NaN says nothing
+        return ""
     return (
         f"answers will probably get longer: {seen} as under the target; a band's floor=eos makes "
         "it at least as likely"

@@ -46,7 +46,8 @@ def test_a_held_end_has_the_ratio_1_and_a_floored_one_no_less(trace):
 
 @pytest.mark.parametrize(
     ("value", "error", "said"),
-    [(0.9, 0.04, "longer"), (1.1, 0.04, "shorter"), (0.9, 0.06, ""), (math.nan, 0.1, ""),
+    [(0.9, 0.04, "longer"), (1.4, 0.04, "shorter"), (1.06, 0.01, ""), (1.4, 0.2, ""),
+     (0.9, 0.06, ""), (math.nan, 0.1, ""),
      (0.9, math.nan, ""), (1.0, 0.0, ""), (None, None, "")],
 )  # fmt: skip
 def test_words_need_two_standard_errors(value, error, said):

@@ -70,10 +70,12 @@ def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[
 @pytest.mark.parametrize(("large", "threads"), [(0, "2 threads"), (1 << 40, "1 thread")])
 def test_a_large_target_has_all_cores(tmp_path: Path, monkeypatch, large, threads) -> None:
     monkeypatch.setattr("cactus_theory.commands.models.LARGE", large)
-    torch.set_num_threads(2)
     small = [*SMALL[:1], "--policies", "speculative", *SMALL[6:], "--out", str(tmp_path)]
-    assert main([*small, "--baselines", "--max-new-tokens", "2", "--num-prompts", "1"]) == 0
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
+    try:
+        assert main([*small, "--baselines", "--max-new-tokens", "2", "--num-prompts", "1"]) == 0
+    finally:
+        torch.set_num_threads(1)
     assert read_csv(tmp_path / "throughput.csv")[1]["machine"].endswith(f", {threads}")
 
 
