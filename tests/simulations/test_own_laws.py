@@ -13,7 +13,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import FourBit
 from simulations.__main__ import main
 from simulations.common.walk import walked
-from simulations.lengths import _row, expected_calls
+from simulations.lengths import _row, _sums, expected_calls
 from simulations.price_travels import BAND, OwnTexts, _solved
 from tests.amounts import thorough
 from tests.decoding.conftest import disturbed, random_llama
@@ -86,6 +86,28 @@ def test_a_knob_that_was_read_off_spends_the_nats(pair):
         again = texts.replay(ct.policy("band", price=row["knob"]), shape)
         assert again.divergence_per_token().value == pytest.approx(row["level"], rel=0.05)
         assert again.tokens_per_call.value == pytest.approx(row["tokens_per_call"], rel=0.02)
+
+
+@pytest.mark.parametrize("spec", ["speculative", "band:price=1", "cactus:delta=0.1"])
+def test_sums_of_lengths_are_those_of_written_laws(pair, spec):
+    rule, other = ct.policy(spec), ct.policy("band:price=0.5")
+    args = SimpleNamespace(num_draft_tokens=3, together=1)
+    steps = list(walked(pair, PROMPTS, rule, 12, coins(2)))
+    sums = _sums(iter(steps), [5, 7], len(PROMPTS), args, [other])
+    expected, chances = np.zeros((7, len(PROMPTS))), [[] for _ in PROMPTS]
+    for step in steps:
+        for at, text in enumerate(step.texts):
+            q, p, n = step.q[at].double(), step.p[at].double(), int(step.tokens[at])
+            h, h_other = (ct.emitted_law(one, q, p, normalise=True) for one in (rule, other))
+            ends = [float(row[[5, 7]].sum()) for row in (q, h, h_other)]
+            kl = float((h * (h / q).log()).sum())
+            accepted = float(torch.minimum(h, p).sum())
+            expected[:, text] += [1, accepted, kl, *ends[:2], n in (5, 7), ends[2]]
+            chances[text].append(float(min(1, p[n] / h[n])))
+    names = "tokens", "accepted", "kl", "end_target", "end_emitted", "ended", other.spec
+    for name, own in zip(names, expected, strict=True):
+        assert sums[name] == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert sums["calls"] == pytest.approx([expected_calls(own, 3) for own in chances], rel=1e-5)
 
 
 def test_calls_foretold_are_those_of_all_outcomes():
