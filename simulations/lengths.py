@@ -5,7 +5,8 @@ tokens at a limit of K. Knobs are those that ``price-travels`` found on rows at 
 band's is also taken with the ends floored and held. Along the texts: the chance of the end under
 law and target, acceptance, nats, and the expected calls of a chain that drafts K tokens and emits
 such a text. Along the lossless texts, too, every law's chance of the end: does that foretell
-lengths? The table is written after every setting. Errors are the jackknife's over prompts.
+lengths? The table is written after every setting. Errors are the jackknife's over prompts. Columns
+*adjusted* take the luck of the ends out of tokens and calls, by a control variate.
 """
 
 import argparse
@@ -153,6 +154,10 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
     row |= valued("length", mean(own, "tokens"))
     ratio = mean(own, "tokens") / mean(lossless, "tokens")
     row |= valued("length_ratio", ratio)
+    fair, fair_lossless = _adjusted(own), _adjusted(lossless)
+    for name, of in (("length", "tokens"), ("calls", "calls")):
+        adjusted = mean(fair, of) / mean(fair_lossless, of)
+        row |= valued(f"{name}_ratio_adjusted", adjusted)
     prompts = len(own["answers"])
     row["prompts_needed"] = items_needed(ratio.value - 1, ratio.standard_error, prompts)
     row |= valued("end_ratio", ends)
@@ -163,3 +168,14 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
     row |= valued("kl_per_token", mean(own, "kl", "tokens"))
     row |= valued("calls_per_answer", mean(own, "calls"))
     return row | valued("calls_ratio", mean(own, "calls") / mean(lossless, "calls"))
+
+
+def _adjusted(sums: Sums) -> Sums:
+    """Return tokens and calls less what the ends' luck explains of them.
+
+    Ends that came, less the sum of their chances, have mean 0 after any number of tokens.
+    """
+    luck = sums["ended"] - sums["end_emitted"]
+    around = luck - luck.mean()
+    share = around / max((around**2).sum(), np.finfo(float).tiny)
+    return sums | {of: sums[of] - (share @ sums[of]) * luck for of in ("tokens", "calls")}
