@@ -39,7 +39,7 @@ def overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
 
 
 def total_variation(target_logits: Logits, draft_logits: Tensor) -> PerRow:
-    """Return 1 − Σ min(q, p), the chance that lossless verification refuses a token, (...).
+    """Return 1 − Σ min(q, p), the chance that lossless verification rejects a token, (...).
 
     Its gradient vanishes where p has almost nothing of what q has. Raises as :func:`overlap`.
 

@@ -157,7 +157,7 @@ def families_of(name: str) -> list[str]:
     """Return the families that a name stands for, by both verifiers unless it says one.
 
     ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; whole specs are themselves.
-    Cactus is token by token: in blocks it reads the row again for every token that may be refused.
+    Cactus is token by token: in blocks it reads the row again for every token that may be rejected.
     """
     whole, _, judge = name.partition("@")
     first, comma, others = whole.partition(",")

@@ -116,7 +116,7 @@ def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace, dt
 
 # budget of the solved row, in nats
 SOLVED_DELTA = 0.1
-# least and most chance of a refusal, without loss, on the row that is drawn
+# least and most chance of a rejection, without loss, on the row that is drawn
 DRAWN_REJECTIONS = (0.3, 0.5)
 # least probability, in either row, of a token that is drawn
 DRAWN_MASS = 1e-4

@@ -99,7 +99,7 @@ def ask_policy(draw: random.Random) -> bool:
     name = draw.choice([*methods])
     given = methods[name]
     if name == "residual" and bool((rule.acceptance(q, p, n[..., None]) > SURE).any()):
-        return True  # of what is refused but by rounding there is no residual
+        return True  # of what is rejected but by rounding there is no residual
     found = getattr(rule, name)(*given)
     places = product(*map(range, shape))
     alone = [getattr(rule, name)(*(one_of(part, at) for part in given)) for at in places]

@@ -145,7 +145,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         if method.__name__ not in LAWS or (method.__name__ == "target" and rowless):
             return answer
 
-        def refusable() -> Any:  # a residual is read of tokens that can be refused
+        def refusable() -> Any:  # a residual is read of tokens that can be rejected
             if method.__name__ != "residual":
                 return True
             q, p, n = arguments

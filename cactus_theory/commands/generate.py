@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a path as a whole, which accepts more, tree siblings, too (their default)")  # fmt: skip
     add("--siblings", type=int, metavar="M",
         help="beside each sampled token draft the M likeliest of its row, of which one may replace "
-        "it if it is refused")  # fmt: skip
+        "it if it is rejected")  # fmt: skip
     add("--cap", type=float, metavar="NATS",
         help="spend at most so many nats a token on any answer")  # fmt: skip
     add("--num-draft-tokens", type=int, metavar="K",

@@ -32,7 +32,7 @@ class Callbacks:
     Attributes
     ----------
     on_tokens : called with the new ids of the only row, or a list of them per row.
-    on_rows : called with all rows of the target (B, K + 1, V), those after a refusal too, the
+    on_rows : called with all rows of the target (B, K + 1, V), those after a rejection too, the
         draft, the number of each text in the batch, and how many new tokens it had before.
     on_round : called with the round's counts over all rows (:class:`readings.Reading`), and its
         seconds by part (``result.Seconds``); what passes between two rounds is in neither.

@@ -93,7 +93,7 @@ class Schedule(ABC):
         Called instead of :meth:`choose` where a subclass overrides it. The policy of token i may
         depend on ``drafted[:i]`` and on the rows up to and including number i: these are known
         before the token is drawn. Use it for a policy with a state along a block; choices after
-        a refused token are never used.
+        a rejected token are never used.
         """
         return self.choose(state, drafted)
 
@@ -134,7 +134,7 @@ class Schedule(ABC):
         """Return the state after a round, given the rows whose emitted divergence counts.
 
         Called before :meth:`advance` where a subclass overrides it, for example to add up what
-        was spent. The rows are those up to and including the first refusal; they know the
+        was spent. The rows are those up to and including the first rejection; they know the
         policy that judged each (``rows.policies``) and what it was charged (``rows.charges``).
         """
         return state

@@ -48,7 +48,7 @@ def coins_of(seed, position, places, stream: tl.constexpr):
 def refused_part(
     b, place, part, inverse, requests, target, draft, softmax, scale, form: tl.constexpr
 ):  # fmt: skip
-    """Return a part of the residual of the row at the refused token, and of the row, float32."""
+    """Return a part of the residual of the row at the rejected token, and of the row, float32."""
     if form.deterministic:
         slot = b * form.rows + place
         logit = part_at(b, place, part, target, requests, form)
@@ -77,7 +77,7 @@ def leftover(
 ):  # fmt: skip
     """Write the sums of one part of the row after each request's accepted tokens.
 
-    Grid: (B, C). Of a refused token's row the residual's; those of the row itself are known.
+    Grid: (B, C). Of a rejected token's row the residual's; those of the row itself are known.
     ``band``: where the edges of refused rows are, None if their scales have them.
     """
     take_turn(form)

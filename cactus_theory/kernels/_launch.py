@@ -77,7 +77,7 @@ class Step:
     def _solve(self, decide: bool) -> BandBuffers:
         """Take Newton steps; after the first, decide the OPEN tokens of a chain.
 
-        Then only the rows of refused tokens are left.
+        Then only the rows of rejected tokens are left.
         """
         band, stepped = self.work.bands
         for step in range(self.steps):

@@ -162,7 +162,7 @@ def likeliest(row, on, peak, softmax, form: tl.constexpr):
 def drafted_chances(b, length, requests, target, draft, softmax, form: tl.constexpr):
     """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
 
-    Both are (PLACES,), and NaN where a row is no distribution: such a token is refused by every
+    Both are (PLACES,), and NaN where a row is no distribution: such a token is rejected by every
     policy. Writes M and 1/S of its rows.
     """
     place = tl.arange(0, form.places)

@@ -50,7 +50,7 @@ def exact_ceiling(q_n, above, delta):
 
 @triton.jit
 def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
-    """Return the verdicts on tokens, and the scale s of each one's residual if it is refused.
+    """Return the verdicts on tokens, and the scale s of each one's residual if it is rejected.
 
     DETERMINISTIC_ROW: whether p is one-hot. Under the band OPEN where the row must be read, REFUSED
     where no band accepts the token.
@@ -109,7 +109,7 @@ def judge(
     """Write the accepted count of each request, and the scale of its residual.
 
     Grid: (B,). ``band``: where what is open is marked to be read instead, and the row of the first
-    token that no band accepts, which will be refused if it is reached; None if nothing can be open.
+    token that no band accepts, rejected if it is reached; None if nothing can be open.
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -141,7 +141,7 @@ def judge(
 def band_judge(requests, decision, band, form: tl.constexpr):
     """Decide OPEN tokens: accepted iff E < 0 at the token's own ratio. Grid: (B,).
 
-    Of a request's rows only that of the first refused token stays marked.
+    Of a request's rows only that of the first rejected token stays marked.
     """
     take_turn(form)
     b = tl.program_id(0)

@@ -95,7 +95,7 @@ class Sums(NamedTuple):
     most: Float32[Tensor, "B C"]  # a part's largest logit
     whole: Float32[Tensor, "B C"]  # a part's Σ exp((l − most)/T)
     likeliest: Int32[Tensor, "B C"]  # its first token with the largest, if some T may be 0
-    left: Float32[Tensor, "B C"]  # a part's Σ (s q − p)₊ after a refusal, else 0
+    left: Float32[Tensor, "B C"]  # a part's Σ (s q − p)₊ after a rejection, else 0
 
 
 class Emitted(NamedTuple):

@@ -65,7 +65,7 @@ def verify_logits(
     CUDA graph (run each shape once before; with ``workspace`` and ``out`` nothing is allocated).
     Probabilities are float32, those of drafted tokens float64. Every row is read once, then the
     row of the recovered or bonus token again. The band at a price also reads each row whose
-    token lossless sampling refuses and the band may accept, all at once, up to the first token
+    token lossless sampling rejects and the band may accept, all at once, up to the first token
     that no band accepts; and the refused row 2 to 4 times to solve it. A block reads the rows
     after the last deterministic node again, and on the band solves those of its path.
 

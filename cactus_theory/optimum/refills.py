@@ -1,4 +1,4 @@
-"""Loops of per-proposal policies, compiled by numba: raised entries, and what refusals refill.
+"""Loops of per-proposal policies, compiled by numba: raised entries, and what rejections refill.
 
 Source of the sums: THEORY.md, Theorem 4.
 """

@@ -2,7 +2,7 @@ r"""The band of one row on a CPU, walked by compiled loops where numba is instal
 
 A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
 upper edge b, and the first look is at r itself, which :mod:`cactus_theory.verify._on_cpu` forms:
-only a refusal needs the band, for the residual (aq − p)₊ (THEORY.md, Theorem 15).
+only a rejection needs the band, for the residual (aq − p)₊ (THEORY.md, Theorem 15).
 
 A row is that of a node of a drafted path, which is reached with an alive ratio P
 (:class:`cactus_theory.policies._decisions.PathState`), and by itself that of P = 1. What is emitted

@@ -22,13 +22,13 @@ from cactus_theory.policies._policy import (
 
 
 class SharedResidual(Policy):
-    """Policies with one residual law per row, whichever token was refused."""
+    """Policies with one residual law per row, whichever token was rejected."""
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return pφ + (1 − A)·g, O(V) a row."""
         q, p = float64_rows(q, p)
         accepted = p * self.acceptance_row(q, p)
-        refused = (p - accepted).clamp(min=0.0)  # g is read only for tokens that can be refused
+        refused = (p - accepted).clamp(min=0.0)  # g is read only for tokens that can be rejected
         lost = refused.sum(-1, keepdim=True)
         return accepted + lost * self.residual(q, p, refused.argmax(-1))
 
@@ -65,9 +65,9 @@ class FixedTarget(Policy):
 class Entrywise(Policy):
     """Accept n with min(1, c(q_n, p_n)/p_n); the residual is (s·q − p)₊ over its sum, s of q_n, c.
 
-    A verifier needs one pass over a row, only after a refusal (THEORY.md, Theorem 16). A subclass
-    with a ``target`` h must have h_n = c where c < p_n, and h_n ≥ p_n elsewhere: of what is refused
-    nothing comes back to a refused token.
+    A verifier needs one pass over a row, only after a rejection (THEORY.md, Theorem 16). A subclass
+    with a ``target`` h must have h_n = c where c < p_n, and h_n ≥ p_n elsewhere: of what is
+    rejected nothing comes back to a rejected token.
     """
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Entrywise(Policy):
         """Return c, from float64 entries; 0 where the token may not be emitted."""
 
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
-        """Return s of the residual after the token was refused."""
+        """Return s of the residual after the token was rejected."""
         return torch.ones_like(q_n)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
@@ -147,7 +147,7 @@ class PerProposal(Entrywise):
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
         """Return s = (1 − γ)/(1 − q_n), and 1 where γ = q_n, so that h is q there.
 
-        A refused token n has p_n > γ_n ≥ s q_n: the residual is 0 at n.
+        A rejected token n has p_n > γ_n ≥ s q_n: the residual is 0 at n.
         """
         scale = (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
         return torch.where(ceiling > q_n, scale, 1.0)

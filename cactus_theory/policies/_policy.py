@@ -41,7 +41,7 @@ ENTRIES = 2**22
 # seconds of an enumeration until its total time is estimated, and the least that it warns of
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
-    "where it does not depend on the refused token, residual=f(q, p) of ct.rule, or "
+    "where it does not depend on the rejected token, residual=f(q, p) of ct.rule, or "
     "the base class SharedResidual, is asked once a row; meter=False (--meter off) decodes without"
 )
 # relative slack of a comparison of a row's sum with a threshold: ties (of uniform rows, say) must
@@ -153,7 +153,7 @@ class Policy(ABC):
                 if (ahead := taken * total / max(1, done)) > SLOW_SECONDS:
                     warnings.warn(
                         f"{self.spec}: the residual is asked for each of {total:,} tokens that may "
-                        f"be refused (V = {vocab:,}), about {ahead:.0f} s; {FASTER}",
+                        f"be rejected (V = {vocab:,}), about {ahead:.0f} s; {FASTER}",
                         stacklevel=3,
                     )
                 start = math.inf  # told once

@@ -137,7 +137,7 @@ class FunctionRule(FunctionPolicy):
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Call ``residual`` for tokens (m,) of one row that may be refused; return (m, V)."""
+        """Call ``residual`` for tokens (m,) of one row that may be rejected; return (m, V)."""
         return self._answers(self.source.residual, q[None], p[None], torch.zeros_like(n), n)
 
 
@@ -263,7 +263,7 @@ def _rises(ends: Any) -> bool:
 def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
     """Return the classes of the policy of a function of ``count`` arguments with this residual.
 
-    It is shared by all refused tokens by default, and as f(q, p).
+    It is shared by all rejected tokens by default, and as f(q, p).
     """
     if count == 2:
         return (FunctionTarget,)

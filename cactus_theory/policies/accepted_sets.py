@@ -184,7 +184,7 @@ class Thresholds(Policy):
     defaults) it draws x from q by itself and accepts the drafted token iff it is x: lossless, and
     Σ p q ≤ 1 − TV(p, q) is accepted, whatever the draft. So does any decode that compares drafts
     with the target's own samples. Below,
-    :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of what is refused x takes at most
+    :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of what is rejected x takes at most
     :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. The same for deterministic drafts.
 
     The engine tests coin ≤ q/a and so emitted tokens of probability 0 at coin 0 (sglang#35771);

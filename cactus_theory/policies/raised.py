@@ -100,7 +100,7 @@ class Mixture(Raised):
     r"""Lossless sampling on :math:`h = αp + (1−α)q`.
 
     TV(h, q) = α TV(p, q), and no policy within that much total variation accepts more:
-    A = 1 − (1−α) TV(p, q). Tokens that the target excludes are refused, and what they would
+    A = 1 − (1−α) TV(p, q). Tokens that the target excludes are rejected, and what they would
     get goes to (q − p)₊; with ``support="free"``, as published, they are emitted. Hugging
     Face's ``assistant_ensemble_weight`` is 1 − α, with free support. Source: the interpolation
     baseline of Hao & Mou 2026 (arXiv 2604.04987).

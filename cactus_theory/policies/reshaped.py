@@ -32,7 +32,7 @@ from cactus_theory.policies._registry import register
 class Fuzzy(FixedTarget):
     r"""Lossless sampling on :math:`h = p` where :math:`D(p\|q) < T`, else on :math:`h = q`.
 
-    A row just beyond T gains nothing. Tokens that the target excludes are refused: then h is p on
+    A row just beyond T gains nothing. Tokens that the target excludes are rejected: then h is p on
     the target's support, and what p has beyond it goes to (q − p)₊. With ``support="free"``, as
     published, h is p itself, and they are emitted where the divergence is finite. This is
     the recursive variant: beyond T it is lossless sampling. The variant called exact draws from

@@ -31,7 +31,7 @@ COLUMNS = "draft_columns"
 
 @dataclass(frozen=True)
 class Cycle:
-    """A round of a decode with all its rows, those after the first refusal too.
+    """A round of a decode with all its rows, those after the first rejection too.
 
     Attributes
     ----------

@@ -54,7 +54,7 @@ def log_trace(
     cuts: Cuts = WHOLE,
     on_text: OnText | None = None,
 ) -> Trace:
-    """Decode losslessly and log all rows of every round, those after a refusal too.
+    """Decode losslessly and log all rows of every round, those after a rejection too.
 
     The policy is ``speculative`` and the verifier ``chain`` unless others are named, so texts have
     the target's own law. Every round drafts all ``num_draft_tokens`` (if the drafter has so many),

@@ -128,7 +128,7 @@ def pooled_audit(
     ----------
     policy : a Policy or a spec, such as ``"band:price=1"``.
     source : a trace, its folder, or :class:`SavedRows`. Of a trace, all rows that have a draft
-        row, those after a refusal too.
+        row, those after a rejection too.
     divergence : in which the emitted law is measured and the optima are found.
     on_rows : called with how many rows are done, now and then.
 

@@ -168,7 +168,7 @@ class Descent:
             return False
         children = zip(self.above, self.ids, strict=False)
         caught = [place for place, child in enumerate(children) if child == (end, run.last)]
-        # a refused token is drawn again only by rounding, and the tokens below it are biased
+        # a rejected token is drawn again only by rounding, and the tokens below it are biased
         if not caught or caught[0] == self.sampled_child.get(end):
             return False
         self.path += caught

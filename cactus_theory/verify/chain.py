@@ -26,7 +26,7 @@ from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 @register_verifier("chain")
 class Chain(Verifier):
-    """Token n at place i is accepted iff its coin < φ(n), up to the first refusal.
+    """Token n at place i is accepted iff its coin < φ(n), up to the first rejection.
 
     After it one token comes from the policy's residual law; if all were accepted, from the target
     row that follows them. Needs only φ and g of a policy.
@@ -81,7 +81,7 @@ class Chain(Verifier):
 
 
 class Chains(Law):
-    """The law of runs whose tokens are accepted one by one, up to the first refusal."""
+    """The law of runs whose tokens are accepted one by one, up to the first rejection."""
 
     def judge(self) -> None:
         """Set the accepted count of each run, and the token after it."""

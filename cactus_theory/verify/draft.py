@@ -201,7 +201,7 @@ class Verdict:
     path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
         them; None where they are the first ones.
     charged : for each row the nodes whose emitted divergence counts, in the order of the tokens
-        that were emitted there: those on the accepted path, and that of the refusal if there
+        that were emitted there: those on the accepted path, and that of the rejection if there
         was one. None where they are the first ones, as in a chain.
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they

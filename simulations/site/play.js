@@ -164,7 +164,7 @@ function play(root) {
     state.counts = state.counts || p.map(() => 0);
     let one;
     for (let time = 0; time < times; time++) { one = Play.emit(law, p, state.coins); state.counts[one.token]++; }
-    const judged = one.kept ? "accepted" : `refused; recovered: “${NAMES[one.token]}”`;
+    const judged = one.kept ? "accepted" : `rejected; recovered: “${NAMES[one.token]}”`;
     find("said").textContent = `The draft proposes “${NAMES[one.drafted]}”, chance of acceptance ` +
       `${one.chance.toFixed(3)}, coin ${one.coin.toFixed(3)}: ${judged}. ${Play.sum(state.counts)} drawn (circles).`;
     show();

@@ -126,7 +126,7 @@ class Remembering(ModelDrafting):
 
 
 class Thrifty(Chain):
-    """Replaces a refused token with the number that drew it."""
+    """Replaces a rejected token with the number that drew it."""
 
     name = "thrifty"
 

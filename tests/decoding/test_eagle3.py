@@ -143,7 +143,7 @@ FORMATS = [(5, KEPT, True, True), (40, range(1, 40, 2), False, True), (5, range(
 def test_rows_of_every_round_are_those_of_the_format(
     targets, tmp_path, vocab, kept, normed, own, fast
 ):
-    """Cut back, all is as if refused tokens had never been."""
+    """Cut back, all is as if rejected tokens had never been."""
     target, kept, rows, new = targets[vocab], list(kept), [], 16
     weights = write(tmp_path, vocab, kept, 1, norm_before_residual=normed,
                     eagle_aux_hidden_state_layer_ids=list(READS) if own else None)  # fmt: skip

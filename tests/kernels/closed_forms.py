@@ -198,7 +198,7 @@ def _chain(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
 
 
 def _scales(rule: ct.Policy, q: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Return s after a refusal at each place, and how far it may be off."""
+    """Return s after a rejection at each place, and how far it may be off."""
     unsure = torch.full_like(q[..., 0], 2 * SUMMED)
     if rows.p is None:
         return torch.ones_like(unsure), unsure
@@ -218,7 +218,7 @@ def _band_scales(rule: Band, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     kind = ct.divergence(rule.divergence)
     ends = edges(*map(normalised, flat), kind, "price", rule.price)
     lower, upper = (end.reshape(*q.shape[:-1], 1) for end in ends)
-    upper = torch.where(upper < torch.inf, upper, 0.0)  # h = p: nothing is refused
+    upper = torch.where(upper < torch.inf, upper, 0.0)  # h = p: nothing is rejected
     slope = torch.where(lower * q > p, lower * q, 0.0).sum(-1)
     slope = slope + torch.where(p > upper * q, upper * q, 0.0).sum(-1)
     return lower[..., 0], 2 * SUMMED + SUMMED / slope.clamp(min=SUMMED)

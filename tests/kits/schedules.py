@@ -42,7 +42,7 @@ class _Round:
         return [*self.drafted[: self.accepted].tolist(), int(self.target_probs[-1].argmax())]
 
     def verified(self, policies: Sequence[Policy]) -> VerifiedRows:
-        """Return the rows up to and including the first refusal, judged by these policies."""
+        """Return the rows up to and including the first rejection, judged by these policies."""
         count = min(self.accepted + 1, len(self.drafted))
         accepted = torch.arange(count) < self.accepted
         rows = self.target_probs[:count].double(), self.draft_probs[:count].double()

@@ -25,7 +25,7 @@ ANSWERS = {
 
 
 class Refilled(ct.Policy):
-    """Lossless but for what replaces a refused token."""
+    """Lossless but for what replaces a rejected token."""
 
     def __init__(self, name, answer):
         self.name, self.answer = name, answer

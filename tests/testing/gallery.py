@@ -223,7 +223,7 @@ class FalselyGenerous(ReadsEntries):
 
 
 class FalselyShared(ReadsEntries):
-    """Says that it has one residual law for all tokens, and leaves the refused token out of it."""
+    """Says that it has one residual law for all tokens, and leaves the rejected token out of it."""
 
     def residual(self, q, p, n):
         return normalised_or(q.double().scatter(-1, n[..., None], 0.0), q.double())

@@ -62,7 +62,7 @@ def test_a_residual_of_two_arguments_is_asked_once_a_row():
     shared = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), residual=row)
     single = ct.rule(lambda q, p, n: min(1, q[n] / p[n]), residual=lambda q, p, n: row(q, p))
     law = ct.emitted_law(shared, q, p)
-    assert len(asked) == 3  # for each of the tokens that may be refused before
+    assert len(asked) == 3  # for each of the tokens that may be rejected before
     torch.testing.assert_close(law, ct.emitted_law(single, q, p), **CLOSE)
     n = torch.tensor([0, 1, 2])
     torch.testing.assert_close(shared.residual(q, p, n), single.residual(q, p, n), **CLOSE)

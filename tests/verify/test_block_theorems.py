@@ -151,7 +151,7 @@ def fuzzy(q, p):
     return np.where(by_hand("jensen_shannon", p, q) < 0.1, np.inf, q), 1 + 0 * q
 
 
-# what each rule keeps up to, and the scale of what it draws after a refusal: by their formulas
+# what each rule keeps up to, and the scale of what it draws after a rejection: by their formulas
 FORMULAS = {
     "speculative": lambda q, p: (q, 1 + 0 * q),
     "cactus:delta=0.1": cactus,

@@ -2,7 +2,7 @@ r"""Draft with a smaller causal LM of the same vocabulary, and stop where it is 
 
 With ``stop`` a row drafts no further where its tokens so far will probably not all be accepted.
 
-Verification ends at the first refusal, so a token drafted after a doubtful one is mostly wasted.
+Verification ends at the first rejection, so a token drafted after a doubtful one is mostly wasted.
 With φ̂(p) the expected acceptance of a token that was drafted with probability p, a row goes on
 after its tokens d_1..d_j iff
 

@@ -19,7 +19,7 @@ class Siblings(Drafter):
 
     Those are the likeliest of the row that the path's token is drawn from (of NGram: what else
     followed earlier), so that they are fixed before it is drawn. A drawn token that is among them
-    is one node. Where the verifier ``tree`` replaces a refused token by one of them, the round
+    is one node. Where the verifier ``tree`` replaces a rejected token by one of them, the round
     goes on for one more token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
     target has up to K (m + 1) + 1 tokens.
 

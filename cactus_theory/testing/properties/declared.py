@@ -105,7 +105,7 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     as_for_row = (exact.accepted - torch.minimum(row, seen.p)).abs() <= EXACT
     judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
     recovered, residual = exact.emitted - exact.accepted, (row - seen.p).clamp(min=0.0)
-    about = f"mass of token {{0}} after refusals{where}, beside its residual (h − p)₊"
+    about = f"mass of token {{0}} after rejections{where}, beside its residual (h − p)₊"
     judged = judged[:, None].expand(row.shape)
     # accepted and emitted masses each have an error of EXACT
     yield Bounds(recovered, residual, residual, about, 2 * EXACT, judged)
@@ -276,7 +276,7 @@ def accepts_within_its_bounds(seen: Behaviour) -> Iterator[Bounds]:
 
 @policy_property(
     lambda policy: isinstance(policy, SharedResidual | FixedTarget),
-    hint="g depends on the refused token: the class must not be SharedResidual",
+    hint="g depends on the rejected token: the class must not be SharedResidual",
 )
 def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
     """g(·|n) is the same for every token n that may be refused (is ``SharedResidual``)."""
