@@ -16,7 +16,7 @@ def draw(data: Path) -> Figure:
         for place, line in PLACES.items():
             own = [row for row in rows if (row["prompts"], row["place"]) == (name, place)]
             seen, overlap = style.columns(own, "tokens", "overlap")
-            label = f"place {place}"
+            label = f"position {place}"
             axes.plot([at / 1e6 for at in seen], overlap, ls=line, marker="o", ms=2.5,
                       color=style.COLOUR["band_price"], label=label)  # fmt: skip
         axes.set(xlabel="tokens trained on, millions", ylabel="overlap Σ min(p, q)", title=title)
