@@ -1,4 +1,4 @@
-"""Draft a path, and beside each of its tokens the likeliest others: one may replace a rejected one.
+"""Draft a path, and beside each of its tokens the likeliest others: one may replace a rejection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
