@@ -49,10 +49,10 @@ class Diagnosis:
         """Return the verdict, which names no fault as the one there is."""
         if not self.alarm:
             return "as expected: nothing is off"
-        among = f"among {self.known} known faults; an unknown one can look the same"
+        known, look = f"of {self.known} known faults", "(an unknown fault can look the same)"
         if not self.not_excluded:
-            return f"not as expected, and every one is excluded {among}"
-        return f"not as expected; not excluded {among}: {', '.join(self.not_excluded)}"
+            return f"not as expected; {known} all are excluded {look}"
+        return f"not as expected; {known} not excluded {look}: {', '.join(self.not_excluded)}"
 
 
 def compare_observed(

@@ -250,7 +250,7 @@ def test_what_no_position_shows_is_seen_in_the_direction_of_a_fault() -> None:
     assert not any(gap["off"] for gap in faint.gaps)
     far = compare_observed(own, seen, {"far": lowered(own, 0.5)})
     assert far.alarm and far.not_excluded == ()  # lower everywhere, and yet nothing that is known
-    assert "excluded among 1 known faults; an unknown one can look the same" in far.sentence
+    assert "of 1 known faults all are excluded (an unknown fault can look the same)" in far.sentence
     higher = compare_observed(own, seen, {"faint": lowered(own, 0.94), "up": lowered(own, 1.005)})
     assert higher.alike == () and higher.not_excluded == ("faint",)  # up fits no worse than healthy
     many = {f"faint{number}": lowered(own, 0.94) for number in range(40)}
@@ -265,7 +265,7 @@ def test_settings_are_thought_of_before_faults() -> None:
              "rows-early": lowered(own, 0.1)}  # fmt: skip
     found = compare_observed(own, seen, known)
     assert found.not_excluded == ("greedy-drafts", "rows-late") and found.known == 3
-    assert "not excluded among 3 known faults; an unknown one can look the same" in found.sentence
+    assert "of 3 known faults not excluded (an unknown fault can look the same)" in found.sentence
 
 
 VLLM = """\
@@ -370,7 +370,7 @@ def test_the_command_reads_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
                  "--rounds", "2000"]) == 0  # fmt: skip
     said = capsys.readouterr().out
     assert "no-draft-law: sampled" in said and "vllm-project/vllm#40149" in said
-    assert "known faults; an unknown one can look the same" in said and "same prompts" in said
+    assert "(an unknown fault can look the same)" in said and "same prompts" in said
 
 
 @pytest.mark.parametrize(("counted", "cycles"), [([], 1000), (["900"], 2700), (["9e3"], 6000)])
