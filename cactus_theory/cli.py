@@ -12,6 +12,7 @@ import sys
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.help_pages import add_commands
+from cactus_theory.base.specs import blamed
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 from cactus_theory.commands import COMMANDS, tune
 from cactus_theory.commands.flags import check_outputs
@@ -41,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     except REPORTED as error:
         print(f"cactus-theory {command}: {one_line(error)}", file=sys.stderr)
         return 3 if isinstance(error, CannotSay | TimeoutError) else 2
+    except (Exception, SystemExit) as error:
+        if (said := blamed(error)) is None:
+            raise
+        print(f"cactus-theory {command}: {said}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

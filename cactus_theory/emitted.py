@@ -176,7 +176,12 @@ def _measured(
 ) -> list[Tensor | None]:
     """Return acceptance, raised mass, spending, share over budget, optima and every divergence."""
     law = lawful(called(policy), policy.emitted(q, p))
-    accepted = (p * policy.acceptance_row(q, p)).sum(-1)
+    phi = policy.acceptance_row(q, p)
+    wrong = ((phi < 0) | (phi > 1 + BUDGET_TOLERANCE)) & (p > 0)
+    if bool(wrong.any()):
+        got = float(phi[wrong][0])
+        raise ValueError(f"{called(policy)}: must accept with a probability, 0 to 1; got {got:.6g}")
+    accepted = (p * phi).sum(-1)
     kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)

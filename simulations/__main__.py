@@ -7,6 +7,7 @@ import sys
 from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.help_pages import add_commands
+from cactus_theory.base.specs import blamed
 from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
 from simulations.figures.command import TABLES
 
@@ -101,6 +102,11 @@ def main(arguments: list[str] | None = None) -> int:
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
         print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except (Exception, SystemExit) as error:
+        if (said := blamed(error)) is None:
+            raise
+        print(f"{parser.prog} {chosen}: {said}", file=sys.stderr)
         return 2
 
 

@@ -28,6 +28,8 @@ FORM = re.compile(
 
 # files that are being run: a file that names itself would run without end
 _BEING_READ: set[Path] = set()
+# files that were run
+_READ: set[Path] = set()
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
@@ -180,6 +182,7 @@ def _module(path: Path, changed: int) -> ModuleType:
     if installed is None or installed.origin == str(path):
         sys.modules.setdefault(path.stem, module)
     _BEING_READ.add(path)
+    _READ.add(path)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -189,6 +192,16 @@ def _module(path: Path, changed: int) -> ModuleType:
     finally:
         _BEING_READ.discard(path)
     return module
+
+
+def blamed(error: BaseException) -> str | None:
+    """Return what code of a ``FILE.py`` raised, and on which line; None where none of it ran."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SystemExit):  # of a closed stdout, too
+        frames = frames[-1:]
+    passed = {frame.filename for frame in frames}
+    path = next((path for path in _READ if str(path) in passed), None)
+    return None if path is None else _blame(path, error)
 
 
 def _blame(path: Path, error: BaseException) -> str:

@@ -1,12 +1,14 @@
 """``cactus-theory audit``: what a policy emits, costs and declares; a table of several policies."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import cactus_theory as ct
+from cactus_theory.base.significance import FEWEST_TEXTS
 from cactus_theory.base.tables import (
     print_json,
     print_rows,
@@ -27,7 +29,7 @@ from cactus_theory.commands.plot import save_plot
 from cactus_theory.optimum.bands import HEAD
 from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
-from cactus_theory.traces.ends import end_ratio, foretold
+from cactus_theory.traces.ends import end_ratio, foretold, tells
 from cactus_theory.traces.estimate import Estimate, valued
 from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
 
@@ -52,11 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what one policy does on the rows, or a table of several."""
-    spec = ct.divergence(args.divergence).spec
-    logged = source(args) if len(args.policy) > 1 else None
+    kind = ct.divergence(args.divergence)
+    spec = kind.spec
+    if args.plot and not (kind.additive and kind.priced):
+        raise ValueError(f"--plot: must be of a divergence that can be pooled; got {spec}")
+    several = len(args.policy) > 1
+    logged = source(args) if several or Path(args.target).is_dir() else None
     ends = logged.ends if isinstance(logged, Trace) else ()
     policies = [ct.policy(spec).at_ends(ends) for spec in args.policy]
-    if logged is not None:
+    if several and logged is not None:
         lines, q, p = _lines(logged, policies, spec)
         notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
         if args.csv:
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print("{rows} rows of {texts} texts".format(**notes))
         print_table(_heads(spec), [_cells(line, spec) for line in lines], WORDS)
         print(LEGEND)
-        for line in lines:
+        for line in lines if logged.texts >= FEWEST_TEXTS else ():
             if words := foretold(line["end_ratio"], line["end_ratio_se"]):
                 print(f"{line['policy']}: {words}")
         return 0
@@ -119,7 +125,7 @@ def _lines(
             audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
     q, p = (torch.cat(part) for part in zip(*[pair[1:] for pair in row_pairs(source)], strict=True))
     shares = [_pooled_share(one, q, p) for one in audits]
-    trace = source if isinstance(source, Trace) and source.ends else None
+    trace = source if isinstance(source, Trace) and tells(source) else None
     ends = [None if trace is None else end_ratio(trace, policy) for policy in policies]
     return list(map(_line, audits, shares, ends)), q, p
 

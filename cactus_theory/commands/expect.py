@@ -115,7 +115,8 @@ def run(args: Namespace) -> int:
         if (value := getattr(args, name)) is not None:
             check.whole_number(flag(name), value, 1)
     if args.trace:
-        refuse(args, ("draft_mode", "temperature", "max_new_tokens"), "a trace has its own")
+        own = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
+        refuse(args, own, "a trace has its own", seed=defaults.SEED)
     judge = find_verifier(args.verifier)
     looked_up = isinstance(named_drafter(args.draft or ""), NGram)
     if args.draft_mode == "sampled" and looked_up:

@@ -111,6 +111,8 @@ def _equal(place: str | None, bounds: EventBounds) -> str:
     trace, nats = Trace.open(place), bounds.nats / bounds.tokens
     if not trace.manifest.total("cycles"):
         raise ValueError(f"--trace: must hold rounds; {place} has none")
+    if not trace.header.temperature:
+        raise ValueError(f"--trace: must be of a temperature above 0; {place} is greedy")
     hot, equal = trace.header.temperature, equal_temperature(trace, nats)
     if equal is None:
         return f"{nats:.4g} nats a token are further from the target than temperature " + (

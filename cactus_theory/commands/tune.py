@@ -108,6 +108,7 @@ def run(args: Namespace) -> int:
         refuse(args, OF_MODELS, "must not be given with --trace")
         usual = {"temperature": defaults.TEMPERATURE, "max_new_tokens": defaults.MAX_NEW_TOKENS}
         refuse(args, ("cycles", *usual), "a trace has its own", **usual)
+        refuse(args, ("timings",), "must be given with --target", timings=REPEATS)
     models = has_models(args)
     if models == (args.cost_ratio is not None):
         got = "both" if models else "none"
@@ -140,6 +141,8 @@ def run(args: Namespace) -> int:
         check_cuts(args, trace.header)
         costs = Costs.ratios(args.cost_ratio, batch=args.batch)
         tuned = _tuned(trace, costs, level, sought)
+        if given_cuts(args) is not None:  # where the trace does not say its own
+            tuned = replace(tuned, source=tuned.source | vars(cuts))
     if args.out:
         save_tuned(tuned, args.out)
     if args.json:

@@ -133,14 +133,20 @@ def _faults(content: dict[str, Any], manifest: Manifest) -> Iterator[str]:
 
 def _header(path: Path, content: dict[str, Any]) -> Header:
     header = Header(**_fields(path, content, Header))
-    check.one_of(f"{path}: dtype", header.dtype, tuple(DTYPES))
-    check.number(f"{path}: vocab_size", header.vocab_size, 1)
-    check.number(f"{path}: num_draft_tokens", header.num_draft_tokens, 1, MOST_DRAFTED)
-    check.finite(f"{path}: temperature", header.temperature, 0)
+    _check_header(f"{path}: ", header)
+    return header
+
+
+def _check_header(where: str, header: Header) -> None:
+    check.one_of(f"{where}dtype", header.dtype, tuple(DTYPES))
+    check.number(f"{where}vocab_size", header.vocab_size, 1, 2**31)  # ids are int32
+    check.number(f"{where}num_draft_tokens", header.num_draft_tokens, 1, MOST_DRAFTED)
+    check.finite(f"{where}temperature", header.temperature, 0)
     for token in header.eos_token_ids:
         if type(token) is not int or not 0 <= token < 2**63:
-            raise ValueError(f"{path}: eos_token_ids must be token ids; got {token!r:.60}")
-    return header
+            raise ValueError(f"{where}eos_token_ids must be token ids; got {token!r:.60}")
+    if (longest := header.details.get("max_new_tokens")) is not None:
+        check.whole_number(f"{where}max_new_tokens", longest, 1)
 
 
 def _read_entry(path: Path, item: Any) -> Entry:
@@ -172,6 +178,7 @@ class Folder(Resource):
     """
 
     def __init__(self, path: Path, header: Header) -> None:
+        _check_header("", header)
         self.path, self.header = path, header
         self.entries: list[Entry] = []
         self.finished = (path / MANIFEST).is_file()

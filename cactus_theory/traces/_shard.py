@@ -100,19 +100,29 @@ class Shard:
 
 
 def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
-    """Return the cycles of one text; ValueError for rows that are not (K + 1, V) and (K, V)."""
+    """Return the cycles of one text; ValueError for rows that are not (K + 1, V) and (K, V).
+
+    TypeError, ValueError for ids that int32 would change, or that are none.
+    """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
     for cycle, count in zip(cycles, counts, strict=True):
         if not 0 <= cycle.position < 2**31:
             raise ValueError(f"position: must lie in [0, 2^31); got {cycle.position}")
+        ids = cycle.draft_token_ids
+        check.check_tensor("draft_token_ids", ids, "token ids", torch.int64, torch.int32)
+        for token in ids[(ids < 0) | (ids >= vocab)].flatten()[:1].tolist():
+            raise ValueError(f"draft_token_ids: must lie in [0, {vocab}); got {token}")
         _check_shape("target_probs", cycle.target_probs, count + 1, vocab)
         if cycle.draft_probs is not None:
             _check_shape("draft_probs", cycle.draft_probs, count, vocab)
     row_counts = [0 if cycle.draft_probs is None else len(cycle.draft_probs) for cycle in cycles]
     no_rows = torch.zeros(0, vocab, dtype=torch.float64, device="cpu")
-    target = torch.cat([cycle.target_probs.double() for cycle in cycles] or [no_rows])
+    target = torch.cat(
+        [_doubled("target_probs", cycle.target_probs) for cycle in cycles] or [no_rows]
+    )
     draft = torch.cat(
-        [c.draft_probs.double() for c in cycles if c.draft_probs is not None] + [no_rows]
+        [_doubled("draft_probs", c.draft_probs) for c in cycles if c.draft_probs is not None]
+        + [no_rows]
     )
     ids = [cycle.draft_token_ids.to(torch.int32) for cycle in cycles]
     return Shard(
@@ -125,6 +135,14 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
         target_log_probs=target.log().to(dtype),
         draft_log_probs=draft.log().to(dtype),
     )
+
+
+def _doubled(name: str, rows: Tensor) -> Tensor:
+    """Return rows in float64; those of half precision over their sums, which it rounds."""
+    if rows.dtype not in (torch.float16, torch.bfloat16):
+        return rows.double()
+    check.check_probabilities(name, rows)
+    return check.normalised(rows)
 
 
 def to_bytes(shard: Shard) -> bytes:
@@ -145,11 +163,19 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
         tensors = library.load(content)
     except Exception as error:  # the library raises its own class and several built-in ones
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
-    if (columns := tensors.pop(COLUMNS, None)) is not None:
+    if (columns := tensors.pop(COLUMNS, None)) is not None and _bounded(tensors, vocab):
         tensors["draft_log_probs"] = _spread(where, tensors.get("draft_log_probs"), columns, vocab)
     if fault := next(_faults(tensors, vocab, most), None):
         raise ValueError(f"{where}: {fault}")
     return Shard(**tensors)
+
+
+def _bounded(tensors: Mapping[str, Tensor], vocab: int) -> bool:
+    """Return whether whole draft rows have no more entries than the target's."""
+    target, rows = (tensors.get(name) for name in ROWS)
+    if target is None or rows is None or target.ndim != 2 or target.shape[1] != vocab:
+        return False
+    return rows.ndim > 0 and len(rows) <= len(target) and rows.dtype in STORED_SUM_TOLERANCE
 
 
 def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Tensor:

@@ -10,10 +10,13 @@ from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.chain import Chain
 
+LOSSLESS = "speculative"
 # standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
 SURE = 2.0
 # ratio from which on no answers measured were longer: at 1 they are by 8 to 14 % (results/ends.md)
 NEUTRAL = 1.14
+# ratio below which two digits show fewer ends: rounding alone moves lossless laws by 1e-16
+SEEN = 0.995
 
 
 def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
@@ -40,6 +43,11 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
     return ratio_of_sums(sums[0], sums[1], trace.fingerprint)
 
 
+def tells(trace: Trace) -> bool:
+    """Return whether the trace has ends, behind the target's own beginnings."""
+    return bool(trace.ends) and trace.header.details.get("policy", LOSSLESS) == LOSSLESS
+
+
 def foretold(value: float | None, error: float | None) -> str:
     """Return in words which way lengths of answers go, nothing where a ratio of ends is no sign."""
     if value is None or error is None:
@@ -47,7 +55,7 @@ def foretold(value: float | None, error: float | None) -> str:
     seen = f"after the target's own beginnings an end is {value:.2f} ± {error:.2f} times as likely"
     if value - SURE * error > NEUTRAL:
         return f"answers may get shorter: {seen} as under the target"
-    if not value + SURE * error < 1:  # NaN says nothing
+    if not value + SURE * error < SEEN:  # NaN says nothing
         return ""
     return (
         f"answers will probably get longer: {seen} as under the target; a band's floor=eos makes "

@@ -114,8 +114,9 @@ class Trace:
 
     @property
     def ends(self) -> list[int]:
-        """Return the ids that end its texts."""
-        return self.header.eos_token_ids
+        """Return the ids that end its texts, each once; no row holds one beyond the vocabulary."""
+        ids = sorted(set(self.header.eos_token_ids))
+        return [token for token in ids if token < self.header.vocab_size]
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.specs import names_a_file
 from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy, read_policy
@@ -130,7 +131,7 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
             base = read_policy(base, divergence=kind.spec)
         tried = [find_verifier(judge).name] if judge else (USUAL | OTHERS)[family]
         return [Family(whole, verifier, base, varied, *knob) for verifier in tried]
-    if "=" not in name and ":" in name:
+    if "=" not in name and ":" in name and not names_a_file(name):
         names = ", ".join((*USUAL, *OTHERS))
         raise ValueError(
             f"policies: must be a policy with its knobs, or one of {names}; got {name!r}"

@@ -72,7 +72,8 @@ def notes(tuned: Tuned) -> list[str]:
     """Return warnings, and notes on single texts."""
     lines, best = [*_warnings(tuned)], tuned.best
     if best is not None and not best.family.lossless:
-        spent = best.replay.spent[tuned.divergence] / best.replay.tokens
+        some = best.replay.tokens > 0  # a text may have no rounds
+        spent = best.replay.spent[tuned.divergence][some] / best.replay.tokens[some]
         lines.append(
             f"That is a mean: {share((spent > tuned.level).mean())} of the texts lie above "
             f"{tuned.level:g}, one in ten above {np.quantile(spent, UPPER):.3g}, the worst at "

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.traces.ends import end_ratio
+from cactus_theory.traces.ends import end_ratio, tells
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
@@ -159,7 +159,7 @@ def tune(
     0.05
     """
     level, kind = checked_level(level), read_divergence(divergence)
-    check_texts(trace.texts)
+    check_texts(sum(entry.cycles > 0 for entry in trace.manifest.shards))
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(trace.num_draft_tokens, widths)
     candidates = families(kind, policies, trace.ends)
@@ -171,7 +171,7 @@ def tune(
     tried = {"families": [family.key for family in candidates], "widths": widths}
     about = _about(trace) | {"tried": tried, "halves": {"seed": seed}}
     tuned = Tuned(level, kind.spec, costs, plain_speed(costs), tuple(choices), halves, about)
-    if (best := tuned.best) is None or best.family.lossless or not trace.ends:
+    if (best := tuned.best) is None or best.family.lossless or not tells(trace):
         return tuned
     return replace(tuned, ends=end_ratio(trace, best.policy))
 
