@@ -87,7 +87,7 @@ def changed(trace, change, **manifest):
 
 @pytest.mark.parametrize(
     ("vocab", "dtype", "said"),
-    [(2**31 - 1, torch.float32, "rows of 2147483647 tokens"), (VOCAB, torch.int32, "got torch.int32"),
+    [(2**31 - 1, torch.float32, "rows of 2147483647 tokens"), (VOCAB, torch.int32, "torch.int32"),
      (2**70, torch.float32, "vocab_size: must lie in")],
 )  # fmt: skip
 def test_a_manifest_asks_for_no_memory(tmp_path, vocab, dtype, said):
