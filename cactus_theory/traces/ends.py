@@ -1,4 +1,4 @@
-"""How likely the end of a text is under a policy's law, over the target: which way lengths go."""
+"""How likely the end of a text is under a policy's law, over the target: do answers get longer?"""
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from cactus_theory.verify.chain import Chain
 LOSSLESS = "speculative"
 # standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
 SURE = 2.0
-# ratio from which on no answers measured were longer: at 1 they are by 8 to 14 % (results/ends.md)
-NEUTRAL = 1.14
 # ratio below which two digits show fewer ends: rounding alone moves lossless laws by 1e-16
 SEEN = 0.995
 
@@ -49,15 +47,11 @@ def tells(trace: Trace) -> bool:
 
 
 def foretold(value: float | None, error: float | None) -> str:
-    """Return in words which way lengths of answers go, nothing where a ratio of ends is no sign."""
-    if value is None or error is None:
-        return ""
-    seen = f"after the target's own beginnings an end is {value:.2f} ± {error:.2f} times as likely"
-    if value - SURE * error > NEUTRAL:
-        return f"answers may get shorter: {seen} as under the target"
-    if not value + SURE * error < SEEN:  # NaN says nothing
+    """Return in words that answers get longer, nothing where a ratio of ends is no sign of it."""
+    if value is None or error is None or not value + SURE * error < SEEN:  # NaN says nothing
         return ""
     return (
-        f"answers will probably get longer: {seen} as under the target; a band's floor=eos makes "
+        "answers will probably get longer: after the target's own beginnings an end is "
+        f"{value:.2f} ± {error:.2f} times as likely as under the target; a band's floor=eos makes "
         "it at least as likely"
     )
