@@ -1,5 +1,8 @@
-"""The site is whole: every link leads somewhere, every formula is drawn, every name is there."""
+"""The site is whole: links lead somewhere, formulas are drawn, names are there, words are found."""
 
+import html
+import json
+import os
 import re
 import subprocess
 import sys
@@ -85,3 +88,10 @@ def test_every_public_name_is_on_its_page(site) -> None:
     # an entry of its package's page, or a page: of a module, or of one that a function is named for
     shown = [name in anchors or name in anchors[name.rpartition(".")[0]] for name in names]
     assert all(shown), [name for name, there in zip(names, shown, strict=True) if not there]
+
+
+@thorough
+def test_its_search_finds_the_words_that_users_type(site) -> None:
+    index = json.loads((Path(os.path.commonpath(site)) / "search/search_index.json").read_text())
+    text = " ".join(html.unescape(re.sub("<[^>]*>", " ", entry["text"])) for entry in index["docs"])
+    assert {"npz", "logprobs", "chat"} <= set(re.split(index["config"]["separator"], text))
