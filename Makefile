@@ -19,7 +19,9 @@ PYTEST := $(BIN)/python -m pytest -q $(SPREAD)
 QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_supports.py verify/test_chain.py \
   verify/test_block.py testing/test_gallery.py commands/test_bad_input.py decoding/test_ragged.py \
   decoding/test_errors.py traces/test_replay.py tuning/test_tune.py vllm/test_batch.py \
-  vllm/test_hook.py test_layering.py test_theory.py test_readme.py)
+  vllm/test_hook.py base/test_files.py kernels/test_door.py lm_eval/test_ifeval.py \
+  solvers/test_path_tree.py simulations/common/test_grid.py test_losses.py test_divergences.py \
+  test_layering.py test_theory.py test_readme.py)
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick durations test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
 
