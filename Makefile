@@ -103,9 +103,9 @@ test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical t
 	@echo "Setting up .venv-python$* (once; a few minutes)"
 	@python$* -m venv .venv-python$*
 	@.venv-python$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  --no-cache-dir -c constraints.txt torch
+	  --no-cache-dir -c constraints.txt torch 'pip>=25.1'
 	@.venv-python$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  --no-cache-dir -c constraints.txt -e '.[solvers,testing,llm,figures]' pytest pytest-xdist beartype
+	  --no-cache-dir -c constraints.txt -e '.[solvers,testing,llm,figures]' --group dev
 	@touch $@
 
 # by hand, some ten seconds a mistake: make mutate MUTATED=cactus_theory/policies/cactus.py \
