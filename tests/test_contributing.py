@@ -12,6 +12,7 @@ from cactus_theory.divergences.definition import DIVERGENCES
 from cactus_theory.policies import _registry
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing.properties import PROPERTIES
+from tests.amounts import THOROUGH
 from tests.kits.divergences import assert_divergence_properties
 from tests.test_pages import commands, run
 from tests.testing.faulty_verifiers import TokenWise
@@ -83,9 +84,7 @@ def test_the_property_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_verifier_is_checked_by_one_line() -> None:
-    line = 'assert_verifier_properties("block")'
-    assert line in VERIFIER
     few = VERIFIER.replace('"block"', 'judge, policies=["speculative"], examples=6')
-    exec(few, {"judge": "block"})
+    exec(VERIFIER if THOROUGH else few, {"judge": "block"})
     with pytest.raises(AssertionError, match="breaks the property next_token_has_the_law"):
         exec(few, {"judge": TokenWise()})
