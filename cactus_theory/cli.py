@@ -13,13 +13,10 @@ import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.specs import blamed
-from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
+from cactus_theory.base.terminal import REPORTED, ends_quietly, interrupted, one_line
 from cactus_theory.commands import COMMANDS, tune
 from cactus_theory.commands.flags import check_outputs
 from cactus_theory.traces.estimate import CannotSay
-
-# Errors of bad input, reported in one line; anything else is a bug and keeps its traceback.
-REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 
 
 @ends_quietly
@@ -39,14 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         kept = tune.KEPT if command == "tune" else None
         return interrupted(f"cactus-theory {command}", kept)
-    except REPORTED as error:
-        print(f"cactus-theory {command}: {one_line(error)}", file=sys.stderr)
-        return 3 if isinstance(error, CannotSay | TimeoutError) else 2
     except (Exception, SystemExit) as error:
-        if (said := blamed(error)) is None:
+        if (said := blamed(error)) is None and not isinstance(error, REPORTED):
             raise
-        print(f"cactus-theory {command}: {said}", file=sys.stderr)
-        return 2
+        print(f"cactus-theory {command}: {one_line(said or error)}", file=sys.stderr)
+        return 3 if isinstance(error, CannotSay | TimeoutError) else 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.specs import blamed
-from cactus_theory.base.terminal import ends_quietly, interrupted, one_line
+from cactus_theory.base.terminal import REPORTED, ends_quietly, interrupted, one_line
 from simulations.figures.command import TABLES
 
 # group: name: what it does in a line, flags of a small run, and its module
@@ -100,13 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
         summary, *_ = every.get(" ".join(arguments[:2])) or every.get(chosen, ("",))
         kept = GOES_ON if summary.endswith("resumes") else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
-    except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
-        print(f"{parser.prog} {chosen}: {one_line(error)}", file=sys.stderr)
-        return 2
     except (Exception, SystemExit) as error:
-        if (said := blamed(error)) is None:
+        if (said := blamed(error)) is None and not isinstance(error, REPORTED):
             raise
-        print(f"{parser.prog} {chosen}: {said}", file=sys.stderr)
+        print(f"{parser.prog} {chosen}: {one_line(said or error)}", file=sys.stderr)
         return 2
 
 

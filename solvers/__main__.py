@@ -18,11 +18,10 @@ import numpy as np
 from cactus_theory.base.arguments import refuse_empty
 from cactus_theory.base.help_pages import add_commands
 from cactus_theory.base.tables import plain_json
-from cactus_theory.base.terminal import INTERRUPTED, ends_quietly, interrupted, one_line
+from cactus_theory.base.terminal import INTERRUPTED, REPORTED, ends_quietly, interrupted, one_line
 
 from ._commands import COMMANDS, Job
 
-REPORTED = (ValueError, TypeError, OSError, RuntimeError, ModuleNotFoundError)
 COMMAND = f"python -m {__package__}"
 
 

@@ -50,6 +50,8 @@ def test_it_is_picked_up_everywhere(boosted: str, capsys: pytest.CaptureFixture[
     np.save("p.npy", np.array([0.7, 0.3]))
     assert main(["audit", "q.npy", "p.npy", "--policy", f"{boosted}:delta=0.5"]) == 0
     assert "boosted:delta=0.5 declares: max_divergence <= 0.405465 per" in capsys.readouterr().out
+    assert main(["audit", "q.npy", "p.npy", "--policy", f"{boosted}:delta=-1"]) == 2
+    assert capsys.readouterr().err == "cactus-theory audit: delta: must be at least 0; got -1.0\n"
 
 
 def test_every_command_runs(boosted: str) -> None:

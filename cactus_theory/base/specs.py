@@ -195,13 +195,17 @@ def _module(path: Path, changed: int) -> ModuleType:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Return what code of a ``FILE.py`` raised, and on which line; None where none of it ran."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Return the error of code of a ``FILE.py``, with its function and its line.
+
+    None where none of it ran, and for a knob that its ``__post_init__`` refuses.
+    """
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SystemExit):  # of a closed stdout, too
-        frames = frames[-1:]
-    passed = {frame.filename for frame in frames}
-    path = next((path for path in _READ if str(path) in passed), None)
-    return None if path is None else _blame(path, error)
+        codes = codes[-1:]
+    code = next((code for code in codes if Path(code.co_filename) in _READ), None)
+    if code is None or (code.co_name == "__post_init__" and isinstance(error, ValueError)):
+        return None
+    return f"{code.co_qualname}: {_blame(Path(code.co_filename), error)}"
 
 
 def _blame(path: Path, error: BaseException) -> str:

@@ -18,11 +18,13 @@ BROKEN_PIPE = 141
 # exit status of a command that Ctrl-C ended: 128 + 2
 INTERRUPTED = 130
 NOTHING_KEPT = "nothing is kept: the same command starts again"
+# errors of bad input, told in one line as those of a FILE.py; others are bugs and keep a traceback
+REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 LONGEST = 1200  # most characters of an error's line
 Given = ParamSpec("Given")
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException | str) -> str:
     """Return an error's message as one line, its middle left out if it would fill the screen."""
     line = " ".join(str(error).split()) or type(error).__name__
     half = LONGEST // 2

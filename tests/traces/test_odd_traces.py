@@ -135,7 +135,7 @@ def test_flags_that_do_nothing_are_refused(tmp_path, capsys, flags):
 
 
 RULES = """
-import sys
+import math, sys
 import cactus_theory as ct
 
 @ct.rule
@@ -145,6 +145,10 @@ def lossless(q, p, n):
 @ct.rule
 def keyless(q, p, n):
     raise KeyError("no such token")
+
+@ct.rule
+def negative(q, p, n):
+    return math.log(q[n] - 1)
 
 @ct.rule
 def leaves(q, p, n):
@@ -163,7 +167,11 @@ def test_a_rule_without_knobs_can_be_tuned(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("keyless", 'line 11 (raise KeyError("no such token")): KeyError'), ("leaves", "SystemExit")],
+    [
+        ("keyless", 'keyless: mine.py, line 11 (raise KeyError("no such token")): KeyError'),
+        ("negative", "negative: mine.py, line 15 (return math.log(q[n] - 1)): ValueError: math"),
+        ("leaves", "SystemExit"),
+    ],
 )
 @pytest.mark.parametrize("more", [(), ("--policy", "speculative")])
 def test_a_rule_that_raises_is_told_in_a_line(tmp_path, capsys, name, said, more):
