@@ -35,10 +35,9 @@ def draw(data: Path) -> Figure:
 
 def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
     options: Any = look.options(5) | {"ls": "", "capsize": 2, "elinewidth": 1}
-    found = [
-        [row[name] for row in rows]
-        for name in ("end_ratio_at_lossless_texts", "length_ratio", "length_ratio_se")
-    ]
+    length = "length_ratio_adjusted" if "length_ratio_adjusted" in rows[0] else "length_ratio"
+    found = [[row[name] for row in rows]
+             for name in ("end_ratio_at_lossless_texts", length, f"{length}_se")]  # fmt: skip
     axes.errorbar(found[0], found[1], [WIDE * error for error in found[2]], **options, label=pair)
     side: Any = {"ha": "right"} if pair.startswith("stories") else {}
     for row, *at in zip(rows, *found[:2], strict=True):
