@@ -175,16 +175,11 @@ def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: boo
     """Return options that feed the library's streamer, and it; a chat's prompt is not printed."""
     from transformers import TextStreamer
 
-    from cactus_theory.decoding import Callbacks
+    from cactus_theory.decoding.hugging_face import streamed
 
     streamer = TextStreamer(tokenizer, skip_prompt=chat, skip_special_tokens=True)
     streamer.put(torch.tensor([prompt_ids], device="cpu"))
-
-    def on_tokens(new: Sequence[int]) -> None:
-        for token in new:
-            streamer.put(torch.tensor([token], device="cpu"))
-
-    return replace(options, callbacks=Callbacks(on_tokens=on_tokens)), streamer
+    return replace(options, callbacks=streamed(options.callbacks, streamer)), streamer
 
 
 def _check_tuned(

@@ -120,7 +120,7 @@ def speculative_generate(
         eos_token_ids=ends,
         stop=_stop(others, input_ids, mask),
         meter=meter or options.get("log_probs", False),
-        callbacks=_streamed(callbacks, text_streamer),
+        callbacks=streamed(callbacks, text_streamer),
         **options,
     )
     if not generation_config.do_sample:
@@ -229,7 +229,8 @@ def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None) -> Stop | N
     return stop
 
 
-def _streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
+def streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
+    """Return callbacks that also feed a streamer of the library, token by token; None is none."""
     if streamer is None:
         return callbacks
 
