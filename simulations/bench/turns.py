@@ -87,15 +87,20 @@ def _timed(worker: subprocess.Popen[str], vocab: int, name: str) -> float:
     return float(worker.stdout.readline())
 
 
-def rows(vocab: int, batch: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Any, Tensor, Tensor]:
-    """Return float32 rows of target and draft, drafted tokens, coins, logits, memory for a row."""
+def rows(
+    vocab: int, batch: int, seed: int, width: int = WIDTH, noise: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Any, Tensor, Tensor]:
+    """Return float32 rows of target and draft, drafted tokens, coins, logits, memory for a row.
+
+    ``noise`` is that of the draft's logits.
+    """
     source = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(batch, WIDTH + 1, vocab, generator=source)
-    stray = torch.randn(batch, WIDTH, vocab, generator=source)
+    logits = 3 * torch.randn(batch, width + 1, vocab, generator=source)
+    stray = noise * torch.randn(batch, width, vocab, generator=source)
     q, p = logits.softmax(-1), (logits[:, :-1] + stray).softmax(-1)
-    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).view(batch, WIDTH)
-    coins = torch.rand(batch, WIDTH + 1, generator=source, dtype=torch.float64)
-    return q, p, ids, (coins[:, :WIDTH], coins[:, WIDTH]), logits, torch.empty_like(q)
+    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).view(batch, width)
+    coins = torch.rand(batch, width + 1, generator=source, dtype=torch.float64)
+    return q, p, ids, (coins[:, :width], coins[:, width]), logits, torch.empty_like(q)
 
 
 def jobs() -> dict[str, Callable[[Any], Any]]:

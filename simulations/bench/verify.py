@@ -11,6 +11,7 @@ import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 
 from .theory import clocked
+from .turns import rows
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
@@ -73,23 +74,13 @@ def dense_step(
     return torch.where(kept > 0, ids, -1), last, accepted
 
 
-def rows(noise: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    source = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(BATCH, WIDTH + 1, VOCAB, generator=source)
-    stray = noise * torch.randn(BATCH, WIDTH, VOCAB, generator=source)
-    q, p = logits.softmax(-1), (logits[:, :-1] + stray).softmax(-1)
-    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).view(BATCH, WIDTH)
-    coins = torch.rand(BATCH, WIDTH + 1, generator=source, dtype=torch.float64)
-    return q, p, ids, (coins[:, :WIDTH], coins[:, WIDTH])
-
-
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
     for kind, noise in NOISES.items():
         yield from _measured(kind, noise, repeats)
 
 
 def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]:
-    jobs = _jobs(*rows(noise))
+    jobs = _jobs(*rows(VOCAB, BATCH, 0, WIDTH, noise)[:4])
     with torch.inference_mode():
         times, last = clocked(jobs, repeats)
     medians = {name: each["milliseconds"] for name, each in times.items()}
