@@ -9,6 +9,7 @@ import atexit
 import os
 from collections.abc import Callable
 from importlib.metadata import version
+from inspect import signature
 from typing import Any
 
 import torch
@@ -27,16 +28,8 @@ from cactus_theory.vllm.replace import (
 )
 from cactus_theory.vllm.settings import PROCESSOR, Settings, refuse_accounts
 
-PARAMETERS = (
-    "draft_token_ids",
-    "num_draft_tokens",
-    "max_spec_len",
-    "cu_num_draft_tokens",
-    "draft_probs",
-    "target_logits",
-    "bonus_token_ids",
-    "sampling_metadata",
-)
+# of the function that is replaced: the hook takes them by the same names, and passes others on
+PARAMETERS = tuple(signature(Hook.rejection_sample).parameters)[1:-2]
 SAMPLE = ("self", "logits", "spec_decode_metadata")
 UPDATE = ("self", "scheduler_output")
 FREE = ("self", "request")
