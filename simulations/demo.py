@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.base.tables import rule, shown, text_table
+from cactus_theory.base.tables import rule, text_table
 from cactus_theory.commands.models import opened
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
@@ -200,8 +200,7 @@ AUDIT_HEADS = {
 def audit_all(specs: Sequence[str], q: Tensor, p: Tensor) -> list[dict[str, Any]]:
     print(rule("what every policy emits on those rows (exact, nothing sampled)"))
     records = [_audited(ct.policy(spec), q, p) for spec in specs]
-    cells = [[shown(record[name]) for name in AUDIT_HEADS] for record in records]
-    print(text_table(list(AUDIT_HEADS.values()), cells) + "\n")
+    print(columns(records, AUDIT_HEADS) + "\n")
     return records
 
 

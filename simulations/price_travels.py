@@ -200,12 +200,9 @@ def _travelled(law: str, family: Family, levels: Sequence[float], texts: OwnText
     """Return a family at each level, of nats from the law's own target."""
     shape, rows = read_policy(law), sum(len(ids) for ids, *_ in texts.texts)
     about = {"law": shape.spec, "rows": rows, "family": family.name}
-
-    def run(own: OwnTexts, policy: Policy) -> Replay:
-        return own.replay(policy, shape)
-
     levels = [0.0] if family.lossless else levels
-    return [about | row for row in _solved(texts, family, levels, run)]
+    solved = _solved(texts, family, levels, lambda own, policy: own.replay(policy, shape))
+    return [about | row for row in solved]
 
 
 def _elsewhere(family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:
