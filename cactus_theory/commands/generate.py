@@ -155,7 +155,7 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
         count, rates = answer["num_draft_tokens"], answer["conditional_acceptance_rates"]
         by_place = ", ".join("–" if math.isnan(rate) else f"{rate:.0%}" for rate in rates)
         accepted = f"{answer['num_accepted_tokens']} of {count} drafted tokens accepted"
-        yield accepted + (f"; by place, of those reached: {by_place}" if rates else "")
+        yield accepted + (f"; by position, of those reached: {by_place}" if rates else "")
     if drafted and "emitted_kl" in answer:
         yield (
             f"{answer['emitted_kl']:.4g} nats, {answer['emitted_kl_per_token']:.4g} a token, "

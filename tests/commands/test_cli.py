@@ -166,7 +166,7 @@ def test_generate_says_nothing_of_drafts_where_nothing_is_drafted(capsys) -> Non
     said = capsys.readouterr().err
     assert "calls of the target" in said and "draft" not in said and "accept" not in said
     assert main([*asked, "--prompt", "def f(", *DRAFT]) == 0
-    rates = re.search("by place, of those reached: (.*)", capsys.readouterr().err)
+    rates = re.search("by position, of those reached: (.*)", capsys.readouterr().err)
     assert rates is not None and rates[1].endswith(", –")  # a place that no draft reached
 
 
