@@ -130,7 +130,8 @@ class EventBounds:
     @property
     def range(self) -> str:
         """Return rate and interval in words."""
-        return f"{share(self.rate)} of the target becomes {share(self.low)} to {share(self.high)}"
+        own = f"an event of {share(self.rate)} under the target"
+        return f"{own} gets {share(self.low)} to {share(self.high)}"
 
     @property
     def sentence(self) -> str:

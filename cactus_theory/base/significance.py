@@ -44,4 +44,4 @@ def items_needed(difference: float, error: float, count: int) -> int | None:
     """
     if not math.isfinite(error) or not math.isfinite(difference) or difference == 0:
         return None
-    return max(2, math.ceil(count * ((WIDE + POWER) * error / difference) ** 2))
+    return max(FEWEST_TEXTS, math.ceil(count * ((WIDE + POWER) * error / difference) ** 2))

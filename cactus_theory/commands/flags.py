@@ -33,7 +33,8 @@ def refuse(args: argparse.Namespace, names: Iterable[str], rule: str, **usual: A
     """Raise ValueError for the first of these flags that is given; ``usual`` are defaults."""
     for name in names:
         if (value := getattr(args, name, None)) not in (None, usual.get(name)):
-            raise ValueError(f"{flag(name)}: {rule}; got {value}")
+            got = " ".join(map(str, value)) if isinstance(value, list) else value
+            raise ValueError(f"{flag(name)}: {rule}; got {got}")
 
 
 def add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:

@@ -86,7 +86,7 @@ def notes(tuned: Tuned) -> list[str]:
 
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
-    """Warn of knobs that few texts leave uncertain, and of calls timed below the step in them."""
+    """Warn of knobs that few texts leave uncertain, and of calls timed too short or too long."""
     tried = (own for own in tuned.choices if own.family.least < own.family.most)
     knobs = next(tried, None)
     if knobs is not None:
@@ -97,12 +97,21 @@ def _warnings(tuned: Tuned) -> Iterator[str]:
                 f"known to {spent.standard_error / spent.value:.0%} ({_named(knobs)}). Log more "
                 "rounds (--cycles)."
             )
-    calls = (tuned.costs.call(own.num_draft_tokens, own.family.key) for own in tuned.choices)
-    if (least := min(calls) / tuned.costs.plain) < LEAST_CALL:
+    costs = tuned.costs
+    calls = (costs.call(own.num_draft_tokens, own.family.key) for own in tuned.choices)
+    if (least := min(calls) / costs.plain) < LEAST_CALL:
         yield (
             f"Warning: a call was timed at {least:.2f} of the step of plain decoding that it "
             "contains, as on a busy machine: time again (--timings)."
         )
+    steps = [seconds / costs.plain for seconds in costs.target]
+    for width, taken in zip(costs.widths, steps, strict=True):
+        if taken > width + 1:
+            yield (
+                f"Warning: a pass over {width + 1} tokens was timed at {taken:.2f} plain steps, as "
+                "where other processes use the cores: time again with --threads 1."
+            )
+            break
 
 
 def payload(tuned: Tuned) -> dict[str, Any]:

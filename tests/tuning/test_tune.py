@@ -51,7 +51,7 @@ def test_the_fastest_of_one_half_is_reported_from_the_other(trace, cheap, tuned)
     assert best.chosen_by.value > other.chosen_by.value > tuned.plain == 1
     ratio, texts = best.speed / other.speed, len(halves[1])
     needed = math.ceil(texts * (2.8016 * ratio.standard_error / (ratio.value - 1)) ** 2)
-    assert f"from {max(2, needed)} texts on ({texts} here)" in sentence(tuned)
+    assert f"from {max(5, needed)} texts on ({texts} here)" in sentence(tuned)
 
 
 @pytest.mark.parametrize(
@@ -226,3 +226,7 @@ def test_calls_that_were_timed_shorter_than_a_plain_step_are_named(trace, cheap)
     assert not any("busy machine" in line for line in notes(found))
     slow = replace(found, costs=replace(cheap, plain=2.0))
     assert any(line.startswith("Warning: a call was timed at 0.") for line in notes(slow))
+    assert not any("--threads 1" in line for line in notes(found))
+    crowded = replace(found.costs, target=tuple(9 * found.costs.plain for _ in found.costs.target))
+    (said,) = [line for line in notes(replace(found, costs=crowded)) if "--threads 1" in line]
+    assert "tokens was timed at 9.00 plain steps" in said
