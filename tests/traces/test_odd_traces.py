@@ -211,7 +211,7 @@ def test_an_acceptance_that_is_no_probability_is_refused(tmp_path, capsys, answe
 )
 def test_ids_are_not_changed_as_they_are_written(tmp_path, ids):
     rows = torch.full((2, VOCAB), 1 / VOCAB, dtype=torch.float64)
-    with pytest.raises((TypeError, ValueError), match="^draft_token_ids: must"):
+    with pytest.raises((TypeError, ValueError), match="draft_token_ids"):
         saved(tmp_path, [[Cycle(0, 0, ids, rows, rows[:1])]])
 
 
