@@ -50,13 +50,13 @@ def test_two_texts_foretell_nothing(tmp_path, capsys, count, said):
 
 def test_ends_beyond_the_vocabulary_and_twice(tmp_path, capsys):
     trace, other = (
-        saved(tmp_path / "a", texts(), [2, 3, 3, 99]),
+        saved(tmp_path / "a", texts(), [2, 3, 3, VOCAB]),
         saved(tmp_path / "b", texts(), [2, 3]),
     )
     assert end_ratio(trace, "band:price=1").value == end_ratio(other, "band:price=1").value
     assert main(["audit", str(trace.folder), *TWO, "--policy", "band:price=1,hold=eos"]) == 0
     assert main([*TUNE, "--trace", str(trace.folder), "--policies", "band:price"]) == 0
-    none = saved(tmp_path / "c", texts(), [99])
+    none = saved(tmp_path / "c", texts(), [VOCAB])
     assert main(["audit", str(none.folder), *TWO]) == 0
 
 
@@ -97,6 +97,19 @@ def test_a_manifest_asks_for_no_memory(tmp_path, vocab, dtype, said):
 
     with pytest.raises(ValueError, match=said):
         list(changed(saved(tmp_path, texts()), change, vocab_size=vocab))
+
+
+def test_more_draft_rows_than_the_targets_are_not_spread(tmp_path, monkeypatch):
+    def change(held):
+        rows = torch.zeros(
+            len(held["target_log_probs"]) + 1, 1, dtype=held["draft_log_probs"].dtype
+        )
+        return {"draft_columns": torch.tensor([0], dtype=torch.int32), "draft_log_probs": rows}
+
+    trace = changed(saved(tmp_path, texts()), change)
+    monkeypatch.setattr("cactus_theory.traces._shard._spread", lambda *_: pytest.fail("spread"))
+    with pytest.raises(ValueError, match="draft_log_probs"):
+        list(trace)
 
 
 @pytest.mark.parametrize("longest", ["y", 10**30, 1.5, -5])
