@@ -26,7 +26,9 @@ def write_whole(path: str | Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
+            mask = os.umask(0)  # to be read it must be set
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)
             os.replace(name, place)
         except BaseException:
             os.unlink(name)
@@ -157,9 +159,3 @@ class FolderLock(Resource):
     def close(self) -> None:
         """Let others write to the folder."""
         self._lock.release()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
