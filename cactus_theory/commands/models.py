@@ -75,11 +75,6 @@ def choose_threads(count: int | None, target: Any = None) -> str:
         size = sum(weight.nbytes for weight in weights)
         count = torch.get_num_threads() if size >= LARGE else 1
     torch.set_num_threads(check.threads(count))
-    return threads_in_words()
-
-
-def threads_in_words() -> str:
-    """Return torch's number of threads."""
     count = torch.get_num_threads()
     return f"{count} thread{'s' * (count > 1)} of torch"
 
