@@ -200,14 +200,6 @@ def at_knob(policy: Policy, value: float) -> Policy | None:
         return None
 
 
-def own_value(policy: Policy) -> int | float | None:
-    """Return the value of the policy's knob, None without one or if it is no number."""
-    if policy.knob is None:
-        return None
-    value = getattr(policy, policy.knob, None)
-    return None if isinstance(value, bool) or not isinstance(value, int | float) else value
-
-
 def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
     """Return (value, policy) at rising values of the knob, its own among them.
 
@@ -216,8 +208,8 @@ def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[f
     the ends of ``knob_range``. A knob whose value is an int is only tried at ints. ``between``
     values are added between each two neighbours, one drawn from each part of the gap.
     """
-    value = own_value(policy)
-    if value is None:
+    value = None if policy.knob is None else getattr(policy, policy.knob, None)
+    if isinstance(value, bool) or not isinstance(value, int | float):  # no number, or no knob
         return []
     whole = isinstance(value, int)
 
