@@ -102,22 +102,20 @@ class Behaviour(Seen):
 
     @cached_property
     def steady(self) -> Tensor:
-        """Return (R,) whether the rule is continuous here: everywhere, or away from its jumps."""
-        if self.policy.declares.continuous:
-            return torch.ones(len(self.q), dtype=torch.bool)
-        return ~self.jumps
+        """Return (R,) whether the rule is continuous here: everywhere, or away from its jumps.
 
-    @cached_property
-    def jumps(self) -> Tensor:
-        """Return (R,) whether moving the rows by 1e-4 (relative) moves an answer by over 0.01."""
+        At a jump moving the rows by 1e-4 (relative) moves an answer by over 0.01.
+        """
         steady = torch.ones(len(self.q), dtype=torch.bool)
+        if self.policy.declares.continuous:
+            return steady
         sign = 1 - 2 * (self.tokens % 2).double()
         for move in (AWAY * sign, -AWAY * sign, AWAY * sign.roll(1, -1) * (self.tokens > 0)):
             q, p = (row * (1 + move) for row in (self.q, self.p))
             other = self.on(q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True))
             for mine, moved in ((self.accepted, other.accepted), (self.emitted, other.emitted)):
                 steady &= ~((mine - moved).abs().amax(-1) > JUMP)
-        return ~steady
+        return steady
 
 
 PROPERTIES = Properties("policy_property")
