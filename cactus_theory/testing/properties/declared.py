@@ -43,10 +43,8 @@ def _has_lossless_value(policy: Policy) -> bool:
 def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     """Σ p φ never falls as the knob moves in the declared direction (declares ``direction``)."""
     ladder = knob_ladder(seen.policy, BETWEEN if seen.q.shape[-1] <= NARROW_ROW else 0)
-    shares = torch.stack(
-        [seen.on(seen.q, seen.p, policy=r).accepted.sum(-1) for _, r in ladder], -1
-    )
     values = [value for value, _ in ladder]
+    shares = [seen.on(seen.q, seen.p, policy=rung).accepted.sum(-1) for _, rung in ladder]
     direction = seen.policy.declares.direction
     word = "gain" if direction > 0 else "loss"
 
@@ -54,7 +52,7 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
         low, high = values[index[1]], values[index[1] + 1]
         return f"{word} of acceptance from {seen.policy.knob}={low:g} to {high:g}"
 
-    yield Bounds(direction * shares.diff(dim=-1), 0, None, about)
+    yield Bounds(direction * torch.stack(shares, -1).diff(dim=-1), 0, None, about)
 
 
 @policy_property(
@@ -295,11 +293,8 @@ def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
 
 def _evenly(rows: Tensor, token: Tensor) -> Tensor:
     entry = rows.gather(-1, token[:, None])
-    return (
-        ((1 - entry) / max(1, rows.shape[-1] - 1))
-        .expand(rows.shape)
-        .scatter(-1, token[:, None], entry)
-    )
+    share = (1 - entry) / max(1, rows.shape[-1] - 1)
+    return share.expand(rows.shape).scatter(-1, token[:, None], entry)
 
 
 def _on_one(rows: Tensor, token: Tensor) -> Tensor:
