@@ -68,9 +68,7 @@ def _wide(count: int, start: int) -> list[Group]:
     """Return the wide pairs among ``count``: the widest range first."""
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
-    pairs = []
-    for place in ORDER[: count // ONE_IN]:
-        pairs.append(wide_pair(widths[place], random))
+    pairs = [wide_pair(widths[place], random) for place in ORDER[: count // ONE_IN]]
     if count > 1:
         vocab = int(random.integers(SMALL[0], SMALL[1] + 1))
         pairs.append(_on_both_sides(vocab, random))

@@ -122,8 +122,7 @@ def subnormal_tails(
     tail = st.integers(deepest - TAIL_SPREAD, deepest).map(lambda k: float(f"1e-{k}"))
     entries = draw(st.lists(st.one_of(weights(tiny=False), tail), min_size=vocab, max_size=vocab))
     entries[draw(st.integers(0, vocab - 1))] = 1.0
-    row = torch.tensor(entries, dtype=torch.float64)
-    return row / row.sum()
+    return _row(entries)
 
 
 @st.composite

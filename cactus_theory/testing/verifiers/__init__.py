@@ -8,8 +8,7 @@ from collections.abc import Iterable  # noqa: I001  the order of properties
 from contextlib import suppress
 
 from cactus_theory.base import arguments as check
-from cactus_theory.policies import Policy
-from cactus_theory.policies import read_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._property import broken
 from cactus_theory.testing.verifiers import exact, coins  # noqa: F401
 from cactus_theory.testing.verifiers._enumeration import VERIFIER_PROPERTIES, Enumeration
