@@ -30,7 +30,7 @@ from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.trace import ENTRIES, Batch, Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
-from cactus_theory.verify.contract import VerdictLaw, Verifier, find_verifier
+from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
 OnCycles = Callable[[int], Any]
@@ -161,7 +161,8 @@ def batch_law(
         alive, spent = _followed(policy, verifier, q, draft, kinds, raised)
     else:
         law = verifier.law(Assignment((policy,)), q, draft)
-        alive, spent = law.alive, _charged(law, q, kinds)
+        alive, rows = law.alive, (law.emitted[:, :width], q[:, :width])
+        spent = {spec: kind.value(*rows) for spec, kind in kinds.items()}
     return alive, going, spent
 
 
@@ -203,10 +204,3 @@ def _followed(
         else:
             alive[:, place + 1] = accept_probability(reached * h_n, p_n)
     return alive, spent
-
-
-def _charged(law: VerdictLaw, q: Tensor, kinds: dict[str, Divergence]) -> dict[str, Tensor]:
-    """Return D(h_i‖q_i) (B, K) of a law that was written out."""
-    size = q.shape[1] - 1
-    rows = law.emitted[:, :size], q[:, :size]
-    return {spec: kind.value(*rows) for spec, kind in kinds.items()}
