@@ -157,8 +157,7 @@ def batch_law(
         return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
     draft = Draft(ids, [width] * len(ids), batch.draft_probs)
     if isinstance(verifier, Chain | Block):
-        raised = verifier.raised_entries(policy, q, draft)
-        alive, spent = _followed(policy, verifier, q, draft, kinds, raised)
+        alive, spent = _followed(policy, verifier, q, draft, kinds)
     else:
         law = verifier.law(Assignment((policy,)), q, draft)
         alive, rows = law.alive, (law.emitted[:, :width], q[:, :width])
@@ -173,19 +172,13 @@ def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def _followed(
-    policy: Policy,
-    verifier: Chain | Block,
-    q: Tensor,
-    draft: Draft,
-    kinds: dict[str, Divergence],
-    raised: Tensor | None,
+    policy: Policy, verifier: Chain | Block, q: Tensor, draft: Draft, kinds: dict[str, Divergence]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return ``alive`` (B, K + 1) and D(h_i‖q_i) (B, K).
 
     A chain and a block need neither residuals nor rows for them: they are asked node by node.
-    ``raised`` is what drafted tokens are raised to where a policy looked ahead.
     """
-    ids = draft.token_ids
+    ids, raised = draft.token_ids, verifier.raised_entries(policy, q, draft)
     p = one_hot(ids, q) if draft.probs is None else draft.probs
     alive = q.new_ones(len(ids), ids.shape[1] + 1, dtype=torch.float64)
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
