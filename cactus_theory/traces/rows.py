@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.emitted import Audit, audit
+from cactus_theory.emitted import audit
 from cactus_theory.policies import Declaration, Policy, read_policy
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
@@ -143,7 +143,10 @@ def pooled_audit(
     held = 0
     for text, q, p in row_pairs(source, ENTRIES):
         report = audit(policy, q, p, divergence=kind)
-        np.add.at(sums.T, text.numpy(), _columns(report))
+        own = report.divergences[report.reference]
+        parts = torch.ones_like(own), report.acceptance, own, report.raised_off_head
+        columns = torch.stack((*parts, report.optimum_acceptance), -1)
+        np.add.at(sums.T, text.numpy(), columns.numpy())
         held += 0 if report.within is None else int(report.within.sum())
         if on_rows is not None:
             on_rows(int(sums[0].sum()))
@@ -162,10 +165,3 @@ def pooled_audit(
         share=ratio_of_sums(accepted, best, fingerprint),
         held=None if policy.declares.budget is None else held,
     )
-
-
-def _columns(report: Audit) -> Float[np.ndarray, "rows 5"]:
-    """Return 1, acceptance, divergence, raised mass, the best acceptance at that divergence."""
-    spent = report.divergences[report.reference]
-    parts = torch.ones_like(spent), report.acceptance, spent, report.raised_off_head
-    return torch.stack((*parts, report.optimum_acceptance), -1).numpy()
