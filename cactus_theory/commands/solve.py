@@ -55,21 +55,21 @@ def run(args: argparse.Namespace) -> int:
         columns = {name: getattr(best, name) for name in ("delta", "acceptance", "price", "bound")}
         columns["gap"] = best.bound - best.acceptance
         asked["rows"] = int(np.prod(q.shape[:-1]))
-        title = f"{asked['rows']} rows by mean {spec}; bound and gap prove it"
+        title = f"best mean acceptance, {asked['rows']} rows by mean {spec}; bound and gap prove it"
     elif args.pooled:
         ((knob, amount),) = goal.items()
         best = ct.pooled_acceptance(q, p, divergence=spec, **goal)
         asked[f"pooled_{knob}"] = amount
         numbers = {name: getattr(best, name) for name in OF_ALL}
         columns = {"acceptance": best.acceptance, "divergence": best.divergence}
-        title = f"{spec}, {knob} = {amount:g} over all rows"
+        title = f"best mean acceptance, {spec}, {knob} = {amount:g} over all rows"
     else:
         ((knob, amount),) = goal.items()
         best = ct.optimal_acceptance(q, p, divergence=spec, support=args.support, **goal)
         asked[knob] = amount
         overlap = np.minimum(np.asarray(q, np.float64), np.asarray(p, np.float64)).sum(-1)
         columns = {"speculative": overlap} | {name: getattr(best, name) for name in OF_A_ROW}
-        title = f"{spec}, {knob} = {amount:g}"
+        title = f"optimal acceptance, {spec}, {knob} = {amount:g}"
     if args.out:
         save_rows(args.out, best.target)
     if args.csv and args.frontier is not None:
@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
         save_csv(args.csv, columns, asked | numbers)
     if args.json:
         return print_json(asked | {"vocabulary": int(q.shape[-1])} | numbers | columns)
-    one_by_one = args.frontier is None and not args.pooled
-    print(f"{'optimal acceptance' if one_by_one else 'best mean acceptance'}, {title}")
+    print(title)
     if args.frontier is not None:
         lines = zip(*columns.values(), strict=True)
         print_table(list(columns), [[f"{x:.6g}" for x in line] for line in lines], ())
