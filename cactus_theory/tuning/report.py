@@ -1,6 +1,5 @@
 """Report of tuning: a sentence, a table, and the file that ``generate --tuned`` reads."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.answer_bounds import share
-from cactus_theory.base.files import write_whole
+from cactus_theory.base.files import write_marked
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.traces.ends import foretold
@@ -153,11 +152,11 @@ def save_tuned(tuned: Tuned, path: str | Path) -> None:
     >>> ct.load_tuned("tuned.json").level
     0.05
     """
-    path, content = Path(path), payload(tuned)
+    path = Path(path)
     if path.suffix != ".json":
         raise ValueError(f"--out: must end in .json; got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(plain_json(content), indent=1) + "\n").encode())
+    write_marked(path, FORMAT, VERSION, plain_json(payload(tuned)))
 
 
 def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
