@@ -87,8 +87,7 @@ def notes(tuned: Tuned) -> list[str]:
 def _warnings(tuned: Tuned) -> Iterator[str]:
     """Warn of knobs that few texts leave uncertain, and of calls timed too short or too long."""
     tried = (own for own in tuned.choices if own.family.least < own.family.most)
-    knobs = next(tried, None)
-    if knobs is not None:
+    if (knobs := next(tried, None)) is not None:
         spent, texts = knobs.replay.divergence_per_token(tuned.divergence), len(knobs.replay.cycles)
         if spent.standard_error > UNCERTAIN * spent.value:
             yield (
@@ -103,9 +102,8 @@ def _warnings(tuned: Tuned) -> Iterator[str]:
             f"Warning: a call was timed at {least:.2f} of the step of plain decoding that it "
             "contains, as on a busy machine: time again (--timings)."
         )
-    steps = [seconds / costs.plain for seconds in costs.target]
-    for width, taken in zip(costs.widths, steps, strict=True):
-        if taken > width + 1:
+    for width, seconds in zip(costs.widths, costs.target, strict=True):
+        if (taken := seconds / costs.plain) > width + 1:
             yield (
                 f"Warning: a pass over {width + 1} tokens was timed at {taken:.2f} plain steps, as "
                 "where other processes use the cores: time again with --threads 1."

@@ -233,8 +233,7 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
 
 
 def _about(trace: Trace) -> dict[str, object]:
-    header = trace.header
-    details = header.details | vars(header)
+    details = trace.header.details | vars(trace.header)
     return {
         "cycles": len(trace),
         "texts": trace.texts,
