@@ -208,10 +208,8 @@ class CeilingGeometry(Geometry):
 
     def within(self, edges: Edges, delta: PerRow) -> Edges:
         """Return the edges with b taken from the budget, which ε gives only roughly."""
-        upper = torch.where(
-            edges.lossless | edges.slack, edges.upper, self.divergence.ceiling(delta)
-        )
-        return replace(edges, upper=upper)
+        kept, ceiling = edges.lossless | edges.slack, self.divergence.ceiling(delta)
+        return replace(edges, upper=torch.where(kept, edges.upper, ceiling))
 
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return Σ min(p, bq)."""

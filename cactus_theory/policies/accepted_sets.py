@@ -149,8 +149,7 @@ class Typical(AcceptedSet):
     def threshold(self, q: Rows) -> Float[Tensor, "*batch 1"]:
         """Return min(ε, α e^{−H(q)}) of each row."""
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
-        entropy = _entropy(q)
-        return (alpha * (-entropy).exp()).clamp(max=self.epsilon)
+        return (alpha * (-_entropy(q)).exp()).clamp(max=self.epsilon)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return 1 where q_n exceeds the threshold: of a row its entropy is needed alone."""
