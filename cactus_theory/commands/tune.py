@@ -11,7 +11,6 @@ from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.significance import FEWEST_TEXTS
 from cactus_theory.base.tables import print_json
 from cactus_theory.base.terminal import Progress
@@ -100,10 +99,10 @@ def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0."""
     cuts, level = given_cuts(args) or WHOLE, checked_level(args.divergence_per_token)
     families(read_divergence(args.divergence), args.policies)
-    whole_number("timings", args.timings, 1)
-    whole_number("batch", args.batch, 1)
+    check.whole_number("timings", args.timings, 1)
+    check.whole_number("batch", args.batch, 1)
     if args.cycles is not None:
-        whole_number("cycles", args.cycles, 1)
+        check.whole_number("cycles", args.cycles, 1)
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
         usual = {"temperature": defaults.TEMPERATURE, "max_new_tokens": defaults.MAX_NEW_TOKENS}

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding._prepare import dtype_of_pair, opened_texts
 from cactus_theory.decoding._sampling import checked_temperature
@@ -103,10 +102,10 @@ def log_trace(
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
     sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
     for name, size in sizes.items():
-        whole_number(name, size, 1)
+        check.whole_number(name, size, 1)
     if cycles is not None:
-        whole_number("cycles", cycles, 1)
-    texts = max(whole_number("texts", texts, 1), 0 if cycles else len(prompts))
+        check.whole_number("cycles", cycles, 1)
+    texts = max(check.whole_number("texts", texts, 1), 0 if cycles else len(prompts))
     options = DecodeOptions(
         num_draft_tokens=num_draft_tokens,
         # room for a whole draft in the last round too; the text itself is stopped
@@ -126,7 +125,7 @@ def log_trace(
         target=name_of(target_model),
         draft=name_of(draft_model),
         temperature=checked_temperature(temperature),
-        seed=whole_number("seed", seed, 0),
+        seed=check.whole_number("seed", seed, 0),
         eos_token_ids=sorted(options.ends(target_model)),
         details={
             "model_dtype": dtype_of_pair(target_model, drafter),
@@ -189,7 +188,6 @@ def save_trace(
     2.0
     """
     ends = list(eos_token_ids)
-    check.one_of("dtype", dtype, tuple(DTYPES))
     details = {} if cuts is None else dict(vars(cuts))
     header = Header(
         vocab_size, num_draft_tokens, dtype, target, draft, temperature, 0, ends, details

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.divergences import read_divergence
@@ -74,7 +73,7 @@ def noise_floor(
         No prompt or an empty one, sizes below 1, a temperature of 0, a family without a cache.
     """
     for name, size in {"width": width, "max_new_tokens": max_new_tokens}.items():
-        whole_number(name, size, 1)
+        check.whole_number(name, size, 1)
     check.number("temperature", temperature, 0, open_low=True)
     if not prompts_ids or not all(map(len, prompts_ids)):
         raise ValueError("prompts_ids: must hold prompts of at least one token; got none or empty")
