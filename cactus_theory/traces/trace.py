@@ -232,13 +232,12 @@ class Trace:
 
     def _check_drafted(self, lengths: set[int]) -> None:
         """Raise if every cycle drafted equally many tokens, fewer than the manifest says."""
-        longest = max(lengths, default=0)
-        if lengths == {longest} and 0 < longest < self.num_draft_tokens:
-            if len(self) >= ENOUGH_CYCLES:
-                raise ValueError(
-                    f"{self.folder / MANIFEST}: num_draft_tokens must be the {longest} that every "
-                    f"cycle drafted; got {self.num_draft_tokens}"
-                )
+        longest, enough = max(lengths, default=0), len(self) >= ENOUGH_CYCLES
+        if enough and lengths == {longest} and 0 < longest < self.num_draft_tokens:
+            raise ValueError(
+                f"{self.folder / MANIFEST}: num_draft_tokens must be the {longest} that every "
+                f"cycle drafted; got {self.num_draft_tokens}"
+            )
 
 
 def _probs(rows: Tensor) -> Tensor:
