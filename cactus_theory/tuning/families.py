@@ -16,12 +16,11 @@ from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies.band import EOS
+from cactus_theory.traces.ends import LOSSLESS
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.replays import replay_widths, shares_rows
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import find_verifier, verifiers
-
-LOSSLESS = "speculative"
 
 
 @dataclass(frozen=True)
