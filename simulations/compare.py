@@ -33,7 +33,8 @@ from cactus_theory.decoding import Pair
 from cactus_theory.decoding._text import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
-from cactus_theory.tuning.families import LOSSLESS, OTHERS, USUAL
+from cactus_theory.traces.ends import LOSSLESS
+from cactus_theory.tuning.families import OTHERS, USUAL
 
 from .common import grid
 from .common.decode import Harness
