@@ -92,6 +92,9 @@ def stacked(rounds: Sequence[VerifiedRows], vocab: int, verifier: Verifier) -> V
         nothing = torch.empty(0, vocab, dtype=torch.float64, device="cpu")
         ids = torch.empty(0, dtype=torch.int64, device="cpu")
         return VerifiedRows(nothing, nothing.clone(), ids, ids.bool(), (), verifier)
+    paths = [part.path for part in rounds if part.path is not None]
+    alive = [path.alive for path in paths]
+    raised = [path.alive * math.nan if path.raised is None else path.raised for path in paths]
     return VerifiedRows(
         check.normalised(torch.cat([part.target_probs for part in rounds])),
         check.normalised(torch.cat([part.draft_probs for part in rounds])),
@@ -99,15 +102,8 @@ def stacked(rounds: Sequence[VerifiedRows], vocab: int, verifier: Verifier) -> V
         torch.cat([part.accepted for part in rounds]),
         sum((part.policies for part in rounds), ()),
         verifier,
-        _joined([part.path for part in rounds if part.path is not None]),
+        PathState(torch.cat(alive), torch.cat(raised)) if paths else None,
     )
-
-
-def _joined(paths: Sequence[PathState]) -> PathState | None:
-    if not paths:
-        return None
-    raised = [path.alive * math.nan if path.raised is None else path.raised for path in paths]
-    return PathState(torch.cat([path.alive for path in paths]), torch.cat(raised))
 
 
 def rows_at(row: int, nodes: Any, verified: Verified) -> tuple[Tensor, Tensor]:
