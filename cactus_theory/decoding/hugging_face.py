@@ -7,7 +7,7 @@ nothing. They are given as ``text_streamer``, ``text_tokenizer`` and ``draft_mod
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -246,8 +246,6 @@ def streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
 @lru_cache(maxsize=1)
 def output_class() -> Any:
     """Return the library's output class with a field ``result`` more."""
-    from dataclasses import dataclass
-
     library = check.optional_module("transformers.generation.utils", "llm")
 
     @dataclass
