@@ -67,11 +67,8 @@ class Rounds(ABC):
         if opening.texts.device.type == "cpu" and not warm.cache_info().currsize:
             with preparing():  # numba's import and its cache are no part of a round
                 warm()
-        self.opening, self.options, self.verifier = (
-            opening,
-            opening.options,
-            opening.options.parsed_verifier,
-        )
+        self.opening, self.options = opening, opening.options
+        self.verifier = self.options.parsed_verifier
         self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
         self.meter = opening.meter
         recorded = opening.drafter is not None and self.options.record_rows

@@ -55,11 +55,8 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' step where it is to verify, and the name of the loop for the result."""
     options, policies, coins = opening.options, opening.policies.distinct, opening.coins
-    device_loop, judge, temperature = (
-        options.device_loop,
-        options.parsed_verifier,
-        options.temperature,
-    )
+    device_loop, temperature = options.device_loop, options.temperature
+    judge = options.parsed_verifier
     if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
         return None, "device"
     reason = obstacle(policies, judge, models, coins.device, temperature)
