@@ -179,7 +179,8 @@ def verify_in_torch(
     lengths = torch.full_like(requests.seeds, ids.shape[1])
     if requests.lengths is not None:
         lengths = torch.minimum(lengths, requests.lengths)
-    temperature = _temperature(requests, len(ids))[:, None, None]
+    heat = torch.as_tensor(requests.temperature, dtype=torch.float64, device=requests.seeds.device)
+    temperature = heat.expand(len(ids))[:, None, None]
     lawful = target.amax(-1).isfinite()
     sound = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
     if draft is not None:
@@ -199,11 +200,6 @@ def verify_in_torch(
     verdict = judge.verify(Assignment((policy,)), q, Draft(tokens, lengths, p), accept, draw)
     last = (places == verdict.num_accepted[:, None]) & ~lawful
     return LogitsVerdict(torch.where(last, -1, verdict.output_token_ids), verdict.num_accepted)
-
-
-def _temperature(requests: Requests, batch: int) -> Float[Tensor, "batch"]:
-    heat = torch.as_tensor(requests.temperature, dtype=torch.float64, device=requests.seeds.device)
-    return heat.expand(batch)
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
