@@ -48,11 +48,16 @@ def obstacle(model: Any, capacity: int) -> str | None:
             return f"the forward of {type(module).__name__} was replaced"
     if model.model.embed_tokens.max_norm is not None:
         return "its embeddings change as they are read"
-    if not _attends_as_known(model):
+    known = check.optional_module("transformers.modeling_utils", "llm").ALL_ATTENTION_FUNCTIONS
+    config = text_config(model)
+    kind = getattr(config, "_attn_implementation", None)
+    if kind not in (None, "eager") and not of_library(known.get(kind)):
         return "its attention is another's function"
     if getattr(model.model.rotary_emb, "rope_type", None) not in ROTARY:
         return "its rotary table depends on the text"
-    if not _attends_fully(model, capacity):
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    if window is not None and window < capacity and "sliding_attention" in kinds:
         return "its sliding window is shorter than the text"
     return None
 
@@ -102,16 +107,3 @@ def of_library(function: Any) -> bool:
             return False
         function = getattr(function, "__wrapped__", None)
     return True
-
-
-def _attends_as_known(model: Any) -> bool:
-    known = check.optional_module("transformers.modeling_utils", "llm").ALL_ATTENTION_FUNCTIONS
-    kind = getattr(text_config(model), "_attn_implementation", None)
-    return kind in (None, "eager") or of_library(known.get(kind))
-
-
-def _attends_fully(model: Any, capacity: int) -> bool:
-    config = text_config(model)
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return window is None or window >= capacity or "sliding_attention" not in kinds
