@@ -80,7 +80,11 @@ class HostRounds(Rounds):
         self.measure(Verified(judges, q, draft, verdict), new)
         for own, ids in zip(policies.followed, new, strict=True):
             own.advance(ids)
-        self._note(before, draft.longest, new, tokens)
+        kinds = Counter(map(self.count, self.text_numbers, draft.longest, tokens, new))
+        if self.options.callbacks.on_round is not None:
+            done = Reading(kinds, sum(map(len, new))), self.clock.seconds(before)
+            self.options.callbacks.on_round(*done)
+            self.clock.lap("callback")
         new_of_all: list[list[int]] = [[] for _ in range(self.batch)]
         for text, ids in zip(self.text_numbers, new, strict=True):
             new_of_all[text] = list(ids)
@@ -154,16 +158,3 @@ class HostRounds(Rounds):
             self.drafting.settle()
         self.clock.lap("other")
         return new
-
-    def _note(
-        self,
-        before: dict[str, float],
-        drafted: Sequence[int],
-        new: list[list[int]],
-        tokens: list[list[int]],
-    ) -> None:
-        kinds = Counter(map(self.count, self.text_numbers, drafted, tokens, new))
-        if self.options.callbacks.on_round is not None:
-            done = Reading(kinds, sum(map(len, new))), self.clock.seconds(before)
-            self.options.callbacks.on_round(*done)
-            self.clock.lap("callback")
