@@ -98,7 +98,11 @@ class DeviceRounds(Rounds):
                     self.finished[row] = texts.new_ids(row), texts.ended[row]
         self.clock.lap("other")
         if self.meter is not None and self.width:
-            self._charge(outcome, drafted, new)
+            q, p = self._rows(outcome)
+            draft = Draft(outcome.logits.token_ids, drafted, p)
+            self.measure(Verified(self.assigned, q, draft, outcome.verdict), new)
+            self._wait()
+            self.clock.lap("meter")
         return new
 
     def _row(self, row: int, drafted: int) -> list[int]:
@@ -109,13 +113,6 @@ class DeviceRounds(Rounds):
         target, draft = outcome.logits.target, outcome.logits.draft
         p = None if draft is None else probabilities(draft, self.temperature)
         return probabilities(target, self.temperature), p
-
-    def _charge(self, outcome: Outcome, drafted: list[int], new: Tokens) -> None:
-        q, p = self._rows(outcome)
-        draft = Draft(outcome.logits.token_ids, drafted, p)
-        self.measure(Verified(self.assigned, q, draft, outcome.verdict), new)
-        self._wait()
-        self.clock.lap("meter")
 
     def _wait(self) -> None:
         """Wait for the device, so that what comes next does not pay for what it still does."""
