@@ -42,9 +42,8 @@ class Request:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
         policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
         self.followed, self.verifier = Rule(policy, ()), settings.verifier
-        measured = bool(settings.readings)
         self.meter: Meter | None = None
-        if measured:
+        if settings.readings:
             self.meter = Meter(self.followed.policies, verifier=settings.verifier)
         self.drafted = self.accepted = self.emitted = 0
         self.undrafted = 0  # steps, of a token each

@@ -127,13 +127,11 @@ class Tally:
         while self.skip < charged:
             place = slice(self.skip, self.skip + 1)
             q, p = rows_at(row, place, verified)
-            choice = verified.assigned.choice
-            number = 0 if choice is None else int(choice[row, self.skip])
-            policy, own = verified.assigned.policies[number], self.settings
+            policy = verified.assigned.policy(row, self.skip)
             # one meter a label, under a cap one for each of its prices
             meters = self.meters.setdefault(label, {})
             if policy.spec not in meters:
-                meters[policy.spec] = Meter((policy,), verifier=own.verifier)
+                meters[policy.spec] = Meter((policy,), verifier=self.settings.verifier)
             meters[policy.spec].add(q, p, None, path_to(row, place, verified))
             self.skip += 1 + self._gap()
 
@@ -141,8 +139,7 @@ class Tally:
         """Return the number of rows to skip: each is measured with probability 1/meter."""
         if self.settings.meter <= 1:
             return 0  # all of them, or the meter is off
-        gap = math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter)
-        return int(gap)
+        return int(math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter))
 
 
 class Reporter:
