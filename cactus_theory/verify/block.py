@@ -81,8 +81,7 @@ class Block(Verifier):
         law.judge()
         alive = [(run.alive + [0.0] * len(accept[0]))[: len(accept[0])] for run in law.runs]
         ratios = torch.tensor(alive, dtype=torch.float64, device="cpu")
-        ends = law.accepted_and_last()
-        return Verdict(ids, *ends, None, None, ratios, law.raised)
+        return Verdict(ids, *law.accepted_and_last(), None, None, ratios, law.raised)
 
     def emitted(
         self,

@@ -256,9 +256,7 @@ class Verdict:
 
     def charged_rows(self, row: int, tokens: int) -> Any:
         """Return the index of a row's charged nodes, if the text took ``tokens`` tokens of it."""
-        if self.charged is None:
-            return slice(0, tokens)
-        return self.charged[row][:tokens]
+        return slice(0, tokens) if self.charged is None else self.charged[row][:tokens]
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,7 @@ def declared_tree(
         dtype = torch.int64 if name == "parents" else torch.bool
         check.check_tensor(name, values, f"a tensor of {dtype}", dtype)
         if values.shape != ids.shape:
-            shapes = f"{tuple(ids.shape)}; got {tuple(values.shape)}"
-            raise ValueError(f"{name}: shape must be {shapes}")
+            raise ValueError(f"{name}: shape must be {tuple(ids.shape)}; got {tuple(values.shape)}")
     if validate:
         _check_family(ids, torch.where(used, parents, -1))
         if draft_probs is None and bool((sampled & used).any()):

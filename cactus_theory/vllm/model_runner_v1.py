@@ -151,9 +151,7 @@ class Hook:
     def _running(self, count: int) -> list[Request]:
         """Return the requests of the running step; none for a dummy batch."""
         names = [] if self.runner is None else self.runner.input_batch.req_ids
-        if len(names) != count:
-            return []
-        return [self._request(name) for name in names]
+        return [self._request(name) for name in names] if len(names) == count else []
 
     def _request(self, name: str) -> Request:
         state = self.runner.requests.get(name)
