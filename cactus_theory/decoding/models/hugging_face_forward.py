@@ -52,15 +52,14 @@ class _Layer:
     def is_initialized(self) -> bool:
         return self.cache.keys[self.layer] is not None
 
-    def lazy_initialization(self, key_states: Keys, value_states: Values) -> None:
+    def lazy_initialization(self, key_states: Keys, value_states: Values) -> tuple[Tensor, Tensor]:
         widths = key_states.shape[3], value_states.shape[3]
-        self.cache.take(self.layer, key_states.shape[1], widths, key_states)
+        return self.cache.take(self.layer, key_states.shape[1], widths, key_states)
 
     def update(
         self, key_states: Keys, value_states: Values, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        widths = key_states.shape[3], value_states.shape[3]
-        keys, values = self.cache.take(self.layer, key_states.shape[1], widths, key_states)
+        keys, values = self.lazy_initialization(key_states, value_states)
         at = self.slots
         keys[at.index] = key_states.transpose(1, 2)
         values[at.index] = value_states.transpose(1, 2)
