@@ -74,7 +74,8 @@ def changed(model: Any) -> str | None:
             return f"the model has hooks{at}"
         if replaced(module) or (not path and replaced(module, "prepare_inputs_for_generation")):
             return f"the model's forward or what prepares its inputs was replaced{at}"
-        if any(type(weight) is not nn.Parameter for weight in _weights(module)):
+        kinds = set(map(type, module._parameters.values()))
+        if kinds - {nn.Parameter, type(None)}:
             return f"the model's weights are of another kind{at}"
     return None
 
@@ -92,10 +93,6 @@ def _hooks(module: Any) -> list[Any]:
     tables += [everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks]
     hooks = [hook for table in tables if table for hook in table.values()]
     return [hook for hook in hooks if getattr(hook, "__module__", None) != CAPTURING]
-
-
-def _weights(module: Any) -> list[Any]:
-    return [weight for weight in module._parameters.values() if weight is not None]
 
 
 @lru_cache(maxsize=256)
