@@ -275,8 +275,7 @@ def load_model(
     options = {"dtype": kind or AUTO, "output_loading_info": True}
     model, report = source.read("AutoModelForCausalLM", **options)
     # transformers would fill what is missing with random numbers
-    missing = sorted(report["missing_keys"])
-    if missing:
+    if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
         )

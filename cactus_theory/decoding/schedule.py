@@ -278,8 +278,7 @@ class Between(Schedule):
         self.policies = (read_policy(outside), read_policy(inside))
         self.opening = _markers("opening", opening)
         self.closing = _markers("closing", closing)
-        shared = sorted(set(self.opening) & set(self.closing))
-        if shared:
+        if shared := sorted(set(self.opening) & set(self.closing)):
             raise ValueError(f"closing: must differ from opening; got {list(shared[0])} in both")
         self.memory = max(map(len, self.opening + self.closing)) - 1
 

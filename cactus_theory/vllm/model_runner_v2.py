@@ -206,8 +206,7 @@ def install(settings: Settings) -> Hook:
     UnknownVersion for functions with other parameters than those known here, ImportError for a vLLM
     without this runner.
     """
-    hook = installed()
-    if hook is not None:
+    if (hook := installed()) is not None:
         return hook
     module, sampler = known_functions()
     hook = Hook(settings)

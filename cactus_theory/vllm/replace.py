@@ -48,8 +48,7 @@ def require_parameters(function: Callable[..., Any], names: Sequence[str]) -> No
 def require_names(thing: Any, *names: str) -> None:
     """Raise UnknownVersion unless a module, class or dataclass has these names."""
     field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
-    missing = [name for name in names if name not in field_names and not hasattr(thing, name)]
-    if missing:
+    if missing := [name for name in names if name not in field_names and not hasattr(thing, name)]:
         raise unknown_version(f"{_name(thing)} has no {', '.join(missing)}")
 
 
