@@ -86,6 +86,7 @@ class Hook:
         # before the batch has rows: a policy is tried in the memory that they will be in
         requests = self._running(len(num_draft_tokens))
         rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
+        temperature = None if sampling_metadata.all_random else sampling_metadata.temperature
         batch = FlatBatch(
             draft_token_ids,
             num_draft_tokens,
@@ -93,7 +94,7 @@ class Hook:
             rows,
             target_logits,
             bonus_token_ids.flatten(),
-            _greedy(sampling_metadata),
+            None if temperature is None else (temperature == 0).tolist(),
             sampling_metadata.generators,
             lost_rows,
         )
@@ -220,9 +221,3 @@ def _judged(batch: FlatBatch, verified: Verified | None) -> list[int]:
     judged, greedy = dict(zip(batch.drafted, lengths, strict=True)), batch.greedy
     return [count if greedy and greedy[row] else int(judged.get(row, 0))
             for row, count in enumerate(batch.counts)]  # fmt: skip
-
-
-def _greedy(metadata: Any) -> list[bool] | None:
-    if metadata.all_random or metadata.temperature is None:
-        return None
-    return (metadata.temperature == 0).tolist()
