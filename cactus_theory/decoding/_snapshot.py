@@ -82,11 +82,10 @@ class _Copies(pickle.Unpickler):
         if number not in self.made:
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))
             self.made[number] = part
-            if way in FORKS:
-                deep = way == "__deepcopy__"
-                self.made[number] = (
-                    copy.deepcopy(part, self.copied) if deep else getattr(part, way)()
-                )
+            if way == "__deepcopy__":
+                self.made[number] = copy.deepcopy(part, self.copied)
+            elif way in FORKS:
+                self.made[number] = getattr(part, way)()
         return self.made[number]
 
 

@@ -147,9 +147,7 @@ class Rounds(ABC):
             self.finished.setdefault(text, (ids, False))
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors.all
-        causes = (
-            [f"a logits processor ({', '.join(map(name_of, processors))})"] if processors else []
-        )
+        causes = [f"a logits processor ({', '.join(map(name_of, processors))})"] * bool(processors)
         if name == "policy":
             causes = ["a rule of one's own that returned NaN"]
         else:

@@ -41,11 +41,10 @@ class Weights:
         read = partial(prepared, make=Ordered) if _ordered(model) else _in_place
         self.embedding = inner.embed_tokens.weight
         self.norm = _quick_norm(inner.norm) if copied and _quick(inner.norm) else _norm(inner.norm)
-        kinds = [
-            PairLayer if hasattr(layer, "hidden_norm") else DecoderLayer for layer in inner.layers
+        self.layers = [
+            (PairLayer if hasattr(layer, "hidden_norm") else DecoderLayer)(layer, copied, read)
+            for layer in inner.layers
         ]
-        layers = zip(kinds, inner.layers, strict=True)
-        self.layers = [kind(layer, copied, read) for kind, layer in layers]
         self.head = Linear(head.weight, head.bias) if copied else read(head)
 
 
@@ -278,9 +277,8 @@ class FastForward:
 
         Without ``normed`` those before the final norm.
         """
-        return self.through(
-            x, shape, slots_of(self.cache, shape[1], counts, parents, x.device), normed
-        )
+        at = slots_of(self.cache, shape[1], counts, parents, x.device)
+        return self.through(x, shape, at, normed)
 
     def through(
         self, x: Float[Tensor, "N wide"], shape: tuple[int, int], at: Slots, normed: bool = True
