@@ -118,9 +118,10 @@ def curve(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
 
 
 def label(axes: Axes, text: str, at: tuple[float, float], colour: str, **options: Any) -> None:
-    """Write ``text`` in a line's colour at a data point, ``shift`` typographic points away."""
+    """Write ``text`` in a line's colour at a data point, ``shift`` typographic points to a side."""
     shift = options.pop("shift", (4, 0))
-    options = {"va": "center", "ha": "left", "fontsize": 8} | options
+    side = "right" if shift[0] < 0 else "left"
+    options = {"va": "center", "ha": side, "fontsize": 8} | options
     axes.annotate(text, at, shift, textcoords="offset points", color=colour, **options)
 
 

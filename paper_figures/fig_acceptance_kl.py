@@ -37,12 +37,10 @@ def _trade_off(axes: Axes, series: Series) -> None:
     drawn = {name: _plot(axes, name, series, "mean_kl", "mean_acceptance") for name in LINES}
     _compare(axes, *[row for row in series["cactus"] if row["value"] == SHOWN_DELTA])
     best = [point for point in zip(*drawn["band_price"], strict=True) if point[0] < 0.09]
-    _name_line(axes, "band_price", best[-1], ha="right", shift=(-8, 6))
+    _name_line(axes, "band_price", best[-1], shift=(-8, 6))
     _name_line(axes, "typical", drawn["typical"], index=0, shift=(7, 2))
     last = drawn["typical_target"][0][-1], drawn["typical_target"][1][-1]
-    style.label(
-        axes, "recovering\nfrom q", last, style.COLOUR["typical"], ha="right", shift=(-6, 4)
-    )
+    style.label(axes, "recovering\nfrom q", last, style.COLOUR["typical"], shift=(-6, 4))
 
 
 def _compare(axes: Axes, row: Row) -> None:
@@ -64,8 +62,8 @@ def _overpaid(axes: Axes, series: Series) -> None:
     style.log_axis(axes.yaxis, (1, 1.2, 1.5, 2, 2.5), name, unit="×")
     axes.set(xlabel="mean acceptance", ylim=(0.9, TOP))
     drawn = {name: _plot(axes, name, series, "mean_acceptance", "kl_ratio") for name in LINES}
-    _name_line(axes, "cactus_exact", drawn["cactus_exact"], index=0, shift=(-10, 9))
-    _name_line(axes, "cactus", drawn["cactus"], index=0, ha="right", shift=(-6, 0))
+    _name_line(axes, "cactus_exact", drawn["cactus_exact"], index=0, ha="left", shift=(-10, 9))
+    _name_line(axes, "cactus", drawn["cactus"], index=0, shift=(-6, 0))
     _name_line(axes, "band_delta", drawn["band_delta"], index=0, ha="left", shift=(-6, 9))
     end, name = (drawn["band_price"][0][0], 1.0), "band, constant price: the best"
     style.label(axes, name, end, style.COLOUR["band_price"], shift=(0, -7))
@@ -73,7 +71,7 @@ def _overpaid(axes: Axes, series: Series) -> None:
     x, y = style.columns(both, "mean_acceptance", "kl_ratio")
     if y and min(y) > TOP:
         text, at = f"typical: off the scale,\n{min(y):.0f}× and more", (max(x), TOP)
-        style.label(axes, text, at, style.COLOUR["typical"], ha="left", shift=(6, -12))
+        style.label(axes, text, at, style.COLOUR["typical"], shift=(6, -12))
 
 
 def _plot(axes: Axes, name: str, series: Series, x: str, y: str) -> Columns:

@@ -38,8 +38,7 @@ def _stories(axes: Axes, rows: list[Row]) -> None:
         axes.errorbar(spent, ratio, [WIDE * value for value in error], **options)
     axes.fill_between(THEIR_NATS, *OTHERS, color=style.GRID, lw=0, zorder=0)
     text = "larger models that think,\nloosest settings (lossy-token-eff)"
-    place: Any = {"shift": (-4, -10), "ha": "right", "fontsize": 7}
-    style.label(axes, text, (THEIR_NATS[0], OTHERS[1]), style.MUTED, **place)
+    style.label(axes, text, (THEIR_NATS[0], OTHERS[1]), style.MUTED, shift=(-4, -10), fontsize=7)
     axes.axhline(1, color=style.INK, lw=1, ls=":")
     style.log_axis(axes.xaxis, (0.02, 0.05, 0.1, 0.4), "emitted KL, nats per token")
     axes.set(ylabel="length over lossless, 95 %", title="Stories pair")
@@ -54,7 +53,8 @@ def _own_laws(axes: Axes, rows: list[Row]) -> None:
         at = row["calls_ratio"], row["length_ratio"]
         axes.errorbar(*at, **errors, **options)
         # lenience lies on the band: the name of the band goes to its left
-        style.label(axes, name, at, options["color"], shift=(-30, 8) if name == "band" else (5, 6))
+        shift = (-30, 8) if name == "band" else (5, 6)
+        style.label(axes, name, at, options["color"], shift=shift, ha="left")
     for line in (axes.axhline, axes.axvline):
         line(1, color=style.INK, lw=1, ls=":")
     axes.locator_params(axis="x", nbins=5)

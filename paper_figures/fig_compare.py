@@ -4,7 +4,7 @@ from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
 PANELS = {"over_plain": "tokens/s, × plain", "seconds_per_answer": "seconds an answer"}
-# points to the right and up at which a name stands; left of its point where the first is negative
+# points to the right and up at which a name stands
 PLACES = {"tempered": (4, -12), "lenience": (6, 10), "band": (-5, 14), "band hold=2": (-6, -4)}
 PLACES |= {"lossless, K = 2": (6, 5)}
 
@@ -34,8 +34,7 @@ def _line(axes: Axes, rows: list[Row], column: str, name: str, shift: tuple[int,
                  for two in ((middle, low), (high, middle))]  # fmt: skip
         around |= {axis: middle, f"{axis}err": sides}
     axes.errorbar(**around, lw=0.8, elinewidth=1.2, **look.options(5))
-    at, side = (around["x"][-1], around["y"][-1]), "right" if shift[0] < 0 else "left"
-    style.label(axes, name, at, look.colour, shift=shift, ha=side)
+    style.label(axes, name, (around["x"][-1], around["y"][-1]), look.colour, shift=shift)
 
 
 def _name(row: Row) -> str:

@@ -13,7 +13,7 @@ PAIRS = {
     "smollm2_skip3": ("SmolLM2, drafted without 3 layers", "cactus"),
     "smollm2_4bit": ("SmolLM2, drafted in 4 bits", "other"),
 }
-# points to the right and up at which a name stands; left of its point where the first is negative
+# points to the right and up at which a name stands
 PLACES = {
     (PAIRS["stories"][0], "lenience"): (-5, 12), (PAIRS["stories"][0], "floor"): (5, 4),
     (PAIRS["smollm2_skip3"][0], "band"): (3, 13), (PAIRS["smollm2_4bit"][0], "band"): (-5, 4),
@@ -48,8 +48,7 @@ def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
         name = _name(row)
         usual = (-5 if pair.startswith("stories") else 5, 4)
         shift = PLACES.get((pair, name), usual)
-        side: Any = {"ha": "right"} if shift[0] < 0 else {}
-        style.label(axes, name, (at[0], at[1]), options["color"], shift=shift, **side)
+        style.label(axes, name, (at[0], at[1]), options["color"], shift=shift)
 
 
 def _name(row: Row) -> str:

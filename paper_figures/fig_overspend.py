@@ -69,7 +69,7 @@ def _real_rows(axes: Axes, rows: list[Row]) -> None:
         axes.plot(x, y, "o:", color=style.COLOUR[name], markersize=3.4, linewidth=0.9)
         if name == "cactus":
             name, end = "mean over real rows", (x[-1], y[-1])
-            style.label(axes, name, end, style.INK, ha="right", shift=(-26, 2))
+            style.label(axes, name, end, style.INK, shift=(-26, 2))
 
 
 def _name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:

@@ -71,8 +71,8 @@ def _others(axes: Axes, rows: list[Row]) -> None:
         at = (spent, row["tokens_per_second"])
         axes.plot(*at, **{**look.options(4.0), "ls": ""})
         name = row["method"].replace("_", " ")
-        shift, side = ((6, 0), "left") if 0.03 < spent < 0.3 else ((-6, 0), "right")
-        style.label(axes, name, at, look.colour, shift=shift, ha=side, fontsize=7)
+        shift = (6 if 0.03 < spent < 0.3 else -6, 0)
+        style.label(axes, name, at, look.colour, shift=shift, fontsize=7)
 
 
 def _baselines(axes: Axes, rows: list[Row]) -> None:
