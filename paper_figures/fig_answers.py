@@ -28,9 +28,8 @@ def draw(data: Path) -> Figure:
 
 def _stories(axes: Axes, rows: list[Row]) -> None:
     """Draw the ratio of mean lengths against the metered KL, with 95 % intervals."""
-    lossy = [row | {"family": f"{row['method']}:{row['knob']}"} for row in rows]
     for name, look in LOOK.items():
-        own = [row for row in lossy if _kind(row) == name]
+        own = [row for row in rows if kind(f"{row['method']}:{row['knob']}") == name]
         spent, ratio, error = style.curve(
             own, "emitted_kl_per_token", "length_ratio", "length_ratio_se"
         )
@@ -47,7 +46,7 @@ def _stories(axes: Axes, rows: list[Row]) -> None:
 def _own_laws(axes: Axes, rows: list[Row]) -> None:
     """Draw lengths of texts that laws wrote themselves against their expected calls."""
     for row in (row for row in rows if row["level"] == LEVEL):
-        name = _kind(row | {"family": row["policy"]})
+        name = kind(row["policy"])
         options: Any = style.look(LOOK[name.split(",")[0]]).options(5) | {"capsize": 2}
         errors = {"xerr": WIDE * row["calls_ratio_se"], "yerr": WIDE * row["length_ratio_se"]}
         at = row["calls_ratio"], row["length_ratio"]
@@ -62,7 +61,7 @@ def _own_laws(axes: Axes, rows: list[Row]) -> None:
              title=f"Every token by the law, {LEVEL:g} nats")  # fmt: skip
 
 
-def _kind(row: Row) -> str:
-    """Return ``band``, ``band, head`` or ``band, hold``."""
-    name, _, knobs = str(row["family"]).partition(":")
+def kind(policy: str) -> str:
+    """Return ``band``, ``band, head`` or ``band, hold`` of a policy with its knobs."""
+    name, _, knobs = policy.partition(":")
     return ", ".join([name, *(box for box in ("head", "floor", "hold") if f"{box}=" in knobs)])

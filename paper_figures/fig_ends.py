@@ -2,11 +2,8 @@
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
+from .fig_answers import LEVEL, WIDE, kind
 
-# half-width of a 95 % interval, in standard errors
-WIDE = 1.96
-# nats a token at which texts of the laws themselves are drawn
-LEVEL = 0.05
 # pair → name, and the policy of other figures whose look it has
 PAIRS = {
     "stories": ("stories pair", "band_price"),
@@ -45,14 +42,7 @@ def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
              for name in ("end_ratio_at_lossless_texts", length, f"{length}_se")]  # fmt: skip
     axes.errorbar(found[0], found[1], [WIDE * error for error in found[2]], **options, label=pair)
     for row, *at in zip(rows, *found[:2], strict=True):
-        name = _name(row)
+        name = kind(row["policy"]).split(", ")[-1]  # a band's box, or the policy's name
         usual = (-5 if pair.startswith("stories") else 5, 4)
         shift = PLACES.get((pair, name), usual)
         style.label(axes, name, (at[0], at[1]), options["color"], shift=shift)
-
-
-def _name(row: Row) -> str:
-    """Return a band's box, or the policy's name."""
-    name, _, knobs = str(row["policy"]).partition(":")
-    boxes = [box for box in ("head", "floor", "hold") if f"{box}=" in knobs]
-    return boxes[0] if boxes else name
