@@ -163,12 +163,10 @@ def save(figure: Figure, name: str, out: Path) -> list[Path]:
 
 
 def _value(text: str) -> Any:
-    if text == "":
-        return None
     try:
         return float(text)
     except ValueError:
-        return text
+        return text or None
 
 
 LOOKS = _looks()
