@@ -39,7 +39,6 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
         family = [row for row in rows if str(row["family"]).startswith(start)]
         spent, ratio, error = style.curve(family, "kl_per_token", "ratio", "ratio_se")
         look: Any = {"color": style.COLOUR[colour], "ls": line, "marker": marker}
-        if line == "--":
-            look["mfc"] = "white"
+        look["mfc"] = "white" if line == "--" else None
         errors = [ERRORS * width for width in error]
         axes.errorbar(spent, ratio, errors, ms=3.8, lw=1.3, elinewidth=0.8, label=name, **look)

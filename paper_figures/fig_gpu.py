@@ -43,8 +43,7 @@ def _steps(axes: Axes, rows: list[Row]) -> None:
         timed = [row for row in rows if str(row["policy"]).partition(":")[0] == policy]
         for column, fill in (("kernel_us", None), ("torch_us", "white")):
             floor, took = style.columns(timed, "floor_us", column)
-            marks: Any = {} if fill is None else {"mfc": fill}
-            axes.plot(floor, took, "o", ms=4, mew=0.9, color=style.COLOUR[colour], **marks)
+            axes.plot(floor, took, "o", ms=4, mew=0.9, color=style.COLOUR[colour], mfc=fill)
     for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
         scale("log")
         axis.set_minor_formatter(NullFormatter())
