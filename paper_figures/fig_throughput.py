@@ -60,12 +60,8 @@ def _place(series: str) -> tuple[int, str]:
 def _others(axes: Axes, rows: list[Row]) -> None:
     """Draw policies that are no family here as points, with names that stay inside."""
     for row in rows:
-        spent = row["emitted_kl_per_token"]
-        if (
-            style.series(row["method"], row["knob"]) in CURVES
-            or row["method"] in BASELINES
-            or (spent or 0.0) < LEAST_KL
-        ):
+        family, spent = style.series(row["method"], row["knob"]), _kl(row)
+        if family in CURVES or row["method"] in BASELINES or spent < LEAST_KL:
             continue
         look = style.look(row["method"])
         at = (spent, row["tokens_per_second"])

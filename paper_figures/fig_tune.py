@@ -77,8 +77,7 @@ def _relaxing(axes: Axes, rows: list[Row]) -> None:
     """Draw each relaxed family at its best K over the lossless best K, by level."""
     levels = sorted({row["level"] for row in rows})
     best = {level: _best(rows, level, "speculative", None) for level in levels}
-    keys = dict.fromkeys((row["family"], row["verifier"]) for row in rows)
-    for key in keys:
+    for key in dict.fromkeys((row["family"], row["verifier"]) for row in rows):
         if key[0] in ("plain", "speculative"):
             continue
         points = [(level, _best(rows, level, *key)) for level in levels]
