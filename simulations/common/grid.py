@@ -328,10 +328,3 @@ def _file_of_knob(knob: str) -> Path | None:
 def _without_folder(knob: str) -> str:
     file = _file_of_knob(knob)
     return knob if file is None else knob.replace(str(file), file.name)
-
-
-def series(method: str) -> str:
-    """Return the spec without its first knob's value: ``band:price`` for ``band:price=2``."""
-    name, knobs = label(method)
-    first, *rest = knobs.split(",")
-    return ":".join(filter(None, [name, ",".join([first.partition("=")[0], *rest])]))
