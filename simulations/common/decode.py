@@ -92,9 +92,8 @@ class Harness:
         repeat: int = 0,
         meter: bool = False,
         record_rows: bool = False,
-        policy: Any = None,
     ) -> Decoded:
-        """Decode one group of ``config.batch`` prompts, by ``policy`` or its method.
+        """Decode one group of ``config.batch`` prompts by its method.
 
         ``repeat`` says which pass over the prompts it is, each with seeds of its own; ``meter`` and
         ``record_rows`` as in :func:`cactus_theory.generate`, not timed.
@@ -107,7 +106,7 @@ class Harness:
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
         plain = config.method == PLAIN
-        drafted = {"policy": policy or config.method, "num_draft_tokens": config.width}
+        drafted = {"policy": config.method, "num_draft_tokens": config.width}
         options = DecodeOptions(
             **({} if plain else drafted),
             attention_mask=mask,

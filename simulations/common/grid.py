@@ -67,10 +67,8 @@ class Config:
 SETTING = ("policy", "verifier", "num_draft_tokens")
 
 
-def config_of(
-    row: Mapping[str, Any], place: str, batch: int = 1, trusted: Collection[str] = ()
-) -> Config:
-    """Return the decode that a line of a file names.
+def config_of(row: Mapping[str, Any], place: str, trusted: Collection[str] = ()) -> Config:
+    """Return the decode that a line of a file names, one text at a time.
 
     ValueError, with place and column, for what is none, and for a policy that names code, unless
     its spec is ``trusted``: such a file is data.
@@ -83,7 +81,7 @@ def config_of(
         judge = registered_verifier(row[column])
         check_rule(read_rule(method), judge)
         column = SETTING[2]
-        return Config(method, check.as_whole_number("K", row[column], 1), batch, judge.spec)
+        return Config(method, check.as_whole_number("K", row[column], 1), 1, judge.spec)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place}, column {column}: {error}") from None
 
@@ -154,15 +152,13 @@ class Runs:
     def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
         return np.array([total(records, name) / total(records, over) for records in self.timed])
 
-    def drawn(
-        self, draws: Int[np.ndarray, "draws groups"], name: str = "tokens", over: str = "seconds"
-    ) -> Float[np.ndarray, "draws repeats"]:
-        """Return that ratio in every timed repeat over each of ``draws`` of its groups."""
-        above, below = (
+    def drawn(self, draws: Int[np.ndarray, "draws groups"]) -> Float[np.ndarray, "draws repeats"]:
+        """Return the speed in every timed repeat over each of ``draws`` of its groups."""
+        tokens, seconds = (
             np.array([[record[own] for record in records] for records in self.timed], dtype=float)
-            for own in (name, over)
+            for own in ("tokens", "seconds")
         )
-        return (above[:, draws].sum(-1) / below[:, draws].sum(-1)).T
+        return (tokens[:, draws].sum(-1) / seconds[:, draws].sum(-1)).T
 
     def ratio(self, name: str, over: str) -> float:
         return self.total(name) / self.total(over)

@@ -83,4 +83,4 @@ def key(level: float) -> str:
 def config(line: Mapping[str, Any], path: Path, policies: Sequence[str]) -> Config:
     """Return the decode of a line of a journal; of files' policies those among ``policies``."""
     trusted = [read_policy(name).spec for name in filter(file_of, policies)]
-    return config_of(line, str(path), 1, trusted)
+    return config_of(line, str(path), trusted)
