@@ -37,17 +37,14 @@ class Decoded:
     ended: Sequence[bool]
 
     @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.outputs))
-
-    @property
     def record(self) -> dict[str, Any]:
         """Return the sums that the journal keeps; of the library seconds and tokens alone.
 
         ``lengths`` and ``ended``, by itself and not by the limit, are of each row.
         """
-        record: dict[str, Any] = {"seconds": self.seconds, "tokens": self.num_tokens}
-        record |= {"lengths": [*map(len, self.outputs)], "ended": list(self.ended)}
+        lengths = [*map(len, self.outputs)]
+        record: dict[str, Any] = {"seconds": self.seconds, "tokens": sum(lengths)}
+        record |= {"lengths": lengths, "ended": list(self.ended)}
         if self.result is None:
             return record
         seconds, reading = self.result.seconds, self.result.reading
