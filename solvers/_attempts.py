@@ -131,14 +131,6 @@ def believable(problem: Any, solver: str, options: dict) -> bool:
 
 # cvxpy's name of a solver, and its options
 Solver = tuple[str, dict[str, Any]]
-
-
-def solvers_of(linear: bool) -> list[Solver]:
-    """Return solvers to try in turn; linear programs go to a simplex method first."""
-    interior = [("CLARABEL", options) for options in (_CAREFUL, _VERY_CAREFUL, _TIGHT, {})]
-    return [("HIGHS", {}), *interior] if linear else interior
-
-
 Solution = TypeVar("Solution")
 
 
@@ -153,7 +145,9 @@ class Attempted(Generic[Solution]):
 
     @property
     def solvers(self) -> list[Solver]:
-        return solvers_of(self.linear)
+        """Return solvers to try in turn; linear programs go to a simplex method first."""
+        interior = [("CLARABEL", options) for options in (_CAREFUL, _VERY_CAREFUL, _TIGHT, {})]
+        return [("HIGHS", {}), *interior] if self.linear else interior
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Solution | None:
         """Return one solver's cleaned answer with its bound, or None if it has none."""

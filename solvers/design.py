@@ -299,8 +299,7 @@ class Program(Attempted[Attempt]):
         return [each.name for each in left]
 
     def _impossible(self) -> bool:
-        solver = _attempts.solvers_of(self.linear)[0]
-        return "infeasible" in self.attempt(self.guess, solver).status
+        return "infeasible" in self.attempt(self.guess, self.solvers[0]).status
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
