@@ -50,7 +50,6 @@ class Budget:
     """
 
     constraints: list[Any]
-    delta: float
     weight: np.ndarray | float = 1.0
     multiplier: float = 1.0
     tilt: float = 0.0
@@ -79,7 +78,7 @@ budget_of = partial(entered_in, _FORMS)
 def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
     """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; none at all for an infinite budget."""
     if math.isinf(delta):
-        return Budget([], delta)
+        return Budget([])
     return _FORMS.get(type(kind), _generated)(row, kind, delta)
 
 
@@ -107,13 +106,13 @@ def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
         left = left + f.slope_at_infinity * row.z
     one, amount = torch.tensor([1.0, delta], dtype=torch.float64)
     weight = float(kind.price_from_generator(one, amount))
-    return Budget([left <= generator_budget(kind, delta)], delta, weight=weight)
+    return Budget([left <= generator_budget(kind, delta)], weight=weight)
 
 
 @budget_of(MaxDivergence)
 def _max_divergence(row: Scaled, kind: MaxDivergence, delta: float) -> Budget:
     most = most_of(kind, delta) * row.q
-    return Budget([row.w <= most / row.s], delta, weight=most / row.s)
+    return Budget([row.w <= most / row.s], weight=most / row.s)
 
 
 def power_weights(row: Scaled, a: float) -> np.ndarray:
@@ -132,7 +131,6 @@ def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
     powers = (power_weights(row, a) / unit) @ power(row.w, a)
     return Budget(
         [powers <= right / unit if a > 1 else powers >= right / unit],
-        delta,
         weight=abs(a - 1) * right / unit,
         multiplier=abs(a * (a - 1)) / unit,
         tilt=1 / (a - 1),
