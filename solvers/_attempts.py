@@ -18,7 +18,7 @@ from cactus_theory.divergences import Divergence, FDivergence, read_divergence
 
 from . import _conic
 from ._dual_bounds import lagrange_bound
-from ._perspective import Scaled, cvxpy
+from ._perspective import Scaled, counted, cvxpy
 
 # Most divergence above the budget, in D's unit; interior-point answers are good to about 1e-9.
 FEASIBILITY = 1e-7
@@ -232,7 +232,9 @@ class Program(Attempted[Answer]):
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
         budget = _conic.budget(row, self.kind, self.delta)
-        whole = row.total == 1 if self.position is None else self._sums() @ row.h == 1
+        every = np.arange(len(self.q))
+        total = row.total if self.position is None else counted(self.position, every) @ row.h
+        whole = total == 1
         reward = self._kept(row) + (0 if self.zero_cap is None else cp.minimum(z, self.zero_cap))
         problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, whole])
         if not believable(problem, *solver) or whole.dual_value is None:
@@ -247,11 +249,6 @@ class Program(Attempted[Answer]):
     @property
     def _positions(self) -> np.ndarray:
         return np.zeros(len(self.q), dtype=int) if self.position is None else self.position
-
-    def _sums(self) -> Any:
-        """Return the matrix (T, m) that adds the tokens of a row."""
-        sparse = check.optional_module("scipy.sparse", "solvers")
-        return sparse.csr_matrix((np.ones(len(self.q)), (self._positions, np.arange(len(self.q)))))
 
     def _kept(self, row: Scaled) -> Any:
         """Return Σ min(c, h), which is h_n if there is one row and c is one-hot."""

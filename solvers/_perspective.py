@@ -65,6 +65,12 @@ def times(left: np.ndarray, right: Any) -> Any:
     return cvxpy().multiply(left, right)
 
 
+def counted(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int] | None = None) -> Any:
+    """Return the sparse matrix of ones at (rows, columns), which adds entries up."""
+    sparse = check.optional_module("scipy.sparse", "solvers")
+    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape)
+
+
 @dataclass
 class Terms:
     """P f(c w/P) of many tokens: w and P are cvxpy expressions (m,), c an array (m,).

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.base import arguments as check
 from cactus_theory.divergences import FDivergence
 
 from . import _attempts
 from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solution, Solver, unproven
-from ._perspective import Terms, cvxpy, perspective, times
+from ._perspective import Terms, counted, cvxpy, perspective, times
 from .path_tree import PathTree
 
 
@@ -107,8 +106,7 @@ class Flow:
         emission = times(layout.p[children] / scale[children], self.accepted) <= self.w[children]
         node = layout.start * layout.target.shape[1] + layout.node
         _, first, node = np.unique(node, return_index=True, return_inverse=True)
-        sums = counted(node, np.arange(len(node)), (len(first), len(node)))
-        whole = sums @ times(scale, self.w) == self.alive[first]
+        whole = counted(node, np.arange(len(node))) @ times(scale, self.w) == self.alive[first]
         self.limits = [emission, self.accepted <= begun[children], whole]
         self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.accepted
 
@@ -124,12 +122,6 @@ class Flow:
         worth = self.layout.weight[children] * self.scale[children]
         alpha[children] = self.limits[0].dual_value / worth
         return self.layout.spread(alpha)
-
-
-def counted(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Any:
-    """Return the sparse matrix of ones at (rows, columns), which adds entries up."""
-    sparse = check.optional_module("scipy.sparse", "solvers")
-    return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape)
 
 
 class TreeProgram(Attempted[Solution]):

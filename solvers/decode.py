@@ -30,8 +30,8 @@ from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _attempts
 from ._dual_bounds import price_bound
-from ._perspective import cvxpy, times
-from ._trees import Flow, Layout, TreeProgram, counted
+from ._perspective import counted, cvxpy, times
+from ._trees import Flow, Layout, TreeProgram
 from .path_tree import Followed, PathTree, count_prefixes, follow, state_tree
 
 # squarings of the lazy chain of states, until only its recurrent part is left
