@@ -86,12 +86,8 @@ def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) ->
         "least": float(runs.speeds.min()),
         "most": float(runs.speeds.max()),
         "times_assisted": float(np.median(runs.speeds / assisted.speeds)),
-        "tokens_per_call": "",
-        "milliseconds_per_round": "",
-        "times_lossless_round": "",
-        "outside_forward": "",
-        "meter_share": "",
     }
+    row |= {name: "" for name in HEADS if name not in row}  # what only rounds have
     if "target_calls" in runs.metered[0]:
         rounds, rival = (each.per_repeat("seconds", "target_calls") for each in (runs, lossless))
         row |= {
