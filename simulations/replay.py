@@ -96,7 +96,7 @@ def table(rows: Sequence[Row], notes: Mapping[str, Any], divergence: str) -> str
     title = "{trace}: {cycles} cycles of {texts} texts".format(**notes)
     heads = {"policy": "policy", "verifier": "verifier", "num_draft_tokens": "K"}
     heads |= _with_errors("tokens_per_call", "tokens\n/call")
-    heads |= _with_errors(f"{spec}_per_token", f"{_head(spec)}\n/token")
+    heads |= _with_errors(f"{spec}_per_token", f"{'KL' if spec == 'kl' else spec}\n/token")
     heads |= _with_errors("tokens_difference", "tokens\n− first")
     heads |= {"texts_needed": "texts\nneeded"}
     shown = columns(rows, heads, title, f"{spec}_per_token")
@@ -130,7 +130,3 @@ def _replay_row(replay: Replay, first: Replay, divergence: str) -> Row:
     for place, rate in enumerate(replay.acceptance_by_position, 1):
         row[f"acceptance_{place}"] = rate.value
     return row
-
-
-def _head(spec: str) -> str:
-    return "KL" if spec == "kl" else spec

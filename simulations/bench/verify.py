@@ -124,6 +124,5 @@ def _jobs(
 
 def _metered(policy: ct.Policy, q: Tensor, p: Tensor) -> None:
     meter = Meter((policy,))
-    with torch.inference_mode():
-        meter.add(q, p, None)
-        meter.sums()
+    meter.add(q, p, None)
+    meter.sums()

@@ -100,8 +100,7 @@ def write(head: Eagle3Head, folder: Path, target: Any, name: str, places: int) -
     }
     del weights["embed_tokens.weight"]  # the target's is read
     if head.cut:
-        numbers = torch.arange(len(head.ids))
-        weights["d2t"] = head.ids - numbers
+        weights["d2t"] = head.ids - torch.arange(len(head.ids))
         weights["t2d"] = torch.isin(torch.arange(head.vocab), head.ids)
     write_bytes(folder / WEIGHTS, save(weights))
     config = head.core.config
