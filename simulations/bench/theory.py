@@ -81,7 +81,8 @@ def _jobs() -> Iterator[tuple[str, int, int, Callable[[], Any]]]:
     logits = q.log()
     yield "softmax in float64", LARGE, 1, lambda: logits.softmax(-1)
     yield "sort-and-bisect in numpy", LARGE, 1, lambda: naive_optimum(q[0].numpy(), p[0].numpy())
-    yield "optimal_acceptance kl", LARGE, 1, lambda: ct.optimal_acceptance(q, p, delta=DELTA)
+    optimum = partial(ct.optimal_acceptance, delta=DELTA)
+    yield "optimal_acceptance kl", LARGE, 1, partial(optimum, q, p)
     for spec in ("band:delta=0.1", "band:price=2"):
         policy = ct.policy(spec)
         yield f"row of {spec}", LARGE, 1, lambda policy=policy: policy.target(q, p)
@@ -89,17 +90,13 @@ def _jobs() -> Iterator[tuple[str, int, int, Callable[[], Any]]]:
         policy = ct.policy(spec)
         yield f"emitted_law {spec}", LARGE, 1, lambda policy=policy: ct.emitted_law(policy, q, p)
         yield f"audit {spec}", LARGE, 1, lambda policy=policy: ct.audit(policy, q, p)
-    many_q, many_p = pair_of_rows(BATCH, MEDIUM)
-    yield (
-        "optimal_acceptance kl", MEDIUM, BATCH,
-        lambda: ct.optimal_acceptance(many_q, many_p, delta=DELTA),
-    )  # fmt: skip
+    yield "optimal_acceptance kl", MEDIUM, BATCH, partial(optimum, *pair_of_rows(BATCH, MEDIUM))
     large = pair_of_rows(LARGE_BATCH, LARGE)
     jobs: dict[str, Callable[..., Any]] = {
         f"emitted_law {spec}": partial(ct.emitted_law, ct.policy(spec)) for spec in LAWS
     }
     jobs["audit cactus:delta=0.1"] = partial(ct.audit, ct.policy("cactus:delta=0.1"))
-    jobs["optimal_acceptance kl"] = partial(ct.optimal_acceptance, delta=DELTA)
+    jobs["optimal_acceptance kl"] = optimum
     for name, job in jobs.items():
         yield f"{name} of a batch", LARGE, LARGE_BATCH, partial(job, *large)
         yield f"{name} one by one", LARGE, LARGE_BATCH, lambda job=job: list(map(job, *large))
