@@ -293,9 +293,9 @@ def name(row: Record) -> str:
     return method(row) + (f", K {row['num_draft_tokens']}" if row["num_draft_tokens"] else "")
 
 
-def method(row: Record) -> str:
+def method(row: Mapping[str, Any]) -> str:
     """Return a row's method with its knobs, and the verifier unless it is the usual one."""
-    return at(":".join(filter(None, [row["method"], row["knob"]])), row["verifier"])
+    return at(":".join(filter(None, [row["method"], row["knob"]])), row.get("verifier"))
 
 
 def files_of(method: str) -> list[Path]:

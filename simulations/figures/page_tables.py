@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..common.grid import at
+from ..common.grid import at, method
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import read_csv, write_text
 
@@ -104,27 +104,25 @@ def tuned(data: Path) -> str:
     rows, notes = _read(data / "tune.csv")
     rows = [row for row in rows if row["batch"] == "1"]
     plain = next(row for row in rows if row["family"] == "plain")
-    lines = [_tuned_line(plain)]
+    lines = [_tuned_line(plain, plain)]
     for level in ("0", *SHORT_LEVELS):
         for family, verifier in SHORT_FAMILIES if level != "0" else (LOSSLESS,):
             kinds = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
                      and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
-            lines.append(_tuned_line(max(kinds, key=lambda row: float(row["predicted_speed"]))))
+            best = max(kinds, key=lambda row: float(row["predicted_speed"]))
+            lines.append(_tuned_line(best, plain))
     head = ("set for, nats a token", "policy", "verifier, K", "tokens/s (90 % over repeats)",
             "× plain", "tokens a call", "metered")  # fmt: skip
-    plain_speed = float(plain["measured_speed"])
-    cells = [(*line[:4], f"{float(line[4]) / plain_speed:.2f}", *line[5:]) for line in lines]
     title = "One text at a time, the shipped pair, prompts unseen"
-    return _table(title, notes, head, cells)
+    return _table(title, notes, head, lines)
 
 
-def _tuned_line(row: Row) -> Sequence[str]:
-    lossy = float(row["measured_kl"]) > 0
-    plain = row["family"] == "plain"
+def _tuned_line(row: Row, plain: Row) -> Sequence[str]:
+    lossy, speed = float(row["measured_kl"]) > 0, float(row["measured_speed"])
     return (
         row["level"] if lossy else "0 (lossless)", f"`{row['policy'].split(',')[0]}`",
-        "–" if plain else f"{row['verifier']}, {row['num_draft_tokens']}",
-        _span(row, "measured_speed", 0), row["measured_speed"],
+        "–" if row is plain else f"{row['verifier']}, {row['num_draft_tokens']}",
+        _span(row, "measured_speed", 0), f"{speed / float(plain['measured_speed']):.2f}",
         _number(row["measured_tokens_per_call"], 2),
         _number(row["measured_kl"], SMALL) if lossy else "0",
     )  # fmt: skip
@@ -358,10 +356,7 @@ def _method(row: Row) -> str:
         "hf_plain": "Hugging Face `generate`",
         "hf_assisted": "Hugging Face assisted",
     }
-    if row["method"] in baselines:
-        return baselines[row["method"]]
-    spec = ":".join(filter(None, [row["method"], row["knob"]]))
-    return f"`{at(spec, row.get('verifier'))}`"
+    return baselines.get(row["method"], f"`{method(row)}`")
 
 
 def _number(text: str, digits: int | str) -> str:
