@@ -246,9 +246,8 @@ def measure(
     runs = grid.runs(grid.fill(decoded))
     plain = float(np.median(runs[lines[0]].speeds))
     rows = [_row(line, line_runs, plain) for line, line_runs in runs.items()]
-    fastest: dict[tuple[str, str], float] = {}
-    for row in sorted(rows, key=lambda row: row["speedup"]):
-        fastest[row["policy"], row["knob"]] = row["speedup"]
+    rising = sorted(rows, key=lambda row: row["speedup"])
+    fastest = {(row["policy"], row["knob"]): row["speedup"] for row in rising}
     for row in rows:
         row["tuned"] = row["speedup"] == fastest[row["policy"], row["knob"]]
     return rows

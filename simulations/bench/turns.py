@@ -49,10 +49,9 @@ def measure(repeats: int, before: Path) -> Iterator[dict[str, Any]]:
         ratios = sorted(new / old for old, new in times[1:])
         softmax = now if name == SOFTMAX else softmax
         rank = _rank(len(ratios))
-        ends = ratios[rank], ratios[-1 - rank]
-        middle = statistics.median(ratios)
         row = {"job": name, "vocabulary": vocab, "before": before, "milliseconds": now}
-        row |= {"ratio": middle, "low": ends[0], "high": ends[1], "pairs": len(ratios)}
+        row |= {"ratio": statistics.median(ratios), "low": ratios[rank], "high": ratios[-1 - rank]}
+        row |= {"pairs": len(ratios)}
         per_row = name.startswith(("meter", "emitted_law"))
         share = _rows_of(name) / (BATCH * (WIDTH + 1))
         yield row | {"softmaxes": now / (share * softmax) if per_row else ""}

@@ -53,9 +53,8 @@ def walked(
     Rows are at least float32, of temperature 1 and on the target's device; coins are drawn on a
     CPU, one a text, and depend on which prompts are together.
     """
-    own = isinstance(pair.draft, OwnWeights)
     texts = Texts(prompts, limit, own_ends(pair.target), pair.target.device)
-    draft = pair.draft.of(pair.target) if own else pair.draft
+    draft = pair.draft.of(pair.target) if isinstance(pair.draft, OwnWeights) else pair.draft
     models = [CachedModel(model, texts.capacity, len(prompts)) for model in (pair.target, draft)]
     size = pair.target.config.vocab_size
     while texts.batch:

@@ -109,9 +109,8 @@ def run(args: argparse.Namespace) -> int:
         results = grid.fill(decoded, journal)
     runs = grid.runs(results)
     dtype = ", ".join(dict.fromkeys(str(one.get("dtype")) for one in results.values()))
-    rows = table.rows(runs, args.seed)
     timed = args.repeats > 0
-    tables = {"throughput": rows}
+    tables = {"throughput": table.rows(runs, args.seed)}
     tables["answers"] = answer_rows(runs, len(prompts), timed=timed, seed=args.seed)
     for title, lines in tables.items():
         publish(args, lines, args.out / f"{title}.csv", dtype=dtype)
