@@ -63,24 +63,20 @@ class Config:
         return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
 
 
-# columns of a line that names a decode
-SETTING = ("policy", "verifier", "num_draft_tokens")
-
-
 def config_of(row: Mapping[str, Any], place: str, trusted: Collection[str] = ()) -> Config:
     """Return the decode that a line of a file names, one text at a time.
 
     ValueError, with place and column, for what is none, and for a policy that names code, unless
     its spec is ``trusted``: such a file is data.
     """
-    column = SETTING[0]
+    column = "policy"
     try:
         spec = row[column]
         method = spec if spec in trusted else policy_of_data(spec, place).spec
-        column = SETTING[1]
+        column = "verifier"
         judge = registered_verifier(row[column])
         check_rule(read_rule(method), judge)
-        column = SETTING[2]
+        column = "num_draft_tokens"
         return Config(method, check.as_whole_number("K", row[column], 1), 1, judge.spec)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place}, column {column}: {error}") from None
