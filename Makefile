@@ -79,7 +79,7 @@ smollm-test: $(TESTED) smollm  ## the doors with that model (< 12 minutes on 2 c
 
 # lm-evaluation-harness brings 300 MB, which nothing else needs
 eval-test: $(TESTED)  ## tasks of lm-evaluation-harness, which it installs
-	@$(PIP) lm_eval
+	@$(PIP) -e '.[eval]'
 	@$(PYTEST) tests/lm_eval
 
 test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)

@@ -118,7 +118,7 @@ def curve(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
 
 
 def label(axes: Axes, text: str, at: tuple[float, float], colour: str, **options: Any) -> None:
-    """Write ``text`` in a line's colour at a data point, ``shift`` typographic points to a side."""
+    """Write ``text`` in a line's colour, ``shift`` points off a point: to its left if below 0."""
     shift = options.pop("shift", (4, 0))
     side = "right" if shift[0] < 0 else "left"
     options = {"va": "center", "ha": side, "fontsize": 8} | options

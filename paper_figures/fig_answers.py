@@ -62,6 +62,6 @@ def _own_laws(axes: Axes, rows: list[Row]) -> None:
 
 
 def kind(policy: str) -> str:
-    """Return ``band``, ``band, head`` or ``band, hold`` of a policy with its knobs."""
+    """Return a policy's name, and a band's boxes after it: ``band``, ``band, head``."""
     name, _, knobs = policy.partition(":")
     return ", ".join([name, *(box for box in ("head", "floor", "hold") if f"{box}=" in knobs)])

@@ -42,7 +42,7 @@ def _points(axes: Axes, rows: list[Row], pair: str, look: style.Look) -> None:
              for name in ("end_ratio_at_lossless_texts", length, f"{length}_se")]  # fmt: skip
     axes.errorbar(found[0], found[1], [WIDE * error for error in found[2]], **options, label=pair)
     for row, *at in zip(rows, *found[:2], strict=True):
-        name = kind(row["policy"]).split(", ")[-1]  # a band's box, or the policy's name
+        name = kind(row["policy"]).removeprefix("band, ")
         usual = (-5 if pair.startswith("stories") else 5, 4)
         shift = PLACES.get((pair, name), usual)
         style.label(axes, name, (at[0], at[1]), options["color"], shift=shift)

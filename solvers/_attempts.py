@@ -232,8 +232,8 @@ class Program(Attempted[Answer]):
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
         budget = _conic.budget(row, self.kind, self.delta)
-        every = np.arange(len(self.q))
-        total = row.total if self.position is None else counted(self.position, every) @ row.h
+        own = self.position  # the tokens of each row sum to 1
+        total = row.total if own is None else counted(own, np.arange(len(own))) @ row.h
         whole = total == 1
         reward = self._kept(row) + (0 if self.zero_cap is None else cp.minimum(z, self.zero_cap))
         problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, whole])

@@ -7,7 +7,7 @@ by :func:`left_side_of`.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ class Budget:
     """
 
     constraints: list[Any]
+    _: KW_ONLY
     weight: np.ndarray | float = 1.0
     multiplier: float = 1.0
     tilt: float = 0.0

@@ -290,7 +290,7 @@ def name(row: Record) -> str:
 
 
 def method(row: Mapping[str, Any]) -> str:
-    """Return a row's method with its knobs, and the verifier unless it is the usual one."""
+    """Return a row's method with its knobs, and its verifier unless usual or not said."""
     return at(":".join(filter(None, [row["method"], row["knob"]])), row.get("verifier"))
 
 

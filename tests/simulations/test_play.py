@@ -80,6 +80,7 @@ def test_the_page_computes_the_packages_numbers(tmp_path) -> None:
         law = np.asarray(ct.emitted_law(policy, q, p))
         kl = np.sum(law * np.log(np.where(law > 0, law / q, 1.0))) if by is knobs else by
         due = {"h": law, "acceptance": ct.audit(policy, q, p).acceptance, "kl": kl}
+        due |= {"raised": np.max(law / q)}
         if rule == "band":
             if not any(knobs[1:]) and answer["acceptance"] < 1 - SAME:  # h = p has many edges
                 knob = {"price": by[0]} if by is knobs else {"delta": by}

@@ -52,14 +52,15 @@ class _Layer:
     def is_initialized(self) -> bool:
         return self.cache.keys[self.layer] is not None
 
-    def lazy_initialization(self, key_states: Keys, value_states: Values) -> tuple[Tensor, Tensor]:
+    def lazy_initialization(self, key_states: Keys, value_states: Values) -> None:
         widths = key_states.shape[3], value_states.shape[3]
-        return self.cache.take(self.layer, key_states.shape[1], widths, key_states)
+        self.cache.take(self.layer, key_states.shape[1], widths, key_states)
 
     def update(
         self, key_states: Keys, value_states: Values, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = self.lazy_initialization(key_states, value_states)
+        widths = key_states.shape[3], value_states.shape[3]
+        keys, values = self.cache.take(self.layer, key_states.shape[1], widths, key_states)
         at = self.slots
         keys[at.index] = key_states.transpose(1, 2)
         values[at.index] = value_states.transpose(1, 2)
