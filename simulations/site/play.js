@@ -144,7 +144,7 @@ function play(root) {
       <td><span style="display:inline-block;height:.7em;width:${3 * of.acceptance}em;background:${colour}"></span> ${of.acceptance.toFixed(3)}</td>
       <td>${of.kl.toFixed(4)}</td><td>${of.raised.toFixed(2)}</td></tr>`;
     find("table").innerHTML = `<table class="play-rows"><tr><th>rule</th><th>knob</th><th>acceptance</th><th>KL, nats</th>
-      <th>largest h/q</th></tr>${rules.map(line).join("")}</table>`;
+      <th>max h/q</th></tr>${rules.map(line).join("")}</table>`;
     find("edges").textContent = `Band: a = ${number(law.a)}, b = ${law.b > 1e4 ? "∞" : number(law.b)}; price ${law.price > 1e-4 ? number(law.price) : "0, as more cannot be spent"}.`;
   }
 
