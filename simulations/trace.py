@@ -53,4 +53,8 @@ def run(args: argparse.Namespace) -> int:
         f"{args.out}: {len(trace)} cycles of {trace.texts} texts, K = {args.num_draft_tokens}, "
         f"V = {trace.header.vocab_size}, {size:.1f} MB"
     )
+    if trace.texts < len(ids):
+        print(
+            f"{len(ids) - trace.texts} of {len(ids)} prompts were not reached: --cycles logs more"
+        )
     return 0

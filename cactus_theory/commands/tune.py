@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -148,7 +149,9 @@ def run(args: Namespace) -> int:
         return print_json(payload(tuned))
     print("\n".join([table(tuned), "", sentence(tuned), *notes(tuned)]))
     if args.out:
-        print(f"written to {args.out}; cactus-theory generate --tuned {args.out}")
+        words = ["cactus-theory", "generate", "--target", args.target or "DIR"]
+        words += ["--draft", args.draft or "DIR", *["--chat"] * args.chat, "--tuned", args.out]
+        print(f"written to {args.out}; {shlex.join(map(str, words))} --prompt TEXT")
     return 0
 
 

@@ -61,7 +61,9 @@ def test_generate_does_what_the_file_says(tmp_path: Path, capsys, alone, verifie
 def test_plain_decoding_is_told_too(tmp_path: Path, capsys, alone) -> None:
     out = tmp_path / "tuned.json"
     assert main([*TUNE, "1", *alone, "9", "--out", str(out)]) == 0
-    assert "Decode without this draft: plain decoding makes 1.000" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Decode without this draft: plain decoding makes 1.000" in said
+    assert f"generate --target DIR --draft DIR --tuned {out} --prompt TEXT\n" in said
     tuned = ct.load_tuned(out)
     assert tuned.plain and tuned.policy is None
     with pytest.raises(ValueError, match="plain decoding was faster"):

@@ -26,7 +26,9 @@ def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
     trace = Trace.open(tmp_path / "t")
     assert len(trace) >= 3 and (trace.header.target, trace.header.draft) == ("target", "draft")
     assert trace.header.eos_token_ids == [0]  # the target's own
-    assert f"{len(trace)} cycles of {trace.texts} texts, K = 2, V = 2048" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{len(trace)} cycles of {trace.texts} texts, K = 2, V = 2048" in said
+    assert f"{32 - trace.texts} of 32 prompts were not reached" in said
     assert str(Path.home()) not in (tmp_path / "t" / "manifest.json").read_text()
     assert main([*LOG, "--out", str(tmp_path / "t")]) == 0
     assert main([*LOG, "--seed", "1", "--out", str(tmp_path / "t")]) == 2
