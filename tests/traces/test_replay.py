@@ -38,8 +38,8 @@ def test_a_replay_adds_up_the_laws_of_its_cycles(tmp_path, ragged, verifier, end
     """Cycles of any length, some deterministic; nothing counts that is drafted after an end."""
     made = {"vocab_size": VOCAB, "num_draft_tokens": 3, "eos_token_ids": ends}
     trace = save_trace(tmp_path / "t", ragged, **made)
-    rule, judge = ct.policy("mixture:alpha=0.3"), find_verifier(verifier)
-    for most in (3, 1):
+    judge, ahead = find_verifier(verifier), ct.policy("band:price=1")  # along deterministic drafts
+    for most, rule in ((3, ct.policy("mixture:alpha=0.3")), (1, ahead), (3, ahead)):
         found = replay(trace, rule, judge, num_draft_tokens=most, divergences=("kl", "reverse_kl"))
         tokens, accepted, spent = np.zeros((3, trace.texts))
         reached, accepted_at = np.zeros((2, most, trace.texts))
