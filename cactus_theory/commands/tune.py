@@ -33,6 +33,7 @@ from cactus_theory.commands.models import (
     opened,
 )
 from cactus_theory.decoding import Pair
+from cactus_theory.decoding.load import AUTO
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import read_divergence
 from cactus_theory.traces import Trace
@@ -149,10 +150,19 @@ def run(args: Namespace) -> int:
         return print_json(payload(tuned))
     print("\n".join([table(tuned), "", sentence(tuned), *notes(tuned)]))
     if args.out:
-        words = ["cactus-theory", "generate", "--target", args.target or "DIR"]
-        words += ["--draft", args.draft or "DIR", *["--chat"] * args.chat, "--tuned", args.out]
-        print(f"written to {args.out}; {shlex.join(map(str, words))} --prompt TEXT")
+        print(f"written to {args.out}; {decoding(args)} --prompt TEXT")
     return 0
+
+
+def decoding(args: Namespace) -> str:
+    """Return the command that decodes with the file of ``--out``, with models read as here."""
+    given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
+    given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
+    words = ["cactus-theory", "generate"]
+    for name, own in given.items():
+        if own not in (None, AUTO, "cpu"):  # what generate takes unasked
+            words += [f"--{name}", *(own if isinstance(own, list) else [str(own)])]
+    return shlex.join([*words, *["--chat"] * args.chat, *["--trust-code"] * args.trust_code])
 
 
 def _work(told: Sequence[Any]) -> Path:

@@ -1,6 +1,7 @@
 """The command as a user meets it, its file, and ``generate`` told by that file."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import cactus_theory as ct
 import cactus_theory.commands.tune
 from cactus_theory import commands
-from cactus_theory.cli import main
+from cactus_theory.cli import _parser, main
 from cactus_theory.decoding import generate, load_pair
 from tests.amounts import some, thorough
 
@@ -75,6 +76,19 @@ def test_plain_decoding_is_told_too(tmp_path: Path, capsys, alone) -> None:
     assert f"the fastest in {out}: nothing is drafted" in capsys.readouterr().err
     assert main([*asked, "--tuned", str(out), "--cap", "0.1"]) == 2
     assert f"--cap: {out} is of plain decoding" in capsys.readouterr().err
+
+
+def test_the_command_that_decodes_reads_models_as_they_were_tuned() -> None:
+    words = ["tune", *TUNE[1:], "3", "--target", "my model", "--draft", "ngram", "--prompts", "p",
+             "--out", "t.json", "--revision", "a", "b", "--chat", "--system", "Be brief.",
+             "--trust-code"]  # fmt: skip
+    for kind in ([], ["--dtype", "float32", "--device", "cuda"]):
+        said = commands.tune.decoding(_parser().parse_args([*words, *kind]))
+        args = _parser().parse_args([*shlex.split(said)[1:], "--prompt", "x"])
+        told = _parser().parse_args([*words, *kind])
+        for name in ("target", "draft", "revision", "dtype", "device", "chat", "system"):
+            assert getattr(args, name) == getattr(told, name)
+        assert args.tuned == "t.json" and args.trust_code
 
 
 def test_models_are_logged_timed_and_tuned_once(
