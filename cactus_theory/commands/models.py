@@ -1,6 +1,7 @@
 """Flags that name models, said once for every command, and the models that they name."""
 
 import argparse
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -88,6 +89,17 @@ def has_models(args: argparse.Namespace) -> bool:
     usual = {"dtype": AUTO, "device": "cpu", "chat": False, "show_prompt": False, "ignored": []}
     refuse(args, unread, "must be given with --target", **usual)
     return bool(models)
+
+
+def decoding(args: argparse.Namespace) -> str:
+    """Return the command that decodes with what ``tune`` wrote, on models read as here."""
+    given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
+    given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
+    words = ["cactus-theory", "generate"]
+    for name, own in given.items():
+        if own not in (None, AUTO, "cpu"):  # what generate takes unasked
+            words += [f"--{name}", *(own if isinstance(own, list) else [str(own)])]
+    return shlex.join([*words, *["--chat"] * args.chat, *["--trust-code"] * args.trust_code])
 
 
 def loaded(args: argparse.Namespace) -> Pair:

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -29,11 +28,11 @@ from cactus_theory.commands.models import (
     add_models,
     add_threads,
     choose_threads,
+    decoding,
     has_models,
     opened,
 )
 from cactus_theory.decoding import Pair
-from cactus_theory.decoding.load import AUTO
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import read_divergence
 from cactus_theory.traces import Trace
@@ -152,17 +151,6 @@ def run(args: Namespace) -> int:
     if args.out:
         print(f"written to {args.out}; {decoding(args)} --prompt TEXT")
     return 0
-
-
-def decoding(args: Namespace) -> str:
-    """Return the command that decodes with the file of ``--out``, with models read as here."""
-    given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
-    given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
-    words = ["cactus-theory", "generate"]
-    for name, own in given.items():
-        if own not in (None, AUTO, "cpu"):  # what generate takes unasked
-            words += [f"--{name}", *(own if isinstance(own, list) else [str(own)])]
-    return shlex.join([*words, *["--chat"] * args.chat, *["--trust-code"] * args.trust_code])
 
 
 def _work(told: Sequence[Any]) -> Path:

@@ -11,6 +11,7 @@ import cactus_theory as ct
 import cactus_theory.commands.tune
 from cactus_theory import commands
 from cactus_theory.cli import _parser, main
+from cactus_theory.commands.models import decoding
 from cactus_theory.decoding import generate, load_pair
 from tests.amounts import some, thorough
 
@@ -83,7 +84,7 @@ def test_the_command_that_decodes_reads_models_as_they_were_tuned() -> None:
              "--out", "t.json", "--revision", "a", "b", "--chat", "--system", "Be brief.",
              "--trust-code"]  # fmt: skip
     for kind in ([], ["--dtype", "float32", "--device", "cuda"]):
-        said = commands.tune.decoding(_parser().parse_args([*words, *kind]))
+        said = decoding(_parser().parse_args([*words, *kind]))
         args = _parser().parse_args([*shlex.split(said)[1:], "--prompt", "x"])
         told = _parser().parse_args([*words, *kind])
         for name in ("target", "draft", "revision", "dtype", "device", "chat", "system"):
