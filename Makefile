@@ -23,7 +23,7 @@ QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_supports.py veri
   solvers/test_path_tree.py simulations/common/test_grid.py test_losses.py test_divergences.py \
   test_layering.py test_theory.py test_readme.py)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick durations test-thorough test-portable smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
+.PHONY: help setup demo test test-quick durations test-thorough test-portable test-oldest smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,24 @@ test-portable: $(TESTED) $(PYTHONS:%=.venv-%/.cactus-theory)  ## the numerical t
 	@.venv-python$*/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  --no-cache-dir -c constraints.txt -e '.[solvers,testing,llm,figures]' --group dev
 	@touch $@
+
+# the lowest version that pyproject.toml promises of each package, on the lowest Python (7 GB where
+# the registry's torch is a CUDA build, which also asks for an older Triton than the kernels need)
+LOWEST := .venv-oldest
+LOWEST_PYTHON := $(shell command -v python3.11 || echo $(PYTHON))
+LOWEST_PIP := $(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+  --no-cache-dir -c $(LOWEST)/lowest.txt
+$(LOWEST)/.cactus-theory: pyproject.toml setup.py tests/lowest_versions.py
+	@echo "Setting up $(LOWEST) (once; some ten minutes)"
+	@$(LOWEST_PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST_PYTHON) tests/lowest_versions.py dependencies solvers testing llm figures eval dev > $(LOWEST)/lowest.txt
+	@$(LOWEST_PIP) torch 'pip>=25.1'
+	@$(LOWEST_PIP) -e '.[solvers,testing,llm,figures,eval]' --group dev
+	@$(LOWEST)/bin/python -m pip install --quiet --no-deps $$($(LOWEST_PYTHON) tests/lowest_versions.py kernels)
+	@touch $@
+
+test-oldest: $(LOWEST)/.cactus-theory  ## the suite with the lowest versions that pyproject.toml promises
+	@$(LOWEST)/bin/python -m pytest -q $(SPREAD)
 
 # by hand, some ten seconds a mistake: make mutate MUTATED=cactus_theory/policies/cactus.py \
 #   NOTICED_BY=tests/policies/test_published.py
@@ -208,4 +226,4 @@ speculators-test: $(SPECULATORS)/.cactus-theory  ## heads against the library wh
 	@$(SPECULATORS)/bin/python -m pytest -q -p no:cacheprovider tests/decoding/test_speculators.py
 
 clean:  ## remove what was built; keep what was committed
-	rm -rf $(VENV) $(VLLM) $(SPECULATORS) .venv-python* build demo docs gpu_check throughput dist *.egg-info
+	rm -rf $(VENV) $(VLLM) $(SPECULATORS) $(LOWEST) .venv-python* build demo docs gpu_check throughput dist *.egg-info

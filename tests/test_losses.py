@@ -12,6 +12,8 @@ STEP = 1e-6
 SLOPE = 1e-8
 # relative, of a float32 softmax over 151,936 tokens
 SOFTMAX = 1e-4
+# by how much the sum of such a row may miss 1: 2e-5 with AVX2, less with AVX-512
+ROW_SUM = 4e-5
 EVERY = (losses.forward_kl, losses.total_variation, losses.overlap)
 
 
@@ -53,7 +55,7 @@ def test_narrow_logits_over_a_large_vocabulary(loss, dtype):
     wide = p.detach().double().requires_grad_()
     narrow, due = loss(q, p), loss(q.double(), wide)
     assert narrow.dtype == torch.float32
-    assert torch.allclose(narrow.double(), due, rtol=0, atol=1e-5)
+    assert torch.allclose(narrow.double(), due, rtol=0, atol=ROW_SUM)
     narrow.sum().backward()
     due.sum().backward()
     assert p.grad is not None and wide.grad is not None and p.grad.dtype == dtype

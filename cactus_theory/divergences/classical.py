@@ -175,8 +175,11 @@ class JensenShannon(FDivergence):
 
     def f(self, t: Tensor) -> Tensor:
         # ½[−t·ln((1+1/t)/2) − ln((1+t)/2)] avoids the cancellation of t ln t at large t
-        half = (t - 1) / 2
-        first = t * torch.log1p(-half / t.clamp(min=torch.finfo(t.dtype).tiny))
+        # torch 2.6 takes log1p beyond a tenth of the largest float for ∞
+        limits = torch.finfo(t.dtype)
+        inside = t.clamp(1e3 * limits.tiny, 1e-3 * limits.max)
+        half = (inside - 1) / 2
+        first = t * torch.log1p(-half / inside)
         return (first + torch.log1p(half)) / -2
 
     def slope(self, t: Tensor) -> Tensor:

@@ -152,9 +152,14 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _launches() -> ModuleType:
+def old_triton() -> str | None:
+    """Return Triton's version if it is older than the kernels need, as with torch 2.6 and 2.7."""
     version = check.optional_module("triton", "kernels").__version__
-    if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON:
+    return version if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON else None
+
+
+def _launches() -> ModuleType:
+    if (version := old_triton()) is not None:
         raise ImportError(f"triton: must be 3.4 or later; got {version}")
     return importlib.import_module("cactus_theory.kernels._launch")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from cactus_theory.base.rows import ORDINARY, greedy, scaled
 from cactus_theory.kernels import LogitsVerdict, Workspace, has_kernel, verify_logits
 from cactus_theory.kernels.buffers import LOGITS
-from cactus_theory.kernels.logits import runs_kernels
+from cactus_theory.kernels.logits import old_triton, runs_kernels
 from cactus_theory.policies import Policy
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain, chain_on_device
@@ -139,4 +139,6 @@ def obstacle(
         return "as Triton is not installed (extra kernels)"
     if not runs_kernels(device):
         return f"as kernels do not run on {device.type} (with TRITON_INTERPRET=1 they do)"
+    if (version := old_triton()) is not None:
+        return f"as Triton {version} is older than 3.4"
     return None

@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -243,6 +244,14 @@ def test_float64_and_machines_without_triton_are_named(tiny, single, monkeypatch
         run(tiny, **KERNELS)
     monkeypatch.setattr(verify, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="Triton is not installed"):
+        run(single, **KERNELS)
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed (extra kernels)")
+def test_a_triton_that_is_too_old_is_named(single, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("triton.__version__", "3.2.0")
+    with pytest.raises(ValueError, match="Triton 3.2.0 is older than 3.4"):
         run(single, **KERNELS)
 
 
