@@ -2,7 +2,8 @@ r"""The best law of a block of a deterministic draft: :math:`h ∝ q e^{N/ν}`, 
 
 A deterministic draft (greedy, n-gram) is a function of the text before it, so that what follows a
 token is known, and what it is worth is, too: at a price ν of KL, in tokens per nat, every token
-that is accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14), in logarithms here.
+that is accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14; with tokens that keep
+their chance Theorem 26), in logarithms here.
 """
 
 from dataclasses import dataclass

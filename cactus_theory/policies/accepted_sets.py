@@ -128,8 +128,8 @@ class Typical(AcceptedSet):
     r"""Accept n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
-    no divergence, is not between p and q, and may accept less than lossless sampling.
-    alpha defaults to √ε. Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
+    no divergence, is not between p and q, and may accept less than lossless sampling. It rounds a
+    program with cross-entropy (THEORY.md, Theorem 27). alpha defaults to √ε. Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
     """
 
     epsilon: Share = 0.09

@@ -1,4 +1,4 @@
-"""The band in blocks and trees: deterministic drafts to their end, and rows by themselves."""
+"""The band in blocks and trees, deterministic drafts to their end: THEORY.md, Theorems 14 and 26."""
 
 import math
 from decimal import Decimal, localcontext
@@ -54,6 +54,37 @@ def test_a_deterministic_draft_has_the_gibbs_law(width: int, price: float) -> No
         assert value_of(band(f"price={price}"), q, ids, price) == pytest.approx(best, abs=ROUNDING)
         plain = value_of(band(f"price={price},per_row=true"), q, ids, price)
         assert plain == pytest.approx(best, abs=ROUNDING) if width == 1 else plain < best
+
+
+BOXED = ("hold=0", "floor=0;1", "hold=0,floor=1", "head=0.6", "head=0.4,hold=2", "floor=3,head=0.3")
+
+
+def most_within_boxes(q, ids, spec: str, price: float) -> float:
+    """Return the most tokens minus ν times KL of next-token laws in boxes, by a convex program."""
+    cvxpy = pytest.importorskip("cvxpy")
+    boxes = band(f"price={price},{spec}").boxes
+    vocab, reached, value, rules = q.shape[-1], 1.0, 1.0, []
+    for row, token in zip(q[0, :-1].numpy(), ids[0].tolist(), strict=True):
+        g = cvxpy.Variable(vocab, nonneg=True)
+        fixed = [x for x in range(vocab) if x in boxes.held]
+        low = [x for x in range(vocab) if x in boxes.floored]
+        off = [x for x in range(vocab) if row[x] < boxes.head * row.max()]
+        rules += [cvxpy.sum(g) == reached, *(g[x] == reached * row[x] for x in fixed),
+                  *(g[x] >= reached * row[x] for x in low),
+                  *(g[x] <= reached * row[x] for x in off)]  # fmt: skip
+        value = value + g[token] - price * cvxpy.sum(cvxpy.rel_entr(g, reached * row))
+        reached = g[token]
+    return cvxpy.Problem(cvxpy.Maximize(value), rules).solve(solver="CLARABEL")
+
+
+@pytest.mark.parametrize("spec", some(BOXED, 3))
+def test_looking_ahead_within_boxes_is_the_best(spec: str) -> None:
+    """Theorem 26: rows that keep tokens' chances, held against a program over whole blocks."""
+    for seed in range(amount(4, 40)):
+        q, ids, _ = deterministic(1 + seed % 3, seed, vocab=4)
+        price = (0.3, 1.0, 4.0)[seed % 3]
+        found = value_of(band(f"price={price},{spec}"), q, ids, price)
+        assert found == pytest.approx(most_within_boxes(q, ids, spec, price), abs=1e-7)
 
 
 def by_decimals(q_n: list[float], price: float) -> list[float]:

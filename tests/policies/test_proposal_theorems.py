@@ -1,4 +1,6 @@
-"""The published rule and the program behind it: THEORY.md, Theorems 2 and 3."""
+"""The published rules and the programs behind them: THEORY.md, Theorems 2, 3 and 27."""
+
+import math
 
 import pytest
 import torch
@@ -50,3 +52,27 @@ def test_no_row_with_the_raised_entry_costs_less_than_two_points(spec):
     )
     best = torch.cat([gamma[:, None], scaled], -1)
     torch.testing.assert_close(kind.value(best, q), least, rtol=1e-6, atol=EXACT)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.05, 1.0])
+@pytest.mark.parametrize("epsilon", [0.02, 0.3, 1.0])
+def test_typical_acceptance_rounds_the_program_with_cross_entropy(epsilon, alpha):
+    """Two entries of h are enough of a linear program with two rules: h_n, and one more token."""
+    rule = ct.policy("typical", epsilon=epsilon, alpha=alpha)
+    q = rows(amount(60, 2000), 6, seed=8, kind="spiky")
+    surprise, entropy = -q.log(), -torch.special.xlogy(q, q).sum(-1)
+    share = epsilon**0.5 if alpha is None else alpha
+    budget = (entropy - math.log(share)).clamp(min=-math.log(epsilon))[:, None, None]
+    own, other = surprise[:, :, None], surprise[:, None, :]
+    inside = ((budget - other) / (own - other)).nan_to_num(nan=1.0).clamp(0, 1)
+    most = torch.where(own <= budget, 1.0, torch.where(other <= budget, inside, 0.0)).amax(-1)
+    least = surprise.amin(-1, keepdim=True)
+    stated = torch.where(own[..., 0] <= budget[..., 0], 1.0,
+                         (budget[..., 0] - least) / (surprise - least))  # fmt: skip
+    torch.testing.assert_close(stated[q > 0], most[q > 0], rtol=EXACT, atol=EXACT)
+    ids = torch.arange(6).expand(len(q), 6)
+    accepted, clear = rule.acceptance(q, q, ids), (own - budget)[..., 0].abs() > EXACT
+    assert (accepted == (most >= 1).double())[clear & (q > 0)].all()
+    assert {0.0, 1.0} == set(accepted.flatten().tolist()) and (most[accepted == 0] > 0).any()
+    likeliest = rule.residual(q, q, torch.zeros(len(q), dtype=torch.int64))
+    assert likeliest.argmax(-1).equal(surprise.argmin(-1))
