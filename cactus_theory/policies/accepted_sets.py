@@ -129,7 +129,8 @@ class Typical(AcceptedSet):
 
     Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
     no divergence, is not between p and q, and may accept less than lossless sampling. It rounds a
-    program with cross-entropy (THEORY.md, Theorem 27). alpha defaults to √ε. Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
+    program with cross-entropy (THEORY.md, Theorem 27). alpha defaults to √ε. Source: Cai et al.
+    2024 (Medusa, arXiv 2401.10774), section 2.3.1.
     """
 
     epsilon: Share = 0.09

@@ -1,4 +1,4 @@
-"""The band in blocks and trees, deterministic drafts to their end: THEORY.md, Theorems 14 and 26."""
+"""The band in blocks, deterministic drafts to their end: THEORY.md, Theorems 14 and 26."""
 
 import math
 from decimal import Decimal, localcontext
