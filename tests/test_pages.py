@@ -42,6 +42,7 @@ PROGRAMS: dict[tuple[str, ...], Callable[[list[str]], int]] = {
 # what a text block of RUN begins with that nothing runs, and why
 NOT_RUN = {
     "make smollm": "fetches a model",
+    "from speculators": "run by make speculators-test",
     "python -m simulations train-head": "trains for hours",
     "make demo": "sets a virtual environment up",
     "pip install vllm": "installs vLLM and starts its server",

@@ -92,7 +92,8 @@ def build(target: Any, ids: Int[Tensor, "draft"], reads: Sequence[int], seed: in
 def write(head: Eagle3Head, folder: Path, target: Any, name: str, places: int) -> None:
     """Write a head's float16 weights and configuration, each file whole or not at all.
 
-    ``name`` of the target is for who serves both; ``places`` are the tokens that are drafted.
+    ``name``, a folder or an id, leads servers of the head to the target; ``places`` are the tokens
+    that are drafted.
     """
     weights = {
         stored.removeprefix("core.").removeprefix("model."): weight.detach().half().contiguous()

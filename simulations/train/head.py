@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         scored = SampledTexts(paths, embedding)
         own = start(args, target, texts, reads)
         outcomes, finished = taught(args, own, target, texts), args.work_dir / "head"
-        name = args.target.name if isinstance(args.target, Path) else args.target
+        name = str(args.target.resolve() if isinstance(args.target, Path) else args.target)
         eagle3.write(own, finished, target, name, args.places)
         measured = report.measure_head(args, finished, target, texts, scored)
         report.publish(args, finished, measured | {"training": outcomes})

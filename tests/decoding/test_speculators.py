@@ -4,6 +4,9 @@ It asks for an older transformers, so it has an environment apart; without it th
 """
 
 import json
+import re
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from tests.threads import one_thread  # noqa: F401
 speculators = pytest.importorskip("speculators.models.eagle3")
 create_float_mask = pytest.importorskip("speculators.models.attention").create_float_mask
 VOCAB, LENGTH, STEPS = 40, 24, 5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +31,22 @@ def target(tmp_path_factory):
     return target, folder
 
 
-def theirs(folder, states, ids, shares):
+def exported(folder, out):
+    """Do what TRAIN.md says gives a folder the target's embedding, as printed but for names."""
+    page = (ROOT / "cactus_theory" / "TRAIN.md").read_text(encoding="utf-8")
+    ((code, before, after),) = re.findall(
+        r'^```text\n(from speculators.*?pretrained\("(.*?)".*?save_pretrained\("(.*?)"\)\n)```$',
+        page, flags=re.S | re.M,
+    )  # fmt: skip
+    code = code.replace(f'"{before}"', repr(str(folder))).replace(f'"{after}"', repr(str(out)))
+    with patch("torch.empty_like", torch.zeros_like):  # what memory holds for a larger model
+        exec(code, {})
+    return out
+
+
+def theirs(folder, states, ids):
     """Return the logits (STEPS, units, D) of the library's own model."""
     model = speculators.Eagle3DraftModel.from_pretrained(folder, torch_dtype=torch.float32)
-    if shares:  # what a file leaves out is whatever memory holds; NaN says that it is to be read
-        model.embed_tokens.weight.data.fill_(torch.nan)
-        model.load_verifier_weights()
     model.config.transformer_layer_config._attn_implementation = model._attn_impl = "eager"
     model._create_mask_fn = create_float_mask  # that of flex attention needs a compiler
     found = []
@@ -60,6 +74,7 @@ def test_logits_are_those_of_its_own_model_over_unrolled_steps(target, tmp_path,
     if normed is None:  # as train-head writes it
         ids = torch.arange(1, VOCAB, 3)
         heads.write(heads.build(model, ids, (1, 2, 3), 0), tmp_path, model, str(folder), STEPS)
+        embedding = embedding.half().float()  # as the folder with the embedding has it
     else:
         verifier = {"architectures": ["LlamaForCausalLM"], "name_or_path": str(folder)}
         told = {"algorithm": "eagle3", "verifier": verifier, "default_proposal_method": "greedy",
@@ -72,10 +87,19 @@ def test_logits_are_those_of_its_own_model_over_unrolled_steps(target, tmp_path,
     hidden = model(text, output_hidden_states=True).hidden_states
     states = torch.cat([hidden[layer][:, :-1] for layer in (1, 2, 3)], -1)
     found = ours(Eagle3Head.load(tmp_path), embedding, states, text[:, 1:])
-    shares = normed is None
-    for step, logits in enumerate(theirs(tmp_path, states, text[:, 1:], shares)):
+    read = exported(tmp_path, tmp_path / "whole") if normed is None else tmp_path
+    for step, logits in enumerate(theirs(read, states, text[:, 1:])):
         inside, close = LENGTH - 1 - step, 3e-5 * float(logits.abs().max())
         torch.testing.assert_close(logits[:inside], found[step][:inside], rtol=0, atol=close)
+
+
+def test_the_folder_with_the_embedding_is_read_here_too(target, tmp_path):
+    model, folder = target
+    head = heads.build(model, torch.arange(1, VOCAB, 3), (1, 2, 3), 0)
+    heads.write(head, tmp_path, model, str(folder), STEPS)
+    again = Eagle3Head.load(exported(tmp_path, tmp_path / "whole"))
+    own = model.get_input_embeddings().weight.half().float()
+    assert not again.shares and torch.equal(again.core.model.embed_tokens.weight, own)
 
 
 def test_its_configuration_reads_what_is_written(target, tmp_path):

@@ -51,6 +51,9 @@ def test_a_head_is_the_same_however_often_it_is_stopped(folder, tmp_path, monkey
         assert (whole / "out" / name).read_bytes() == (parts / "out" / name).read_bytes()
     text = (whole / "out" / "report.json").read_text()
     report = json.loads(text)
+    described = json.loads((whole / "out" / "config.json").read_text())
+    # what serves a head finds the target by this name, from any folder
+    assert described["speculators_config"]["verifier"]["name_or_path"] == str(folder.resolve())
     assert str(tmp_path) not in text and report["draft_vocab_size"] == 90
     assert len(report["held_out"]["overlap_by_place"]) == 2 and report["held_out"]["texts"] > 0
     assert report["training"]["overlap"]["tokens"] > 2 * 4

@@ -8,7 +8,7 @@ import torch
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
 from simulations.__main__ import main as simulations
-from simulations.common.inputs import PAIR, load_prompts
+from simulations.common.inputs import PAIR, ROOT, load_prompts
 from simulations.common.results import read_csv
 from simulations.train.report import num_parameters
 from tests.amounts import amount, thorough
@@ -26,6 +26,11 @@ def pair():
 @pytest.fixture(scope="module")
 def prompts(pair):
     return load_prompts(PROMPTS, pair.tokenizer)
+
+
+def test_it_names_a_target_that_is_there():
+    told = json.loads((HEAD / "config.json").read_text())["speculators_config"]["verifier"]
+    assert (ROOT / told["name_or_path"]).samefile(PAIR / "target")
 
 
 def test_it_is_small_and_reported(pair):
