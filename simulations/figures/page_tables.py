@@ -278,25 +278,31 @@ def gpu(data: Path) -> str:
     softmax = _number(largest[0]["softmax_us"], 0)
     title = f"One verification of bfloat16 logits, {shape}; a softmax of the target's {softmax} µs"
     first = _table(title, _on_device(notes), head, lines)
-    plain = {row["batch"]: float(row["tokens_per_second"]) for row in decode
+    plain = {row["batch"]: row for row in decode
              if row["policy"] == "plain" and row["loop"].startswith("device")}  # fmt: skip
     passes = {row["batch"]: row["round_ms"] for row in decode if row["loop"] == "passes alone"}
     rounds = [
         (_method(row | {"method": row["policy"]}), row["batch"],
          "one graph a round" if row["loop"].startswith("device") else "host",
          _number(row["tokens_per_second"], 0),
-         f"{float(row['tokens_per_second']) / plain[row['batch']]:.2f}",
+         *(f"{one / plain_one:.2f}" for one, plain_one in
+           zip(_speeds(row), _speeds(plain[row["batch"]]), strict=True)),
          _number(row["emitted_kl_per_token"], SMALL), _number(row["tokens_per_call"], 2),
          _number(row["round_ms"], 1), _number(row["over_passes"], 2))
         for row in decode if row["policy"]
     ]  # fmt: skip
-    head = ("method", "batch", "launched as", "tokens/s", "× plain", "KL a token", "tokens a call",
-            "ms a round", "over its passes")  # fmt: skip
+    head = ("method", "batch", "launched as", "tokens/s", "× plain", "× plain, rounds alone",
+            "KL a token", "tokens a call", "ms a round", "over its passes")  # fmt: skip
     alone = " and ".join(f"{_number(passes[b], 1)} ms at batch {b}" for b in passes)
     title = f"Costs of {decode[0]['target']} + {decode[0]['draft']}, law of the shipped pair, K = 5"
     second = _table(f"{title}; its passes alone {alone}", _on_device(decode_notes), head, rounds,
                     medians=False)  # fmt: skip
     return first + second
+
+
+def _speeds(row: Mapping[str, str]) -> tuple[float, float]:
+    """Return tokens a second, and tokens a millisecond of rounds: without the prefill."""
+    return float(row["tokens_per_second"]), float(row["tokens_per_call"]) / float(row["round_ms"])
 
 
 def _on_device(notes: Mapping[str, str]) -> Mapping[str, str]:
