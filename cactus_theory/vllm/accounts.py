@@ -14,7 +14,9 @@ asynchronous scheduling, which has the next round under way by then, at most 2K 
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -29,6 +31,7 @@ from cactus_theory.vllm.settings import LOG, Grant, Settings
 
 End = tuple[str | None, int | None]  # why an answer has ended and its tokens; None: not told
 LONGEST_NAME = 200  # most characters of a request's id, which a client may choose
+QUIET_S = 60.0  # seconds between two warnings of readings that were not written
 
 
 class Request:
@@ -109,10 +112,10 @@ def reporter_of(
     """Return the writer of readings as lines of JSON: to the log, or to the end of a file."""
     import fcntl
 
-    lost = 0
+    lost, warned = 0, -math.inf
 
     def write(reading: dict[str, Any]) -> None:
-        nonlocal lost
+        nonlocal lost, warned
         line = json.dumps(reading)
         if where == LOG:
             return log(f"Cactus reading: {line}")
@@ -123,7 +126,9 @@ def reporter_of(
                 append(file, f"{line}\n".encode())
         except OSError as error:  # a full disk must not end the engine
             lost += 1
-            warn(f"cactus-theory: {lost} readings were not written so far: {error}")
+            if time.monotonic() - warned >= QUIET_S:
+                warned = time.monotonic()
+                warn(f"cactus-theory: readings that were not written so far: {lost} ({error})")
 
     return write
 

@@ -195,18 +195,22 @@ def limited(size):
 
 
 @pytest.mark.parametrize("before", ["", '{"request": "whole"}\n'])
-def test_a_line_is_there_whole_or_not_at_all(tmp_path, before):
-    """A disk that fills up tears none, and the next one is not glued to it."""
+def test_a_line_is_there_whole_or_not_at_all(tmp_path, monkeypatch, before):
+    """A disk that fills up tears none, the next one is not glued to it; one warning a minute."""
     file, warned = tmp_path / "readings", []
+    seconds = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
     file.write_text(before)
     write = reporter_of(str(file), print, warned.append)
     try:
         limited(len(before) + 40)
-        write({"request": "r0" * 40})
-        write({"request": "r1" * 40})
+        for seconds[0] in (5.0, 6.0, 64.9, 65.0, 66.0):
+            write({"request": "r0" * 40})
     finally:
         limited(resource.RLIM_INFINITY)
-    assert file.read_text() == before and "2 readings were not written so far" in warned[-1]
+    assert file.read_text() == before
+    said = "cactus-theory: readings that were not written so far: {} (no space is left)"
+    assert warned == [said.format(1), said.format(4)]
     write({"request": "r2"})
     assert file.read_text() == before + '{"request": "r2"}\n'
 

@@ -11,6 +11,7 @@ which refuses to serve on such a build. So on a CPU a server is rehearsed with i
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -68,6 +69,9 @@ def break_again():
 
 
 if __name__ == "__main__":
-    command = Path(sys.executable).with_name(sys.argv[1])
+    # a name is one beside this Python, a path (with a slash) itself
+    command = shutil.which(sys.argv[1], path=str(Path(sys.executable).parent))
+    if command is None:
+        sys.exit(f"{sys.argv[1]}: must be a program beside {sys.executable}, or a path to one")
     folder = known_in(Path(tempfile.mkdtemp()))
-    os.execve(command, [str(command), *sys.argv[2:]], os.environ | environment(folder))
+    os.execve(command, [command, *sys.argv[2:]], os.environ | environment(folder))
