@@ -1,12 +1,13 @@
 """What stops a server, what does not, and what is left alone: in real engines."""
 
 import json
+import shutil
 
 import pytest
 
 import cactus_theory as ct
 from tests.vllm_engine.jobs import engine, request, texts_of
-from tests.vllm_engine.laws import PROMPT
+from tests.vllm_engine.laws import PAIR, PROMPT
 
 POLICY = "band:price=2.0"
 
@@ -110,3 +111,26 @@ def test_every_answer_keeps_its_cap_through_preemption(capped):
         # beyond the limit: what the last two rounds have emitted after it
         counted = [one["num_calls"] + one["num_accepted_tokens"] for one in own]
         assert min(counted) >= TOKENS and max(counted) <= TOKENS + 2 * 4
+
+
+def test_a_head_alone_is_served_with_the_target_that_it_names(run, tmp_path):
+    """As train-head writes it: the target's full path, and how many tokens it drafts."""
+    head = shutil.copytree(PAIR / "head", tmp_path / "head")
+    text = (head / "config.json").read_text()
+    assert '"simulations/pair/target"' in text
+    named = text.replace("simulations/pair/target", str(PAIR / "target"))
+    (head / "config.json").write_text(named)
+    own = engine() | {
+        "model": str(head),
+        "speculative_config": {"draft_sample_method": "probabilistic"},
+    }
+    asked = {"engine": own, "requests": [request(PROMPT, 20, max_tokens=12)]}
+    ended = run(asked, CACTUS_POLICY=POLICY, CACTUS_METER="1")
+    assert [len(text) for text in ended.answer["tokens"]] == [12] * 20
+    drafted, accepted = (
+        ended.answer["counters"][f"cactus:{name}_tokens_total"][POLICY]
+        for name in ("drafted", "accepted")
+    )
+    assert 0 < accepted < drafted
+    places = ended.answer["counters"]["cactus:drafted_tokens_per_pos_total"][POLICY]
+    assert places == drafted > 20 * 4  # a head of four tokens a draft
