@@ -97,6 +97,17 @@ def test_no_budget_of_a_proposal_bounds_the_emitted_law(spec):
     close(spent, torch.tensor(float(times), dtype=torch.float64).log())
 
 
+def test_what_cactus_emits_grows_with_the_vocabulary():
+    """The corollary's rows, V = 49,152: everything is accepted, and KL is ln(V/5,242)."""
+    q = torch.full((1, 49_152), 1 / 49_152, dtype=torch.float64)
+    p = (torch.arange(49_152) < 5_242).double()[None] / 5_242
+    law = ct.emitted_law(ct.policy("cactus", delta=0.000714), q, p)
+    close(law, p)
+    assert float(ct.divergence("kl").value(law, q)) == pytest.approx(2.238, abs=5e-4)
+    p = (torch.arange(49_152) < 5_241).double()[None] / 5_241  # on one token fewer some is refused
+    assert not ct.emitted_law(ct.policy("cactus", delta=0.000714), q, p).equal(p)
+
+
 def test_a_budget_of_the_max_divergence_does_bound_it():
     rule = ct.policy("cactus_exact", delta=0.3, divergence="max_divergence")
     for q, p, _ in batches():

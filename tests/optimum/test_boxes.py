@@ -220,6 +220,24 @@ def test_rows_one_by_one_are_those_of_the_search_together(spec, own, monkeypatch
         torch.testing.assert_close(*laws, rtol=0, atol=SEARCHED)
 
 
+def test_the_certificate_is_that_of_the_clipped_draft_less_what_floors_take():
+    """Theorem 25, (1): of KL at a price, whose edges are b = a e^{1/λ}, a found by bisection."""
+    q, p = pair(amount(20, 200), 5, seed=2, kinds=("smooth", "spiky"))
+    price, floor = 0.7, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]).double()
+    ceiling = torch.tensor([math.inf, 1.0, math.inf, math.inf, math.inf]).double()
+    h = ct.emitted_law(ct.policy(f"band:price={price},floor=0+2,hold=1"), q, p)
+    clipped, ratio = p.maximum(floor * q).minimum(ceiling * q), math.exp(1 / price)
+    sums = lambda a: clipped.maximum(a * q).minimum(a * ratio * q).sum(-1, keepdim=True)  # noqa: E731
+    ends = torch.zeros(len(q), 1).double(), torch.ones(len(q), 1).double()
+    a = halved(*ends, lambda a: sums(a) >= 1)
+    u, mu = (clipped / q).maximum(a).minimum(a * ratio), -price * (a.log() + 1)
+    most = mu + (q * ((clipped / q).minimum(u) - price * u * u.log() - mu * u)).sum(-1, True)
+    bound = (
+        price * ct.divergence("kl").value(h, q) + most[:, 0] - (floor * q - p).clamp(min=0).sum(-1)
+    )
+    torch.testing.assert_close(bound, p.minimum(h).sum(-1), rtol=0, atol=SEARCHED)
+
+
 def test_what_cannot_keep_boxes_refuses_them_and_ids_are_checked():
     rule = ct.policy("band", price=1, hold="7+2")
     assert rule.spec == "band:price=1.0,hold=2+7" == ct.policy(rule.spec).spec
