@@ -1,6 +1,7 @@
 """The command line ``cactus-theory``; its subcommands are in :mod:`cactus_theory.commands`.
 
-Exit codes: 0 done; 1 a property is broken (``check``); 2 bad input, in one line on stderr;
+Exit codes: 0 done; 1 a property is broken (``check``), or no lossy policy spends so little
+(``tune``); 2 bad input, in one line on stderr;
 3 a rule did not answer in time (``check``), or there are too few texts to say anything
 (``expect``, ``tune``); 130 interrupted, in one line on stderr.
 """

@@ -34,7 +34,6 @@ from cactus_theory.decoding._text import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
 from cactus_theory.traces.ends import LOSSLESS
-from cactus_theory.tuning.families import OTHERS, USUAL
 
 from .common import grid
 from .common.decode import Harness
@@ -135,7 +134,7 @@ def _answered(
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     cycles, cuts = usual if args.cycles is None else args.cycles, Cuts(top_p=args.top_p)
-    families = [own for name in args.policies if name != LOSSLESS for own in families_of(name)]
+    families = [name for name in args.policies if name != LOSSLESS]
     flags = "nats policies num_draft_tokens temperature top_p timings device batch".split()
     settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
@@ -144,6 +143,8 @@ def _answered(
         own_ids = [ids[number] for number in tuning]
         tune_all(args, journal, pair, own_ids, families, limit, cycles=cycles, cuts=cuts)
         lines = chosen(args, journal)
+        for said in over(args, journal):
+            print(said)
         decodes = Grid([line for _, line in lines], len(unseen), 1, metered=0, seed=args.seed)
         seed = args.seed + len(prompts) + cycles  # the trace has used the first ones
         own_ids = [ids[number] for number in unseen]
@@ -154,20 +155,9 @@ def _answered(
     return [(*line, [results[job] for job in own]) for line, own in zip(lines, jobs, strict=True)]
 
 
-def families_of(name: str) -> list[str]:
-    """Return the families that a name stands for, by both verifiers unless it says one.
-
-    ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; whole specs are themselves.
-    Cactus is token by token: in blocks it reads the row again for every token that may be rejected.
-    """
-    whole, _, judge = name.partition("@")
-    first, comma, others = whole.partition(",")
-    known = [own for own in (*USUAL, *OTHERS) if first in (own, own.partition(":")[0])]
-    if not known:
-        return [name]
-    verifiers = USUAL["cactus:delta" if "cactus" in first else LOSSLESS]
-    judges = [judge] if judge else verifiers
-    return [f"{known[0]}{comma}{others}@{own}" for own in judges]
+def over(args: argparse.Namespace, journal: Journal) -> list[str]:
+    """Return why policies that were asked for have no line, a sentence each."""
+    return [said for level in args.nats for said in journal.results[key(level)]["over"]]
 
 
 def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Config]]:
@@ -178,6 +168,8 @@ def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Conf
             at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
             if at not in best or line["predicted_speed"] > best[at]["predicted_speed"]:
                 best[at] = line
+    if {*args.policies} - {LOSSLESS} and not any(level for level, _ in best):
+        raise ValueError(f"--policies, --nats: must leave a line; {' '.join(over(args, journal))}")
     lines = []
     for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
         asked = {"temperature": args.temperature, "batch": args.batch}

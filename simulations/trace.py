@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    pair, _, ids = opened(args)
+    pair, _, ids = opened(args, drawn=True)
     trace = log_shown(
         pair,
         ids,

@@ -5,6 +5,7 @@ temperature and cuts, the same K and the same way of drafting; it cannot see whe
 Exit code 3: too few texts to say anything.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,6 +133,9 @@ def run(args: Namespace) -> int:
     if args.metrics is not None:
         *before, now = args.metrics
         seen = read_metrics(now, *before, width=width, **known)
+        if seen.restarted:
+            print(f"expect: {seen.restarted} of the engines restarted in between: of these only "
+                  "what was counted since is compared", file=sys.stderr)  # fmt: skip
     elif args.observed is not None:
         seen = observed_rates(args.observed, args.rounds, width, **known)
     if seen is not None and args.draft_mode is None and not (looked_up or args.trace):
@@ -143,7 +147,7 @@ def run(args: Namespace) -> int:
             )
     with TemporaryDirectory(prefix="expect-") as folder:
         if trace is None:
-            pair, _, ids = opened(args)
+            pair, _, ids = opened(args, drawn=True)
             if seen is not None and args.temperature != 0:
                 unlike = args.draft_mode == "sampled" and cuts not in (None, WHOLE)
                 if unlike and args.draft_top_k is args.draft_top_p is None:

@@ -1,6 +1,7 @@
 """Flags that name models, said once for every command, and the models that they name."""
 
 import argparse
+import random
 import shlex
 import sys
 import warnings
@@ -136,11 +137,15 @@ def loaded(args: argparse.Namespace) -> Pair:
     return pair
 
 
-def opened(args: argparse.Namespace) -> tuple[Pair, list[Prompt], list[list[int]]]:
+def opened(
+    args: argparse.Namespace, drawn: bool = False
+) -> tuple[Pair, list[Prompt], list[list[int]]]:
     """Return the models and the prompts that flags name, and the token ids of these.
 
-    Prompts are read before the models are.
+    Prompts are read before the models are. ``drawn``: in an order drawn by ``--seed``, where no
+    more prompts are decoded than the rounds need, as a file may be sorted.
     """
     prompts = given_prompts(args)
     pair = loaded(args)
-    return pair, prompts, rendered_ids(args, pair.tokenizer, prompts)
+    ids = rendered_ids(args, pair.tokenizer, prompts)
+    return pair, prompts, random.Random(args.seed).sample(ids, len(ids)) if drawn else ids

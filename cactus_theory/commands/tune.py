@@ -1,7 +1,6 @@
 """``cactus-theory tune``: log, solve knobs, measure costs, say which setting is fastest."""
 
 import hashlib
-import random
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -97,7 +96,7 @@ WORK = Path("build/tune")
 
 
 def run(args: Namespace) -> int:
-    """Print the table and the sentence, or JSON; return 0."""
+    """Print the table and the sentence, or JSON; return 0, 1 if every lossy policy is over."""
     cuts, level = given_cuts(args) or WHOLE, checked_level(args.divergence_per_token)
     families(read_divergence(args.divergence), args.policies)
     check.whole_number("timings", args.timings, 1)
@@ -120,9 +119,7 @@ def run(args: Namespace) -> int:
     if args.trace is None:
         check.optional_module("transformers", "llm")
         check.optional_module("safetensors.torch", "llm")
-        pair, texts, ids = opened(args)
-        # a file may be sorted, and no more of its prompts are logged than the rounds need
-        ids = random.Random(args.seed).sample(ids, len(ids))
+        pair, texts, ids = opened(args, drawn=True)
         law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
         told = [getattr(args, name) for name in ("target", "draft", *LOGGED)]
         width = max(args.num_draft_tokens or TUNED_WIDTHS)
@@ -143,14 +140,16 @@ def run(args: Namespace) -> int:
         tuned = _tuned(trace, costs, level, sought)
         if given_cuts(args) is not None:  # where the trace does not say its own
             tuned = replace(tuned, source=tuned.source | vars(cuts))
+    status = int(bool(tuned.over) and all(own.family.lossless for own in tuned.choices))
     if args.out:
         save_tuned(tuned, args.out)
     if args.json:
-        return print_json(payload(tuned))
+        print_json(payload(tuned))
+        return status
     print("\n".join([table(tuned), "", sentence(tuned), *notes(tuned)]))
     if args.out:
         print(f"written to {args.out}; {decoding(args)} --prompt TEXT")
-    return 0
+    return status
 
 
 def _work(told: Sequence[Any]) -> Path:

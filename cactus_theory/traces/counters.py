@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,23 @@ DRAFTS, DRAFTED, BY_POSITION = (
     f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens_per_pos")
 )
 ANSWERS = "vllm:request_success"
+# time at which a process began a counter, which Python's client of Prometheus writes beside it
+CREATED = "_created"
 LINE = re.compile(
-    rf"^(({'|'.join((DRAFTS, DRAFTED, BY_POSITION, ANSWERS))})(?:_total)?)(\{{.*\}})?"
+    rf"^({'|'.join((DRAFTS, DRAFTED, BY_POSITION, ANSWERS))})(_total|{CREATED})?(\{{.*\}})?"
     r"[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*$",
     re.MULTILINE,
 )
-POSITION, MODEL = re.compile(r'[{,]\s*position="(\d+)"'), re.compile(r'[{,]\s*model_name="([^"]*)"')
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+# labels of the counters of one engine; what differs in another label is another engine
+OF_AN_ENGINE = ("position", "finished_reason")
 # most rounds: whole numbers are exact in float64 up to here
 MOST_ROUNDS = 2.0**53
 # least rounds that reach a judged position: the share of fewer is not normal
 FEWEST = 10
 Column = Float[np.ndarray, "numbers"]
+Labels = tuple[tuple[str, str], ...]
+Counters = dict[tuple[str, Labels], float]  # of an engine: name and labels to value
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +48,7 @@ class Observation:
     drafted : how many tokens were drafted in all; None where it is not known.
     answers : how many texts the rounds are of; None: as many rounds a text as were logged.
     behind_ends : whether places behind an end of text are in these numbers; None: not known.
+    restarted : how many engines did, whose counts before that are left out.
 
     Raises
     ------
@@ -55,6 +63,7 @@ class Observation:
     drafted: float | None = None
     answers: float | None = None
     behind_ends: bool | None = None
+    restarted: int = 0
 
     def __post_init__(self) -> None:
         steps = np.diff(self.accepted, prepend=1.0, append=0.0)
@@ -116,20 +125,33 @@ def observed_rates(text: str, rounds: float | None, width: int, **known: Any) ->
 def read_metrics(
     path: str | Path, before: str | Path | None = None, *, width: int, **known: Any
 ) -> Observation:
-    """Read the Prometheus text of vLLM; ``before`` is subtracted from counters.
+    """Read the Prometheus text of vLLM; with ``before``, what was counted since that text.
 
-    vLLM counts places behind an end of text, and how many answers have ended; ``known`` may say
-    otherwise. Raises OSError or ValueError for files that cannot be read, that do not hold these
-    counters, several models, or numbers that drafts of ``width`` tokens cannot have.
+    An engine of which a counter fell, or was created anew, has restarted: all its counters began
+    again at 0, so what they read now was counted since. What it counted between ``before`` and the
+    restart is in neither text, and left out. vLLM counts places behind an end of text, and how many
+    answers have ended; ``known`` may say otherwise.
+
+    Raises OSError or ValueError for files that cannot be read, that do not hold these counters or
+    hold one twice, several models, an engine of ``before`` whose counters are missing, or numbers
+    that drafts of ``width`` tokens cannot have.
     """
-    now = _samples(path)
-    earlier = {} if before is None else _samples(before)
+    now = _engines(path)
+    earlier = {} if before is None else _engines(before)
     counts, places = defaultdict[str, float](float), defaultdict[int, float](float)
-    for (name, labels), value in now.items():
-        count = value - earlier.get((name, labels), 0.0)
-        counts[name] += count
-        if name == BY_POSITION and (place := POSITION.search(labels)):
-            places[int(place[1])] += count
+    for engine, since in earlier.items():
+        if lost := min(since.keys() - now.get(engine, {}).keys(), default=None):
+            raise ValueError(
+                f"--metrics: must hold every counter of {before}, or what was counted since cannot "
+                f"be told; {path} lacks {_written(lost[0], (*engine, *lost[1]))}"
+            )
+    again = {engine for engine, since in earlier.items() if _restarted(now[engine], since)}
+    for engine, counters in now.items():
+        since = {} if engine in again else earlier.get(engine, {})
+        for (name, labels), value in counters.items():
+            counts[name] += (count := value - since.get((name, labels), 0.0))
+            if name == BY_POSITION and (place := dict(labels).get("position", "")).isdecimal():
+                places[int(place)] += count
     if DRAFTS not in counts:
         raise ValueError(f"--metrics: must hold {DRAFTS}_total, as vLLM's text does; got {path}")
     if counts[DRAFTS] < FEWEST:
@@ -145,6 +167,7 @@ def read_metrics(
         )
     accepted = np.array([places[number] for number in range(len(places))])
     told: dict[str, Any] = {"drafted": counts[DRAFTED], "behind_ends": True}
+    told["restarted"] = len(again)
     told |= {"answers": counts[ANSWERS] or None}
     told |= {name: value for name, value in known.items() if value is not None}
     try:
@@ -155,17 +178,48 @@ def read_metrics(
     return seen
 
 
-def _samples(path: str | Path) -> dict[tuple[str, str], float]:
-    """Return name without _total and labels → value, of the lines that are of interest."""
+def _restarted(counters: Counters, since: Counters) -> bool:
+    """Return whether an engine's counters began again at 0: one fell, or was created anew.
+
+    ValueError for one that fell and is the same.
+    """
+    created = {key for key in since if key[0].endswith(CREATED)}
+    fell = [key for key in since.keys() - created if counters[key] < since[key]]
+    anew = any(counters[key] != since[key] for key in created)
+    if fell and created and not anew:
+        raise ValueError(
+            f"--metrics: must be two texts, before and after; {_written(*min(fell))} fell from one "
+            "to the other, and its engine has not restarted"
+        )
+    return anew or bool(fell)
+
+
+def _engines(path: str | Path) -> dict[Labels, Counters]:
+    """Return the counters that are of interest, by engine."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise OSError(f"--metrics: must be a readable text; {error}") from None
-    samples = {
-        (name, labels): check.number(f"--metrics: {written} in {path}", value, 0, MOST_ROUNDS)
-        for written, name, labels, value in LINE.findall(text)
-    }
-    models = {model for _, labels in samples for model in MODEL.findall(labels)}
+    engines = defaultdict[Labels, Counters](dict)
+    for name, kind, labels, written in LINE.findall(text):
+        pairs = sorted(LABEL.findall(labels))
+        engine = tuple(pair for pair in pairs if pair[0] not in OF_AN_ENGINE)
+        own = tuple(pair for pair in pairs if pair[0] in OF_AN_ENGINE)
+        said = _written(name + kind, pairs)
+        key = name + kind.replace("_total", ""), own
+        if key in engines[engine]:
+            raise ValueError(
+                f"--metrics: must hold every counter once, as one server writes them; got {said} "
+                f"twice in {path}"
+            )
+        engines[engine][key] = check.number(f"--metrics: {said} in {path}", written, 0, MOST_ROUNDS)
+    models = {value for engine in engines for label, value in engine if label == "model_name"}
     if len(models) > 1:
         raise ValueError(f"--metrics: must be of one model; got {', '.join(sorted(models))}")
-    return samples
+    return engines
+
+
+def _written(name: str, labels: Iterable[tuple[str, str]]) -> str:
+    """Return a counter as the text of Prometheus has it."""
+    own = ",".join(f'{label}="{value}"' for label, value in labels)
+    return f"{name}{{{own}}}"

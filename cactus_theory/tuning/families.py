@@ -99,8 +99,8 @@ def families(
 
     Parameters
     ----------
-    names : of families (``band:price``; ``cactus:delta@block`` under one verifier;
-        ``band:price,hold=eos`` with other knobs at these values), or whole specs
+    names : of families (``band:price`` or ``band``; ``cactus:delta@block`` under one verifier;
+        ``band,hold=eos`` with other knobs at these values), or whole specs
         (``typical:epsilon=0.3``), which are taken as they are; lossless ones are always among
         them. None for the usual ones.
     ends : ids that ``eos`` stands for in specs; it stays where none are given.
@@ -108,13 +108,31 @@ def families(
     Raises
     ------
     ValueError, TypeError
-        A name that is neither, a policy that no verifier can follow.
+        A name that is neither, a policy that no verifier can follow, a price in a divergence
+        without one.
     """
-    specs = list(USUAL) if names is None else [LOSSLESS, *names]
-    paths = [family for name in dict.fromkeys(specs) for family in _named(name, kind, ends)]
+    specs = list(USUAL) if names is None else [LOSSLESS]
+    specs += [spec for name in names or () for spec in _spelled(name, kind)]
     if names is None and not kind.priced:  # the band has no price then, but a budget
-        paths += _named("band:delta", kind, ends)
-    return paths
+        specs = [*(spec for spec in specs if spec not in FOR_DIVERGENCE), "band:delta"]
+    return [family for name in dict.fromkeys(specs) for family in _named(name, kind, ends)]
+
+
+def _spelled(name: str, kind: Divergence) -> list[str]:
+    """Return the families that a name stands for, by both verifiers unless it says one.
+
+    ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; whole specs are themselves.
+    Cactus is token by token: in blocks it reads the row again for every token that may be rejected.
+    """
+    whole, _, judge = name.partition("@")
+    first, comma, others = whole.partition(",")
+    known = [own for own in (*USUAL, *OTHERS) if first in (own, own.partition(":")[0])]
+    known = [own for own in known if kind.priced or own != "band:price"] or known
+    if not known or first == LOSSLESS:
+        return [name]
+    verifiers = USUAL["cactus:delta" if "cactus" in first else LOSSLESS]
+    judges = [judge] if judge else verifiers
+    return [f"{known[0]}{comma}{others}@{own}" for own in judges]
 
 
 def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
@@ -123,7 +141,10 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
     if family in (*USUAL, *OTHERS) and family != LOSSLESS:
         varied = family.split(":")[1]
         if varied == "price" and not kind.priced:
-            return []
+            raise ValueError(
+                f"policies: {family} is for divergences with a price, band:delta for the others; "
+                f"got {kind.spec}"
+            )
         knob = KNOBS[varied]
         base = read_policy(f"{family}={knob[0](1.0)}{comma}{others}").at_ends(ends)
         if family in FOR_DIVERGENCE and kind.spec != "kl":
@@ -231,6 +252,10 @@ class Knobs:
             self._replay(x, width)
         below = [replay for replay in replays.values() if self._spent(replay) <= level]
         return max(below, key=self._spent, default=None)
+
+    def least(self, width: int) -> float:
+        """Return the least that was metered of the knobs that were tried."""
+        return min(map(self._spent, self.replays[width].values()))
 
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]

@@ -69,7 +69,8 @@ def table(tuned: Tuned) -> str:
 
 def notes(tuned: Tuned) -> list[str]:
     """Return warnings, and notes on single texts."""
-    lines, best = [*_warnings(tuned)], tuned.best
+    lines, best = [own.sentence(tuned.level, _nats(tuned)) for own in tuned.over], tuned.best
+    lines += _warnings(tuned)
     if best is not None and not best.family.lossless:
         some = best.replay.tokens > 0  # a text may have no rounds
         spent = best.replay.spent[tuned.divergence][some] / best.replay.tokens[some]
@@ -127,6 +128,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         "unit": _unit(tuned),
         **valued("end_ratio", tuned.ends),
         "table": [_line(choice, tuned) for choice in tuned.choices],
+        "over": [own._asdict() for own in tuned.over],
         "source": tuned.source,
     }
 
@@ -195,9 +197,12 @@ def _unit(tuned: Tuned) -> str:
     return "tokens/s" if tuned.costs.unit == SECONDS else "tokens per plain step"
 
 
+def _nats(tuned: Tuned) -> str:
+    return "nats of KL" if tuned.divergence == "kl" else tuned.divergence
+
+
 def _spent(tuned: Tuned, amount: float) -> str:
-    unit = "nats of KL" if tuned.divergence == "kl" else tuned.divergence
-    return f"{amount:.4g} {unit} per token"
+    return f"{amount:.4g} {_nats(tuned)} per token"
 
 
 def _both(estimate: Any) -> str:

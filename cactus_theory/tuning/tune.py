@@ -7,6 +7,7 @@ that was not chosen by is not. It is recommended if it is faster than decoding w
 both halves.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,20 @@ class Choice:
     speed: Estimate
 
 
+class Over(NamedTuple):
+    """A policy that no setting keeps within the level, and the least that one spends a token."""
+
+    policy: str
+    spent: float
+
+    def sentence(self, level: float, unit: str) -> str:
+        """Return why no line of a table has the policy."""
+        return (
+            f"No setting of {self.policy} spends at most {level:.4g} {unit} per token: the least "
+            f"is {self.spent:.3g}."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """The result of tuning.
@@ -81,6 +96,7 @@ class Tuned:
     plain : tokens per unit of time without a draft.
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
     halves : of the texts of ``replay``.
+    over : the policies that are in no choice.
     source : the trace's cycles, texts and models, and what was tried.
     ends : how likely an end of text is under the best setting, over the target; None if that is
         lossless or the trace's texts have no ends.
@@ -92,6 +108,7 @@ class Tuned:
     plain: float
     choices: tuple[Choice, ...]
     halves: Halves
+    over: tuple[Over, ...] = ()
     source: dict[str, object] = field(default_factory=dict)
     ends: Estimate | None = None
 
@@ -164,13 +181,14 @@ def tune(
     widths = _widths(trace.num_draft_tokens, widths)
     candidates = families(kind, policies, trace.ends)
     halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
-    solved = _solved(trace, candidates, widths, level, kind.spec, on_step)
+    solved, over = _solved(trace, candidates, widths, level, kind.spec, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = [_priced(family, replay, costs, halves) for family, replay in solved]
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
     about = _about(trace) | {"tried": tried, "halves": {"seed": seed}}
-    tuned = Tuned(level, kind.spec, costs, plain_speed(costs), tuple(choices), halves, about)
+    priced = costs, plain_speed(costs), tuple(choices)
+    tuned = Tuned(level, kind.spec, *priced, halves, over, about)
     if (best := tuned.best) is None or best.family.lossless or not tells(trace):
         return tuned
     return replace(tuned, ends=end_ratio(trace, best.policy))
@@ -202,9 +220,10 @@ def _solved(
     level: float,
     divergence: str,
     on_step: OnStep,
-) -> list[tuple[Family, Replay]]:
-    """Return every family at every K, its knob solved; those that cannot stay within are not."""
+) -> tuple[list[tuple[Family, Replay]], tuple[Over, ...]]:
+    """Return every family at every K that stays within, its knob solved, and those at none."""
     solved, total = [], len(candidates) * len(widths)
+    least = dict[str, float]()
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
         knobs = Knobs(trace, family, widths, divergence)
@@ -212,8 +231,11 @@ def _solved(
             knobs.on_pass = partial(step, number * len(widths) + place, total)
             if (replay := knobs.at(width, level)) is not None:
                 solved.append((family, replay))
+            else:
+                least[family.name] = min(least.get(family.name, math.inf), knobs.least(width))
     on_step("solving knobs", total, total)
-    return solved
+    within = {family.name for family, _ in solved}
+    return solved, tuple(Over(*own) for own in least.items() if own[0] not in within)
 
 
 def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:

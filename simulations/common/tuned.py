@@ -62,6 +62,7 @@ def tune_all(
             tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
         lines = [_line(choice) for choice in tuned.choices]
         record = {"plain": tuned.plain, "costs": vars(tuned.costs), "lines": lines}
+        record["over"] = [own.sentence(level, "nats of KL") for own in tuned.over]
         journal.add(key(level), record)
 
 

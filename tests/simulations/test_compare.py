@@ -99,12 +99,12 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
         (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),
         (0.1, "band:price=0.5", 6, "block"),
     ]  # fmt: skip
-    chain, block = compare.families_of("band,hold=eos")
-    assert (chain, block) == ("band:price,hold=eos@chain", "band:price,hold=eos@block")
-    assert compare.families_of("lenience")[1] == "lenience:lenience@block"
-    assert compare.families_of("cactus") == ["cactus:delta@chain"]
-    for name in ("cactus:delta@block", "typical", "typical:epsilon=0.3"):
-        assert compare.families_of(name) == [name]
+    args.policies = ["speculative", "mixture:alpha=0.9"]
+    results = {key(level): {"lines": lossless, "over": [f"None at {level}."]}
+               for level in args.nats}  # fmt: skip
+    journal = SimpleNamespace(results=results, path=Path("journal.jsonl"))
+    with pytest.raises(ValueError, match=r"must leave a line; None at 0.05. None at 0.1.$"):
+        compare.chosen(args, journal)
 
 
 def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, capsys) -> None:

@@ -302,6 +302,54 @@ def test_counters_of_vllm(tmp_path: Path) -> None:
         read_metrics(now, now, width=2)
 
 
+def counters(engine: str, drafts: int, first: int, second: int, created: float = 0) -> str:
+    """What vLLM writes of one engine, with the time of its start if that is told."""
+    name, own = "vllm:spec_decode_num", f'engine="{engine}",model_name="m"'
+    lines = [f"{name}_drafts_total{{{own}}} {drafts}"]
+    lines += [f"{name}_draft_tokens_total{{{own}}} {2 * drafts}"]
+    lines += [f'{name}_accepted_tokens_per_pos_total{{{own},position="{place}"}} {count}'
+              for place, count in enumerate((first, second))]  # fmt: skip
+    lines += [f"{name}_drafts_created{{{own}}} {created}"] * bool(created)
+    return "\n".join(lines) + "\n"
+
+
+def between(tmp_path: Path, before: str, now: str) -> Observation:
+    for name, text in (("before", before), ("now", now)):
+        (tmp_path / name).write_text(text)
+    return read_metrics(tmp_path / "now", tmp_path / "before", width=2)
+
+
+def test_an_engine_that_restarted_is_counted_from_its_restart(tmp_path: Path) -> None:
+    """Counters of each engine by themselves, as Prometheus reads an increase."""
+    one, other = counters("0", 1000, 700, 300), counters("1", 5000, 3500, 1500)
+    later = counters("0", 9000, 6300, 2700)
+    seen = between(tmp_path, one + other, later + counters("1", 500, 350, 150))
+    assert seen.rounds == 8500 and seen.drafted == 17000 and seen.restarted == 1
+    assert seen.accepted.tolist() == [0.7, 0.3]
+    # one counter that fell tells of all of its engine, and a label more is another engine
+    seen = between(tmp_path, one + other, later + counters("1", 4000, 3600, 1600))
+    assert seen.rounds == 12000 and seen.accepted.tolist() == [9200 / 12000, 4000 / 12000]
+    here, there = (f'0",instance="{place}' for place in "ab")
+    before = counters(here, 5000, 3500, 1500) + counters(there, 5000, 3500, 1500)
+    now = counters(here, 6000, 4200, 1800) + counters(there, 10, 7, 3)
+    assert between(tmp_path, before, now).rounds == 1010
+    # an engine that joined began at 0; one that was created anew may have counted beyond
+    assert between(tmp_path, one, later + other).rounds == 13000
+    told = counters("0", 1000, 700, 300, 1.5e9), counters("0", 9000, 6300, 2700, 1.6e9)
+    assert between(tmp_path, *told).rounds == 9000
+
+
+def test_what_two_texts_cannot_tell_is_refused(tmp_path: Path) -> None:
+    one, other = counters("0", 1000, 700, 300), counters("1", 5000, 3500, 1500)
+    with pytest.raises(ValueError, match='lacks vllm.*engine="1"'):
+        between(tmp_path, one + other, one.replace("1000", "2000"))
+    with pytest.raises(ValueError, match="every counter once.*drafts_total.* twice"):
+        between(tmp_path, one, one + one.replace("1000", "3000"))
+    told = counters("0", 9000, 6300, 2700, 1.5e9), counters("0", 1000, 700, 300, 1.5e9)
+    with pytest.raises(ValueError, match="before and after.* has not restarted"):
+        between(tmp_path, *told)
+
+
 def test_shares_are_of_the_rounds_that_drafted_a_position() -> None:
     """With K = 2 a short draft is of one token; else the sum leaves open where drafts end."""
     zero = np.zeros(4)

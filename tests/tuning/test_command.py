@@ -60,6 +60,20 @@ def test_generate_does_what_the_file_says(tmp_path: Path, capsys, alone, verifie
     assert list(result.reading.acceptance_histogram) == told["acceptance_histogram"]
 
 
+def test_a_policy_that_spends_more_at_every_setting_is_named(capsys, alone) -> None:
+    """Each policy that was asked for has a line or a sentence."""
+    asked = ("tune", "--divergence-per-token", "0.05", "--num-draft-tokens", "1", *alone, "0.1")
+    said = r"No setting of mixture:alpha=0.9 spends at most 0.05 nats of KL per token: the least is"
+    assert main([*asked, "--policies", "mixture:alpha=0.9"]) == 1
+    assert said in capsys.readouterr().out
+    assert main([*asked, "--policies", "mixture:alpha=0.9", "cactus"]) == 0
+    out = capsys.readouterr().out
+    assert said in out and "cactus:delta=" in out
+    assert main([*asked, "--policies", "mixture:alpha=0.9", "--json"]) == 1
+    (over,) = json.loads(capsys.readouterr().out)["over"]
+    assert over["policy"] == "mixture:alpha=0.9" and over["spent"] > 0.05
+
+
 def test_plain_decoding_is_told_too(tmp_path: Path, capsys, alone) -> None:
     out = tmp_path / "tuned.json"
     assert main([*TUNE, "1", *alone, "9", "--out", str(out)]) == 0

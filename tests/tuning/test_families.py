@@ -97,6 +97,20 @@ def test_any_rising_curve_is_solved(monkeypatch, curve) -> None:
         assert spent == pytest.approx(1e-3 if jumps else level, rel=TOLERANCE)
 
 
+def test_a_first_word_is_enough() -> None:
+    """So is a band in a divergence without a price, which has a budget there."""
+    keys = lambda names, kind="kl": [own.key for own in families(ct.divergence(kind), names)][2:]  # noqa: E731
+    assert keys(["band,hold=eos"]) == ["band:price,hold=eos@chain", "band:price,hold=eos@block"]
+    assert keys(["band"]) == keys(["band:price"]) == ["band:price@chain", "band:price@block"]
+    assert keys(["lenience"]) == ["lenience:lenience@chain", "lenience:lenience@block"]
+    assert keys(["cactus"]) == ["cactus:delta@chain"]
+    assert keys(["cactus:delta@block", "speculative"]) == ["cactus:delta@block"]
+    assert keys(["typical", "typical:epsilon=0.3"])[0] == "typical@chain"
+    assert keys(["band"], "renyi:a=2") == ["band:delta@chain", "band:delta@block"]
+    with pytest.raises(ValueError, match="band:delta for the others; got renyi:a=2"):
+        keys(["band:price"], "renyi:a=2")
+
+
 def test_a_family_may_name_its_verifier():
     found = families(ct.divergence("kl"), ["cactus:delta@block", "band:price"])
     assert [own.key for own in found] == [
