@@ -112,7 +112,8 @@ def write(folder: Path, *lines) -> str:
 def test_readings_of_a_file_have_a_bound(tmp_path, capsys):
     answers = [{"emitted_kl": 0.2 + 0.001 * i, "num_tokens": 40 + i} for i in range(12)]
     file = write(tmp_path, *answers)
-    assert read_readings(file, ct.EventBounds(cap=0.5)) == [own["emitted_kl"] for own in answers]
+    nats = [own["emitted_kl"] for own in answers]
+    assert read_readings(file, ct.EventBounds(cap=0.5)) == (nats, 0)
     text = said(capsys, "--cap", 0.5, "--readings", file, "--rate", 0.9)
     assert "12 readings, mean" in text and "averaged over prompts" in text
     assert "prompts drawn independently, one answer each" in text
@@ -121,6 +122,24 @@ def test_readings_of_a_file_have_a_bound(tmp_path, capsys):
     assert found["confidence_bound"]["count"] == 12 and found["nats"] == pytest.approx(0.51)
     assert found["averaged"][0]["nats"] <= 0.51
     assert len(found["by_position"]) > 3 and len(found["events"]) == 3
+
+
+def test_answers_of_no_token_are_left_out_and_counted(tmp_path, capsys):
+    """A server writes such a line for a request that is aborted before its first token."""
+    kept = [{"emitted_kl": 0.2, "num_tokens": 40}] * 3
+    aborted = {"emitted_kl": 0.0, "num_tokens": 0, "finish_reason": "abort"}
+    file = write(tmp_path, aborted, *kept, aborted)
+    for most in (("--cap", 0.5), ("--per-token", 0.0125, "--tokens", 40)):
+        text = said(capsys, *most, "--readings", file)
+        assert "3 readings, mean 0.2 nats" in text
+        assert "2 answers of 0 tokens, as aborted ones are, were left out" in text
+        main(["promise", *map(str, most), "--readings", file, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["answers_left_out"] == 2 and found["confidence_bound"]["count"] == 3
+    file = write(tmp_path, aborted)
+    assert "must be at least one" in said(capsys, "--cap", 1, "--readings", file, code=2)
+    file = write(tmp_path, {"emitted_kl": 0.1, "num_tokens": -1})
+    assert "num_tokens: must be" in said(capsys, "--cap", 1, "--readings", file, code=2)
 
 
 def test_nats_of_a_token_given_for_an_answer_are_caught(tmp_path, capsys):

@@ -56,9 +56,10 @@ def run(args: argparse.Namespace) -> int:
     """Print what the cap allows; return 0."""
     nats = {name: getattr(args, name) for name in NATS}
     events = [EventBounds(rate, **nats) for rate in args.rate]
-    first, record, averages = events[0], None, []
+    first, record, averages, empty = events[0], None, [], 0
     if args.readings is not None:
-        record = confidence_bound(read_readings(args.readings, first), first.nats)
+        charged, empty = read_readings(args.readings, first)
+        record = confidence_bound(charged, first.nats)
         averages = [EventBounds(rate, cap=record.bound) for rate in args.rate]
     last = first.tokens or first.lossless + 1
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
@@ -71,13 +72,15 @@ def run(args: argparse.Namespace) -> int:
         tables = {"events": events, "by_position": by_position, "averaged": averages}
         content |= {name: list(map(_line, rows)) for name, rows in tables.items()}
         bound = None if record is None else vars(record) | {"bound": record.bound}
-        return print_json(content | {"confidence_bound": bound})
+        return print_json(content | {"confidence_bound": bound, "answers_left_out": empty})
     print(_table(events, "whatever the prompt"))
     if by_position:
         print(f"\n{_table(by_position, 'decided by the first tokens')}")
     if record is not None:
         print(f"\n{_table(averages, 'averaged over prompts')}")
         lines.insert(0, record.sentence)
+    if empty:
+        lines.insert(1, f"{empty} answers of 0 tokens, as aborted ones are, were left out")
     print()
     for sentence in lines:
         print(textwrap.fill(sentence, width_of_terminal(WIDEST)))
@@ -124,13 +127,14 @@ def _equal(place: str | None, bounds: EventBounds) -> str:
     )
 
 
-def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
+def read_readings(path: str | Path, bounds: EventBounds) -> tuple[list[float], int]:
     """Return the nats of each answer in a file, if a ledger with these bounds can have kept them.
 
-    JSON lines: readings (``Reading.as_dict()``), as in what ``generate`` prints. ValueError
-    for another file, or an answer that is over its cap.
+    JSON lines: readings (``Reading.as_dict()``), as in what ``generate`` prints. Answers of 0
+    tokens, such as aborted ones, are left out; returned, too, is how many. ValueError for another
+    file, or an answer that is over its cap.
     """
-    charged: list[float] = []
+    charged, empty = list[float](), 0
     for number, reading in enumerate(_readings(path), 1):
         spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens")
         if type(spent) not in (int, float) or type(tokens) is not int:
@@ -138,7 +142,11 @@ def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
                 "--readings: must hold emitted_kl and num_tokens (the meter of another divergence "
                 f"bounds nothing); got {str(reading):.60}"
             )
-        charged.append(nats := check.number("--readings", spent, 0))
+        nats = check.number("--readings", spent, 0)
+        if not check.whole_number("--readings: num_tokens", tokens, 0):
+            empty += 1
+            continue
+        charged.append(nats)
         if bounds.tokens is not None and tokens > bounds.tokens:
             raise ValueError(f"--tokens: must be the most of any answer; got {bounds.tokens}, "
                              f"and answer {number} of --readings has {tokens}")  # fmt: skip
@@ -151,7 +159,7 @@ def read_readings(path: str | Path, bounds: EventBounds) -> list[float]:
                 f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
                 f"it; got {nats:.4g}{hint}"
             )
-    return charged
+    return charged, empty
 
 
 def _readings(path: str | Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_byte
 
 FORMAT, VERSION = "cactus-theory trace", 1
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+CYCLES = "at_least_cycles"
 COUNTS = "cycles", "target_rows", "draft_rows"
 # most drafted tokens of a cycle; replays have a column for each
 MOST_DRAFTED = 4096
@@ -35,6 +36,7 @@ MOST_DRAFTED = 4096
 class Header:
     """Settings of a decode, known before its first text; a run goes on in a folder with equal ones.
 
+    Only how many rounds are logged at least may be another number until the run is finished.
     ``num_draft_tokens`` is the most a cycle may have drafted; ``details`` whatever else decides the
     content.
     """
@@ -242,6 +244,8 @@ class Folder(Resource):
     def _compare(self, name: str) -> None:
         content = read_marked(self.path / name, FORMAT, VERSION)
         stored, current = _header(self.path / name, content).flat(), self.header.flat()
+        if name == UNFINISHED:  # no text logged so far depends on how many rounds follow
+            stored[CYCLES] = current.get(CYCLES)
         for key in current | stored:
             if stored.get(key) != current.get(key) and key.startswith("prompts"):
                 raise ValueError(

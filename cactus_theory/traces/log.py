@@ -21,7 +21,7 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import Callbacks, DecodeOptions
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy
-from cactus_theory.traces._folder import Folder, Header
+from cactus_theory.traces._folder import CYCLES, Folder, Header
 from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
@@ -59,7 +59,7 @@ def log_trace(
     the target's own law. Every round drafts all ``num_draft_tokens`` (if the drafter has so many),
     also the last one of a text. A text's file is written when the text has ended: a run that was
     killed goes on from there when started with the same arguments, and leaves the same bytes as
-    one that was not.
+    one that was not; with fewer ``cycles`` it is finished earlier.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def log_trace(
             "prompts": len(prompts),
             "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
-            "at_least_cycles": cycles,
+            CYCLES: cycles,
         }
         | vars(cuts)
         | ({} if judges == USUAL else judges),

@@ -91,7 +91,7 @@ class Trace:
             if (place / UNFINISHED).is_file():
                 raise ValueError(
                     f"{place}: must be a finished trace; this one was interrupted, log it again "
-                    "with the same arguments to finish it"
+                    "with the same arguments, or fewer --cycles, to finish it"
                 )
             inner = sorted(path.parent.name for path in place.glob(f"*/{MANIFEST}"))
             several = f"; name one of those in it: {', '.join(inner)}" if inner else ""

@@ -16,6 +16,7 @@ asynchronous scheduling, which has the next round under way by then, at most 2K 
 import json
 import math
 import os
+import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -92,6 +93,7 @@ class Request:
             spent = min(spent, self.cap * length)
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "server": f"{platform.node()}:{os.getpid()}",
             "model": model,
             "request": name[:LONGEST_NAME],
             "finish_reason": reason,

@@ -124,6 +124,18 @@ def test_a_run_that_is_killed_leaves_what_one_that_is_not_does(
     assert contents(tmp_path / "part") == contents(tmp_path / "whole")
 
 
+def test_a_run_that_was_killed_is_finished_with_fewer_rounds(tiny, tmp_path: Path) -> None:
+    rounds = {"cycles": 99, "on_text": killed_after(2)}
+    with pytest.raises(Killed):
+        log_trace(*tiny, PROMPTS, tmp_path / "part", **OPTIONS, **rounds)
+    part = log_trace(*tiny, PROMPTS, tmp_path / "part", **OPTIONS, cycles=3)
+    assert part.texts == 2 and len(part) >= 3  # what was logged stays
+    log_trace(*tiny, PROMPTS, tmp_path / "whole", **OPTIONS, cycles=3, texts=2)
+    assert contents(tmp_path / "part") == contents(tmp_path / "whole")
+    with pytest.raises(ValueError, match="another at_least_cycles .3, now 99"):
+        log_trace(*tiny, PROMPTS, tmp_path / "part", **OPTIONS, cycles=99)
+
+
 def test_a_finished_folder_is_returned_as_it_is(tiny, tmp_path: Path) -> None:
     first = log_trace(*tiny, PROMPTS, tmp_path / "t", **OPTIONS)
     before = contents(tmp_path / "t")
@@ -148,7 +160,6 @@ def folders(tiny, tmp_path_factory) -> tuple[Path, Path]:
         ({"max_new_tokens": 7}, "another max_new_tokens"),
         ({"dtype": "float32"}, "another dtype"),
         ({"temperature": 0.5}, "another temperature"),
-        ({"cycles": 99}, "another at_least_cycles"),
         ({"eos_token_ids": 0}, "another eos_token_ids"),
         ({"prompts_ids": [*PROMPTS[:2], [4]]}, "logged with 3 other prompts; name another"),
         ({"draft_model": NGram()}, "another draft"),

@@ -1,6 +1,8 @@
 """What is kept of single requests: caps through preemption, ends, aborts, and readings."""
 
 import json
+import os
+import platform
 import resource
 import sys
 from datetime import UTC, datetime
@@ -82,6 +84,8 @@ def test_an_account_ends_with_its_request_or_its_abort(started):
     end(runner, "r0", "unknown")
     assert set(hook.requests) == {"r1"} and "r0" not in runner.requests
     (found,) = lines_of(file)
+    host, _, process = found["server"].rpartition(":")
+    assert host == platform.node() and int(process) == os.getpid()
     assert found["request"] == "r0" and found["cap"] == CAP and found["num_tokens"] == emitted
     assert found["num_draft_tokens"] == 12 and found["num_accepted_tokens"] == emitted - 4
     assert found["num_drafts"] == found["num_calls"] == 4

@@ -33,6 +33,9 @@ def test_a_trace_is_logged_and_taken_up(tmp_path: Path, capsys) -> None:
     assert main([*LOG, "--out", str(tmp_path / "t")]) == 0
     assert main([*LOG, "--seed", "1", "--out", str(tmp_path / "t")]) == 2
     assert "belongs to a trace with another seed (0, now 1)" in capsys.readouterr().err
+    assert main([*LOG, "--seed", "1", "--out", str(tmp_path / "u")]) == 0
+    drawn = (Trace.open(tmp_path / name).header.details["prompts_sha256"] for name in "tu")
+    assert next(drawn) != next(drawn)  # in another order
 
 
 def test_replays_are_printed_and_written(tmp_path: Path, capsys) -> None:
