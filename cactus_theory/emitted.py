@@ -17,14 +17,14 @@ from cactus_theory.divergences.definition import examples
 from cactus_theory.optimum.bands import HEAD
 from cactus_theory.optimum.batch_edges import solve_edges
 from cactus_theory.optimum.certificate import geometry_of
-from cactus_theory.policies import Declaration, PerProposal, Policy
+from cactus_theory.policies import Declaration, PerProposal, Policy, read_policy
 from cactus_theory.policies._decisions import BUDGET_TOLERANCE
 from cactus_theory.policies._policy import one_hot
 
 
 @one_thread()
 def emitted_law(
-    policy: Policy,
+    policy: str | Policy,
     target_probs: Any,
     draft_probs: Any = None,
     *,
@@ -53,12 +53,13 @@ def emitted_law(
     Examples
     --------
     >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, p).round(4)
+    >>> ct.emitted_law("cactus:delta=0.25", q, p).round(4)
     array([0.45, 0.45, 0.1 ])
-    >>> ct.emitted_law(ct.policy("cactus:delta=0.25"), q, None, draft_token_ids=2).round(4)
+    >>> ct.emitted_law("cactus:delta=0.25", q, None, draft_token_ids=2).round(4)
     array([0.0268, 0.0268, 0.9464])
     """
-    target, parts = _few_rows(policy, target_probs, draft_probs, draft_token_ids, normalise)
+    policy = read_policy(policy)
+    target, parts = _few_rows(target_probs, draft_probs, draft_token_ids, normalise)
     laws = ((at, (lawful(called(policy), policy.emitted(q, p)),)) for at, q, p in parts)
     (law,) = joined(laws, math.prod(target.shape[:-1]))
     return check.scalar_like(law.reshape(target.shape), target_probs)
@@ -95,7 +96,7 @@ class Audit:
 
 @one_thread()
 def audit(
-    policy: Policy,
+    policy: str | Policy,
     target_probs: Any,
     draft_probs: Any = None,
     *,
@@ -135,15 +136,15 @@ def audit(
     Examples
     --------
     >>> q, p = np.array([0.2, 0.2, 0.6]), np.array([0.45, 0.45, 0.1])
-    >>> report = ct.audit(ct.policy("band:delta=0.1"), q, p)
+    >>> report = ct.audit("band:delta=0.1", q, p)
     >>> print(f"{report.acceptance:.4f} at {report.divergences['kl']:.4f} nats")
     0.7221 at 0.1000 nats
     >>> print(f"held: {report.within}; the optimum there: {report.optimum_acceptance:.4f}")
     held: True; the optimum there: 0.7221
     """
-    reference = read_divergence(divergence)
+    policy, reference = read_policy(policy), read_divergence(divergence)
     specs = tuple(dict.fromkeys((*examples(), reference.spec)))
-    target, parts = _few_rows(policy, target_probs, draft_probs, draft_token_ids, normalise)
+    target, parts = _few_rows(target_probs, draft_probs, draft_token_ids, normalise)
     batch, budget = target.shape[:-1], policy.declares.budget
     measured = ((at, _measured(policy, q, p, reference, specs)) for at, q, p in parts)
     accepted, raised, spent, over, best, least, *values = (
@@ -238,14 +239,12 @@ def _optima(
 
 
 def _few_rows(
-    policy: Any, target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
+    target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
 ) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
     """Return checked target rows, and float64 rows of target and draft, a few at a time.
 
     Of a deterministic draft they are one-hot.
     """
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy: must be a Policy, as from ct.policy(...); got {policy!r}")
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"
         raise ValueError(

@@ -76,7 +76,8 @@ TYPES = [
 # of emitted_law and of audit
 OF_ROWS = [
     (ValueError, STRICT, (HALF, [0.5, 0.6]), None, "draft_probs: every row must sum to 1"),
-    (TypeError, "cactus", (HALF, HALF), None, "policy: must be a Policy, .*; got 'cactus'"),
+    (TypeError, 3, (HALF, HALF), None, "policy: must be a spec string or a Policy; got 3"),
+    (ValueError, "cactus", (HALF, HALF), None, "cactus needs the knob delta; got 'cactus'"),
     (ValueError, STRICT, (ROWS, None), None, "exactly one must be given; got neither of them"),
     (ValueError, STRICT, (ROWS, HOT), [0] * 6, "exactly one must be given; got both of them"),
     (ValueError, STRICT, (ROWS, None), [7] * 6, r"draft_token_ids: must lie in \[0, 7\); got 7"),
@@ -103,6 +104,11 @@ def test_rules_and_rows_that_are_none_are_refused(call, kind, rule, rows, ids, s
         call(rule, *rows, **given)
 
 
+def test_a_spec_is_the_policy_that_it_names():
+    assert np.array_equal(ct.emitted_law("band:price=1", Q, P), ct.emitted_law(BAND, Q, P))
+    assert ct.audit("band:price=1", Q, P).acceptance == ct.audit(BAND, Q, P).acceptance
+
+
 def test_a_divergence_has_a_value_of_its_own():
     with pytest.raises(NotImplementedError):
         Divergence().value(torch.ones(1), torch.ones(1))
@@ -127,9 +133,16 @@ OF_ROWS = [
 
 @pytest.mark.parametrize("verify", VERIFY)
 def test_a_verifier_names_what_is_no_policy_and_no_token(verify):
-    for policy in (None, 3, "band:price=1"):
-        with pytest.raises(TypeError, match=r"policy: must be a Policy or a list of them; got"):
+    for policy in (None, 3, [BAND, 3]):
+        with pytest.raises(TypeError, match=r"policy: must be a spec string or a Policy; got"):
             verify(policy, IDS)
+    with pytest.raises(ValueError, match="policy: must be one of speculative"):
+        verify("bend:price=1", IDS)
+    coins = torch.full((1, 2), 0.9), torch.full((1, 3 if verify is VERIFY[2] else 1), 0.9)
+    coins = coins if verify is VERIFY[2] else (coins[0], coins[1][:, 0])
+    for spec in ("band:price=1", ["band:price=1"]):
+        own, same = (verify(policy, IDS, coins=coins).output_token_ids for policy in (spec, BAND))
+        assert own.tolist() == same.tolist()
     for validate in (True, False):
         for ids in ([[2, 2]], np.array([[2, 2]]), IDS.int()):
             with pytest.raises(TypeError, match="draft_token_ids: must be an int64 tensor; got"):

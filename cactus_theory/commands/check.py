@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the report; return 0 if every property holds, 1 if one is broken."""
     from cactus_theory.testing._check_process import check_file
-    from cactus_theory.testing._report import message, summary, table
+    from cactus_theory.testing._report import summary, table, told
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
     check.number("--seed", args.seed, 0)
@@ -55,7 +55,7 @@ def run(args: Namespace) -> int:
         print_json({"passed": report.passed} | asdict(report))
     else:
         print(f"{report.policy}\n{report.declares}\n\n{table(report)}\n")
-        for finding in report.findings:
-            print(f"{message(report.policy, finding)}\n")
+        if report.findings:
+            print(f"{told(report)}\n")
         print(summary(report))
     return 0 if report.passed else 1

@@ -25,7 +25,7 @@ from cactus_theory.kernels.buffers import (
     checked_temperature,
 )
 from cactus_theory.kernels.policies import kernel_policy
-from cactus_theory.policies import Policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
 # least release of Triton: its kernels take groups of parameters of which some are None
@@ -40,7 +40,7 @@ class LogitsVerdict(NamedTuple):
 
 
 def verify_logits(
-    policy: Policy,
+    policy: str | Policy,
     target_logits: Tensor,
     draft_logits: Tensor | None,
     draft_token_ids: Tensor,
@@ -117,6 +117,7 @@ def verify_logits(
     >>> step.output_token_ids, step.num_accepted
     (tensor([[1, 0]]), tensor([1]))
     """
+    policy = read_policy(policy)
     batch, width, vocab = check_shapes(target_logits, draft_logits, draft_token_ids)
     device = target_logits.device
     check_per_request(batch, device, WHOLE, seeds=seeds, positions=positions)

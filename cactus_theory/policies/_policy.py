@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.arguments import float64_rows
-from cactus_theory.base.copies import guard
+from cactus_theory.base.copies import called, guard
 from cactus_theory.base.specs import spec_of
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
@@ -107,7 +107,7 @@ class Policy(ABC):
     @property
     def spec(self) -> str:
         """Return the string that rebuilds this policy: ``name:knob=value,…``."""
-        return spec_of(self.name, self)
+        return spec_of(called(self), self)
 
     @property
     def declares(self) -> Declaration:

@@ -10,7 +10,7 @@ from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._policy import Policy
-from cactus_theory.policies._rule import FunctionPolicy
+from cactus_theory.policies._rule import DEFINED, FunctionPolicy
 
 Kind = TypeVar("Kind", bound=type[Policy] | Policy)
 POLICIES: Registry[Any] = Registry(
@@ -58,8 +58,9 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
     ``policy("band:price=2.0")`` means the same; see :func:`list_policies` for names and knobs.
-    ``policy("my_file.py:my_rule:alpha=0.5")`` reads a policy of your own from its file. A
-    policy or a policy class instead of a name is returned at the given knobs. Values become
+    ``policy("my_file.py:my_rule:alpha=0.5")`` reads a policy of your own from its file; a
+    function under ``@ct.rule`` that this process has defined has its own name. A policy or a
+    policy class instead of a name is returned at the given knobs. Values become
     what the knob is annotated with: ``"3"`` an int, ``"true"`` a bool, ``"none"`` None.
 
     Raises
@@ -92,7 +93,18 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         return policy_in_file(spec, knobs)
     values = _with_divergence(merged_knobs(spec, knobs))
     name = parse_spec(spec)[0]
-    return _at_knobs(POLICIES.find(name), name, spec, values)
+    return _at_knobs(_known(name), name, spec, values)
+
+
+def _known(name: str) -> Any:
+    """Return the policy that is registered under a name, or the ``@ct.rule`` of this process."""
+    found = [kind for kind in DEFINED.get(name, {}).values() if kind.name == name]
+    if name in POLICIES.known or not found:
+        return POLICIES.find(name)
+    if len(found) > 1:
+        places = ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in found)
+        raise ValueError(f"policy: must name one function under @ct.rule; {name!r} names {places}")
+    return found[0]
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:

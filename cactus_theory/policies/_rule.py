@@ -5,6 +5,7 @@ import inspect
 import math
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ from cactus_theory.policies._policy import ENTRIES, Id, Ids, Policy, Rows, norma
 
 Function = Callable[..., Any]
 
+# the classes of functions under ``@ct.rule`` in this process, by name and by where they stand
+DEFINED: defaultdict[str, dict[tuple[str, str], Any]] = defaultdict(dict)
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 # seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
 SLOW_SECONDS = 5.0
@@ -170,7 +173,8 @@ def rule(
     q and p are numpy rows of V probabilities, n an integer. Keyword-only parameters with defaults
     are knobs, for ``residual`` too where it names them; ``direction``,
     ``strict`` and ``knob_range`` speak of the first. The function is called once per row and
-    token: fine for checking an idea, slow in a decode loop.
+    token: fine for checking an idea, slow in a decode loop. In its process the function's name is
+    a spec: ``ct.generate(policy="louder:delta=0.2")``.
 
     Under ``@ct.rule(vectorised=True)`` it is called for many rows at once: q and p are torch
     tensors of shape (..., V) and n (...,). It returns φ (...,), or h (..., V) from (q, p);
@@ -228,6 +232,7 @@ def rule(
     kind.source = SimpleNamespace(function=function, **written, declared=declared)
     kind.knob = next(iter(knobs), None)
     policy = kind()
+    DEFINED[kind.name][kind.__module__, kind.__qualname__] = kind
     if policy.declares.budget is not None:
         read_divergence(policy.declares.budget.divergence)
     return policy

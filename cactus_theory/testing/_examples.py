@@ -1,5 +1,6 @@
 """A pool of rows drawn once from the strategies, grouped by vocabulary for batched checks."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -9,7 +10,14 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 
 check.optional_module("hypothesis", "testing")
-from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
+from hypothesis import (  # noqa: E402
+    HealthCheck,
+    Phase,
+    currently_in_test_context,
+    given,
+    seed,
+    settings,
+)
 
 from cactus_theory.testing import strategies  # noqa: E402
 
@@ -46,7 +54,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
             missing -= 1
             drawn.setdefault(len(pair[0]), []).append(pair)
 
-    while missing > 0:
+    def draw() -> None:
         drawing = settings(
             max_examples=missing,
             phases=[Phase.generate],
@@ -55,6 +63,13 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
             suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         )
         seed(start)(drawing(given(strategies.any_pairs())(keep)))()
+
+    while missing > 0:
+        if currently_in_test_context():  # Hypothesis draws nothing inside of a test's own thread
+            with ThreadPoolExecutor(1) as other:
+                other.submit(draw).result()
+        else:
+            draw()
         start += 1
     for pair in wide:
         drawn.setdefault(len(pair[0]), []).append(pair)

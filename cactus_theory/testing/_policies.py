@@ -7,7 +7,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._report import PropertyVerdict, Report, declared, message
+from cactus_theory.testing._report import PropertyVerdict, Report, declared, told
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 from cactus_theory.testing.properties._behaviour import other_knobs
 
@@ -87,8 +87,9 @@ def assert_policy_properties(
 ) -> Report:
     """Check a policy against every property it must have; raise AssertionError if one is broken.
 
-    The message shows, for each broken property, the simplest rows found, what was expected,
-    what was found and the likeliest cause. The report of a policy without faults is returned.
+    The message shows, for the first broken property, the simplest rows found, what was expected,
+    what was found and the likeliest cause, and it names the other ones. The report of a policy
+    without faults is returned. Under Hypothesis's ``@given`` it may be called, too.
 
     Parameters
     ----------
@@ -120,5 +121,5 @@ def assert_policy_properties(
     options = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
     report = check_policy(policy, groups, properties=chosen, seed=seed, **options)
     if not report.passed:
-        raise AssertionError("\n\n".join(message(report.policy, f) for f in report.findings))
+        raise AssertionError(told(report))
     return report

@@ -132,6 +132,14 @@ def message(thing: str, finding: Finding, example: Iterable[tuple[str, str]] = (
     return "\n".join([f"{thing} breaks the property {finding.property}", *shown])
 
 
+def told(report: Report) -> str:
+    """Return the first finding in full, and the other broken properties by their names."""
+    first, *others = report.findings
+    text = message(report.policy, first)
+    names = ", ".join(own.property for own in others)
+    return f"{text}\nalso broken, often by the same fault: {names}" if others else text
+
+
 def summary(report: Report) -> str:
     """Return how many properties are broken, in words."""
     count = len(report.findings)

@@ -10,7 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.copies import called
 from cactus_theory.base.threads import one_thread
-from cactus_theory.policies import Policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, toss
@@ -28,16 +28,14 @@ def verify_tensors(
     validate: bool,
     tree: Draft | None = None,
 ) -> Verdict:
-    """Verify tensors whose drafts end at −1; ``policy`` is one or one per row.
+    """Verify tensors whose drafts end at −1; ``policy`` is one or one per row, or specs.
 
     Drafts are chains, or of the shape that ``tree`` declares.
     """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
     policies = list(policy) if isinstance(policy, list | tuple) else [policy]
-    for one in policies:
-        if not isinstance(one, Policy):
-            raise TypeError(f"policy: must be a Policy or a list of them; got {one!r}")
+    policies = [one if isinstance(one, Policy) else read_policy(one) for one in policies]
     check.check_tensor("draft_token_ids", draft_token_ids, "an int64 tensor", torch.int64)
     if validate:
         target_probs, draft_probs = _checked(

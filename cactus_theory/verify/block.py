@@ -203,7 +203,7 @@ class Blocks(Law):
 
 
 def verify_block(
-    policy: Policy | Sequence[Policy],
+    policy: str | Policy | Sequence[str | Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
     draft_token_ids: Tensor,
@@ -221,7 +221,7 @@ def verify_block(
 
     Parameters
     ----------
-    policy : one policy, or one per row; each with a row of its own (``FixedTarget``), or per
+    policy : one policy or its spec, or one per row; each with a row of its own (``FixedTarget``), or per
         proposal (followed by its emitted law).
     target_probs, draft_probs, draft_token_ids, generator, coins, validate : as for
         :func:`verify_chain`.
@@ -239,9 +239,9 @@ def verify_block(
     >>> p = torch.tensor([[[0.9, 0.1], [0.1, 0.9]]])
     >>> coins = torch.tensor([[0.6, 0.9]]), torch.tensor([0.7])
     >>> ids = torch.tensor([[0, 0]])
-    >>> ct.verify_block(ct.policy("speculative"), q, p, ids, coins=coins).output_token_ids
+    >>> ct.verify_block("speculative", q, p, ids, coins=coins).output_token_ids
     tensor([[0, 0, 1]])
-    >>> ct.verify_chain(ct.policy("speculative"), q, p, ids, coins=coins).output_token_ids
+    >>> ct.verify_chain("speculative", q, p, ids, coins=coins).output_token_ids
     tensor([[ 1, -1, -1]])
     """
     return verify_tensors(

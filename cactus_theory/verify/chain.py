@@ -151,7 +151,7 @@ class Chains(Law):
 
 
 def verify_chain(
-    policy: Policy | Sequence[Policy],
+    policy: str | Policy | Sequence[str | Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
     draft_token_ids: Tensor,
@@ -167,7 +167,7 @@ def verify_chain(
 
     Parameters
     ----------
-    policy : one policy, or one per row.
+    policy : one policy or its spec, or one per row.
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
     draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
     draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
@@ -190,7 +190,7 @@ def verify_chain(
     >>> q = torch.tensor([[[0.5, 0.5], [0.2, 0.8], [0.5, 0.5]]])
     >>> p = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]])
     >>> coins = torch.tensor([[0.3, 0.5]]), torch.tensor([0.7])  # φ is 1, then 2/9
-    >>> step = ct.verify_chain(ct.policy("speculative"), q, p, torch.tensor([[0, 0]]), coins=coins)
+    >>> step = ct.verify_chain("speculative", q, p, torch.tensor([[0, 0]]), coins=coins)
     >>> step.output_token_ids, step.num_accepted
     (tensor([[ 0,  1, -1]]), tensor([1]))
     """

@@ -137,7 +137,7 @@ def _check_family(ids: Tensor, parents: Tensor) -> None:
 
 
 def verify_tree(
-    policy: Policy | Sequence[Policy],
+    policy: str | Policy | Sequence[str | Policy],
     target_probs: Tensor,
     draft_probs: Tensor | None,
     draft_token_ids: Tensor,
@@ -157,7 +157,7 @@ def verify_tree(
 
     Parameters
     ----------
-    policy : one policy, or one per row, as for :func:`verify_block`.
+    policy : one policy or its spec, or one per row, as for :func:`verify_block`.
     target_probs : (B, K + 1, V) target rows by node.
     draft_probs : (B, K, V) by node, the row that its sampled child was drawn from; not read
         where there is none, and None if nothing was sampled.
