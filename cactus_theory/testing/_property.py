@@ -227,7 +227,7 @@ def finding(
     """Return the finding for a broken property; ``more`` are its last fields."""
     numbers = worst.about, worst.expected, worst.found, worst.margin
     hint = prop.hint if worst.hint is None else worst.hint
-    return Finding(prop.name, prop.statement, *rows, *numbers, **{"hint": hint} | more)
+    return Finding(prop.name, prop.statement, *rows, *numbers, hint=hint, **more)
 
 
 def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:

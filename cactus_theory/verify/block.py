@@ -221,8 +221,8 @@ def verify_block(
 
     Parameters
     ----------
-    policy : one policy or its spec, or one per row; each with a row of its own (``FixedTarget``), or per
-        proposal (followed by its emitted law).
+    policy : one policy or its spec, or one per row; each with a row of its own (``FixedTarget``),
+        or per proposal (followed by its emitted law).
     target_probs, draft_probs, draft_token_ids, generator, coins, validate : as for
         :func:`verify_chain`.
 

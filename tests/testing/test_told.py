@@ -1,4 +1,4 @@
-"""What a failed check tells: a fault once, a likely cause that fits, and a call that fails again."""
+"""What a failed check tells: a fault once, its likely cause, and a call that fails again."""
 
 import re
 from dataclasses import dataclass
