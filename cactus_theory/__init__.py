@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cactus_theory.answer_bounds import EventBounds, confidence_bound
     from cactus_theory.decoding.generate import generate
+    from cactus_theory.decoding.truncation import cut_rows
     from cactus_theory.divergences import read_divergence as divergence
     from cactus_theory.divergences import register_divergence
     from cactus_theory.emitted import audit, emitted_law
@@ -49,6 +50,7 @@ __all__ = [
     "Policy",
     "audit",
     "confidence_bound",
+    "cut_rows",
     "divergence",
     "emitted_law",
     "EventBounds",
@@ -72,6 +74,7 @@ __all__ = [
 _NAMES = {
     "answer_bounds": "confidence_bound EventBounds",
     "decoding": "generate",
+    "decoding.truncation": "cut_rows",
     "divergences": "divergence=read_divergence register_divergence",
     "emitted": "audit emitted_law",
     "optimum": "optimal_acceptance pooled_acceptance pooled_frontier selection_law",

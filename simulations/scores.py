@@ -30,15 +30,16 @@ def score_of(source: str | None) -> Score | None:
             task.right(task.checked(prompt.columns, prompt.place), text)
         )
     score, named = SCORES.read(source)
-    try:
-        inspect.signature(score).bind("prompt", "completion")
-    except TypeError:
+    takes = [count for count in (3, 2) if _binds(score, count)]
+    if not takes:
         own = f"{score.__name__}{inspect.signature(score)}"
-        raise TypeError(f"--score: must take a prompt and its completion; got {own}") from None
+        rule = "must take a prompt and its completion, or the columns of its line, too"
+        raise TypeError(f"--score: {rule}; got {own}")
 
     def checked(prompt: Prompt, completion: str) -> float:
+        given = prompt.text, completion, dict(prompt.columns)
         try:
-            value = float(score(prompt.text, completion))
+            value = float(score(*given[: takes[0]]))
         except Exception as error:  # the file is not ours
             raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
         if not np.isfinite(value):
@@ -46,3 +47,11 @@ def score_of(source: str | None) -> Score | None:
         return value
 
     return checked
+
+
+def _binds(function: FunctionType, count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    return True

@@ -12,6 +12,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,18 @@ BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeEr
 ORDINARY = (1e-3, 1e30)
 
 
-def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
+def load_rows(
+    path: str,
+    law: Callable[[np.ndarray], np.ndarray] | None = None,
+    *,
+    logits: bool = False,
+    normalise: bool = False,
+) -> np.ndarray:
     """Return the rows (..., V) held by a file.
 
     ``path`` is a .npy, .npz or .json file (a list of numbers, or of such lists).
     ``file.npz::name`` picks one array of several. ``logits`` become probabilities by a float64
-    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of
+    softmax, or by another ``law``; −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of
     them may be missing in a text.
 
     Floats of 8 bytes or fewer keep their dtype; integers become float64. Rows are not checked to
@@ -53,15 +60,12 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
     broken file, what is not numeric or has no last axis of tokens, and logits without a finite
     maximum.
     """
-    name, _, key = str(path).partition("::")
-    suffix = Path(name).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}; got {suffix!r}")
+    suffix, (name, _, key) = _suffix(path), str(path).partition("::")
     if key and suffix != ".npz":
         raise ValueError(f"{path}: only .npz holds named arrays; got {suffix!r}")
     rows = _numeric(path, _read(path, Path(name), suffix, key))
     if logits:
-        return _softmax(path, rows)
+        return _softmax(path, rows, law)
     return _divided(path, rows) if normalise else rows
 
 
@@ -86,6 +90,7 @@ def pair_of(target: str, draft: str | None) -> tuple[str, str]:
 
     ValueError where it does not, as :func:`pair_in` says.
     """
+    _suffix(target)
     pair = pair_in(target) if draft is None else (target, draft)
     if pair is None:
         both = " (or ".join(" and ".join(names) for names in PAIRS)
@@ -94,6 +99,14 @@ def pair_of(target: str, draft: str | None) -> tuple[str, str]:
             f"got {target} alone"
         )
     return pair
+
+
+def _suffix(path: str) -> str:
+    """Return the suffix of a file of rows; ValueError, which names those there are, for another."""
+    suffix = Path(str(path).partition("::")[0]).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}; got {suffix!r}")
+    return suffix
 
 
 def save_rows(path: str, rows: np.ndarray) -> None:
@@ -232,12 +245,14 @@ def _divided(path: str, rows: np.ndarray) -> np.ndarray:
     return wide / sums
 
 
-def _softmax(path: str, rows: np.ndarray) -> np.ndarray:
+def _softmax(path: str, rows: np.ndarray, law: Any) -> np.ndarray:
     logits = rows.astype(np.float64)
     highest = logits.max(-1, keepdims=True)
     if not np.isfinite(highest).all():  # NaN, +inf, or −inf everywhere
         wrong = highest[~np.isfinite(highest)][0]
         raise ValueError(f"{path}: every row of logits must have a finite maximum; got {wrong}")
     warn_of_probabilities(path, torch.from_numpy(logits.reshape(-1, logits.shape[-1])[0]))
+    if law is not None:
+        return law(logits)
     weights = np.exp(logits - highest)
     return weights / weights.sum(-1, keepdims=True)

@@ -17,7 +17,7 @@ from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.plot import METADATA
-from cactus_theory.decoding.truncation import Cuts
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences import list_divergences
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
@@ -114,6 +114,8 @@ def rendered_ids(
     return ids
 
 
+# flags that make rows of logits
+OF_LOGITS = ("temperature", *(field.name for field in fields(Cuts)))
 OUTPUTS = {"csv": (".csv",), "plot": tuple(METADATA)}
 OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
 
@@ -132,6 +134,8 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(list_divergences())} (alpha:a=0.5), or FILE.py:NAME",
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
+    parser.add_argument("--temperature", type=float, help="of both models' logits (1)")
+    add_cuts(parser)
     parser.add_argument(
         "--normalise", action="store_true", help="divide rows by their sums: rounded in a text, say"
     )
@@ -148,8 +152,11 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
         raise FileNotFoundError(f"target: no such file; got {args.target!r}")
     if args.logits and args.normalise:
         raise ValueError("--logits, --normalise: at most one may be given; got both")
+    if not args.logits:
+        refuse(args, OF_LOGITS, "must be given with --logits")
+    laws = (given_cuts(args) or WHOLE).laws(1.0 if args.temperature is None else args.temperature)
     read = partial(load_rows, logits=args.logits, normalise=args.normalise)
-    target, draft = map(read, pair_of(args.target, args.draft))
+    target, draft = map(read, pair_of(args.target, args.draft), laws)
     return target, draft
 
 
@@ -159,8 +166,8 @@ def source(args: argparse.Namespace) -> Trace | SavedRows:
 
 
 def _trace(args: argparse.Namespace) -> Trace:
-    for name in ("draft", "logits", "normalise"):
-        if value := getattr(args, name):
+    for name in ("draft", "logits", "normalise", *OF_LOGITS):
+        if (value := getattr(args, name)) not in (None, False):
             raise ValueError(f"{name}: must not be given with a trace; got {value}")
     return Trace.open(args.target)
 

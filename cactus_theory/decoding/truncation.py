@@ -4,12 +4,14 @@ Engines differ in whether they cut the draft's rows, too: vLLM's model runner V1
 whole rows (its issue 56724), Hugging Face cuts both (transformers issue 47932 reports other rows).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding._sampling import Warp, checked_temperature
+from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.processors import Processors
@@ -75,6 +77,13 @@ class Cuts:
         """
         return _options(temperature, *self._sides[0])
 
+    def laws(self, temperature: float) -> list[Callable[[Any], Any] | None]:
+        """Return what makes rows of the target's logits, and of the draft's; None: a softmax."""
+        if self == WHOLE and temperature == 1:
+            return [None, None]
+        return [partial(cut_rows, temperature=temperature, top_k=top_k, top_p=top_p)
+                for top_k, top_p in self._sides]  # fmt: skip
+
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
         """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
         drafter, (target, draft) = as_drafter(draft_model), self._sides
@@ -82,6 +91,35 @@ class Cuts:
 
 
 WHOLE = Cuts()
+
+
+def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Any:
+    """Return the rows of probabilities that a decode makes of logits (..., V).
+
+    Logits are divided by the temperature (0: greedy), then cut to the ``top_k`` likeliest tokens
+    (0: all), then to the nucleus of ``top_p``. Rows are float64, in the input's kind.
+
+    Raises
+    ------
+    ValueError
+        As :class:`Cuts`; a negative temperature, a row of logits without a finite maximum.
+    ModuleNotFoundError
+        transformers is not installed (extra llm), and something is to be cut.
+
+    Examples
+    --------
+    >>> ct.cut_rows(np.log([0.5, 0.25, 0.15, 0.1]), top_k=3, top_p=0.7).round(3)
+    array([0.667, 0.333, 0.   , 0.   ])
+    """
+    Cuts(top_k, top_p)
+    scores = check.as_tensor("logits", logits).detach().double()
+    if not bool(scores.amax(-1).isfinite().all()):
+        raise ValueError("logits: every row must have a finite maximum; got NaN, ∞ or −∞ alone")
+    law = _options(checked_temperature(temperature), top_k, top_p)
+    warp = Warp(law["temperature"], Processors(law["logits_processor"]))
+    rows = scores.reshape(1, -1, scores.shape[-1]).clone()
+    texts = Texts([[0]], 0, frozenset(), rows.device)  # cuts read scores alone
+    return check.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
 
 
 def _options(temperature: float, top_k: int, top_p: float) -> dict[str, Any]:

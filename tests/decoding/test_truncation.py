@@ -44,6 +44,38 @@ def cut(row: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     return kept / kept.sum()
 
 
+def test_rows_of_logits_are_those_of_a_decode(tmp_path: Path, capsys) -> None:
+    """One function in Python, and the flags of solve and audit."""
+    logits = 3 * torch.randn(2, 4, 30, generator=torch.Generator().manual_seed(5)).double()
+    target, draft = logits
+    rows = [cut(row, 9, 0.8) for row in (target / 0.7).softmax(-1)]
+    found = ct.cut_rows(target.float(), temperature=0.7, top_k=9, top_p=0.8)
+    assert found.dtype == torch.float64 and torch.allclose(found, torch.stack(rows), atol=NEAR)
+    assert np.allclose(ct.cut_rows(target[0].numpy()), target[0].softmax(-1), atol=1e-15, rtol=0)
+    assert ct.cut_rows(target, temperature=0).argmax(-1).equal(target.argmax(-1))
+    with pytest.raises(ValueError, match="logits: every row must have a finite maximum"):
+        ct.cut_rows([0.0, math.nan])
+    with pytest.raises(ValueError, match="top_p: must lie in"):
+        ct.cut_rows(target, top_p=0.0)
+    path = str(tmp_path / "rows.npz")
+    np.savez(path, target=target, draft=draft)
+    flags = "--temperature 0.7 --top-k 9 --top-p 0.8 --draft-top-p 1 --json".split()
+    whole = ct.cut_rows(draft, temperature=0.7, top_k=9)
+    best = ct.optimal_acceptance(torch.stack(rows), whole, delta=0.1)
+    assert main(["solve", path, "--logits", "--delta", "0.1", *flags]) == 0
+    solved = json.loads(capsys.readouterr().out)["acceptance"]
+    assert solved == pytest.approx(best.acceptance.tolist(), abs=NEAR)
+    assert main(["audit", path, "--logits", "--policy", "speculative", *flags]) == 0
+    audited = json.loads(capsys.readouterr().out)["acceptance"]
+    seen = ct.audit("speculative", torch.stack(rows), whole).acceptance
+    assert audited == pytest.approx(seen.tolist(), abs=NEAR)
+    assert main(["solve", path, "--delta", "0.1", "--top-k", "9"]) == 2
+    assert "--top-k: must be given with --logits; got 9" in capsys.readouterr().err
+    (tmp_path / "qwen.pt").write_bytes(b"x")
+    assert main(["solve", str(tmp_path / "qwen.pt"), "--delta", "0.1"]) == 2
+    assert "the suffix must be one of .npy, .npz, .json; got '.pt'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_nucleus_is_the_librarys_without_its_sort(dtype, monkeypatch) -> None:
     made = torch.Generator().manual_seed(3)

@@ -137,12 +137,26 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
     assert "prompts make that significant" in capsys.readouterr().out
 
 
+def test_a_score_of_three_arguments_gets_the_columns_of_the_line(tmp_path: Path) -> None:
+    body = "def score(prompt, text, line):\n    return text == line['answer'] and prompt == 'two?'"
+    (tmp_path / "mine.py").write_text(body)
+    own = score_of(f"{tmp_path}/mine.py:score")
+    assert own is not None
+    asked = Prompt("two?", columns={"answer": "2"})
+    assert (own(asked, "2"), own(asked, "3")) == (1.0, 0.0)
+    with pytest.raises(ValueError, match="mine.py:score raised KeyError: 'answer'"):
+        own(Prompt("two?"), "2")
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ("def score(prompt, text): return float('nan')", "must return finite numbers; got nan"),
         ("def score(prompt, text): return text + 1", "score raised TypeError"),
-        ("def score(text): return 1", r"must take a prompt and its completion; got score\(text\)"),
+        (
+            "def score(text): return 1",
+            r"must take a prompt and its completion, .*; got score\(text\)",
+        ),
         ("score = 3", "must be a function"),
         ("def other(text): return 1", "must define score; got no such name"),
     ],
