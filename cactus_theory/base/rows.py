@@ -12,7 +12,6 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,12 @@ BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeEr
 ORDINARY = (1e-3, 1e30)
 
 
-def load_rows(
-    path: str,
-    law: Callable[[np.ndarray], np.ndarray] | None = None,
-    *,
-    logits: bool = False,
-    normalise: bool = False,
-) -> np.ndarray:
+def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np.ndarray:
     """Return the rows (..., V) held by a file.
 
     ``path`` is a .npy, .npz or .json file (a list of numbers, or of such lists).
     ``file.npz::name`` picks one array of several. ``logits`` become probabilities by a float64
-    softmax, or by another ``law``; −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of
+    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of
     them may be missing in a text.
 
     Floats of 8 bytes or fewer keep their dtype; integers become float64. Rows are not checked to
@@ -65,7 +58,7 @@ def load_rows(
         raise ValueError(f"{path}: only .npz holds named arrays; got {suffix!r}")
     rows = _numeric(path, _read(path, Path(name), suffix, key))
     if logits:
-        return _softmax(path, rows, law)
+        return _softmax(path, rows)
     return _divided(path, rows) if normalise else rows
 
 
@@ -245,14 +238,12 @@ def _divided(path: str, rows: np.ndarray) -> np.ndarray:
     return wide / sums
 
 
-def _softmax(path: str, rows: np.ndarray, law: Any) -> np.ndarray:
+def _softmax(path: str, rows: np.ndarray) -> np.ndarray:
     logits = rows.astype(np.float64)
     highest = logits.max(-1, keepdims=True)
     if not np.isfinite(highest).all():  # NaN, +inf, or −inf everywhere
         wrong = highest[~np.isfinite(highest)][0]
         raise ValueError(f"{path}: every row of logits must have a finite maximum; got {wrong}")
     warn_of_probabilities(path, torch.from_numpy(logits.reshape(-1, logits.shape[-1])[0]))
-    if law is not None:
-        return law(logits)
     weights = np.exp(logits - highest)
     return weights / weights.sum(-1, keepdims=True)

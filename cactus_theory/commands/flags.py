@@ -154,10 +154,11 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("--logits, --normalise: at most one may be given; got both")
     if not args.logits:
         refuse(args, OF_LOGITS, "must be given with --logits")
-    laws = (given_cuts(args) or WHOLE).laws(1.0 if args.temperature is None else args.temperature)
-    read = partial(load_rows, logits=args.logits, normalise=args.normalise)
-    target, draft = map(read, pair_of(args.target, args.draft), laws)
-    return target, draft
+    cut = any(getattr(args, name) is not None for name in OF_LOGITS)
+    read = partial(load_rows, logits=args.logits and not cut, normalise=args.normalise)
+    target, draft = map(read, pair_of(args.target, args.draft))
+    heat = 1.0 if args.temperature is None else args.temperature
+    return (given_cuts(args) or WHOLE).rows(target, draft, heat) if cut else (target, draft)
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:

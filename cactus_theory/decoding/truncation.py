@@ -4,12 +4,12 @@ Engines differ in whether they cut the draft's rows, too: vLLM's model runner V1
 whole rows (its issue 56724), Hugging Face cuts both (transformers issue 47932 reports other rows).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.rows import warn_of_probabilities
 from cactus_theory.decoding._sampling import Warp, checked_temperature
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import as_drafter
@@ -77,12 +77,11 @@ class Cuts:
         """
         return _options(temperature, *self._sides[0])
 
-    def laws(self, temperature: float) -> list[Callable[[Any], Any] | None]:
-        """Return what makes rows of the target's logits, and of the draft's; None: a softmax."""
-        if self == WHOLE and temperature == 1:
-            return [None, None]
-        return [partial(cut_rows, temperature=temperature, top_k=top_k, top_p=top_p)
-                for top_k, top_p in self._sides]  # fmt: skip
+    def rows(self, target_logits: Any, draft_logits: Any, temperature: float) -> tuple[Any, Any]:
+        """Return the rows of both, each cut in its own way, as :func:`cut_rows` does."""
+        target, draft = (dict(zip(("top_k", "top_p"), side, strict=True)) for side in self._sides)
+        heat = {"temperature": temperature}
+        return cut_rows(target_logits, **target, **heat), cut_rows(draft_logits, **draft, **heat)
 
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
         """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
@@ -112,13 +111,14 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
     array([0.667, 0.333, 0.   , 0.   ])
     """
     Cuts(top_k, top_p)
-    scores = check.as_tensor("logits", logits).detach().double()
-    if not bool(scores.amax(-1).isfinite().all()):
-        raise ValueError("logits: every row must have a finite maximum; got NaN, ∞ or −∞ alone")
     law = _options(checked_temperature(temperature), top_k, top_p)
-    warp = Warp(law["temperature"], Processors(law["logits_processor"]))
+    scores = check.as_tensor("logits", logits).double()
     rows = scores.reshape(1, -1, scores.shape[-1]).clone()
-    texts = Texts([[0]], 0, frozenset(), rows.device)  # cuts read scores alone
+    if not bool(rows.amax(-1).isfinite().all()):
+        raise ValueError("logits: every row must have a finite maximum; got NaN, ∞ or −∞ alone")
+    warn_of_probabilities("logits", rows[0, 0])
+    warp = Warp(law["temperature"], Processors(law["logits_processor"]))
+    texts = Texts([[0]], 0, frozenset(), rows.device)  # which no cut reads
     return check.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
 
 

@@ -98,13 +98,12 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
 
 def _known(name: str) -> Any:
     """Return the policy that is registered under a name, or the ``@ct.rule`` of this process."""
-    found = [kind for kind in DEFINED.get(name, {}).values() if kind.name == name]
-    if name in POLICIES.known or not found:
-        return POLICIES.find(name)
+    places = {} if name in POLICIES.known else DEFINED.get(name, {})
+    found = {place: kind for place, kind in places.items() if kind.name == name}
     if len(found) > 1:
-        places = ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in found)
-        raise ValueError(f"policy: must name one function under @ct.rule; {name!r} names {places}")
-    return found[0]
+        several = ", ".join(map(".".join, found))
+        raise ValueError(f"policy: must name one function under @ct.rule; {name!r} names {several}")
+    return next(iter(found.values())) if found else POLICIES.find(name)
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:

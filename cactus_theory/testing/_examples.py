@@ -10,14 +10,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 
 check.optional_module("hypothesis", "testing")
-from hypothesis import (  # noqa: E402
-    HealthCheck,
-    Phase,
-    currently_in_test_context,
-    given,
-    seed,
-    settings,
-)
+from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 
 from cactus_theory.testing import strategies  # noqa: E402
 
@@ -65,11 +58,8 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
         seed(start)(drawing(given(strategies.any_pairs())(keep)))()
 
     while missing > 0:
-        if currently_in_test_context():  # Hypothesis draws nothing inside of a test's own thread
-            with ThreadPoolExecutor(1) as other:
-                other.submit(draw).result()
-        else:
-            draw()
+        with ThreadPoolExecutor(1) as other:  # in its own thread a test of Hypothesis draws no rows
+            other.submit(draw).result()
         start += 1
     for pair in wide:
         drawn.setdefault(len(pair[0]), []).append(pair)

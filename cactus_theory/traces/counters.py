@@ -2,7 +2,6 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,14 +126,11 @@ def read_metrics(
 ) -> Observation:
     """Read the Prometheus text of vLLM; with ``before``, what was counted since that text.
 
-    An engine of which a counter fell, or was created anew, has restarted: all its counters began
-    again at 0, so what they read now was counted since. What it counted between ``before`` and the
-    restart is in neither text, and left out. vLLM counts places behind an end of text, and how many
-    answers have ended; ``known`` may say otherwise.
-
-    Raises OSError or ValueError for files that cannot be read, that do not hold these counters or
-    hold one twice, several models, an engine of ``before`` whose counters are missing, or numbers
-    that drafts of ``width`` tokens cannot have.
+    An engine has restarted if one of its counters fell or was created anew: all then began at 0
+    again, and what was counted before the restart is left out. vLLM counts places behind an end of
+    text, and how many answers have ended; ``known`` may say otherwise. Raises OSError or ValueError
+    for files that cannot be read, that lack these counters or hold one twice, several models, a
+    counter of ``before`` that is missing, or numbers that drafts of ``width`` tokens cannot have.
     """
     now = _engines(path)
     earlier = {} if before is None else _engines(before)
@@ -143,7 +139,7 @@ def read_metrics(
         if lost := min(since.keys() - now.get(engine, {}).keys(), default=None):
             raise ValueError(
                 f"--metrics: must hold every counter of {before}, or what was counted since cannot "
-                f"be told; {path} lacks {_written(lost[0], (*engine, *lost[1]))}"
+                f"be told; {path} lacks {lost[0]} of {dict(engine + lost[1])}"
             )
     again = {engine for engine, since in earlier.items() if _restarted(now[engine], since)}
     for engine, counters in now.items():
@@ -179,19 +175,14 @@ def read_metrics(
 
 
 def _restarted(counters: Counters, since: Counters) -> bool:
-    """Return whether an engine's counters began again at 0: one fell, or was created anew.
-
-    ValueError for one that fell and is the same.
-    """
+    """Return whether an engine's counters began at 0 again; ValueError for older ones."""
     created = {key for key in since if key[0].endswith(CREATED)}
-    fell = [key for key in since.keys() - created if counters[key] < since[key]]
+    fell = any(counters[key] < since[key] for key in since.keys() - created)
     anew = any(counters[key] != since[key] for key in created)
     if fell and created and not anew:
-        raise ValueError(
-            f"--metrics: must be two texts, before and after; {_written(*min(fell))} fell from one "
-            "to the other, and its engine has not restarted"
-        )
-    return anew or bool(fell)
+        raise ValueError("--metrics: must be two texts, before and after; got counters that fell "
+                         "in an engine that has not restarted")  # fmt: skip
+    return anew or fell
 
 
 def _engines(path: str | Path) -> dict[Labels, Counters]:
@@ -202,24 +193,13 @@ def _engines(path: str | Path) -> dict[Labels, Counters]:
         raise OSError(f"--metrics: must be a readable text; {error}") from None
     engines = defaultdict[Labels, Counters](dict)
     for name, kind, labels, written in LINE.findall(text):
-        pairs = sorted(LABEL.findall(labels))
+        pairs, said = sorted(LABEL.findall(labels)), f"{name}{kind}{labels} in {path}"
         engine = tuple(pair for pair in pairs if pair[0] not in OF_AN_ENGINE)
-        own = tuple(pair for pair in pairs if pair[0] in OF_AN_ENGINE)
-        said = _written(name + kind, pairs)
-        key = name + kind.replace("_total", ""), own
+        key = name + kind.replace("_total", ""), tuple(sorted({*pairs} - {*engine}))
         if key in engines[engine]:
-            raise ValueError(
-                f"--metrics: must hold every counter once, as one server writes them; got {said} "
-                f"twice in {path}"
-            )
-        engines[engine][key] = check.number(f"--metrics: {said} in {path}", written, 0, MOST_ROUNDS)
+            raise ValueError(f"--metrics: must hold every counter once; got two of {said}")
+        engines[engine][key] = check.number(f"--metrics: {said}", written, 0, MOST_ROUNDS)
     models = {value for engine in engines for label, value in engine if label == "model_name"}
     if len(models) > 1:
         raise ValueError(f"--metrics: must be of one model; got {', '.join(sorted(models))}")
     return engines
-
-
-def _written(name: str, labels: Iterable[tuple[str, str]]) -> str:
-    """Return a counter as the text of Prometheus has it."""
-    own = ",".join(f'{label}="{value}"' for label, value in labels)
-    return f"{name}{{{own}}}"

@@ -69,8 +69,7 @@ def table(tuned: Tuned) -> str:
 
 def notes(tuned: Tuned) -> list[str]:
     """Return warnings, and notes on single texts."""
-    lines, best = [own.sentence(tuned.level, _nats(tuned)) for own in tuned.over], tuned.best
-    lines += _warnings(tuned)
+    lines, best = [*over(tuned), *_warnings(tuned)], tuned.best
     if best is not None and not best.family.lossless:
         some = best.replay.tokens > 0  # a text may have no rounds
         spent = best.replay.spent[tuned.divergence][some] / best.replay.tokens[some]
@@ -83,6 +82,13 @@ def notes(tuned: Tuned) -> list[str]:
     if said := tuned.choices[0].replay.undrafted:
         lines.append(f"{said}.")
     return lines
+
+
+def over(tuned: Tuned) -> list[str]:
+    """Return why no line of the table has a policy, a sentence each."""
+    within = _spent(tuned, tuned.level)
+    return [f"No setting of {name} spends at most {within}: the least is {least:.3g}."
+            for name, least in tuned.over.items()]  # fmt: skip
 
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
@@ -128,7 +134,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         "unit": _unit(tuned),
         **valued("end_ratio", tuned.ends),
         "table": [_line(choice, tuned) for choice in tuned.choices],
-        "over": [own._asdict() for own in tuned.over],
+        "over": tuned.over,
         "source": tuned.source,
     }
 
@@ -197,12 +203,9 @@ def _unit(tuned: Tuned) -> str:
     return "tokens/s" if tuned.costs.unit == SECONDS else "tokens per plain step"
 
 
-def _nats(tuned: Tuned) -> str:
-    return "nats of KL" if tuned.divergence == "kl" else tuned.divergence
-
-
 def _spent(tuned: Tuned, amount: float) -> str:
-    return f"{amount:.4g} {_nats(tuned)} per token"
+    unit = "nats of KL" if tuned.divergence == "kl" else tuned.divergence
+    return f"{amount:.4g} {unit} per token"
 
 
 def _both(estimate: Any) -> str:

@@ -71,20 +71,6 @@ class Choice:
     speed: Estimate
 
 
-class Over(NamedTuple):
-    """A policy that no setting keeps within the level, and the least that one spends a token."""
-
-    policy: str
-    spent: float
-
-    def sentence(self, level: float, unit: str) -> str:
-        """Return why no line of a table has the policy."""
-        return (
-            f"No setting of {self.policy} spends at most {level:.4g} {unit} per token: the least "
-            f"is {self.spent:.3g}."
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Tuned:
     """The result of tuning.
@@ -96,7 +82,7 @@ class Tuned:
     plain : tokens per unit of time without a draft.
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
     halves : of the texts of ``replay``.
-    over : the policies that are in no choice.
+    over : of each policy that is in no choice, the least that a setting spends a token.
     source : the trace's cycles, texts and models, and what was tried.
     ends : how likely an end of text is under the best setting, over the target; None if that is
         lossless or the trace's texts have no ends.
@@ -108,7 +94,7 @@ class Tuned:
     plain: float
     choices: tuple[Choice, ...]
     halves: Halves
-    over: tuple[Over, ...] = ()
+    over: dict[str, float] = field(default_factory=dict)
     source: dict[str, object] = field(default_factory=dict)
     ends: Estimate | None = None
 
@@ -220,10 +206,9 @@ def _solved(
     level: float,
     divergence: str,
     on_step: OnStep,
-) -> tuple[list[tuple[Family, Replay]], tuple[Over, ...]]:
-    """Return every family at every K that stays within, its knob solved, and those at none."""
-    solved, total = [], len(candidates) * len(widths)
-    least = dict[str, float]()
+) -> tuple[list[tuple[Family, Replay]], dict[str, float]]:
+    """Return every family at every K that stays within, its knob solved; what others spend."""
+    solved, total, least = [], len(candidates) * len(widths), dict[str, float]()
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
         knobs = Knobs(trace, family, widths, divergence)
@@ -234,8 +219,9 @@ def _solved(
             else:
                 least[family.name] = min(least.get(family.name, math.inf), knobs.least(width))
     on_step("solving knobs", total, total)
-    within = {family.name for family, _ in solved}
-    return solved, tuple(Over(*own) for own in least.items() if own[0] not in within)
+    for family, _ in solved:
+        least.pop(family.name, None)
+    return solved, least
 
 
 def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:

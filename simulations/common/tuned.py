@@ -14,6 +14,7 @@ from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
 from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
 from cactus_theory.tuning.measure import TimedSetting
+from cactus_theory.tuning.report import over
 from cactus_theory.tuning.tune import Choice
 
 from .grid import Config, config_of
@@ -62,7 +63,7 @@ def tune_all(
             tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
         lines = [_line(choice) for choice in tuned.choices]
         record = {"plain": tuned.plain, "costs": vars(tuned.costs), "lines": lines}
-        record["over"] = [own.sentence(level, "nats of KL") for own in tuned.over]
+        record["over"] = over(tuned)
         journal.add(key(level), record)
 
 

@@ -155,7 +155,7 @@ def test_a_score_of_three_arguments_gets_the_columns_of_the_line(tmp_path: Path)
         ("def score(prompt, text): return text + 1", "score raised TypeError"),
         (
             "def score(text): return 1",
-            r"must take a prompt and its completion, .*; got score\(text\)",
+            r"must take a prompt and .*; got score\(text\)",
         ),
         ("score = 3", "must be a function"),
         ("def other(text): return 1", "must define score; got no such name"),

@@ -341,9 +341,9 @@ def test_an_engine_that_restarted_is_counted_from_its_restart(tmp_path: Path) ->
 
 def test_what_two_texts_cannot_tell_is_refused(tmp_path: Path) -> None:
     one, other = counters("0", 1000, 700, 300), counters("1", 5000, 3500, 1500)
-    with pytest.raises(ValueError, match='lacks vllm.*engine="1"'):
+    with pytest.raises(ValueError, match="lacks vllm.*'engine': '1'"):
         between(tmp_path, one + other, one.replace("1000", "2000"))
-    with pytest.raises(ValueError, match="every counter once.*drafts_total.* twice"):
+    with pytest.raises(ValueError, match="counter once; got two of vllm.*drafts_total.engine"):
         between(tmp_path, one, one + one.replace("1000", "3000"))
     told = counters("0", 9000, 6300, 2700, 1.5e9), counters("0", 1000, 700, 300, 1.5e9)
     with pytest.raises(ValueError, match="before and after.* has not restarted"):
