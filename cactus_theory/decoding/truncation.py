@@ -79,9 +79,10 @@ class Cuts:
 
     def rows(self, target_logits: Any, draft_logits: Any, temperature: float) -> tuple[Any, Any]:
         """Return the rows of both, each cut in its own way, as :func:`cut_rows` does."""
-        target, draft = (dict(zip(("top_k", "top_p"), side, strict=True)) for side in self._sides)
-        heat = {"temperature": temperature}
-        return cut_rows(target_logits, **target, **heat), cut_rows(draft_logits, **draft, **heat)
+        logits = zip((target_logits, draft_logits), self._sides, strict=True)
+        target, draft = (cut_rows(own, temperature=temperature, top_k=top_k, top_p=top_p)
+                         for own, (top_k, top_p) in logits)  # fmt: skip
+        return target, draft
 
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
         """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
