@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from types import FunctionType
 
 import numpy as np
@@ -30,16 +31,19 @@ def score_of(source: str | None) -> Score | None:
             task.right(task.checked(prompt.columns, prompt.place), text)
         )
     score, named = SCORES.read(source)
-    takes = [count for count in (3, 2) if _binds(score, count)]
+    signature, takes = inspect.signature(score), 0
+    for count in (2, 3):
+        with suppress(TypeError):
+            signature.bind(*range(count))
+            takes = count
     if not takes:
-        own = f"{score.__name__}{inspect.signature(score)}"
-        rule = "must take a prompt and its completion, or the columns of its line, too"
-        raise TypeError(f"--score: {rule}; got {own}")
+        rule = "must take a prompt and its completion, and may take its columns"
+        raise TypeError(f"--score: {rule}; got {score.__name__}{signature}")
 
     def checked(prompt: Prompt, completion: str) -> float:
         given = prompt.text, completion, dict(prompt.columns)
         try:
-            value = float(score(*given[: takes[0]]))
+            value = float(score(*given[:takes]))
         except Exception as error:  # the file is not ours
             raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
         if not np.isfinite(value):
@@ -47,11 +51,3 @@ def score_of(source: str | None) -> Score | None:
         return value
 
     return checked
-
-
-def _binds(function: FunctionType, count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    return True

@@ -70,8 +70,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--batch", type=int, default=1, metavar="B", help="texts decoded together (1)")
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
     add("--policies", nargs="+", metavar="NAME",
-        help=f"families ({', '.join((*USUAL, *OTHERS))}) or whole specs; lossless is among them "
-        "anyway")  # fmt: skip
+        help=f"families ({', '.join((*USUAL, *OTHERS))}), by their first word if that is enough, "
+        "or whole specs; lossless is among them anyway")  # fmt: skip
     add("--cost-ratio", type=float, metavar="C",
         help="without models: cost of drafting a token, in steps of plain decoding")  # fmt: skip
     add("--cycles", type=int,

@@ -119,15 +119,15 @@ def families(
 
 
 def _spelled(name: str, kind: Divergence) -> list[str]:
-    """Return the families that a name stands for, by both verifiers unless it says one.
+    """Return the families that a first word stands for, by both verifiers unless it says one.
 
-    ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; whole specs are themselves.
+    ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; other names are themselves.
     Cactus is token by token: in blocks it reads the row again for every token that may be rejected.
     """
     whole, _, judge = name.partition("@")
     first, comma, others = whole.partition(",")
-    known = [own for own in (*USUAL, *OTHERS) if first in (own, own.partition(":")[0])]
-    known = [own for own in known if kind.priced or own != "band:price"] or known
+    words = (own for own in (*USUAL, *OTHERS) if kind.priced or own != "band:price")
+    known = [own for own in words if first == own.partition(":")[0]]
     if not known or first == LOSSLESS:
         return [name]
     verifiers = USUAL["cactus:delta" if "cactus" in first else LOSSLESS]

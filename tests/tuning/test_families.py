@@ -103,6 +103,7 @@ def test_a_first_word_is_enough() -> None:
     assert keys(["band,hold=eos"]) == ["band:price,hold=eos@chain", "band:price,hold=eos@block"]
     assert keys(["band"]) == keys(["band:price"]) == ["band:price@chain", "band:price@block"]
     assert keys(["lenience"]) == ["lenience:lenience@chain", "lenience:lenience@block"]
+    assert keys(["lenience:lenience"]) == ["lenience:lenience@chain"]
     assert keys(["cactus"]) == ["cactus:delta@chain"]
     assert keys(["cactus:delta@block", "speculative"]) == ["cactus:delta@block"]
     assert keys(["typical", "typical:epsilon=0.3"])[0] == "typical@chain"
