@@ -168,7 +168,7 @@ def source(args: argparse.Namespace) -> Trace | SavedRows:
 
 def _trace(args: argparse.Namespace) -> Trace:
     for name in ("draft", "logits", "normalise", *OF_LOGITS):
-        if (value := getattr(args, name)) not in (None, False):
+        if (value := getattr(args, name)) is not None and value is not False:
             raise ValueError(f"{name}: must not be given with a trace; got {value}")
     return Trace.open(args.target)
 

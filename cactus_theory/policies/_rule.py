@@ -232,9 +232,9 @@ def rule(
     kind.source = SimpleNamespace(function=function, **written, declared=declared)
     kind.knob = next(iter(knobs), None)
     policy = kind()
-    DEFINED[kind.name][kind.__module__, kind.__qualname__] = kind
     if policy.declares.budget is not None:
         read_divergence(policy.declares.budget.divergence)
+    DEFINED[kind.name][kind.__module__, kind.__qualname__] = kind
     return policy
 
 

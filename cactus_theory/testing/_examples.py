@@ -58,7 +58,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
         seed(start)(drawing(given(strategies.any_pairs())(keep)))()
 
     while missing > 0:
-        with ThreadPoolExecutor(1) as other:  # in its own thread a test of Hypothesis draws no rows
+        with ThreadPoolExecutor(1) as other:  # a running test's own thread may draw nothing
             other.submit(draw).result()
         start += 1
     for pair in wide:

@@ -247,16 +247,11 @@ class Folder(Resource):
         if name == UNFINISHED:  # no text logged so far depends on how many rounds follow
             stored[CYCLES] = current.get(CYCLES)
         for key in current | stored:
-            if stored.get(key) != current.get(key) and key.startswith("prompts"):
-                raise ValueError(
-                    f"folder: {self.path} was logged with {stored.get('prompts')} other prompts; "
-                    "name another or delete it"
-                )
-            if stored.get(key) != current.get(key):
-                raise ValueError(
-                    f"folder: {self.path} belongs to a trace with another {key} "
-                    f"({stored.get(key)!r}, now {current.get(key)!r}); name another or delete it"
-                )
+            if (was := stored.get(key)) != (now := current.get(key)):
+                said = f"belongs to a trace with another {key} ({was!r}, now {now!r})"
+                if key.startswith("prompts"):
+                    said = f"was logged with {stored.get('prompts')} other prompts"
+                raise ValueError(f"folder: {self.path} {said}; name another or delete it")
 
     def _take_up(self) -> None:
         """Read what is there; what a kill left of a file that was being written goes."""

@@ -118,7 +118,7 @@ def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, caps
 
 @thorough
 def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
-    asked = ("compare --policies tempered band,hold=eos --num-prompts 3 --max-new-tokens 6 "
+    asked = ("compare --policies tempered band,hold=eos mixture:alpha=0.9 --num-prompts 3 --max-new-tokens 6 "
              "--num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 --top-p 0.95 "
              f"--batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
     assert main(asked) == 0
@@ -134,7 +134,9 @@ def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, cap
     assert main([*asked, "--score", f"{tmp_path}/mine.py:score"]) == 0
     assert (tmp_path / "journal.jsonl").read_text() == kept
     assert "score" in read_csv(tmp_path / "compare.csv")[0][0]
-    assert "prompts make that significant" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "prompts make that significant" in said
+    assert said.count("No setting of mixture:alpha=0.9 spends at most 0.05 nats of KL") == 2
 
 
 def test_a_score_of_three_arguments_gets_the_columns_of_the_line(tmp_path: Path) -> None:
