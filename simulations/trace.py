@@ -1,7 +1,8 @@
 """Log all rows of a target and its draft along texts that the target's own law writes.
 
-The folder given by --out is finished text by text: a run that was killed goes on when the same
-command is started again. It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048.
+Prompts come in an order drawn by --seed. The folder given by --out is finished text by text: a run
+that was killed goes on when the same command is started again, or is finished with fewer --cycles.
+It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048.
 Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``.
 """
 

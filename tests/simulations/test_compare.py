@@ -118,9 +118,9 @@ def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, caps
 
 @thorough
 def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
-    asked = ("compare --policies tempered band,hold=eos mixture:alpha=0.9 "
-             "--num-prompts 3 --max-new-tokens 6 --num-draft-tokens 2 --cycles 4 --timings 1 "
-             f"--temperature 0.9 --top-p 0.95 --batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
+    asked = ("compare --policies tempered band,hold=eos mixture:alpha=0.9 --num-prompts 3 "
+             "--max-new-tokens 6 --num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 "
+             f"--top-p 0.95 --batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
     assert main(asked) == 0
     rows, notes = read_csv(tmp_path / "compare.csv")
     kept = (tmp_path / "journal.jsonl").read_text()
