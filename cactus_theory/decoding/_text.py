@@ -10,7 +10,8 @@ from torch import Tensor
 
 from cactus_theory.decoding.models import text_config
 
-Stop = Callable[[Int[Tensor, "1 length"]], bool]
+# ids of a text and how many of them are its prompt's → whether the text ends here
+Stop = Callable[[Int[Tensor, "1 length"], int], bool]
 
 
 class Texts:
@@ -120,7 +121,9 @@ class Texts:
         for count, token in enumerate(ids, 1):
             self.ids[row].append(token)
             self.lengths[row] += 1
-            stopped = self.stop is not None and self.stop(self.prefix(row, 0).clone())
+            stopped = self.stop is not None and self.stop(
+                self.prefix(row, 0).clone(), self.prompt_lengths[row]
+            )
             self.ended[row] = stopped or token in self.eos
             if self.ended[row]:
                 return count

@@ -64,9 +64,10 @@ def speculative_generate(
         ``streamer=`` gets without the hook: the prompt, one call a new token as soon as a round
         has verified it, ``end``. The library drops ``streamer=`` itself, silently, before it
         calls a function: it then hears the prompt and nothing else.
-    stop_strings, text_tokenizer : a text ends with the token that completes one of these strings.
-        The library drops ``tokenizer=`` as it drops ``streamer=``. Strings in a
-        ``GenerationConfig`` are refused by the library, which misses the tokenizer.
+    stop_strings, text_tokenizer : a text ends with the token that completes one of these strings,
+        which may begin in the prompt, as without the hook; ``stop=stop_at(tokenizer, strings)``
+        looks at new tokens only. The library drops ``tokenizer=`` as it drops ``streamer=``.
+        Strings in a ``GenerationConfig`` are refused by the library, which misses the tokenizer.
     meter : as :func:`cactus_theory.generate`; on by default where the output can hold
         it, with ``return_dict_in_generate``.
 
@@ -118,7 +119,7 @@ def speculative_generate(
         temperature=1.0 if generation_config.do_sample else 0.0,
         logits_processor=logits_processor,
         eos_token_ids=ends,
-        stop=_stop(others, input_ids, mask),
+        stop=_stop(others, input_ids, options.pop("stop", None)),
         meter=meter or options.get("log_probs", False),
         callbacks=streamed(callbacks, text_streamer),
         **options,
@@ -141,7 +142,7 @@ def speculative_generate(
 # the keywords of a decode that ``generate`` does not know itself
 NAMED = show_keywords(
     speculative_generate,
-    "max_new_tokens attention_mask temperature logits_processor eos_token_ids stop meter "
+    "max_new_tokens attention_mask temperature logits_processor eos_token_ids meter "
     "record_rows".split(),
 )
 
@@ -197,6 +198,39 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
     return [library.StopStringCriteria(tokenizer, stop_strings)]
 
 
+def stop_at(tokenizer: Any, strings: str | Sequence[str]) -> Stop:
+    r"""Return the ``stop`` of a decode that ends an answer at the first of ``strings`` in it.
+
+    Looks at new tokens only: the ``stop_strings`` of ``model.generate`` may begin in the prompt,
+    so that after ``"import os\n"`` the string ``"\nimport"`` ends an answer at its first word.
+    The token that completes a string is kept.
+
+    Parameters
+    ----------
+    tokenizer : the target's.
+    strings : a string or several, none empty.
+
+    Raises
+    ------
+    ValueError
+        No string, or an empty one.
+
+    Examples
+    --------
+    >>> ids, stop = pair.tokenizer("import os\n", return_tensors="pt").input_ids, ["\nimport"]
+    >>> options = {"temperature": 0, "max_new_tokens": 8, "stop": stop_at(pair.tokenizer, stop)}
+    >>> result = ct.generate(pair.target, pair.draft, ids, **options)
+    >>> pair.tokenizer.decode(result.output_token_ids[0])
+    'import sys\nimport'
+    """
+    strings = [strings] if isinstance(strings, str) else [*strings]
+    if not strings or not all(isinstance(text, str) and text for text in strings):
+        raise ValueError(f"strings: must be one string or more, none empty; got {strings!r}")
+    library = check.optional_module("transformers", "llm")
+    criterion = library.StopStringCriteria(tokenizer, strings)
+    return lambda ids, prompt_length: bool(criterion(ids[:, prompt_length:], None).all())
+
+
 def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) -> None:
     """Raise ValueError for what hears of all texts of a batch at once: these go on apart."""
     if streamer is not None:
@@ -212,16 +246,16 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
             )
 
 
-def _stop(criteria: Sequence[Any], ids: Tensor, mask: Tensor | None) -> Stop | None:
-    """Return one callable for criteria that are asked row by row."""
+def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | None:
+    """Return one callable for criteria that are asked row by row, and for ``more``."""
     if not criteria:
-        return None
-    prompt = ids.shape[1] if mask is None else int(mask[0].sum())
+        return more
 
-    def stop(own: Tensor) -> bool:
+    def stop(own: Tensor, prompt_length: int) -> bool:
+        answers = [more is not None and more(own.clone(), prompt_length)]
         if len(ids) == 1:  # with what is hidden from the model
-            own = torch.cat([ids, own[:, prompt:].to(ids.device)], 1)
-        answers = [
+            own = torch.cat([ids, own[:, prompt_length:].to(ids.device)], 1)
+        answers += [
             bool(torch.as_tensor(one(own.clone(), None), device="cpu").all()) for one in criteria
         ]
         return any(answers)

@@ -216,7 +216,7 @@ def log_shown(
 def _cycles(
     header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
-    most = len(prompt) + header.details["max_new_tokens"]
+    most = header.details["max_new_tokens"]
     cycles: list[Cycle] = []
 
     def keep(q: Tensor, draft: Draft, texts: list[int], before: list[int]) -> None:
@@ -225,7 +225,7 @@ def _cycles(
     options = replace(
         options,
         seed=header.seed + text,
-        stop=lambda ids: ids.shape[1] >= most,
+        stop=lambda ids, prompt_length: ids.shape[1] - prompt_length >= most,
         callbacks=Callbacks(on_rows=keep),
     )
     decode(*pair, torch.tensor([prompt], device=pair[0].device), options)

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from cactus_theory.decoding import speculative_generate
+import cactus_theory as ct
+from cactus_theory.decoding import speculative_generate, stop_at
 from cactus_theory.decoding.options import Callbacks
 from tests.amounts import some
 from tests.decoding.letters import tokenizer
@@ -77,6 +78,27 @@ def test_stop_strings_end_a_text_where_the_library_ends_it(tiny, length):
         assert ours == expected and second == first
         early += len(ours[0]) < len(plain) + IDS.shape[1]
     assert early
+
+
+def test_stop_at_looks_at_new_tokens_only(shipped):
+    """Of a batch, and in the hook, where the library's own strings may begin in the prompt."""
+    target, draft, tokenizer = shipped.target, shipped.draft, shipped.tokenizer
+    strings, prompts = ["\nimport", "\nclass"], ["import os\n", "import os, sys\n\n\n"]
+    given = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    options = {"max_new_tokens": 8, "stop": stop_at(tokenizer, strings)}
+    greedy = options | {"temperature": 0, "attention_mask": given.attention_mask}
+    found = ct.generate(target, draft, given.input_ids, **greedy).output_token_ids
+    first, second = (tokenizer.decode(row[row >= 0]) for row in found)
+    assert first == "import sys\nimport" and second.startswith("class F") and found[1].min() >= 0
+    inputs = tokenizer(prompts[0], return_tensors="pt")
+    hook = OURS | {"draft_model": draft, "do_sample": False, "max_new_tokens": 8}
+    across = {"stop_strings": strings, "text_tokenizer": tokenizer, "stop": lambda *_: False}
+    for more, wanted in ((options, first), (across, "import")):
+        (row,) = target.generate(**inputs, **hook | more)
+        assert tokenizer.decode(row) == prompts[0] + wanted
+    for wrong in ([], ["", "a"], ""):
+        with pytest.raises(ValueError, match="strings: must be one string or more, none empty"):
+            stop_at(tokenizer, wrong)
 
 
 def test_stop_strings_need_a_tokenizer(tiny):

@@ -71,7 +71,41 @@ def test_bad_arguments_are_refused_in_a_line(capsys) -> None:
     assert said[1].endswith("--tasks: must be one of gsm8k, ifeval; got 'poems'")
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="needs lm_eval: make eval-test")
+HARNESS = pytest.mark.skipif(
+    not importlib.util.find_spec("lm_eval"), reason="needs lm_eval: make eval-test"
+)
+# answers of the harness' own model and of ours, greedy, by the stop strings of each item
+BOTH = """
+import json, sys
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from cactus_theory.lm_eval.model import Cactus
+target, draft, batch = sys.argv[1:]
+items = [("import os\\n", ["\\nimport", "\\nclass"]), ("def f(x):\\n", ["\\n    return", "\\n\\n"]),
+         ("import re\\nx = 1\\n", ["\\n"]), ("class A", ["A(", "):\\n"])]
+requests = [
+    Instance("generate_until", {}, (prompt, {"until": until, "max_gen_toks": 12}), number)
+    for number, (prompt, until) in enumerate(items)
+]
+theirs = HFLM(pretrained=target, device="cpu", dtype="float32", batch_size=int(batch))
+ours = Cactus(target, draft, temperature=0, dtype="float32", batch_size=int(batch))
+print(json.dumps([own.generate_until(requests, disable_tqdm=True) for own in (theirs, ours)]))
+"""
+
+
+@HARNESS
+@pytest.mark.parametrize("batch", ["1", "2"])
+def test_answers_end_where_the_harness_ends_them(batch: str) -> None:
+    pair = [f"{ROOT}/simulations/pair/{name}" for name in ("target", "draft")]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", BOTH, *pair, batch]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    theirs, ours = json.loads(done.stdout.splitlines()[-1])
+    assert ours == theirs and ours[0] == "import sys"
+
+
+@HARNESS
 def test_the_harness_decodes_by_a_policy_and_reads_its_meter(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"question": "def f(", "answer": "#### 1"}\n' * 3)
     asked = ["--model_args", f"{PAIR},policy=band:price=0.5,seed=3", "--limit", "2", "--json",

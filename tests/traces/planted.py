@@ -62,7 +62,7 @@ class Decodes:
             meter=False,
             verifier=judge,
             callbacks=Callbacks(on_rows=keep),
-            stop=_after({tuple(own): len(own) for own in self.prompts}, longest),
+            stop=lambda ids, prompt_length: ids.shape[1] - prompt_length >= longest,
         )
         decode(self.target, drafter, torch.tensor(ids * repeats), options)
         vocab = self.target.config.vocab_size
@@ -75,18 +75,6 @@ class Decodes:
                 writer.add(text)
             writer.finish()
         return Trace.open(writer.path), judge
-
-
-def _after(prompts: dict[tuple[int, ...], int], most: int) -> Any:
-    """Return what ends a text after so many new tokens; it is shown prompt and text."""
-    sizes = sorted(set(prompts.values()), reverse=True)
-
-    def stop(ids: torch.Tensor) -> bool:
-        own = ids[0].tolist()
-        length = next(size for size in sizes if tuple(own[:size]) in prompts)
-        return len(own) - length >= most
-
-    return stop
 
 
 @dataclass(frozen=True, eq=False)
