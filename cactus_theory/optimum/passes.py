@@ -7,12 +7,22 @@ passes need no memory. Loops whose terms are sums, products, quotients and
 """
 
 import math
+import pickle
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.serialize import dumps
 
+from cactus_theory.base import tolerances
+from cactus_theory.base.files import first_line
 from cactus_theory.base.tolerances import LEAST
 
 Row = np.ndarray
@@ -28,6 +38,63 @@ BLOCK = 512
 CHARGED = 2**11
 
 
+@cache
+def _sources() -> bytes:
+    """Return a digest of what compiled loops are made of, as one holds code of other files."""
+    files = [tolerances.__file__, *sorted(Path(__file__).parent.glob("*.py"))]
+    return sha256(b"".join(Path(file).read_bytes() for file in files)).digest()
+
+
+class _Entries(CompileResultCacheImpl):
+    """Entries with a digest: a changed byte of machine code need not raise, it may compute."""
+
+    def reduce(self, cres: Any) -> tuple[bytes, bytes]:
+        entry = dumps(super().reduce(cres))
+        return sha256(entry).digest(), entry
+
+    def rebuild(self, target_context: Any, payload: tuple[bytes, bytes]) -> Any:
+        digest, entry = payload
+        if sha256(entry).digest() != digest:
+            raise ValueError("an entry was changed")
+        return super().rebuild(target_context, pickle.loads(entry))
+
+
+class _Kept(FunctionCache):
+    """numba's cache of one function, where a damaged file or a full disk costs time alone."""
+
+    _impl_class, said = _Entries, False
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file._source_stamp = _sources()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # of pickles, of LLVM, of the disk
+            self._report(error)
+            with suppress(OSError):
+                self.flush()  # what is compiled now takes the place of what was damaged
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        if not _Kept.said:
+            _Kept.said = True
+            warnings.warn(
+                f"numba's cache in {self.cache_path} cannot be used ({type(error).__name__}: "
+                f"{first_line(error)}); loops are compiled anew, to the same numbers. If this is "
+                "said again, delete the folder, make room, or set NUMBA_CACHE_DIR to another one",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
 def compiled(function: Callable[..., Any]) -> Any:
     """Return a function compiled when it is first called, from a cache where one can be kept.
 
@@ -35,10 +102,10 @@ def compiled(function: Callable[..., Any]) -> Any:
     x/0 is one of them.
     """
     options = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder for it can be written
-        return njit(**options)(function)
+    loop = njit(**options)(function)
+    with suppress(RuntimeError):  # no folder for it can be written
+        loop._cache = _Kept(function)
+    return loop
 
 
 @compiled

@@ -1,9 +1,13 @@
 """Compiled loops over rows: their formulas, the same laws without numba, caches, threads."""
 
 import math
+import os
+import runpy
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from tests.rows import pair
 
 pytest.importorskip("cactus_theory.optimum.row_edges", exc_type=ImportError)  # needs numba
 loops = compiled_loops()
+ROOT = Path(__file__).resolve().parents[2]
 # relative, of formulas of a few float64 operations; f near 1 is a difference of rounded terms
 FORMULA, NEAR_ONE = 1e-12, 1e-14
 SPECS = [kind.name for kind in CURVES] + ["alpha:a=0.5", "alpha:a=3", "alpha:a=-1.5"]
@@ -65,14 +70,9 @@ import sys, warnings, torch
 hidden = sys.argv[1]
 if hidden == "numba":
     sys.modules["numba"] = None
-if hidden == "cache":  # as numba does where no folder can be written
-    import numba
-    njit = numba.njit
-    def refusing(*given, cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(*given, **options)
-    numba.njit = refusing
+if hidden == "cache":  # as where no folder can be written
+    import numba.core.caching
+    numba.core.caching.CacheImpl._locator_classes = []
 import cactus_theory as ct
 assert "numba" not in sys.modules or hidden != "none"  # it loads with the first row
 source = torch.Generator().manual_seed(1)
@@ -102,6 +102,86 @@ def test_laws_are_the_same_without_numba_and_without_a_cache():
         numbers = [list(map(float, text.split())) for text in line]
         assert numbers[1] == pytest.approx(numbers[0], abs=1e-12) and numbers[2] == numbers[0]
     assert said == ("0", "1 numba does not load", "0")
+
+
+# the largest file that the process may write, as on a full disk; a command of cactus_theory
+COMMAND = """
+import resource, sys, tempfile
+tempfile.gettempdir()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+from cactus_theory.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def changed(path: Path, damage: str) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16  # of an entry, a byte of its machine code
+    path.write_bytes(b"" if damage == "empty" else content)
+
+
+@pytest.mark.thorough
+def test_a_damaged_cache_and_a_full_disk_cost_time_alone(tmp_path: Path):
+    """The same numbers, one warning; what was damaged is made anew."""
+    (tmp_path / "rows.npz").write_bytes((ROOT / "simulations/data/rows.npz").read_bytes())
+    asked = ["audit", str(tmp_path / "rows.npz"), "--policy", "band:price=1", "--json"]
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "OMP_NUM_THREADS": "1"}
+
+    def run(most: int = -1, **more: str) -> tuple[str, int]:
+        command = [sys.executable, "-c", COMMAND, str(most), *asked]
+        done = subprocess.run(command, capture_output=True, text=True, env=env | more)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("Warning") == done.stderr.count("numba's cache in")
+        return done.stdout, done.stderr.count("numba's cache in")
+
+    whole, said = run()
+    assert not said and whole
+    for kind, damage in (("nbc", "changed"), ("nbi", "empty"), ("nbc", "empty")):
+        files = [*(tmp_path / "kept").rglob(f"*.{kind}")]
+        assert len(files) > 5
+        for path in files:
+            changed(path, damage)
+        assert [run(), run()] == [(whole, 1), (whole, 0)]
+    assert run(1000, NUMBA_CACHE_DIR=str(tmp_path / "full")) == (whole, 1)
+
+
+# a loop of our own: compiled as all others
+LOOP = """
+from cactus_theory.optimum.passes import compiled
+
+@compiled
+def twice(x):
+    return 2.0 * x
+"""
+
+
+def test_a_damaged_entry_is_compiled_anew_and_said_once(tmp_path: Path, monkeypatch):
+    from numba import config
+
+    from cactus_theory.optimum.passes import _Kept
+
+    (tmp_path / "loop.py").write_text(LOOP)
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(_Kept, "said", False)
+
+    def found() -> tuple[float, int, int]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            twice = runpy.run_path(str(tmp_path / "loop.py"))["twice"]
+            (number, *_), stats = (twice(1.5), twice(1.5)), twice.stats
+        hits = sum(stats.cache_hits.values())
+        return number, hits, len(said)
+
+    assert found() == (3.0, 0, 0) and found() == (3.0, 1, 0)
+    for kind, damage in (("nbc", "changed"), ("nbc", "empty"), ("nbi", "empty")):
+        (path,) = (tmp_path / "kept").rglob(f"*.{kind}")
+        changed(path, damage)
+        assert found() == (3.0, 0, kind == "nbc" and damage == "changed")
+        assert found() == (3.0, 1, 0)
+    for path in (tmp_path / "kept").rglob("*.nb?"):  # nothing may be written
+        path.unlink()
+        path.mkdir()
+    assert found() == (3.0, 0, 0)
 
 
 def test_threads_solve_rows_at_once():
