@@ -201,19 +201,8 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
 def stop_at(tokenizer: Any, strings: str | Sequence[str]) -> Stop:
     r"""Return the ``stop`` of a decode that ends an answer at the first of ``strings`` in it.
 
-    Looks at new tokens only: the ``stop_strings`` of ``model.generate`` may begin in the prompt,
-    so that after ``"import os\n"`` the string ``"\nimport"`` ends an answer at its first word.
-    The token that completes a string is kept.
-
-    Parameters
-    ----------
-    tokenizer : the target's.
-    strings : a string or several, none empty.
-
-    Raises
-    ------
-    ValueError
-        No string, or an empty one.
+    Looks at new tokens only: the ``stop_strings`` of ``model.generate`` may begin in the prompt.
+    The token that completes a string is kept. ValueError for no string, or an empty one.
 
     Examples
     --------

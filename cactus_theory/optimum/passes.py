@@ -69,30 +69,26 @@ class _Kept(FunctionCache):
         self._cache_file._source_stamp = _sources()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception as error:  # of pickles, of LLVM, of the disk
-            self._report(error)
-            with suppress(OSError):
-                self.flush()  # what is compiled now takes the place of what was damaged
-            return None
+        return self._unless_broken(super().load_overload, sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        try:
-            super().save_overload(sig, data)
-        except Exception as error:
-            self._report(error)
+        self._unless_broken(super().save_overload, sig, data)
 
-    def _report(self, error: Exception) -> None:
-        if not _Kept.said:
-            _Kept.said = True
-            warnings.warn(
-                f"numba's cache in {self.cache_path} cannot be used ({type(error).__name__}: "
-                f"{first_line(error)}); loops are compiled anew, to the same numbers. If this is "
-                "said again, delete the folder, make room, or set NUMBA_CACHE_DIR to another one",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _unless_broken(self, act: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return act(*given)
+        except Exception as error:  # of pickles, of LLVM, of the disk
+            if not _Kept.said:
+                _Kept.said = True
+                warnings.warn(
+                    f"numba's cache in {self.cache_path} cannot be used ({type(error).__name__}: "
+                    f"{first_line(error)}); loops are compiled anew, to the same numbers. If this "
+                    "is said again, delete the folder, make room, or set NUMBA_CACHE_DIR",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            with suppress(OSError):
+                self.flush()  # what is compiled now takes the place of what was damaged
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -102,7 +98,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     x/0 is one of them.
     """
     options = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
-    loop = njit(**options)(function)
+    loop: Any = njit(**options)(function)
     with suppress(RuntimeError):  # no folder for it can be written
         loop._cache = _Kept(function)
     return loop
