@@ -35,6 +35,8 @@ DTYPES = (AUTO, "float32", "bfloat16", "float16")
 HUB_TIMEOUT_S = 10.0
 # an id of the hub: NAME, or OWNER/NAME
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+# tensors of older checkpoints that a model computes by itself: rotary tables and causal masks
+COMPUTED = re.compile(r"(.*\.)?(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)")
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,8 @@ def load_pair(
     ------
     ValueError
         A folder that is missing or holds files transformers cannot read, an id that cannot be had,
-        weights that do not fill the model, tokenizers that differ, a device that there is not.
+        weights that do not fill the model or that it does not take, tokenizers that differ, a
+        device that there is not.
     ModuleNotFoundError
         transformers is not installed.
 
@@ -278,6 +281,19 @@ def load_model(
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
+        )
+    order = [(bool(COMPUTED.fullmatch(name)), name) for name in report["unexpected_keys"]]
+    others = [name for _, name in sorted(order)]  # unknown ones first
+    if others and not COMPUTED.fullmatch(others[0]):
+        raise ValueError(
+            f"{source.name}: every tensor must be one of the {type(model).__name__} that its "
+            f"{CONFIG} describes; {others[0]!r} in {source.place} is none"
+        )
+    if others:
+        warnings.warn(
+            f"{source.name}: of {source.place} {others[0]!r} and all such tensors "
+            f"({len(others)}) are not read, as the model computes them",
+            stacklevel=2,
         )
     if kind is None and on_cpu and model.dtype != torch.bfloat16:
         model = model.float()

@@ -3,10 +3,12 @@
 import json
 import math
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig
 
 from cactus_theory.decoding import (
@@ -193,6 +195,36 @@ def edit(file, change):
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["model.layers.0.self_attn.q_proj.bias"], "q_proj.bias' in .* is none"),
+        (["lm_head.bias", "model.layers.0.attn.bias"], "'lm_head.bias' in .* is none"),
+        (["model.layers.0.attn.bias", "h.0.attn.masked_bias"], None),
+        (["model.layers.0.self_attn.rotary_emb.inv_freq"], ""),  # which the library leaves out
+        (["lm_head.weight"], ""),  # the tied one, as it is
+    ],
+)
+def test_a_tensor_that_the_model_does_not_take_is_named(folders, capsys, names, said):
+    """A bias in the file and none in the configuration are another model."""
+    target, draft = folders
+    weights = load_file(draft / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    added = {name: embedding.clone() if "head.w" in name else torch.ones(4) for name in names}
+    save_file(weights | added, draft / "model.safetensors", metadata={"format": "pt"})
+    if said:
+        with pytest.raises(ValueError, match=f"draft: every tensor must be one of .*{said}"):
+            load_pair(target, draft)
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        load_pair(target, draft)
+    wanted = (
+        f"{min(names)!r} and all such tensors ({len(names)}) are not read, as the model computes"
+    )
+    assert [wanted in str(one.message) for one in told] == [True] * (said is None)
 
 
 def test_says_which_folder_cannot_be_read(folders, tmp_path):
