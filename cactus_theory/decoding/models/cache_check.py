@@ -3,7 +3,8 @@
 Some families ignore the cache, count positions from a padding id, or make masks of their own
 that do not fit one call for rows of different lengths. Adapters put virtual tokens in front. So a
 few tokens are run in every way in which :class:`CachedModel` uses a model; a model that differs is
-refused with an error that says why, or decodes one text at a time.
+refused with an error that says why, or decodes one text at a time. So is a target in single or
+double precision whose activations are quantised, even where these tokens come out the same.
 """
 
 import inspect
@@ -33,6 +34,12 @@ DECIDING = ("num_hidden_layers", "_attn_implementation")
 # inputs of a model's call that a decode knows; it leaves all others at the model's defaults
 FED = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
 FED += ("cache_position", "logits_to_keep", "is_first_iteration")
+
+HALF = (torch.float16, torch.bfloat16)
+# relative change of embeddings, and the least :func:`_steps` of quantised activations. Measured:
+# 1.3 to 1.7 of int8, by us and by torchao 0.18, in four models of 2 layers to 135 M parameters; of
+# these models as they are, and with int8 weights alone, 0.011 at most
+CHANGE, STEPS = 5e-4, 0.3
 
 # why a model is refused, whether it drafts nevertheless, whether ragged batches run as one call
 Answer = tuple[str | None, bool, bool]
@@ -85,9 +92,45 @@ def _answer(model: Any, change: str | None) -> Answer:
     except Exception as error:
         return f"the cache fails ({_named(error)})", False, False
     ragged = _ragged_difference(model, ids, whole)
-    if not difference <= _tolerance(whole):
-        return f"they differ by {difference:.2g} of the logits' size", True, ragged < math.inf
-    return None, True, ragged <= _tolerance(whole)
+    refusal = None
+    if _foreign(model, change) and _steps(model, ids, whole) > STEPS:
+        refusal = "activations are quantised, so that rounding errors move logits by whole steps"
+    elif not difference <= _tolerance(whole):
+        refusal = f"they differ by {difference:.2g} of the logits' size"
+    return refusal, True, ragged < math.inf if refusal else ragged <= _tolerance(whole)
+
+
+def _foreign(model: Any, change: str | None) -> bool:
+    """Return whether modules may round where those of torch and of the library do not."""
+    homes = (type(module).__module__ for module in model.modules())
+    return bool(change) or not all(
+        home.startswith(("torch.nn.", "transformers.")) for home in homes
+    )
+
+
+def _steps(model: Any, ids: Tensor, whole: Tensor) -> float:
+    """Return by how much twice a change of the embeddings misses twice the change of the logits.
+
+    As a share of the latter, at the median token: near 0 where logits are a smooth function, near 1
+    where activations are rounded to steps, even if the tokens of the check cross none by luck.
+    """
+    embedding = _anchor(model)
+    if embedding is model or whole.dtype in HALF:
+        return 0.0
+
+    def moved(size: float) -> Tensor:
+        def move(module: Any, given: Any, states: Tensor) -> Tensor:
+            waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
+            return states + size * states.square().mean().sqrt() * waves.to(states.dtype)
+
+        hook = embedding.register_forward_hook(move)
+        try:
+            return _whole(model, ids) - whole
+        finally:
+            hook.remove()
+
+    once, twice = moved(CHANGE), moved(2 * CHANGE)
+    return float(((twice - 2 * once).norm(dim=-1) / twice.norm(dim=-1)).nanmedian())
 
 
 def _ragged_difference(model: Any, ids: Tensor, whole: Tensor) -> float:
@@ -190,8 +233,7 @@ def _difference(logits: Tensor, whole: Tensor) -> float:
 
 
 def _tolerance(like: Tensor) -> float:
-    half = like.dtype in (torch.float16, torch.bfloat16)
-    return HALF_LOGITS_TOLERANCE if half else LOGITS_TOLERANCE
+    return HALF_LOGITS_TOLERANCE if like.dtype in HALF else LOGITS_TOLERANCE
 
 
 def _named(error: Exception) -> str:

@@ -172,6 +172,49 @@ def test_what_was_learned_of_a_model_is_not_believed_of_a_changed_one(make_model
     assert runs_together(model)
 
 
+class Int8(nn.Linear):
+    """Linear maps whose inputs are rounded to 127 steps of their largest, token by token."""
+
+    def forward(self, x):
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+        return nn.functional.linear((x / scale).round() * scale, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("where", ["everywhere", "head"])
+def test_targets_whose_activations_are_quantised_are_refused(make_model, dtype, where):
+    """Their few tokens of the check come out the same, others by 1e-2; any law may draft."""
+    model = make_model(dtype=dtype)
+    parts = [model.lm_head] if where == "head" else model.modules()
+    for module in parts:
+        if isinstance(module, nn.Linear):
+            module.__class__ = Int8
+    refused = "whole ones; in LlamaForCausalLM activations are quantised"
+    for draft in (None, make_model(seed=3, dtype=dtype)):
+        with pytest.raises(ValueError, match=refused):
+            ct.generate(model, draft, IDS[:1], max_new_tokens=4)
+    target = make_model(seed=3, dtype=dtype)
+    alone, drafted = (
+        ct.generate(target, draft, IDS, max_new_tokens=9, temperature=0).output_token_ids
+        for draft in (None, model)
+    )
+    assert alone.equal(drafted)
+
+
+def test_weights_that_are_quantised_alone_are_not_refused(make_model):
+    class Packed(nn.Linear):
+        def forward(self, x):
+            scale = self.weight.abs().amax() / 7
+            return nn.functional.linear(x, (self.weight / scale).round() * scale, self.bias)
+
+    model = make_model(dtype=torch.float32)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.__class__ = Packed
+    plain, ours, alone = texts(model, make_model(seed=3, dtype=torch.float32))
+    assert plain == ours == alone
+
+
 @pytest.fixture
 def hooks():
     return pytest.importorskip("accelerate.hooks")
