@@ -8,6 +8,7 @@ EAGLE-3 (Li et al., arXiv 2503.01840).
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +28,18 @@ READ = {KIND, "transformer_layer_config", "draft_vocab_size", "norm_before_resid
 READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size"}
 # those about training, serving and the file itself; others may stand there if they say no
 READ |= {"speculators_config", "speculators_version", "auto_map", "embed_requires_grad"}
-READ |= {"torch_dtype", "rope_theta", "rope_scaling"}
+READ |= {"torch_dtype"}
+# options of the layer beside the library's own, and those of its rotary table that are numbers
+OF_LAYER = {"torch_dtype", "rope_theta", "rope_scaling"}
+OF_ROPE = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"}
+OF_ROPE |= {
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # tensors of the format that are read elsewhere, or not at all: they are of the target
 BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
 EMBEDDING = "embed_tokens.weight"
@@ -68,7 +80,7 @@ class Eagle3Head(nn.Module):
         for name in ("q_proj", "k_proj", "v_proj"):
             setattr(attention, name, nn.Linear(wide, getattr(attention, name).out_features, bias))
         layer.hidden_norm = type(layer.input_layernorm)(self.hidden, config.rms_norm_eps)
-        layer.norm_before_residual = bool(options.get("norm_before_residual"))
+        layer.norm_before_residual = options.get("norm_before_residual") or False
         self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
         self.register_buffer("ids", torch.arange(size))
         self.cut = size != self.vocab
@@ -122,6 +134,9 @@ class Eagle3Head(nn.Module):
             elif name not in filled:
                 if stored not in weights:
                     raise ValueError(f"{stored} is not there")
+                if weights[stored].dtype not in DTYPES:
+                    rule = f"must be one of {', '.join(map(str, DTYPES))}"
+                    raise ValueError(f"{stored}: dtype {rule}; got {weights[stored].dtype}")
                 filled[name] = weights.pop(stored).to(dtype)
                 if filled[name].shape != own.shape:
                     shapes = tuple(own.shape), tuple(filled[name].shape)
@@ -140,24 +155,42 @@ def _layer_config(options: dict[str, Any]) -> Any:
     """Return the configuration of the head's layer; ValueError for an option not followed."""
     library = check.optional_module("transformers", "llm")
     layer = options.get("transformer_layer_config") or {}
-    of_library = set(library.LlamaConfig().to_dict()) | {"model_type"}
+    of_layer = set(library.LlamaConfig().to_dict()) | OF_LAYER
+    of_file = set(library.PretrainedConfig().to_dict()) | READ
     width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
-    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    plans = {name for name in options if name.startswith("base_model_")}
+    tables = [layer[name] for name in ("rope_parameters", "rope_scaling") if layer.get(name)]
+    rope = dict(tables[0]) if tables else {}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    base = rope.setdefault("rope_theta", layer.get("rope_theta"))
+    truths = {"norm_before_residual": options.get("norm_before_residual")}
+    truths |= {name: layer.get(name) for name in ("attention_bias", "mlp_bias")}
+    truths["truncate"] = rope.pop("truncate", None)
+    inside = "left out, or in transformer_layer_config"
     for name, value, followed, rule in (
         (KIND, options.get(KIND), ("eagle3",), "eagle3"),
         ("model_type", layer.get("model_type"), ("llama",), "llama"),
         ("num_hidden_layers", layer.get("num_hidden_layers"), (1,), "1"),
         ("rope_type", kind, ROTARY, f"one of {', '.join(ROTARY)}"),
+        ("rope_scaling", tables[1:], ([],), "left out beside rope_parameters"),
+        ("rope_theta", layer.get("rope_theta"), (None, base), f"that of rope_parameters, {base}"),
         ("target_hidden_size", options.get("target_hidden_size"), (None, width), f"{width}"),
-        *((name, own, (), "left out") for name, own in options.items()
-          if own and name not in READ | of_library | plans),
+        *((name, own, (), inside if name in of_layer else "left out")
+          for name, own in options.items()
+          if own and name not in of_file and not name.startswith("base_model_")),
         *((name, own, (), "left out") for name, own in layer.items()
-          if own and name not in READ | of_library),
+          if own and name not in of_layer),
+        *((name, own, (), "left out") for name, own in rope.items() if name not in OF_ROPE),
     ):  # fmt: skip
         if value not in followed:
             raise ValueError(f"{name}: must be {rule}; got {value!r}")
+    for name, value in truths.items():
+        if value is not None and type(value) is not bool:
+            raise ValueError(f"{name}: must be true or false; got {value!r}")
+    for name, value in (rope | {"rms_norm_eps": layer.get("rms_norm_eps")}).items():
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            raise ValueError(f"{name}: must be a positive number; got {value!r}")
+    if options.get("draft_vocab_size") is not None:
+        check.whole_number("draft_vocab_size", options["draft_vocab_size"], 1)
     if reads is not None and not (reads and all(type(number) is int for number in reads)):
         raise ValueError(f"eagle_aux_hidden_state_layer_ids: must be layers; got {reads!r}")
     return library.LlamaConfig(**layer)
@@ -168,6 +201,8 @@ def _ids(offsets: Tensor | None, marked: Tensor | None, head: Eagle3Head) -> Int
     size, vocab = len(head.core.lm_head.weight), head.vocab
     if offsets is None and size != vocab:
         raise ValueError("d2t is not there")
+    if offsets is not None and (offsets.is_floating_point() or offsets.is_complex()):
+        raise ValueError(f"d2t: must be integers; got {offsets.dtype}")
     ids = torch.arange(size if offsets is None else len(offsets), device="cpu")
     ids = ids if offsets is None else ids + offsets.long()
     if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
