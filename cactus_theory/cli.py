@@ -11,13 +11,15 @@ import importlib
 import sys
 
 import cactus_theory as ct
-from cactus_theory.base import arguments as check
-from cactus_theory.base.help_pages import add_commands
-from cactus_theory.base.specs import blamed
-from cactus_theory.base.terminal import REPORTED, ends_quietly, interrupted, one_line
-from cactus_theory.commands import COMMANDS, tune
-from cactus_theory.commands.flags import check_outputs
-from cactus_theory.traces.estimate import CannotSay
+from cactus_theory.base.terminal import REPORTED, ends_quietly, importing, interrupted, one_line
+
+with importing("cactus-theory"):
+    from cactus_theory.base import arguments as check
+    from cactus_theory.base.help_pages import add_commands
+    from cactus_theory.base.specs import blamed
+    from cactus_theory.commands import COMMANDS, tune
+    from cactus_theory.commands.flags import check_outputs
+    from cactus_theory.traces.estimate import CannotSay
 
 
 @ends_quietly

@@ -4,12 +4,14 @@ import argparse
 import importlib
 import sys
 
-from cactus_theory.base.arguments import refuse_empty
-from cactus_theory.base.files import check_writable
-from cactus_theory.base.help_pages import add_commands
-from cactus_theory.base.specs import blamed
-from cactus_theory.base.terminal import REPORTED, ends_quietly, interrupted, one_line
-from simulations.figures.command import TABLES
+from cactus_theory.base.terminal import REPORTED, ends_quietly, importing, interrupted, one_line
+
+with importing("python -m simulations"):
+    from cactus_theory.base.arguments import refuse_empty
+    from cactus_theory.base.files import check_writable
+    from cactus_theory.base.help_pages import add_commands
+    from cactus_theory.base.specs import blamed
+    from simulations.figures.command import TABLES
 
 # group: name: what it does in a line, flags of a small run, and its module
 GROUPS = {

@@ -13,16 +13,25 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
-from cactus_theory.base.arguments import refuse_empty
-from cactus_theory.base.help_pages import add_commands
-from cactus_theory.base.tables import plain_json
-from cactus_theory.base.terminal import INTERRUPTED, REPORTED, ends_quietly, interrupted, one_line
-
-from ._commands import COMMANDS, Job
+from cactus_theory.base.terminal import (
+    INTERRUPTED,
+    REPORTED,
+    ends_quietly,
+    importing,
+    interrupted,
+    one_line,
+)
 
 COMMAND = f"python -m {__package__}"
+
+with importing(COMMAND):
+    import numpy as np
+
+    from cactus_theory.base.arguments import refuse_empty
+    from cactus_theory.base.help_pages import add_commands
+    from cactus_theory.base.tables import plain_json
+
+    from ._commands import COMMANDS, Job
 
 
 @dataclasses.dataclass(frozen=True)

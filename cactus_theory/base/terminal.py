@@ -10,7 +10,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, Self
 
 # exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
@@ -64,6 +65,15 @@ def interrupted(command: str, kept: str | None = None) -> int:
     start = "\r\033[K" if sys.stderr.isatty() else ""  # over ^C and a line of progress
     print(f"{start}{command}: interrupted; {kept or NOTHING_KEPT}", file=sys.stderr)
     return INTERRUPTED
+
+
+@contextmanager
+def importing(command: str) -> Iterator[None]:
+    """End the process as :func:`interrupted` if Ctrl-C comes while a command's modules load."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(interrupted(command)) from None
 
 
 class _Output:

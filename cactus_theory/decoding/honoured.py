@@ -34,6 +34,8 @@ LOOP = ("_sample", "_prefill", "_update_model_kwargs_for_generation")
 INSTEAD = "generate takes it without custom_generate"
 # options of the library's own drafts → what drafts so here
 OURS = {"prompt_lookup_num_tokens": "draft_model=NGram()",
+        "num_assistant_tokens": "num_draft_tokens=",
+        "assistant_confidence_threshold": "draft_model=ModelDrafter(draft, stop=)",
         "assistant_early_exit": "draft_model=EarlyExit(layers)"}  # fmt: skip
 
 

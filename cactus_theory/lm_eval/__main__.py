@@ -13,14 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
+from cactus_theory.base.terminal import ends_quietly, importing, interrupted, one_line
 
-from cactus_theory.base import arguments as check
-from cactus_theory.base.prompts import prompts_of
-from cactus_theory.base.significance import items_needed, mcnemar
-from cactus_theory.base.tables import print_json, shown, text_table
-from cactus_theory.base.terminal import ends_quietly, one_line
-from cactus_theory.lm_eval.tasks import TASKS, floor
+with importing("python -m cactus_theory.lm_eval"):
+    import numpy as np
+
+    from cactus_theory.base import arguments as check
+    from cactus_theory.base.prompts import prompts_of
+    from cactus_theory.base.significance import items_needed, mcnemar
+    from cactus_theory.base.tables import print_json, shown, text_table
+    from cactus_theory.lm_eval.tasks import TASKS, floor
 
 LOSSLESS = "speculative"
 NAMES = (
@@ -180,6 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_arguments(parser)
     try:
         return run(parser.parse_args(arguments))
+    except KeyboardInterrupt:
+        return interrupted(parser.prog)
     except (ValueError, TypeError, RuntimeError, OSError, ModuleNotFoundError) as error:
         print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
         return 2

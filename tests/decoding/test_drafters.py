@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import cactus_theory as ct
 from cactus_theory.decoding import (
     EarlyExit,
+    FourBit,
     ModelDrafter,
     NGram,
+    SkipLayers,
     generate,
     read_drafter,
     speculative_generate,
@@ -118,7 +121,7 @@ def test_weights_of_another_kind_are_not_rounded(tiny):
         for part in (layer.self_attn, layer.mlp):
             for name in [name for name, child in part.named_children() if name != "act_fn"]:
                 setattr(part, name, torch.nn.Identity())
-    with pytest.raises(ValueError, match="must have linear layers of torch .*; got Llama"):
+    with pytest.raises(ValueError, match="linear layers must be torch's, .*; got none in Llama"):
         read_drafter("4bit").check(packed)
 
 
@@ -259,3 +262,42 @@ def test_quantised_drafts_are_lossless(target, tmp_path: Path) -> None:
     same = generate(target, int8, PROMPTS, max_new_tokens=12, temperature=0)
     assert same.output_token_ids.equal(greedy)
     log_trace(target, int8, PROMPTS.tolist(), tmp_path, num_draft_tokens=2, max_new_tokens=4)
+
+
+def packed(model, where):
+    """Quantise a model's linear layers, or one; or store one in eight bits."""
+    model = copy.deepcopy(model).float()
+    if where == "float8":
+        part = model.model.layers[0].mlp.up_proj
+        part.weight = torch.nn.Parameter(part.weight.to(torch.float8_e4m3fn), requires_grad=False)
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a later torch has it elsewhere
+        kinds = {torch.nn.Linear} if where == "all" else {"model.layers.0.mlp.up_proj"}
+        return torch.ao.quantization.quantize_dynamic(model, kinds, torch.qint8).eval()
+
+
+@pytest.mark.parametrize("where", ["all", "one", "float8"])
+def test_packed_weights_are_not_rounded_to_four_bits(where) -> None:
+    at = "self_attn.q_proj" if where == "all" else "layers.0.mlp.up_proj"
+    with pytest.raises(ValueError, match=f"that are not packed, .*Linear'> at model.*{at}"):
+        FourBit().of(packed(llama(1), where))
+
+
+def test_a_copy_that_does_not_run_is_blamed_and_not_the_target() -> None:
+    """Gemma 3n embeds each token once more for every layer."""
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=24, vocab_size_per_layer_input=24, hidden_size=32, hidden_size_per_layer_input=8,
+        intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, layer_types=["full_attention"] * 4, num_kv_shared_layers=0, laurel_rank=4,
+        activation_sparsity_pattern=None, max_position_embeddings=64, pad_token_id=0,
+        eos_token_id=None,
+    )  # fmt: skip
+    target = transformers.Gemma3nForCausalLM(config).eval()
+    ids = torch.tensor([[3, 5, 7]])
+    assert generate(target, None, ids, max_new_tokens=2).num_tokens == 2
+    for drafter, kind in ((EarlyExit(1), "EarlyExit"), (SkipLayers(1), "SkipLayers")):
+        said = f"draft_model: the copy of Gemma3nForCausalLM that {kind} drafts with does not run"
+        with pytest.raises(ValueError, match=said) as error:
+            generate(target, drafter, ids, max_new_tokens=2)
+        assert "own generate" not in str(error.value)

@@ -284,6 +284,28 @@ def test_what_is_not_followed_or_damaged_is_refused_by_name(tmp_path, options, c
     assert "\n" not in str(refusal.value) and str(tmp_path) in str(refusal.value)
 
 
+OTHERS = {"architectures": ["LlamaForCausalLMEagle3"]}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 3},  # by SafeAILab's EAGLE
+        OTHERS | {"draft_vocab_size": 3},  # by SpecForge
+        OTHERS | {"eagle_config": {"use_aux_hidden_state": True}},  # by Model-Optimizer
+    ],
+)
+def test_heads_of_other_makers_are_called_that(targets, tmp_path, written):
+    write(tmp_path, 5, KEPT)
+    config = json.loads((tmp_path / "config.json").read_text())["transformer_layer_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config | written))
+    ids = torch.tensor([[1, 2]])
+    for load in (read_drafter, lambda own: generate(targets[5], own, ids, max_new_tokens=2)):
+        with pytest.raises(ValueError, match="SpecForge and Model-Optimizer write them") as error:
+            load(tmp_path)
+        assert f"`speculators convert {tmp_path} --algorithm eagle3" in str(error.value)
+
+
 @pytest.mark.parametrize("damaged", ["[1]", "{", '{"speculators_model_type": "eagle3"}'])
 def test_a_damaged_configuration_is_one_error(tmp_path, damaged):
     write(tmp_path, 5, KEPT)

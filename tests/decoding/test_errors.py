@@ -151,6 +151,10 @@ VALUES = [
      r"output_scores: must be False for .* \(generate takes it without .*\); got True"),
     (lambda on: on.library(prompt_lookup_num_tokens=2),
      r"prompt_lookup_num_tokens: must be .*here it is draft_model=NGram\(\)"),
+    (lambda on: on.library(num_assistant_tokens=7),
+     "num_assistant_tokens: must be 20 .*here it is num_draft_tokens=.*; got 7"),
+    (lambda on: on.library(assistant_confidence_threshold=0.2),
+     r"assistant_confidence_threshold: .*here it is draft_model=ModelDrafter\(draft, stop=\)"),
     (lambda on: on.library(assistant_early_exit=2),
      r"assistant_early_exit: must be .*here it is draft_model=EarlyExit\(layers\)"),
 ]

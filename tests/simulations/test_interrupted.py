@@ -43,6 +43,29 @@ def test_ctrl_c_is_one_line_that_says_what_is_kept(name: str, capsys, monkeypatc
         assert NOTHING_KEPT in said
 
 
+# Ctrl-C while a command imports torch, which takes a second
+PRESSED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("-m simulations trace", "python -m simulations"),
+        ("-m cactus_theory generate", "cactus-theory"),
+        ("-m solvers selection", "python -m solvers"),
+        ("-m cactus_theory.lm_eval", "python -m cactus_theory.lm_eval"),
+    ],
+)
+def test_ctrl_c_while_torch_loads_is_one_line(words: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(PRESSED)
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *words.split()], capture_output=True, text=True, env=env, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (130, f"{command}: interrupted; {NOTHING_KEPT}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "kept"),
     [

@@ -46,11 +46,23 @@ EMBEDDING = "embed_tokens.weight"
 
 
 def holds_head(folder: str | Path) -> bool:
-    """Return whether a folder's configuration is that of a head for another model."""
+    """Return whether a folder's configuration is that of a head for another model.
+
+    ValueError for heads as others than speculators write them.
+    """
     try:
-        return KIND in json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+        options = dict(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return False
+    named = "eagle" in str(options.get("architectures")).lower()
+    if KIND not in options and (named or options.keys() & {"draft_vocab_size", "eagle_config"}):
+        raise ValueError(
+            "draft: must be a head as speculators writes it; got one as SafeAILab's EAGLE, "
+            f"SpecForge and Model-Optimizer write them, in {str(folder)!r}. Convert it: `pip "
+            f"install speculators`, `speculators convert {folder} --algorithm eagle3 --verifier "
+            "TARGET --output-path FOLDER`"
+        )
+    return KIND in options
 
 
 class Eagle3Head(nn.Module):

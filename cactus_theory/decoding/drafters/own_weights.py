@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
+from cactus_theory.decoding.drafters.eagle3_head import DTYPES
 from cactus_theory.decoding.drafters.model import ModelDrafting, check_stop
 from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.models.cache_check import INSTEAD
 from cactus_theory.decoding.models.recognised import replaced
 
 # weights in four bits that share a scale, and the largest whole number of times that they are of it
@@ -34,7 +36,15 @@ class OwnWeights(Drafter):
         raise NotImplementedError
 
     def begin(self, setting: DraftContext) -> Drafting:
-        return ModelDrafting(setting, self.of(setting.target_model), self.greedy, self.stop)
+        model, kind = self.of(setting.target_model), type(self).__name__
+        try:
+            return ModelDrafting(setting, model, self.greedy, self.stop)
+        except ValueError as error:
+            reason = str(error).removeprefix("model: ").removesuffix(INSTEAD)
+            raise ValueError(
+                f"draft_model: the copy of {type(model).__name__} that {kind} drafts with does not "
+                f"run, though the target does ({reason})"
+            ) from error
 
     def check(self, target_model: Any) -> dict[str, Any]:
         self.of(target_model)
@@ -172,18 +182,28 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _in_four_bits(model: Any) -> Any:
-    rounded = copy.deepcopy(model)
-    head = rounded.get_output_embeddings()
-    weights = [part.weight for part in rounded.modules()
-               if isinstance(part, nn.Linear) and part is not head]  # fmt: skip
-    if not weights or any(type(weight) is not nn.Parameter for weight in weights):
+    head, kinds = model.get_output_embeddings(), {}
+    for name, part in model.named_modules():
+        if part is not head and _is_linear(part):
+            plain = isinstance(part, nn.Linear) and type(part.weight) is nn.Parameter
+            kinds[name] = not (plain and part.weight.dtype in DTYPES) and type(part)
+    packed = [f"{kind} at {name}" for name, kind in kinds.items() if kind]
+    if packed or not kinds:
         raise ValueError(
-            "target_model: must have linear layers of torch with weights that are not packed, to "
-            f"be rounded to four bits; got {type(model).__name__}"
+            "target_model: linear layers must be torch's, with floating-point weights that are not "
+            f"packed, to be rounded to four bits; got {packed[0] if packed else 'none'} in "
+            f"{type(model).__name__}"
         )
-    for weight in weights:
+    rounded = copy.deepcopy(model)
+    for weight in (rounded.get_submodule(name).weight for name in kinds):
         weight.copy_(_rounded(weight))
     return rounded
+
+
+def _is_linear(part: Any) -> bool:
+    """Return whether a module is a linear map, packed or not, that wraps no other."""
+    sized = hasattr(part, "in_features") and hasattr(part, "out_features")
+    return sized and not any(_is_linear(inner) for inner in part.children())
 
 
 def _rounded(weight: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ DECIDING = ("num_hidden_layers", "_attn_implementation")
 FED = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
 FED += ("cache_position", "logits_to_keep", "is_first_iteration")
 
+INSTEAD = ". Use the model's own generate instead"
 HALF = (torch.float16, torch.bfloat16)
 # relative change of embeddings, and the least :func:`_steps` of quantised activations. Measured:
 # 1.3 to 1.7 of int8, by us and by torchao 0.18, in four models of 2 layers to 135 M parameters; of
@@ -64,7 +65,7 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
     if refusal is not None and not (lossless and drafts):
         raise ValueError(
             f"model: forward passes over a cache must equal whole ones; in "
-            f"{type(model).__name__} {refusal}. Use the model's own generate instead"
+            f"{type(model).__name__} {refusal}{INSTEAD}"
         )
     return together
 
