@@ -13,14 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from cactus_theory.base.terminal import (
-    INTERRUPTED,
-    REPORTED,
-    ends_quietly,
-    importing,
-    interrupted,
-    one_line,
-)
+from cactus_theory.base.terminal import INTERRUPTED, REPORTED, ends_quietly, importing
 
 COMMAND = f"python -m {__package__}"
 
@@ -30,6 +23,7 @@ with importing(COMMAND):
     from cactus_theory.base.arguments import refuse_empty
     from cactus_theory.base.help_pages import add_commands
     from cactus_theory.base.tables import plain_json
+    from cactus_theory.base.terminal import interrupted, one_line
 
     from ._commands import COMMANDS, Job
 

@@ -121,9 +121,8 @@ class Texts:
         for count, token in enumerate(ids, 1):
             self.ids[row].append(token)
             self.lengths[row] += 1
-            stopped = self.stop is not None and self.stop(
-                self.prefix(row, 0).clone(), self.prompt_lengths[row]
-            )
+            stop, start = self.stop, self.prompt_lengths[row]
+            stopped = stop is not None and stop(self.prefix(row, 0).clone(), start)
             self.ended[row] = stopped or token in self.eos
             if self.ended[row]:
                 return count

@@ -282,8 +282,8 @@ def load_model(
         raise ValueError(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
         )
-    order = [(bool(COMPUTED.fullmatch(name)), name) for name in report["unexpected_keys"]]
-    others = [name for _, name in sorted(order)]  # unknown ones first
+    others = sorted(report["unexpected_keys"])
+    others.sort(key=lambda name: bool(COMPUTED.fullmatch(name)))  # unknown ones first
     if others and not COMPUTED.fullmatch(others[0]):
         raise ValueError(
             f"{source.name}: every tensor must be one of the {type(model).__name__} that its "

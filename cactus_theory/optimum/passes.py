@@ -11,7 +11,6 @@ import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,9 @@ ROOT_BITS, MANTISSA = 0x3FE6A09E667F3BCD, 52
 BLOCK = 512
 # entries of a row whose charges are added up at once, so that they stay near the core
 CHARGED = 2**11
-
-
-@cache
-def _sources() -> bytes:
-    """Return a digest of what compiled loops are made of, as one holds code of other files."""
-    files = [tolerances.__file__, *sorted(Path(__file__).parent.glob("*.py"))]
-    return sha256(b"".join(Path(file).read_bytes() for file in files)).digest()
+# what compiled loops are made of: each holds code and constants of other files
+FILES = [Path(tolerances.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+SOURCES = sha256(b"".join(file.read_bytes() for file in FILES)).digest()
 
 
 class _Entries(CompileResultCacheImpl):
@@ -66,7 +61,7 @@ class _Kept(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file._source_stamp = _sources()
+        self._cache_file._source_stamp = SOURCES
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         return self._unless_broken(super().load_overload, sig, target_context)

@@ -255,7 +255,7 @@ def test_greedy_texts_are_the_targets(targets, head):
         ({"layer": {"rms_norm_eps": 0.0}}, {}, "rms_norm_eps: must be a positive number; got 0.0"),
         ({"layer": {"rms_norm_eps": "small"}}, {}, "rms_norm_eps: must be a .*; got 'small'"),
         ({"draft_vocab_size": 0}, {}, "draft_vocab_size: must be an integer of at least 1; got 0"),
-        *(({}, {"norm.weight": torch.ones(32).to(kind)}, f"norm.weight: dtype must .*; got {kind}")
+        *(({}, {"norm.weight": torch.ones(32).to(kind)}, f"norm.weight: must hold .*; got {kind}")
           for kind in (torch.complex64, torch.bool, torch.int8, torch.float8_e4m3fn)),
         ({}, {"d2t": torch.tensor([0.2, 1.4, 1.0])}, "d2t: must be integers; got torch.float32"),
         ({"draft_vocab_size": 4},

@@ -32,13 +32,8 @@ READ |= {"torch_dtype"}
 # options of the layer beside the library's own, and those of its rotary table that are numbers
 OF_LAYER = {"torch_dtype", "rope_theta", "rope_scaling"}
 OF_ROPE = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"}
-OF_ROPE |= {
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-}
+OF_ROPE |= {"original_max_position_embeddings", "beta_fast", "beta_slow"}
+OF_ROPE |= {"mscale", "mscale_all_dim"}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # tensors of the format that are read elsewhere, or not at all: they are of the target
 BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
@@ -146,9 +141,9 @@ class Eagle3Head(nn.Module):
             elif name not in filled:
                 if stored not in weights:
                     raise ValueError(f"{stored} is not there")
-                if weights[stored].dtype not in DTYPES:
-                    rule = f"must be one of {', '.join(map(str, DTYPES))}"
-                    raise ValueError(f"{stored}: dtype {rule}; got {weights[stored].dtype}")
+                if (kind := weights[stored].dtype) not in DTYPES:
+                    rule = "must hold float16, bfloat16, float32 or float64"
+                    raise ValueError(f"{stored}: {rule}; got {kind}")
                 filled[name] = weights.pop(stored).to(dtype)
                 if filled[name].shape != own.shape:
                     shapes = tuple(own.shape), tuple(filled[name].shape)

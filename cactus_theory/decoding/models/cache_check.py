@@ -103,10 +103,8 @@ def _answer(model: Any, change: str | None) -> Answer:
 
 def _foreign(model: Any, change: str | None) -> bool:
     """Return whether modules may round where those of torch and of the library do not."""
-    homes = (type(module).__module__ for module in model.modules())
-    return bool(change) or not all(
-        home.startswith(("torch.nn.", "transformers.")) for home in homes
-    )
+    homes, known = {type(own).__module__ for own in model.modules()}, ("torch.nn.", "transformers.")
+    return bool(change) or not all(home.startswith(known) for home in homes)
 
 
 def _steps(model: Any, ids: Tensor, whole: Tensor) -> float:
