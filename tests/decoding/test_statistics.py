@@ -64,7 +64,7 @@ def test_what_is_prepared_once_is_no_part_of_decoding(tiny, monkeypatch, fast):
     assert run(models, fast_forward=fast).seconds.preparation > wait
 
 
-ENDS = {"eos_token_ids": lambda end: end, "stop": lambda end: lambda ids: ids[0, -1] == end}
+ENDS = {"eos_token_ids": lambda end: end, "stop": lambda end: lambda ids, _: ids[0, -1] == end}
 
 
 @pytest.mark.parametrize("by", ENDS)

@@ -96,7 +96,7 @@ def test_a_processor_may_write_into_what_it_gets_and_keep_what_it_returns(tiny, 
 
 
 def test_callbacks_may_write_into_what_they_get(tiny) -> None:
-    def stop(ids):
+    def stop(ids, prompt_length):
         ended = ids[0, -1].item() == 11
         spoil(ids)
         return ended
@@ -104,7 +104,7 @@ def test_callbacks_may_write_into_what_they_get(tiny) -> None:
     def on_rows(*parts):
         spoil(list(parts))
 
-    quiet = {"stop": lambda ids: ids[0, -1].item() == 11}
+    quiet = {"stop": lambda ids, _: ids[0, -1].item() == 11}
     told = Callbacks(on_rows=on_rows, on_tokens=spoil, on_round=on_rows)
     loud = {"stop": stop, "callbacks": told}
     found = [decoded(tiny, True, policy="band:price=1", **options) for options in (quiet, loud)]

@@ -190,7 +190,7 @@ def run(tiny, draft=None, **options):
     ("options", "said"),
     [
         ({"draft": NGram()}, "a drafter is more than a model"),
-        ({"stop": lambda ids: False}, "stop is used"),
+        ({"stop": lambda ids, _: False}, "stop is used"),
         ({"record_rows": True}, "record_rows is used"),
         ({"callbacks": Callbacks(on_rows=lambda *rows: None)}, "on_rows is used"),
         ({"fast_forward": False}, "fast_forward is used"),
