@@ -76,7 +76,7 @@ def test_what_is_no_model_is_refused(words: list[str], said: str, hub: list[str]
 
 
 def test_a_journal_keeps_the_commit(hub: list[str], tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {}, raising=False)
     asked = "throughput --policies speculative --batch 1 --num-draft-tokens 2 --num-prompts 1"
     asked += f" --max-new-tokens 4 --repeats 0 --metered 1 --baselines --target {DRAFT}"
     asked += f" --draft org/cached --out {tmp_path / 'out'}"
@@ -100,7 +100,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_auto_takes_bfloat16_where_it_is_stored_and_computed(processor, stored, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor])
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor], raising=False)
     taken = {name: load_model(folder).dtype for name, folder in stored.items()}
     best = torch.bfloat16 if PROCESSORS[processor] else torch.float32
     assert taken == {"float32": torch.float32, "bfloat16": best, "float16": torch.float32}
@@ -110,7 +110,7 @@ def test_auto_takes_bfloat16_where_it_is_stored_and_computed(processor, stored, 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_only_emulated_half_precision_is_warned_of(processor, stored, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor])
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: PROCESSORS[processor], raising=False)
     model = load_model(stored["bfloat16"], dtype="bfloat16")
     for draft in (model, NGram()):
         with warnings.catch_warnings(record=True) as caught:

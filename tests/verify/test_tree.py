@@ -196,7 +196,7 @@ def draft_of(walks, count):
     """Return a tree as a draft of so many equal rows, and its target rows."""
     nodes, plan = walks.nodes, walks.plan
     ids, parents = ([[n[k] for n in nodes[1:]]] * count for k in (1, 0))
-    flags = [torch.tensor([[n[k] for n in nodes[1:]]] * count) for k in (2, 3)]
+    flags = [torch.tensor([[bool(n[k]) for n in nodes[1:]]] * count) for k in (2, 3)]
     texts = [text_of(nodes, at) for at in range(len(nodes))]
     q = torch.tensor(np.array([plan.target(text) for text in texts])).expand(count, -1, -1)
     p = np.full((len(nodes) - 1, VOCAB), np.nan)  # no law where nothing was sampled
