@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base.tolerances import LEAST
+
 Values = Float[Tensor, "*rows"]
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -67,15 +69,19 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
     The value exceeds the budget at ``over`` and not at ``under``; where it does not exceed it at
     ``over`` either, ``over`` is returned. A Newton step from the side above the budget never
     overshoots a convex function; every third step halves the bracket, so that a flat or infinite
-    slope at the start costs little. The result keeps the budget up to
-    ``BUDGET_ULPS``·(1 + budget).
+    slope at the start costs little, and every other such step halves it in logarithms, so that a
+    root of 1e-150 is found. A value of NaN, as f of a ratio that leaves float64, counts as above
+    the budget. The result keeps the budget up to ``BUDGET_ULPS``·(1 + budget).
     """
     close = BUDGET_ULPS * (1 + budget)
     value, slope = evaluate(over)
-    active = value > budget + close
+    active = ~(value <= budget + close)
     for step in range(MOST_STEPS):
         newton = over + (budget - value) / slope
         middle = (over + under) / 2
+        if step % 2:
+            apart = over.clamp(min=LEAST).sqrt() * under.clamp(min=LEAST).sqrt()
+            middle = torch.where(_between(apart, over, under), apart, middle)
         usable = torch.isfinite(newton) & _between(newton, over, under)
         trial = middle if step % 3 == 2 else torch.where(usable, newton, middle)
         active = active & _between(trial, over, under)
@@ -88,7 +94,7 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
         over = torch.where(advance, trial, over)
         value = torch.where(advance, there, value)
         slope = torch.where(advance, steepness, slope)
-        active = active & (value > budget + close) & ~(kept & (there >= budget - close))
+        active = active & ~(value <= budget + close) & ~(kept & (there >= budget - close))
     return torch.where(value <= budget + close, over, under)
 
 

@@ -175,12 +175,11 @@ class JensenShannon(FDivergence):
 
     def f(self, t: Tensor) -> Tensor:
         # ½[−t·ln((1+1/t)/2) − ln((1+t)/2)] avoids the cancellation of t ln t at large t
-        # torch 2.6 takes log1p beyond a tenth of the largest float for ∞
-        limits = torch.finfo(t.dtype)
-        inside = t.clamp(1e3 * limits.tiny, 1e-3 * limits.max)
-        half = (inside - 1) / 2
-        first = t * torch.log1p(-half / inside)
-        return (first + torch.log1p(half)) / -2
+        half = (t - 1) / 2
+        # torch 2.6 takes log1p beyond 1e307 for ∞
+        least = max(SAFE_RATIO, torch.finfo(t.dtype).tiny)
+        first = t * torch.log1p(-half / t.clamp(min=least))
+        return (first + torch.log1p(half.clamp(max=1 / least))) / -2
 
     def slope(self, t: Tensor) -> Tensor:
         return (math.log(2) - torch.log1p(1 / t)) / 2
@@ -216,6 +215,8 @@ class MaxDivergence(Divergence):
         return ratio
 
 
+# largest budget of a generator
+MOST = 1e308
 # Σ h^a q^{1−a} − 1 below which the sum itself is computed, as 1 less almost 1 would lose its
 # digits: rows that share less than half
 FAR = -0.5
@@ -269,7 +270,9 @@ class Renyi(Divergence):
         return Alpha(self.a)
 
     def to_generator(self, delta: Tensor) -> Tensor:
-        return torch.expm1((self.a - 1) * delta) / (self.a * (self.a - 1))
+        budget = torch.expm1((self.a - 1) * delta) / (self.a * (self.a - 1))
+        # a finite budget stays finite: rows whose D_f leaves float64 are not within it
+        return torch.where(delta < math.inf, budget.clamp(max=MOST), budget)
 
     def from_generator(self, value: Tensor) -> Tensor:
         return torch.log1p((self.a * (self.a - 1) * value).clamp(min=-1)) / (self.a - 1)

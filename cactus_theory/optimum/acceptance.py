@@ -3,6 +3,8 @@
 Source: THEORY.md, Theorems 7, 9 and 19.
 """
 
+import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,8 @@ from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import geometry_of
 
 SUPPORTS = ("target", "free")
+# by how much rounding may exceed a budget, relative to 1 plus it
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ def optimal_acceptance(
     divergence : (...), D(h‖q) spent, in the divergence's unit (nats for KL).
     lower, upper : (...), the band's edges a and b; min and max of p/q where h = p.
     price : (...), dA/dδ at the optimum: acceptance bought by one more unit of divergence.
-    gap : (...), certified bound minus acceptance; zero up to rounding, of either sign.
+    gap : (...), certified bound minus acceptance; zero up to rounding, of either sign. ∞ where
+        float64 cannot hold the divergence, so that nothing is certified.
 
     Raises
     ------
@@ -104,10 +109,19 @@ def optimal_acceptance(
         geometry = geometry_of(q, p, kind, support)
         best = geometry.measured(solve_edges(geometry, name, amounts[at]))
         edges = best.edges.lower, best.edges.upper
-        scalars = best.acceptance, best.divergence, *edges, best.price, best.gap
+        gap = torch.where(best.divergence > _most(name, amounts[at]), math.inf, best.gap)
+        scalars = best.acceptance, best.divergence, *edges, best.price, gap
         return best.rows.to(target.dtype), *scalars
 
     parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
     rows, *scalars = joined(parts, amounts.numel())
     columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
     return OptimalAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
+
+
+def _most(name: str, amounts: Tensor) -> Tensor:
+    """Return the divergence that rows may have: the budget; at a price above 0 any finite one."""
+    if name == "delta":
+        return amounts + ROUNDING * (1 + amounts)
+    priced = (amounts > 0) & (name == "price")
+    return torch.where(priced, amounts.new_tensor(sys.float_info.max), math.inf)

@@ -111,12 +111,12 @@ class Bands:
     def _write_together(self, q: Rows, p: Rows, alive: PerRow, out: Rows) -> None:
         """Write the rows clip(p/P, max(a, c) q, min(b, C) q)."""
         q, p = normalised(q), normalised(p)
-        q = torch.where(q < LEAST, 0.0, q)  # NaN stays; such tokens may not rise
+        own, q = q, torch.where(q < LEAST, 0.0, q)  # NaN stays; such tokens may not rise
         cut, lacking = cut_to_boxes(q, p, alive, *self.boxes.of_rows(q))
         knob, amount, _ = chosen_knob(self.kind, delta=self.delta, price=self.price)
         lower, upper = edges(q, cut, self.kind, knob, amount, lacking)
         top = torch.where(q > 0, upper * q, 0.0)  # where b is ∞, too
-        torch.maximum(torch.minimum(cut, top), lower * q, out=out)
+        torch.maximum(torch.minimum(cut, top), torch.where(q > 0, lower * q, own), out=out)
 
 
 class Charge(NamedTuple):

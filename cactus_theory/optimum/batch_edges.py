@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cactus_theory.base.chunks import joined, parts_of
 from cactus_theory.base.roots import convex_root
+from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences import Divergence
 from cactus_theory.optimum.certificate import Geometry, geometry_of
 from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
@@ -41,6 +42,8 @@ POLISH = 1e-6
 MOST_COST = 32.0
 # least budget and price: D is rounding below; the sorted path adds up from the ratio 1 outwards
 LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
+# largest price, and f′(b) − f′(a) that is rounding of f′(1)
+MOST_PRICE, MERGED = 1e8, 1e-15
 # slack when asking for exactly the acceptance that a row can reach
 ACCEPTANCE_SLACK = 1e-12
 
@@ -135,7 +138,7 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]
         goal, inside = 1 / amount, torch.zeros_like(amount)
         lossless = torch.isinf(amount)
         whole = (goal >= f.centred_slope(most) - f.centred_slope(least)) & (lacking == 0)
-        abandoned = amount < LEAST_PRICE
+        abandoned = (amount < LEAST_PRICE) | (amount > MOST_PRICE)
     else:
         cost = torch.mul(weights[:, 0], f.centred(ratios), out=weights[:, 2])
         goal, total = amount, cost.sum(-1)
@@ -202,9 +205,16 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
     lossless = rejection >= path.largest
     slack = (rejection <= path.smallest) & ~lossless
     lower, upper, _ = path.at(rejection)
+    f, kind = geometry.generator, geometry.divergence
+    if knob == "price" and kind is f:  # an ulp of ε moves the edges of tiny tokens any distance
+        one = torch.full_like(amount, f.slope_at_one)
+        lower = torch.maximum(lower, f.ratio_at(one - 1 / amount))
+        upper = torch.minimum(upper, f.ratio_at(one + 1 / amount))
+    if kind.generator is not None:  # where the edges meet a few ulps of ε are gained
+        lossless = lossless | ((geometry.slope(lower, upper) <= MERGED) & ~slack)
     leaked = torch.zeros_like(rejection)
     if geometry.free:
-        leaked = (path.zero_mass - rejection).clamp(min=0.0)
+        leaked = torch.where(upper < math.inf, 0.0, path.zero_mass - rejection).clamp(min=0.0)
     lower = torch.where(lossless, 1.0, lower)
     upper = torch.where(lossless, 1.0, upper)
     whole = slack & (rejection <= 0) & (path.zero_mass >= 0)
@@ -229,6 +239,7 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
         slack, lossless = ~(share_at(path.smallest)[0] < 1), amount == math.inf
         ends = path.largest, path.smallest
         rejection = convex_root(share_at, *ends, torch.ones_like(amount))
+        slack = slack | (rejection < LEAST)
     else:
         reachable = geometry.reachable
         if bool((amount > reachable + ACCEPTANCE_SLACK).any()):

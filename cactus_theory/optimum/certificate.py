@@ -92,7 +92,9 @@ class Geometry:
         self.write_rows(edges, rows)
         accepted = torch.minimum(self.p, rows).sum(-1)
         generated, spent = self.measure(rows)
-        gap = self.bound(edges, generated, 1 / self.slope(edges.lower, edges.upper)) - accepted
+        bound = self.bound(edges, generated, 1 / self.slope(edges.lower, edges.upper))
+        # no row accepts more than the path's end, which proves more where f′(a) leaves float64
+        gap = torch.where(bound < self.reachable, bound, self.reachable) - accepted
         return (
             accepted,
             torch.where(edges.lossless, 0.0, spent),
@@ -107,7 +109,8 @@ class Geometry:
         torch.minimum(rows, q * edges.upper[:, None], out=rows)
         if self.inside is not None:
             share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
-            rows.copy_(torch.where(self.inside, rows, p * share[:, None]))
+            # q where p/q overflows: less than it would cost ∞ where f(0) is
+            rows.copy_(torch.where(self.inside, rows, q + p * share[:, None]))
         for ends, end in ((edges.lossless, q), (edges.whole, p)):
             if bool(ends.any()):
                 rows[ends] = end[ends]
@@ -159,9 +162,8 @@ class Geometry:
         return convex_root(evaluate, path.smallest, path.largest, budget)
 
     def within(self, edges: Edges, delta: PerRow) -> Edges:
-        """Return the edges, lossless where they met: a budget buys less than an ulp of ε there."""
-        merged = (self.slope(edges.lower, edges.upper) <= 0) & ~edges.slack
-        return replace(edges, lossless=edges.lossless | merged) if self.generator.smooth else edges
+        """Return the edges of a budget, as the path has them."""
+        return edges
 
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return the dual bound at λ = ``price``: no row of as much divergence accepts more, (R,).

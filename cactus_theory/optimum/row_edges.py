@@ -162,8 +162,8 @@ def edges_at_price(
         if excess == 0 or not (excess == excess):
             break
         low, high = (upper, high) if excess < 0 else (low, upper)
-        if excess < 0 and upper >= max(unit, largest):  # nothing is cut: A rises to P
-            lower = lifted(q, p, lower, unit, goal, boxes)
+        if excess < 0 and above == 0:  # nothing is cut: A rises to P
+            lower = lifted(q, p, lower, MOST, unit, goal, boxes)
             return math.inf, lower, unit
         slope = above + below * fall_of(a, upper / unit, lower / unit)
         following = upper - excess / slope if slope > 0 else -1.0
@@ -181,15 +181,19 @@ def edges_at_price(
         if moved <= settled * upper:
             break
     lower = unit * lower_of(c, a, step, upper / unit)
+    if a > 1:  # f′(A/P) may be less than an ulp of f′(U/P)
+        lower = lifted(q, p, 0.0, min(upper, MOST), unit, goal, boxes)
     return upper, lower, unit
 
 
 @compiled
-def lifted(q: Row, p: Row, low: float, unit: float, goal: float, boxes: Boxes) -> float:
-    """Return A ≤ P at which Σ max(p, Aq) is ``goal``, off a head at most P = ``unit``."""
+def lifted(
+    q: Row, p: Row, low: float, upper: float, unit: float, goal: float, boxes: Boxes
+) -> float:
+    """Return A ≤ P at which Σ clip(p, Aq, Uq) is ``goal``, off a head at most P = ``unit``."""
     lower = unit
     for _ in range(MOST_STEPS):
-        total, _, below = clipped_sums(q, p, lower, MOST, unit, boxes)
+        total, _, below = clipped_sums(q, p, lower, upper, unit, boxes)
         if not (total > goal and below > 0):
             break
         following = max(lower - (total - goal) / below, low)
@@ -229,7 +233,7 @@ def edges_within(
     if not inside <= MOST_COST:
         return math.inf, 0.0, False
     if outside > 0:  # the path may end where only these tokens are cut
-        lower = lifted(q, p, 0.0, unit, drafted, free)
+        lower = lifted(q, p, 0.0, MOST, unit, drafted, free)
         q_low, _, c_low, _, _, _ = outer_sums(q, p, cost, lower, MOST)
         spent = inside - c_low / mass
         if lower > 0:

@@ -109,7 +109,7 @@ class PricedBand:
     """
 
     def __init__(self, f: FDivergence, price: float) -> None:
-        self.step, self.curve = 1 / price, curve_of(f)
+        self.step, self.curve = min(1 / price, MOST), curve_of(f)
         self.high = f.upper_edge(self.step)
 
 

@@ -3,22 +3,28 @@
 There its coins have to decide as φ and g state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.testing._property import EXACT, FINITE, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     REAL,
     Behaviour,
+    at_knob,
     of_token,
     policy_property,
     residual_entry,
 )
 from cactus_theory.verify import verify_chain
+from cactus_theory.verify.chain import Chain
 
 # tolerance of a probability's comparison with 0 and 1
 PROBABILITY = 1e-12
@@ -196,3 +202,50 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     emitted = verdict.output_token_ids[:, 0].reshape(shape)
     expected = torch.where(accepted, n[:, None, None], token)
     yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
+
+
+# values at which a knob is tried far from those in use, as far as its range allows them
+FAR = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300)
+# most rows there
+FEW = 2
+
+
+def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
+    """Return (value, policy) of a registered policy's knob, unless it is a whole number."""
+    if getattr(policy, "source", None) is not None or isinstance(
+        getattr(policy, policy.knob or "", None), int
+    ):
+        return []
+    return [(value, far) for value in FAR if (far := at_knob(policy, value)) is not None]
+
+
+@policy_property(
+    lambda policy: bool(_far_knobs(policy)),
+    hint="an edge or a root loses its digits, in what is written or in what a coin asks for",
+    at_other_knobs=False,
+    widest=6,
+)
+def far_knobs_have_one_law(seen: Behaviour) -> Iterator[Bounds]:
+    """The law that is said, drawn and charged is one row at knobs from 1e-300 to 1e300.
+
+    Said by ``emitted``, drawn by the coins of a chain, charged by the meter.
+    """
+    q, p = seen.q[:FEW], seen.p[:FEW]
+    divergence = read_divergence(getattr(seen.policy, "divergence", "kl"))
+    for value, policy in _far_knobs(seen.policy):
+        far, path = seen.on(q, p, policy=policy), PathState(torch.ones(len(q), dtype=torch.float64))
+        said = policy.emitted(q, p)
+        due = divergence.value(said, q)
+        charged = Chain().emitted(policy, q, p, path).charges(divergence).spent
+        bounds = [Bounds(charged, due, due, "divergence that is charged", EXACT * (1 + due))]
+        for one in (*emitted_law_sums_to_one(far), *bounds, *coins_decide_as_declared(far)):
+            about = one.about if callable(one.about) else partial(_formatted, one.about)
+            yield replace(one, about=partial(_at, about, f" at {seen.policy.knob}={value:g}"))
+
+
+def _formatted(text: str, index: tuple[int, ...]) -> str:
+    return text.format(*index[1:])
+
+
+def _at(about: Callable[[tuple[int, ...]], str], where: str, index: tuple[int, ...]) -> str:
+    return about(index) + where
