@@ -54,7 +54,7 @@ def band(spec: str, price: float, q: Sequence[float], p: Sequence[float], alive=
         largest = max([y / x for x, y, *_ in rows] + [mp.mpf(1)])
 
         def law(low, high):
-            return [max(max(low, c) * x, min(y, min(high, top) * x)) for x, y, c, top in rows]
+            return [max(max(low, c) * x, min(y, min(high, most) * x)) for x, y, c, most in rows]
 
         def halved(edges, least, most):
             for _ in range(STEPS):
@@ -66,7 +66,10 @@ def band(spec: str, price: float, q: Sequence[float], p: Sequence[float], alive=
         def by_upper(x):
             return edge(curve, -step, x), x
 
-        if curve[1] is not None and curve[1] > 1:
+        steep = curve[1] is not None and curve[1] > 1
+        if steep and sum(law(0, top := edge(curve, step, mp.mpf(0)))) >= 1:  # f′(a) cannot fall
+            edges = halved(lambda x: (0, x), 0, mp.log(top))
+        elif steep:
             edges = halved(lambda x: (x, edge(curve, step, x)), FARTHEST, 0)
         elif sum(law(*by_upper(largest))) < 1:  # nothing is cut
             edges = halved(lambda x: (x, mp.inf), FARTHEST, 0)

@@ -22,6 +22,7 @@ from cactus_theory.policies import (
 )
 from cactus_theory.policies._policy import accept_probability, normalised_or
 from cactus_theory.policies.accepted_sets import Thresholds
+from cactus_theory.policies.band import Band
 
 EXAMPLES = 2000
 COUNTS = (50, 300, EXAMPLES)
@@ -183,6 +184,16 @@ class HalfTheBudget(Named, PerProposal):
         return (q_n + (self.delta / 2 * q_n * (1 - q_n)).sqrt()).clamp(max=1.0)
 
 
+class LosesFarEdges(Band):
+    """Solves a row that a coin asks for at a price of 0.5 at least."""
+
+    name = "loses_far_edges"
+
+    def row(self, q, p, alive=1.0):
+        """Return the row of another price."""
+        return Band(price=max(self.price, 0.5)).row(q, p, alive)
+
+
 @dataclass(frozen=True)
 class ForgetsSmallBudgets(type(ct.policy("cactus_exact", delta=0.1))):
     """Spends twice the budget for 0.35 < δ < 0.6."""
@@ -326,6 +337,8 @@ FAULTS = (
           "accepts_within_its_bounds", FalselyGenerous(), ReadsEntries()),
     Fault("one residual law stated, another one for every token", "recovers_alike",
           FalselyShared(), ReadsEntries()),
+    Fault("edges of far prices are those of another one where a coin asks",
+          "far_knobs_have_one_law", LosesFarEdges(price=1.0), ct.policy("band:price=1")),
     Fault("inclusive coin test", "coins_decide_as_declared", InclusiveCoins(), PLAIN),
     Fault("inclusive test lets coin 0 through", "no_token_without_target_mass",
           InclusiveCoins(), PLAIN),
