@@ -135,7 +135,12 @@ def drafter_in(folder, **options):
 
 KEPT = [0, 2, 3]
 # tokens of the target, those of the head, whether its stream is normed, what it has of its own
-FORMATS = [(5, KEPT, True, True), (40, range(1, 40, 2), False, True), (5, range(5), False, False)]
+FORMATS = [
+    (5, KEPT, True, True),
+    (40, range(1, 40, 2), False, True),
+    (5, range(5), False, False),
+    (5, [3, 0, 4, 1, 2], True, True),  # every token of the target, in another order
+]
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -105,6 +105,58 @@ def test_typical_threshold():
     assert ct.policy("typical:recover=target").residual(q, q, torch.tensor(0)).equal(q)
 
 
+EVEN = (0.25, 0.5, 0.25)
+# what a rule does at its threshold exactly, and next to it: the accepted tokens, by q and p
+AT_THRESHOLDS = [
+    # more than ε, and more than α e^{-H} = α/2 of two tokens
+    ("typical:epsilon=0.25,alpha=5", EVEN, None, [0, 1, 0]),
+    ("typical:epsilon=0.24,alpha=5", EVEN, None, [1, 1, 1]),
+    ("typical:epsilon=1,alpha=1", (0.5, 0.5, 0.0), None, [0, 0, 0]),
+    ("typical:epsilon=1,alpha=0.99", (0.5, 0.5, 0.0), None, [1, 1, 0]),
+    # at least that of the k-th token, and more than 0
+    ("top_k:k=1", (0.4, 0.4, 0.2), None, [1, 1, 0]),
+    ("top_k:k=2", EVEN, None, [1, 1, 1]),
+    ("top_k:k=3", (0.5, 0.5, 0.0), None, [1, 1, 0]),
+    ("top_k:k=9", (0.5, 0.5, 0.0), None, [1, 1, 0]),
+    # at least max q − δ
+    ("relaxed:k=3,delta=0.25", EVEN, None, [1, 1, 1]),
+    ("relaxed:k=3,delta=0.249", EVEN, None, [0, 1, 0]),
+    ("relaxed:k=3,delta=1", (0.5, 0.5, 0.0), None, [1, 1, 0]),
+    # at least s
+    ("thresholds:single=0.25", EVEN, None, [1, 1, 1]),
+    ("thresholds:single=0.26", EVEN, None, [0.25, 1, 0.25]),
+    ("thresholds:single=0,acc=0", (0.5, 0.5, 0.0), None, [1, 1, 0]),
+    # less than T: TV(p, q) is a quarter
+    ("fuzzy:threshold=0.25,divergence=total_variation", (0.75, 0.25), (0.5, 0.5), [1, 0.5]),
+    ("fuzzy:threshold=0.251,divergence=total_variation", (0.75, 0.25), (0.5, 0.5), [1, 1]),
+    # at least β max q may rise, here to p
+    ("band:price=0,head=0.5", (0.5, 0.25, 0.25), (0.25, 0.5, 0.25), [1, 1, 1]),
+    ("band:price=0,head=0.501", (0.5, 0.25, 0.25), (0.25, 0.5, 0.25), [1, 0.5, 1]),
+    ("band:delta=inf,head=0.5", (0.5, 0.25, 0.25), (0.25, 0.5, 0.25), [1, 1, 1]),
+    ("band:delta=inf,head=0.501", (0.5, 0.25, 0.25), (0.25, 0.5, 0.25), [1, 0.5, 1]),
+    ("band:price=1e-3,head=0.5", (0.5, 0.25, 0.25), (0.25, 0.5, 0.25), [1, 1, 1]),
+    ("band:price=1e-3,head=0.501", (0.5, 0.25, 0.25), (0.25, 0.5, 0.25), [1, 0.5, 1]),
+    # the nucleus is the smallest set with mass of at least top_p: a token more beyond it
+    ("truncated:top_p=0.5", (0.5, 0.25, 0.25), (0.5, 0.25, 0.25), [1, 0, 0]),
+    ("truncated:top_p=0.501", (0.5, 0.3, 0.2), (0.5, 0.3, 0.2), [1, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("spec", "q", "p", "accepted"), AT_THRESHOLDS)
+def test_what_lies_at_a_threshold_is_decided_as_it_is_said(spec, q, p, accepted):
+    """φ, and the coins of a chain at 0, just below φ and at it."""
+    rule, count = ct.policy(spec), len(q)
+    q = tensor(*q)
+    p = tensor(*p) if p else torch.full_like(q, 1 / count)
+    phi = tensor(*accepted)
+    torch.testing.assert_close(rule.acceptance_row(q, p), phi, rtol=0, atol=CLOSE)
+    rows, ids = q.expand(count, 2, -1), torch.arange(count)[:, None]
+    for coin, passed in ((0 * phi, phi > 0), (phi - 1e-9, phi > 0), (phi, phi >= 1)):
+        coins = coin.clamp(0, 1 - 1e-9)[:, None], torch.full((count,), 0.5)
+        verdict = ct.verify_chain(rule, rows, p.expand(count, 1, -1), ids, coins=coins)
+        assert verdict.num_accepted.tolist() == passed.long().tolist()
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_spec_round_trip(spec):
     rule = RULES[spec]

@@ -73,6 +73,22 @@ def test_every_policy_that_a_verifier_follows(name, spec):
     assert_verifier_properties(name, policies=[RULES[spec]], examples=amount(2, 24))
 
 
+# (trees with deterministic tokens are enumerated in tests/verify/test_tree.py)
+BANDS = (
+    "price=0.7", "price=0.7,per_row=True", "price=0.5,divergence=pearson_chi2",
+    "price=0.5,divergence=reverse_kl,per_row=True", "delta=0.05",
+    "delta=0.05,divergence=renyi:a=2",
+)  # fmt: skip
+BOXES = ("head=0.6", "floor=0", "hold=1", "head=0.6,floor=1,hold=0", "floor=0+1")
+BOXED = [(name, f"band:{band},{box}") for name in ("chain", "block") for band in BANDS
+         for box in BOXES]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spec"), some(BOXED, 6))
+def test_boxed_bands_have_every_property(name, spec):
+    assert_verifier_properties(name, policies=[spec], examples=amount(2, 24))
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title.replace(" ", "-"))
 def test_planted_faults_are_seen(fault):
     with pytest.raises(AssertionError, match=f"breaks the property {fault.prop}\n") as found:

@@ -35,6 +35,18 @@ def test_extreme_coins_with_nothing_left_draw_from_the_target(spec):
         assert verdict.output_token_ids.tolist() == [[token, -1]]
 
 
+@pytest.mark.parametrize("spec", ["band:price=1e6", "band:delta=1e-12", "band:price=inf"])
+@pytest.mark.parametrize(("coin", "accepted"), [(0.49998, 1), (0.50002, 0)])
+def test_the_sums_of_rows_decide_close_calls(spec, coin, accepted):
+    """φ = 0.5 by rows over their sums; the entries alone, 0.25001 and 0.49998, say 0.50004."""
+    q, p = torch.tensor([0.25, 0.75]) * 1.00004, torch.tensor([0.5, 0.5]) * 0.99996
+    assert (q.dtype, float(q[0] / p[0]) > 0.50003) == (torch.float32, True)
+    rows = torch.stack([q, q])[None], p[None, None], torch.tensor([[0]])
+    coins = torch.tensor([[coin]]), torch.tensor([0.5])
+    verdict = ct.verify_chain(ct.policy(spec), *rows, coins=coins, validate=False)
+    assert verdict.num_accepted.item() == accepted
+
+
 def test_one_generator_per_row_makes_a_row_behave_as_if_alone():
     q, p = step(3, 5, seed=4, batch=6)
     ids = torch.randint(5, (6, 3), generator=torch.Generator().manual_seed(0))

@@ -257,6 +257,21 @@ def test_the_next_token_has_the_law_h_at_every_node(shape, children, spec):
     assert law_error(Plan(shape, children, seed=len(spec)), ct.policy(spec)) <= EXACT
 
 
+BANDS = (
+    "price=0.7", "price=0.7,per_row=True", "price=0.5,divergence=pearson_chi2",
+    "price=0.5,divergence=reverse_kl,per_row=True", "delta=0.05",
+    "delta=0.05,divergence=renyi:a=2",
+)  # fmt: skip
+BOXES = ("head=0.6", "floor=0", "hold=1", "head=0.6,floor=2,hold=0", "floor=0+1+2")
+BOXED = list(itertools.product(SHAPES, CHILDREN, BANDS, BOXES))
+
+
+@pytest.mark.parametrize("shape, children, band, boxes", some(BOXED, 8))
+def test_boxed_rows_have_the_law_h_in_trees_of_every_kind(shape, children, band, boxes):
+    policy = ct.policy(f"band:{band},{boxes}")
+    assert law_error(Plan(shape, children, seed=len(boxes)), policy) <= EXACT
+
+
 def test_a_law_may_depend_on_how_a_node_was_reached():
     """The band sees the alive ratio."""
     band = ct.policy("band:price=1,divergence=reverse_kl")
