@@ -79,7 +79,7 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
     for step in range(MOST_STEPS):
         newton = over + (budget - value) / slope
         middle = (over + under) / 2
-        if step % 2:
+        if step % 6 == 5:
             apart = over.clamp(min=LEAST).sqrt() * under.clamp(min=LEAST).sqrt()
             middle = torch.where(_between(apart, over, under), apart, middle)
         usable = torch.isfinite(newton) & _between(newton, over, under)
