@@ -38,7 +38,7 @@ def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("spec", "price", "row"), some(CASES, 48))
+@pytest.mark.parametrize(("spec", "price", "row"), some(CASES, 30))
 def test_every_road_has_the_precise_row(spec: str, price: float, row: int) -> None:
     q, p = (tensor(*entries) for entries in ROWS[row])
     expected = tensor(*band(spec, price, *ROWS[row]))
@@ -54,10 +54,10 @@ def test_every_road_has_the_precise_row(spec: str, price: float, row: int) -> No
     assert meter.sums()[1] == pytest.approx(due, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("spec", some(SPECS, 5))
+@pytest.mark.parametrize("spec", ["alpha:a=10", *some(SPECS, 2)])
 def test_so_do_boxed_rows_of_nodes(spec: str) -> None:
     q, p = pair(amount(1, 6), 5, seed=8, kinds=("zeros", "smooth"))
-    for price in (1e-300, 1e-9, 0.4, 1e9):
+    for price in some((1e-9, 1e-300, 1e9, 0.4), 2):
         for alive in (1.0, 0.3):
             rule = ct.policy("band", price=price, divergence=spec, head=0.5, hold="1", floor="2")
             ratios = torch.full_like(q[:, 0], alive)
@@ -93,7 +93,7 @@ def test_pearson_at_a_tiny_price_by_hand() -> None:
         assert verdict.num_accepted.tolist() == [1]
 
 
-@pytest.mark.parametrize("spec", some(SPECS, 4))
+@pytest.mark.parametrize("spec", some(SPECS, 2))
 def test_the_law_that_is_said_is_drawn_and_charged(spec: str) -> None:
     rule = ct.policy("band", price=1.0, divergence=spec)
     names = ["far_knobs_have_one_law"]

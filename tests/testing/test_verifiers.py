@@ -84,9 +84,23 @@ BOXED = [(name, f"band:{band},{box}") for name in ("chain", "block") for band in
          for box in BOXES]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "spec"), some(BOXED, 6))
+@pytest.mark.parametrize(("name", "spec"), some(BOXED, 4))
 def test_boxed_bands_have_every_property(name, spec):
     assert_verifier_properties(name, policies=[spec], examples=amount(2, 24))
+
+
+# prices at which an edge has no digits left, or is beside 1
+FAR = (
+    "band:price=1e-20,divergence=pearson_chi2", "band:price=1e-300,divergence=neyman_chi2",
+    "band:price=1e300,divergence=alpha:a=3", "band:price=1e-8,divergence=alpha:a=10,hold=0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), some([(name, spec) for name in ("block", "chain") for spec in FAR], 2)
+)
+def test_bands_of_far_prices_have_every_property(name, spec):
+    assert_verifier_properties(name, policies=[spec], examples=amount(12, 24))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title.replace(" ", "-"))
