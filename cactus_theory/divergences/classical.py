@@ -215,8 +215,6 @@ class MaxDivergence(Divergence):
         return ratio
 
 
-# largest budget of a generator
-MOST = 1e308
 # Σ h^a q^{1−a} − 1 below which the sum itself is computed, as 1 less almost 1 would lose its
 # digits: rows that share less than half
 FAR = -0.5
@@ -272,7 +270,7 @@ class Renyi(Divergence):
     def to_generator(self, delta: Tensor) -> Tensor:
         budget = torch.expm1((self.a - 1) * delta) / (self.a * (self.a - 1))
         # a finite budget stays finite: rows whose D_f leaves float64 are not within it
-        return torch.where(delta < math.inf, budget.clamp(max=MOST), budget)
+        return torch.where(delta < math.inf, budget.clamp(max=1e308), budget)
 
     def from_generator(self, value: Tensor) -> Tensor:
         return torch.log1p((self.a * (self.a - 1) * value).clamp(min=-1)) / (self.a - 1)

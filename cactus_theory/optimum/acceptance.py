@@ -4,7 +4,6 @@ Source: THEORY.md, Theorems 7, 9 and 19.
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,7 @@ from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import geometry_of
 
 SUPPORTS = ("target", "free")
-# by how much rounding may exceed a budget, relative to 1 plus it
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # by how much a sum may exceed a budget, relative to 1 plus it
 
 
 @dataclass(frozen=True)
@@ -109,19 +107,14 @@ def optimal_acceptance(
         geometry = geometry_of(q, p, kind, support)
         best = geometry.measured(solve_edges(geometry, name, amounts[at]))
         edges = best.edges.lower, best.edges.upper
-        gap = torch.where(best.divergence > _most(name, amounts[at]), math.inf, best.gap)
-        scalars = best.acceptance, best.divergence, *edges, best.price, gap
+        most, spent = amounts[at], best.divergence
+        within = most + ROUNDING * (1 + most) if name == "delta" else most.new_tensor(math.inf)
+        broken = (spent > within) | (spent.isinf() & (most > 0) & (name == "price"))
+        gap = torch.where(broken, math.inf, best.gap)
+        scalars = best.acceptance, spent, *edges, best.price, gap
         return best.rows.to(target.dtype), *scalars
 
     parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
     rows, *scalars = joined(parts, amounts.numel())
     columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
     return OptimalAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
-
-
-def _most(name: str, amounts: Tensor) -> Tensor:
-    """Return the divergence that rows may have: the budget; at a price above 0 any finite one."""
-    if name == "delta":
-        return amounts + ROUNDING * (1 + amounts)
-    priced = (amounts > 0) & (name == "price")
-    return torch.where(priced, amounts.new_tensor(sys.float_info.max), math.inf)

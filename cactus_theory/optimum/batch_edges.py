@@ -212,14 +212,15 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
         upper = torch.minimum(upper, f.ratio_at(one + 1 / amount))
     if kind.generator is not None:  # where the edges meet a few ulps of ε are gained
         lossless = lossless | ((geometry.slope(lower, upper) <= MERGED) & ~slack)
+    elif knob == "delta":  # ε gives the ceiling only roughly
+        upper = torch.where(slack, upper, kind.ceiling(amount))
     leaked = torch.zeros_like(rejection)
     if geometry.free:
         leaked = torch.where(upper < math.inf, 0.0, path.zero_mass - rejection).clamp(min=0.0)
     lower = torch.where(lossless, 1.0, lower)
     upper = torch.where(lossless, 1.0, upper)
     whole = slack & (rejection <= 0) & (path.zero_mass >= 0)
-    bands = Edges(lower, upper, leaked, lossless, slack, whole)
-    return geometry.within(bands, amount) if knob == "delta" else bands
+    return Edges(lower, upper, leaked, lossless, slack, whole)
 
 
 def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:

@@ -161,10 +161,6 @@ class Geometry:
 
         return convex_root(evaluate, path.smallest, path.largest, budget)
 
-    def within(self, edges: Edges, delta: PerRow) -> Edges:
-        """Return the edges of a budget, as the path has them."""
-        return edges
-
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return the dual bound at λ = ``price``: no row of as much divergence accepts more, (R,).
 
@@ -207,11 +203,6 @@ class CeilingGeometry(Geometry):
         over = (self.p - self.divergence.ceiling(delta)[:, None] * self.q).clamp(min=0.0).sum(-1)
         over = over if self.lacking is None else over + self.lacking
         return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
-
-    def within(self, edges: Edges, delta: PerRow) -> Edges:
-        """Return the edges with b taken from the budget, which ε gives only roughly."""
-        kept, ceiling = edges.lossless | edges.slack, self.divergence.ceiling(delta)
-        return replace(edges, upper=torch.where(kept, edges.upper, ceiling))
 
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return Σ min(p, bq)."""

@@ -3,7 +3,7 @@
 There its coins have to decide as φ and g state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -204,17 +204,14 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
 
 
-# values at which a knob is tried far from those in use, as far as its range allows them
-FAR = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300)
-# most rows there
-FEW = 2
+# values at which a knob is tried on a few rows, far from those in use, as its range allows
+FAR, FEW = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300), 2
 
 
 def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
     """Return (value, policy) of a registered policy's knob, unless it is a whole number."""
-    if getattr(policy, "source", None) is not None or isinstance(
-        getattr(policy, policy.knob or "", None), int
-    ):
+    whole = isinstance(getattr(policy, policy.knob or "", None), int)
+    if whole or getattr(policy, "source", None) is not None:
         return []
     return [(value, far) for value in FAR if (far := at_knob(policy, value)) is not None]
 
@@ -234,18 +231,12 @@ def far_knobs_have_one_law(seen: Behaviour) -> Iterator[Bounds]:
     divergence = read_divergence(getattr(seen.policy, "divergence", "kl"))
     for value, policy in _far_knobs(seen.policy):
         far, path = seen.on(q, p, policy=policy), PathState(torch.ones(len(q), dtype=torch.float64))
-        said = policy.emitted(q, p)
-        due = divergence.value(said, q)
+        due = divergence.value(policy.emitted(q, p), q)
         charged = Chain().emitted(policy, q, p, path).charges(divergence).spent
-        bounds = [Bounds(charged, due, due, "divergence that is charged", EXACT * (1 + due))]
-        for one in (*emitted_law_sums_to_one(far), *bounds, *coins_decide_as_declared(far)):
-            about = one.about if callable(one.about) else partial(_formatted, one.about)
-            yield replace(one, about=partial(_at, about, f" at {seen.policy.knob}={value:g}"))
+        bounds = Bounds(charged, due, due, "divergence that is charged", EXACT * (1 + due))
+        for one in (*emitted_law_sums_to_one(far), bounds, *coins_decide_as_declared(far)):
+            yield replace(one, about=partial(_told, one, f" at {policy.knob}={value:g}"))
 
 
-def _formatted(text: str, index: tuple[int, ...]) -> str:
-    return text.format(*index[1:])
-
-
-def _at(about: Callable[[tuple[int, ...]], str], where: str, index: tuple[int, ...]) -> str:
-    return about(index) + where
+def _told(bounds: Bounds, where: str, index: tuple[int, ...]) -> str:
+    return bounds.describe(index)[0] + where
