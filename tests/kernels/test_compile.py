@@ -56,7 +56,9 @@ def test_the_committed_table_has_every_kernel_and_no_spill():
 
 
 def test_a_kernel_compiles_without_a_gpu(tmp_path):
-    pytest.importorskip("triton")
+    jit = pytest.importorskip("triton.runtime.jit")
+    if not hasattr(jit.JITFunction, "_pack_args"):
+        pytest.skip(f"{hopper.__name__} compiles with Triton 3.6 or later")
     rows, _ = compile_to(tmp_path, "--steps", "engines", "--few", "--jobs", "1")
     assert [row["kernel"] for row in rows] == [FEW]
     assert_sound(rows)

@@ -165,7 +165,7 @@ def test_an_exception_is_a_finding_on_the_smallest_rows():
             raise KeyError("no such token")
         return min(1, q[n] / p[n])
 
-    report = check_policy(ct.rule(fussy), examples(amount(60, 200)))
+    report = check_policy(ct.rule(fussy), examples(amount(120, 200)))
     first = report.properties[0]
     assert first.verdict == "fails" and first.finding.found == "KeyError: 'no such token'"
     assert len(first.finding.target) == 3

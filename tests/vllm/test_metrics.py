@@ -133,6 +133,7 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
         assert fake.shown(f"cactus:{name}") == [
             (labels | {"position": str(place)}, both[part])
             for place, both in enumerate(own.positions[BAND])
+            if both[part]
         ]
     assert len(logged) == 2 and "undrafted_tokens 1, " in logged[1]
     assert logged[0].startswith(f"Cactus metrics: {BAND}: verified_rows ")
