@@ -53,12 +53,15 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
     broken file, what is not numeric or has no last axis of tokens, and logits without a finite
     maximum.
     """
-    suffix, (name, _, key) = _suffix(path), str(path).partition("::")
+    name, _, key = str(path).partition("::")
+    suffix = Path(name).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}; got {suffix!r}")
     if key and suffix != ".npz":
         raise ValueError(f"{path}: only .npz holds named arrays; got {suffix!r}")
     rows = _numeric(path, _read(path, Path(name), suffix, key))
     if logits:
-        return _softmax(path, rows)
+        return checked_logits(path, torch.from_numpy(rows)).softmax(-1).numpy()
     return _divided(path, rows) if normalise else rows
 
 
@@ -83,23 +86,14 @@ def pair_of(target: str, draft: str | None) -> tuple[str, str]:
 
     ValueError where it does not, as :func:`pair_in` says.
     """
-    _suffix(target)
     pair = pair_in(target) if draft is None else (target, draft)
     if pair is None:
         both = " (or ".join(" and ".join(names) for names in PAIRS)
         raise ValueError(
-            f"draft: must be given, unless target is a trace or a .npz with {both}); "
-            f"got {target} alone"
+            f"draft: must be given, unless target is a trace or a .npz with {both}); rows are read "
+            f"from {', '.join(SUFFIXES)}; got {target} alone"
         )
     return pair
-
-
-def _suffix(path: str) -> str:
-    """Return the suffix of a file of rows; ValueError, which names those there are, for another."""
-    suffix = Path(str(path).partition("::")[0]).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"{path}: the suffix must be one of {', '.join(SUFFIXES)}; got {suffix!r}")
-    return suffix
 
 
 def save_rows(path: str, rows: np.ndarray) -> None:
@@ -151,6 +145,16 @@ def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
             f"{float(row.sum()):.4g}, whose softmax is nearly uniform; their logarithms would do",
             stacklevel=2,
         )
+
+
+def checked_logits(name: str, logits: Tensor) -> Tensor:
+    """Return logits in float64; ValueError for a row whose maximum is NaN, ∞ or −∞."""
+    highest = logits.amax(-1)
+    if not bool((finite := highest.isfinite()).all()):
+        wrong = float(highest[~finite][0])
+        raise ValueError(f"{name}: every row of logits must have a finite maximum; got {wrong}")
+    warn_of_probabilities(name, logits.reshape(-1, logits.shape[-1])[0])
+    return logits.double()
 
 
 def _read(path: str, file: Path, suffix: str, key: str) -> Any:
@@ -236,14 +240,3 @@ def _divided(path: str, rows: np.ndarray) -> np.ndarray:
             f"all 0; got entries from {wide.min():g} to {wide.max():g}"
         )
     return wide / sums
-
-
-def _softmax(path: str, rows: np.ndarray) -> np.ndarray:
-    logits = rows.astype(np.float64)
-    highest = logits.max(-1, keepdims=True)
-    if not np.isfinite(highest).all():  # NaN, +inf, or −inf everywhere
-        wrong = highest[~np.isfinite(highest)][0]
-        raise ValueError(f"{path}: every row of logits must have a finite maximum; got {wrong}")
-    warn_of_probabilities(path, torch.from_numpy(logits.reshape(-1, logits.shape[-1])[0]))
-    weights = np.exp(logits - highest)
-    return weights / weights.sum(-1, keepdims=True)

@@ -157,8 +157,10 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     cut = any(getattr(args, name) is not None for name in OF_LOGITS)
     read = partial(load_rows, logits=args.logits and not cut, normalise=args.normalise)
     target, draft = map(read, pair_of(args.target, args.draft))
-    heat = 1.0 if args.temperature is None else args.temperature
-    return (given_cuts(args) or WHOLE).rows(target, draft, heat) if cut else (target, draft)
+    if cut:
+        heat = 1.0 if args.temperature is None else args.temperature
+        target, draft = (given_cuts(args) or WHOLE).rows(target, draft, temperature=heat)
+    return target, draft
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:

@@ -5,12 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.answer_bounds import (
-    ROUNDING,
-    EventBounds,
-    confidence_bound,
-    share,
-)
+from cactus_theory.answer_bounds import ROUNDING, EventBounds, confidence_bound, share
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import print_json, text_table, width_of_terminal

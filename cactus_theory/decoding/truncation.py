@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.rows import warn_of_probabilities
+from cactus_theory.base.rows import checked_logits
 from cactus_theory.decoding._sampling import Warp, checked_temperature
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import as_drafter
@@ -77,13 +77,6 @@ class Cuts:
         """
         return _options(temperature, *self._sides[0])
 
-    def rows(self, target_logits: Any, draft_logits: Any, temperature: float) -> tuple[Any, Any]:
-        """Return the rows of both, each cut in its own way, as :func:`cut_rows` does."""
-        logits = zip((target_logits, draft_logits), self._sides, strict=True)
-        target, draft = (cut_rows(own, temperature=temperature, top_k=top_k, top_p=top_p)
-                         for own, (top_k, top_p) in logits)  # fmt: skip
-        return target, draft
-
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
         """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
         drafter, (target, draft) = as_drafter(draft_model), self._sides
@@ -113,11 +106,8 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
     """
     Cuts(top_k, top_p)
     law = _options(checked_temperature(temperature), top_k, top_p)
-    scores = check.as_tensor("logits", logits).double()
+    scores = checked_logits("logits", check.as_tensor("logits", logits))
     rows = scores.reshape(1, -1, scores.shape[-1]).clone()
-    if not bool(rows.amax(-1).isfinite().all()):
-        raise ValueError("logits: every row must have a finite maximum; got NaN, ∞ or −∞ alone")
-    warn_of_probabilities("logits", rows[0, 0])
     warp = Warp(law["temperature"], Processors(law["logits_processor"]))
     texts = Texts([[0]], 0, frozenset(), rows.device)  # which no cut reads
     return check.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)

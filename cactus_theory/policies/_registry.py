@@ -98,12 +98,13 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
 
 def _known(name: str) -> Any:
     """Return the policy that is registered under a name, or the ``@ct.rule`` of this process."""
-    places = {} if name in POLICIES.known else DEFINED.get(name, {})
-    found = {place: kind for place, kind in places.items() if kind.name == name}
-    if len(found) > 1:
-        several = ", ".join(map(".".join, found))
+    places = [place for place, kind in DEFINED.items() if kind.name == name]
+    if name in POLICIES.known or not places:
+        return POLICIES.find(name)
+    if len(places) > 1:
+        several = ", ".join(map(".".join, places))
         raise ValueError(f"policy: must name one function under @ct.rule; {name!r} names {several}")
-    return next(iter(found.values())) if found else POLICIES.find(name)
+    return DEFINED[places[0]]
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:

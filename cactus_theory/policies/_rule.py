@@ -5,7 +5,6 @@ import inspect
 import math
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -26,8 +25,8 @@ from cactus_theory.policies._policy import ENTRIES, Id, Ids, Policy, Rows, norma
 
 Function = Callable[..., Any]
 
-# the classes of functions under ``@ct.rule`` in this process, by name and by where they stand
-DEFINED: defaultdict[str, dict[tuple[str, str], Any]] = defaultdict(dict)
+# the classes of functions under ``@ct.rule`` in this process, by where they stand
+DEFINED: dict[tuple[str, str], Any] = {}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 # seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
 SLOW_SECONDS = 5.0
@@ -234,7 +233,7 @@ def rule(
     policy = kind()
     if policy.declares.budget is not None:
         read_divergence(policy.declares.budget.divergence)
-    DEFINED[kind.name][kind.__module__, kind.__qualname__] = kind
+    DEFINED[kind.__module__, kind.__qualname__] = kind
     return policy
 
 

@@ -5,15 +5,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cactus_theory.base.copies import called
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._rule import FunctionPolicy
 from cactus_theory.testing._property import Property, Worst, finding, measure
 from cactus_theory.testing._report import Finding, PropertyVerdict
 from cactus_theory.testing.properties import Behaviour
@@ -166,9 +166,9 @@ class Checker:
             q, p = shrink(q, p, again, self.shrink_seconds)
             error = self.error_on(prop, seen.on(q[None], p[None])) or error
         fault = f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+        worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", fault)
         guess = prop.hint if isinstance(error, LookupError | ArithmeticError) else ""
-        worst = Worst(-math.inf, 0, "the rule itself" + _at(seen), "an answer", fault, guess)
-        return self.finding(prop, seen, worst, (q, p))
+        return self.finding(replace(prop, hint=guess, steady=False), seen, worst, (q, p))
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
         """Return the finding for a broken property, on rows as simple as possible."""
@@ -176,11 +176,10 @@ class Checker:
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
             try:
-                found = self.worst(prop, other)
+                margin = self.worst(prop, other).margin
             except Exception:  # whatever the user's code raises
                 return False
-            finite = math.isfinite(found.margin) == math.isfinite(worst.margin)
-            return found.margin < 0 and finite and found.hint == worst.hint
+            return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
 
         q, p = seen.q[worst.row], seen.p[worst.row]
         smallest = seen.on(q[None], p[None])
@@ -195,12 +194,12 @@ class Checker:
         self, prop: Property, seen: Behaviour, worst: Worst, pair: Pair, **more: Any
     ) -> Finding:
         """Return the finding on a pair, with the likeliest cause and a call that shows it again."""
-        if prop.steady and seen.policy.declares.continuous and worst.hint is None:
-            worst.hint = f"{prop.hint}; {JUMPS}"
+        jumps = prop.steady and seen.policy.declares.continuous
+        hint = f"{prop.hint}; {JUMPS}" if jumps else prop.hint
         q, p = (row.tolist() for row in pair)
         call = f"assert_policy_properties({_written(seen.policy)}, properties=[{prop.name!r}]"
         again = f"{call}, rows=({q}, {p}))" if len(q) <= PASTED else ""
-        return finding(prop, worst, (q, p), again=again, **more)
+        return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
         """Return the verdict on all rows."""
@@ -231,10 +230,8 @@ def _written(policy: Policy) -> str:
     with suppress(Exception):  # whatever compares values of the user's
         if read_policy(policy.spec) == policy:
             return repr(policy.spec)
-    if not isinstance(policy, FunctionPolicy):
-        return repr(policy)
     knobs = [f"{knob}={value!r}" for knob, value in vars(policy).items()]
-    return f"ct.policy({', '.join([policy.name, *knobs])})"
+    return f"ct.policy({', '.join([called(policy), *knobs])})"
 
 
 def _at(seen: Behaviour) -> str:

@@ -42,7 +42,6 @@ class Bounds:
     allowed : what rounding may add; (N, …) if that depends on the entry.
     counts : (N, …) bool, the entries to which the property applies; None for all.
     rows : (N,) the row that each entry of the first axis is about; None if N counts the rows.
-    hint : the likeliest cause, where it is another than the property's.
 
     Examples
     --------
@@ -60,7 +59,6 @@ class Bounds:
     allowed: float | Tensor = EXACT
     counts: Tensor | None = None
     rows: Tensor | None = None
-    hint: str | None = None
 
     def margins(self) -> Tensor:
         """Return (N, …) how far each number is from breaking the property, negative if broken."""
@@ -191,7 +189,6 @@ class Worst:
     about: str = ""
     expected: str = ""
     found: str = ""
-    hint: str | None = None
     counted: int = 0
 
 
@@ -214,7 +211,6 @@ def measure(prop: Property, seen: Seen) -> Worst:
             place = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
             index = tuple(int(i) for i in place)
             worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
-            worst.hint = bounds.hint
         if worst.margin < 0:  # a property's first bounds are the easiest to understand
             break
     worst.counted = len(counted)
@@ -226,8 +222,7 @@ def finding(
 ) -> Finding:
     """Return the finding for a broken property; ``more`` are its last fields."""
     numbers = worst.about, worst.expected, worst.found, worst.margin
-    hint = prop.hint if worst.hint is None else worst.hint
-    return Finding(prop.name, prop.statement, *rows, *numbers, hint=hint, **more)
+    return Finding(prop.name, prop.statement, *rows, *numbers, **more)
 
 
 def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
@@ -238,6 +233,6 @@ def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property])
             worst = measure(prop, seen)
             if worst.margin < 0:
                 again = seen.again(worst.row, prop.name)
-                fault = finding(prop, worst, again=again)
+                fault = finding(prop, worst, hint=prop.hint, again=again)
                 return message(thing, fault, seen.shown(worst.row))
     return ""

@@ -134,16 +134,17 @@ def read_metrics(
     """
     now = _engines(path)
     earlier = {} if before is None else _engines(before)
-    counts, places = defaultdict[str, float](float), defaultdict[int, float](float)
+    counts, places, restarted = defaultdict[str, float](float), defaultdict[int, float](float), 0
     for engine, since in earlier.items():
         if lost := min(since.keys() - now.get(engine, {}).keys(), default=None):
             raise ValueError(
                 f"--metrics: must hold every counter of {before}, or what was counted since cannot "
                 f"be told; {path} lacks {lost[0]} of {dict(engine + lost[1])}"
             )
-    again = {engine for engine, since in earlier.items() if _restarted(now[engine], since)}
     for engine, counters in now.items():
-        since = {} if engine in again else earlier.get(engine, {})
+        since = earlier.get(engine, {})
+        if _restarted(counters, since):
+            since, restarted = {}, restarted + 1
         for (name, labels), value in counters.items():
             counts[name] += (count := value - since.get((name, labels), 0.0))
             if name == BY_POSITION and (place := dict(labels).get("position", "")).isdecimal():
@@ -162,9 +163,8 @@ def read_metrics(
             f"{sorted(places)} in {path}"
         )
     accepted = np.array([places[number] for number in range(len(places))])
-    told: dict[str, Any] = {"drafted": counts[DRAFTED], "behind_ends": True}
-    told["restarted"] = len(again)
-    told |= {"answers": counts[ANSWERS] or None}
+    told: dict[str, Any] = {"behind_ends": True, "restarted": restarted}
+    told |= {"drafted": counts[DRAFTED], "answers": counts[ANSWERS] or None}
     told |= {name: value for name, value in known.items() if value is not None}
     try:
         seen = Observation(accepted / counts[DRAFTS], counts[DRAFTS], np.zeros(len(places)), **told)

@@ -111,34 +111,27 @@ def families(
         A name that is neither, a policy that no verifier can follow, a price in a divergence
         without one.
     """
-    specs = list(USUAL) if names is None else [LOSSLESS]
-    specs += [spec for name in names or () for spec in _spelled(name, kind)]
-    if names is None and not kind.priced:  # the band has no price then, but a budget
-        specs = [*(spec for spec in specs if spec not in FOR_DIVERGENCE), "band:delta"]
-    return [family for name in dict.fromkeys(specs) for family in _named(name, kind, ends)]
-
-
-def _spelled(name: str, kind: Divergence) -> list[str]:
-    """Return the families that a first word stands for, by both verifiers unless it says one.
-
-    ``band,hold=eos`` is ``band:price,hold=eos@chain`` and ``@block``; other names are themselves.
-    Cactus is token by token: in blocks it reads the row again for every token that may be rejected.
-    """
-    whole, _, judge = name.partition("@")
-    first, comma, others = whole.partition(",")
-    words = (own for own in (*USUAL, *OTHERS) if kind.priced or own != "band:price")
-    known = [own for own in words if first == own.partition(":")[0]]
-    if not known or first == LOSSLESS:
-        return [name]
-    verifiers = USUAL["cactus:delta" if "cactus" in first else LOSSLESS]
-    judges = [judge] if judge else verifiers
-    return [f"{known[0]}{comma}{others}@{own}" for own in judges]
+    specs = [own for own in USUAL if kind.priced or own != "band:price"]
+    specs += [] if kind.priced else ["band:delta"]  # the band has no price then, but a budget
+    specs = specs if names is None else [LOSSLESS, *names]
+    found = [family for name in specs for family in _named(name, kind, ends)]
+    return [*{family.key: family for family in found}.values()]
 
 
 def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
+    """Return what a name stands for, under each verifier that may follow it or that it says.
+
+    A first word is enough, ``band,hold=eos`` for ``band:price,hold=eos``, and goes by both
+    verifiers, except Cactus: in blocks it reads a row again for every token that may be rejected.
+    """
     whole, _, judge = name.partition("@")
     family, comma, others = whole.partition(",")
-    if family in (*USUAL, *OTHERS) and family != LOSSLESS:
+    known, judges = USUAL | OTHERS, None
+    words = (own for own in known if kind.priced or own != "band:price")
+    if long := next((own for own in words if own.split(":")[0] == family != LOSSLESS), None):
+        judges = USUAL["cactus:delta" if "cactus" in family else LOSSLESS]
+        family, whole = long, f"{long}{comma}{others}"
+    if family in known and family != LOSSLESS:
         varied = family.split(":")[1]
         if varied == "price" and not kind.priced:
             raise ValueError(
@@ -149,25 +142,18 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
         base = read_policy(f"{family}={knob[0](1.0)}{comma}{others}").at_ends(ends)
         if family in FOR_DIVERGENCE and kind.spec != "kl":
             base = read_policy(base, divergence=kind.spec)
-        tried = [find_verifier(judge).name] if judge else (USUAL | OTHERS)[family]
+        tried = [find_verifier(judge).name] if judge else judges or known[family]
         return [Family(whole, verifier, base, varied, *knob) for verifier in tried]
     if "=" not in name and ":" in name and not names_a_file(name):
-        names = ", ".join((*USUAL, *OTHERS))
-        raise ValueError(
-            f"policies: must be a policy with its knobs, or one of {names}; got {name!r}"
-        )
+        rule = f"must be a policy with its knobs, or one of {', '.join(known)}"
+        raise ValueError(f"policies: {rule}; got {name!r}")
     base = read_policy(name).at_ends(ends)
-    judges = USUAL.get(name) or _followers(base.spec)
-    return [Family(base.spec, verifier, base) for verifier in judges]
-
-
-def _followers(spec: str) -> list[str]:
     # one that takes more than chains is one of the others on them
-    names = [name for name in verifiers() if find_verifier(name).drafts == ("chain",)]
-    able, refused = followers(read_policy(spec), names)
+    chains = [own for own in verifiers() if find_verifier(own).drafts == ("chain",)]
+    able, refused = followers(base, USUAL.get(name, chains))
     if not able:
-        raise ValueError(f"policies: a verifier must be able to follow {spec}; got {refused}")
-    return able
+        raise ValueError(f"policies: a verifier must be able to follow {base.spec}; got {refused}")
+    return [Family(base.spec, verifier, base) for verifier in able]
 
 
 def checked_level(level: float) -> float:

@@ -61,9 +61,8 @@ def tune_all(
         with Progress("solving knobs", 1) as progress:
             on_step = progress.step
             tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
-        lines = [_line(choice) for choice in tuned.choices]
-        record = {"plain": tuned.plain, "costs": vars(tuned.costs), "lines": lines}
-        record["over"] = over(tuned)
+        record = {"plain": tuned.plain, "costs": vars(tuned.costs), "over": over(tuned)}
+        record["lines"] = [_line(choice) for choice in tuned.choices]
         journal.add(key(level), record)
 
 
