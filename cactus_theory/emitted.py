@@ -147,27 +147,22 @@ def audit(
     target, parts = _few_rows(target_probs, draft_probs, draft_token_ids, normalise)
     batch, budget = target.shape[:-1], policy.declares.budget
     measured = ((at, _measured(policy, q, p, reference, specs)) for at, q, p in parts)
-    accepted, raised, spent, over, best, least, *values = (
-        None if column is None else column.reshape(batch)
+    accepted, raised, spent, within, over, best, least, *values = (
+        None if column is None else check.scalar_like(column.reshape(batch), target_probs)
         for column in joined(measured, math.prod(batch))
     )
-    within = None if budget is None or spent is None else budget.held(spent)
-
-    def like(column: Tensor | None) -> Any:
-        return None if column is None else check.scalar_like(column, target_probs)
-
     return Audit(
         policy=policy.spec,
         declares=policy.declares,
-        acceptance=like(accepted),
-        divergences=dict(zip(specs, map(like, values), strict=True)),
-        raised_off_head=like(raised),
-        within=like(within),
-        spent=like(spent),
+        acceptance=accepted,
+        divergences=dict(zip(specs, values, strict=True)),
+        raised_off_head=raised,
+        within=within,
+        spent=spent,
         bounds=None if budget is None else budget.bounds(isinstance(policy, PerProposal)),
-        over_share=like(over),
-        optimum_acceptance=like(best),
-        optimum_divergence=like(least),
+        over_share=over,
+        optimum_acceptance=best,
+        optimum_divergence=least,
         reference=reference.spec,
     )
 
@@ -175,7 +170,7 @@ def audit(
 def _measured(
     policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
-    """Return acceptance, raised mass, spending, share over budget, optima and every divergence."""
+    """Return acceptance, raised mass, what :func:`_spent` does, optima and every divergence."""
     law = lawful(called(policy), policy.emitted(q, p))
     phi = policy.acceptance_row(q, p)
     wrong = ((phi < 0) | (phi > 1 + BUDGET_TOLERANCE)) & (p > 0)
@@ -190,19 +185,18 @@ def _measured(
     return [accepted, raised, *_spent(policy, q, p, law), *optima, *values]
 
 
-def _spent(
-    policy: Policy, q: Tensor, p: Tensor, law: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the divergence that the declared budget bounds, and the share of proposals over it."""
-    budget = policy.declares.budget
-    if budget is None:
-        return None, None
-    kind = read_divergence(budget.divergence)
+def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
+    """Return what the declared budget bounds, whether it held, the share of proposals over it."""
+    if (budget := policy.declares.budget) is None:
+        return None, None, None
+    kind, over = read_divergence(budget.divergence), None
     if budget.scope == "emitted":
-        return kind.value(law, q), None
-    costs = proposal_divergence(policy, q, p, kind)
-    over = torch.where(budget.held(costs), 0.0, p).sum(-1)
-    return torch.where(p > 0, costs, 0.0).amax(-1), over
+        spent = kind.value(law, q)
+    else:
+        costs = proposal_divergence(policy, q, p, kind)
+        over = torch.where(budget.held(costs), 0.0, p).sum(-1)
+        spent = torch.where(p > 0, costs, 0.0).amax(-1)
+    return spent, budget.held(spent), over
 
 
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:

@@ -146,7 +146,7 @@ def test_nats_of_a_token_given_for_an_answer_are_caught(tmp_path, capsys):
     file = write(tmp_path, {"emitted_kl": 1.9, "num_tokens": 40})
     both = ("--readings", file)
     text = said(capsys, "--cap", 0.05, *both, code=2)
-    assert "answer 1 must be within 0.05 nats" in text and "was --per-token meant?" in text
+    assert "line 1 must be within 0.05 nats" in text and "was --per-token meant?" in text
     assert "1 readings" in said(capsys, "--per-token", 0.05, "--tokens", 40, *both)
     text = said(capsys, "--per-token", 0.05, "--tokens", 30, *both, code=2)
     assert "--tokens: must be the most of any answer; got 30" in text

@@ -5,7 +5,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.answer_bounds import ROUNDING, EventBounds, confidence_bound, share
+from cactus_theory.answer_bounds import (
+    ROUNDING,
+    EventBounds,
+    confidence_bound,
+    share,
+)
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import parsed_json
 from cactus_theory.base.tables import print_json, text_table, width_of_terminal
@@ -129,8 +134,19 @@ def read_readings(path: str | Path, bounds: EventBounds) -> tuple[list[float], i
     tokens, such as aborted ones, are left out; returned, too, is how many. ValueError for another
     file, or an answer that is over its cap.
     """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--readings: must be a readable file of JSON lines; {error}") from None
     charged, empty = list[float](), 0
-    for number, reading in enumerate(_readings(path), 1):
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        reading = parsed_json(f"--readings: line {number} of {path} must be JSON", line)
+        if not isinstance(reading, dict):
+            raise ValueError(
+                f"--readings: must hold JSON objects, a reading each; got {reading!r:.60}"
+            )
         spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens")
         if type(spent) not in (int, float) or type(tokens) is not int:
             raise ValueError(
@@ -144,32 +160,14 @@ def read_readings(path: str | Path, bounds: EventBounds) -> tuple[list[float], i
         charged.append(nats)
         if bounds.tokens is not None and tokens > bounds.tokens:
             raise ValueError(f"--tokens: must be the most of any answer; got {bounds.tokens}, "
-                             f"and answer {number} of --readings has {tokens}")  # fmt: skip
+                             f"and line {number} of --readings has {tokens}")  # fmt: skip
         cap = bounds.cap
         allowed = bounds.after(tokens).nats if cap is None else bounds.nats
         if nats > allowed * (1 + ROUNDING):
             per_token = cap is not None and nats <= cap * tokens
             hint = ", which is within the cap a token: was --per-token meant?" if per_token else ""
             raise ValueError(
-                f"--readings: answer {number} must be within {allowed:.4g} nats, as a ledger keeps "
+                f"--readings: line {number} must be within {allowed:.4g} nats, as a ledger keeps "
                 f"it; got {nats:.4g}{hint}"
             )
     return charged, empty
-
-
-def _readings(path: str | Path) -> list[dict[str, Any]]:
-    """Return the readings of a file of JSON lines."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--readings: must be a readable file of JSON lines; {error}") from None
-    readings = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            value = parsed_json(f"--readings: line {number} of {path} must be JSON", line)
-            if not isinstance(value, dict):
-                raise ValueError(
-                    f"--readings: must hold JSON objects, a reading each; got {value!r:.60}"
-                )
-            readings.append(value)
-    return readings
