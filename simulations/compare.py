@@ -134,14 +134,13 @@ def _answered(
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     cycles, cuts = usual if args.cycles is None else args.cycles, Cuts(top_p=args.top_p)
-    families = [name for name in args.policies if name != LOSSLESS]
     flags = "nats policies num_draft_tokens temperature top_p timings device batch".split()
     settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)
         own_ids = [ids[number] for number in tuning]
-        tune_all(args, journal, pair, own_ids, families, limit, cycles=cycles, cuts=cuts)
+        tune_all(args, journal, pair, own_ids, args.policies, limit, cycles=cycles, cuts=cuts)
         lines = chosen(args, journal)
         for said in over(args, journal):
             print(said)

@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +132,19 @@ def run(args: Namespace) -> int:
         folder = (args.work or _work(told)) / "trace"
         trace = log_shown(pair, ids, folder, cycles, **sizes, **law)
         prompts = Prompts(ids, args.batch, args.max_new_tokens, seed=args.seed, **law)
-        tuned = _measured(pair, prompts, trace, level, args.timings, sought)
+        costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
     else:
+        pair = prompts = None
         choose_threads(args.threads)
         trace = Trace.open(args.trace)
         check_cuts(args, trace.header)
         costs = Costs.ratios(args.cost_ratio, batch=args.batch)
-        tuned = _tuned(trace, costs, level, sought)
-        if given_cuts(args) is not None:  # where the trace does not say its own
-            tuned = replace(tuned, source=tuned.source | vars(cuts))
+    with Progress("solving knobs", 1) as progress:
+        tuned = tune(trace, costs, level, on_step=progress.step, **sought)
+    about = {} if given_cuts(args) is None else vars(cuts)  # which the trace may not say
+    if pair is not None and prompts is not None:
+        about = {"dtype": pair.dtype} | _noise_floor(pair.target, prompts, tuned)
+    tuned = replace(tuned, source=tuned.source | about)
     status = int(bool(tuned.over) and all(own.family.lossless for own in tuned.choices))
     if args.out:
         save_tuned(tuned, args.out)
@@ -157,29 +162,11 @@ def _work(told: Sequence[Any]) -> Path:
     return WORK / hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
 
 
-def _tuned(trace: Trace, costs: Costs | Measure, level: float, sought: dict[str, Any]) -> Tuned:
-    with Progress("solving knobs", 1) as progress:
-        return tune(trace, costs, level, on_step=progress.step, **sought)
-
-
-def _measured(
-    pair: Pair,
-    prompts: Prompts,
-    trace: Trace,
-    level: float,
-    repeats: int,
-    sought: dict[str, Any],
-) -> Tuned:
-    """Return the tuned settings, whose costs are measured, and the noise floor among its source."""
-
-    def measure(settings: Sequence[TimedSetting]) -> Costs:
-        with Progress("timing decodes", 1) as progress:
-            return measure_costs(pair.target, pair.draft, prompts, settings,
-                                 repeats=repeats, on_decode=progress.of)  # fmt: skip
-
-    tuned = _tuned(trace, measure, level, sought)
-    about = {"dtype": pair.dtype} | _noise_floor(pair.target, prompts, tuned)
-    return replace(tuned, source=tuned.source | about)
+def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[TimedSetting]) -> Costs:
+    """Return the measured costs of settings, and show how far the timing is."""
+    own = pair.target, pair.draft, prompts, settings
+    with Progress("timing decodes", 1) as progress:
+        return measure_costs(*own, repeats=repeats, on_decode=progress.of)
 
 
 def _noise_floor(target: Any, prompts: Prompts, tuned: Tuned) -> dict[str, Any]:

@@ -239,10 +239,6 @@ class Knobs:
         below = [replay for replay in replays.values() if self._spent(replay) <= level]
         return max(below, key=self._spent, default=None)
 
-    def least(self, width: int) -> float:
-        """Return the least that was metered of the knobs that were tried."""
-        return min(map(self._spent, self.replays[width].values()))
-
     def _replay(self, looseness: float, width: int) -> Replay:
         widths = self.widths if self.shared else [width]
         policy, verifier = self.family.policy(looseness), self.family.verifier

@@ -7,7 +7,6 @@ that was not chosen by is not. It is recommended if it is faster than decoding w
 both halves.
 """
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.traces.ends import end_ratio, tells
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
+from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
@@ -164,7 +164,7 @@ def tune(
     level, kind = checked_level(level), read_divergence(divergence)
     check_texts(sum(entry.cycles > 0 for entry in trace.manifest.shards))
     on_step = on_step or (lambda what, done, total: None)
-    widths = _widths(trace.num_draft_tokens, widths)
+    widths = _widths(trace, widths)
     candidates = families(kind, policies, trace.ends)
     halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
     solved, over = _solved(trace, candidates, widths, level, kind.spec, on_step)
@@ -188,15 +188,12 @@ def _priced(family: Family, replay: Replay, costs: Costs, halves: Halves) -> Cho
     return Choice(family, *names, replay, reported, *speeds)
 
 
-def _widths(logged: int, widths: Sequence[int] | None) -> list[int]:
+def _widths(trace: Trace, widths: Sequence[int] | None) -> list[int]:
     if widths is None:
-        return sorted({min(width, logged) for width in TUNED_WIDTHS})
-    for width in widths:
-        if whole_number("num-draft-tokens", width, 1) > logged:
-            raise ValueError(f"num-draft-tokens: must be at most the {logged} logged; got {width}")
+        widths = [min(width, trace.num_draft_tokens) for width in TUNED_WIDTHS]
     if not widths:
-        raise ValueError("num-draft-tokens: must hold at least one K; got none")
-    return sorted(set(widths))
+        raise ValueError("num_draft_tokens: must hold at least one K; got none")
+    return sorted({draft_width(trace, width) for width in widths})
 
 
 def _solved(
@@ -208,7 +205,7 @@ def _solved(
     on_step: OnStep,
 ) -> tuple[list[tuple[Family, Replay]], dict[str, float]]:
     """Return every family at every K that stays within, its knob solved; what others spend."""
-    solved, total, least = [], len(candidates) * len(widths), dict[str, float]()
+    solved, total, tried = [], len(candidates) * len(widths), dict[str, list[float]]()
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
         knobs = Knobs(trace, family, widths, divergence)
@@ -216,12 +213,12 @@ def _solved(
             knobs.on_pass = partial(step, number * len(widths) + place, total)
             if (replay := knobs.at(width, level)) is not None:
                 solved.append((family, replay))
-            else:
-                least[family.name] = min(least.get(family.name, math.inf), knobs.least(width))
+            replays = knobs.replays[width].values()
+            spent = (own.divergence_per_token(divergence).value for own in replays)
+            tried.setdefault(family.name, []).extend(spent)
     on_step("solving knobs", total, total)
-    for family, _ in solved:
-        least.pop(family.name, None)
-    return solved, least
+    within = {family.name for family, _ in solved}
+    return solved, {name: min(spent) for name, spent in tried.items() if name not in within}
 
 
 def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:

@@ -2,20 +2,21 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.tune import timed
 from cactus_theory.decoding import Pair
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
 from cactus_theory.traces.log import log_shown
-from cactus_theory.tuning import Costs, Prompts, measure_costs, tune
-from cactus_theory.tuning.measure import TimedSetting
+from cactus_theory.tuning import Costs, Prompts, tune
 from cactus_theory.tuning.report import over
-from cactus_theory.tuning.tune import Choice
+from cactus_theory.tuning.tune import Choice, Measure
 
 from .grid import Config, config_of
 from .journal import Journal
@@ -37,9 +38,9 @@ def tune_all(
     """Keep the settings of ``families`` at every level of ``args.nats``, unless they are there.
 
     Rows are logged and calls timed in texts of at most ``limit`` tokens, ``args.batch`` at once;
-    costs are measured at the first level's knobs.
+    costs are measured at the largest level's knobs, which the most families keep.
     """
-    levels = [level for level in args.nats if key(level) not in journal.results]
+    levels = {level for level in args.nats if key(level) not in journal.results}
     if not levels:
         return
     law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
@@ -47,20 +48,12 @@ def tune_all(
     sizes = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS, "max_new_tokens": limit}
     trace = log_shown(pair, ids, folder, cycles, seed=args.seed, **sizes, **law)
     prompts = Prompts(ids, args.batch, limit, seed=args.seed, **law)
-    measured = list[Costs]()
-
-    def costs(settings: Sequence[TimedSetting]) -> Costs:
-        own = pair.target, pair.draft, prompts, settings
-        with Progress("timing decodes", 1) as progress:
-            while not measured:
-                made = measure_costs(*own, repeats=args.timings, on_decode=progress.of)
-                measured.append(made)
-        return measured[0]
-
-    for level in levels:
+    costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
+    for level in sorted(levels, reverse=True):
         with Progress("solving knobs", 1) as progress:
             on_step = progress.step
             tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
+        costs = tuned.costs
         record = {"plain": tuned.plain, "costs": vars(tuned.costs), "over": over(tuned)}
         record["lines"] = [_line(choice) for choice in tuned.choices]
         journal.add(key(level), record)

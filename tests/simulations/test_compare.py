@@ -2,18 +2,25 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cactus_theory.base.prompts import Prompt
+from cactus_theory.decoding.truncation import WHOLE
+from cactus_theory.traces import Trace
+from cactus_theory.traces.ends import LOSSLESS
+from cactus_theory.tuning import Costs
 from simulations.scores import score_of
 
 pytest.importorskip("transformers")
 from simulations import compare
 from simulations.__main__ import main
+from simulations.common import tuned
 from simulations.common.grid import Config
 from simulations.common.results import read_csv
 from simulations.common.tuned import key
@@ -105,6 +112,27 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
     journal = SimpleNamespace(results=results, path=Path("journal.jsonl"))
     with pytest.raises(ValueError, match=r"must leave a line; None at 0.05. None at 0.1.$"):
         compare.chosen(args, journal)
+
+
+def test_a_policy_may_be_within_the_larger_of_two_levels_alone(monkeypatch) -> None:
+    """Calls are timed once, at the level that the most policies keep."""
+    made = []
+
+    def timed(pair, prompts, repeats, settings) -> Costs:
+        made.append(settings)
+        return replace(Costs.ratios(0.1), verify={own.family: (0.01, 0.01) for own in settings})
+
+    monkeypatch.setattr(tuned, "timed", timed)
+    monkeypatch.setattr(tuned, "log_shown", lambda *_, **__: Trace.open("simulations/data/trace"))
+    args = argparse.Namespace(nats=[0.05, 9.0], num_draft_tokens=[1], out=Path("build"), seed=0,
+                              temperature=1.0, batch=1, timings=1)  # fmt: skip
+    results: dict[str, dict] = {}
+    journal: Any = SimpleNamespace(results=results, add=results.__setitem__)
+    pair: Any = None
+    tuned.tune_all(args, journal, pair, [[1]], ["mixture:alpha=0.9"], 8, cycles=1, cuts=WHOLE)
+    found = {level: {own["family"] for own in results[key(level)]["lines"]} for level in args.nats}
+    assert len(made) == 1 and found == {0.05: {LOSSLESS}, 9.0: {LOSSLESS, "mixture:alpha=0.9"}}
+    assert "mixture:alpha=0.9 spends at most 0.05" in compare.over(args, journal)[0]
 
 
 def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, capsys) -> None:
