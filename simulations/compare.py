@@ -140,7 +140,7 @@ def _answered(
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)
         own_ids = [ids[number] for number in tuning]
-        tune_all(args, journal, pair, own_ids, args.policies, limit, cycles=cycles, cuts=cuts)
+        tune_all(args, journal, pair, own_ids, limit, cycles=cycles, cuts=cuts)
         lines = chosen(args, journal)
         for said in over(args, journal):
             print(said)

@@ -179,11 +179,15 @@ def _read_npy(path: str, file: Path) -> Any:
 def _read_npz(path: str, file: Path, key: str) -> Any:
     with _archive(path, file) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-        name = _pick(path, list(members), key)
+        if not key and len(members) == 1:
+            (key,) = members
+        if key not in members:
+            got, names = repr(key) if key else "no name", ", ".join(members) or "(none)"
+            raise ValueError(f"{path}: name one of {names} after '::'; got {got}")
         try:
-            return _unpacked(archive, members[name])
+            return _unpacked(archive, members[key])
         except BROKEN as error:
-            raise ValueError(f"{path}: {NO_NPZ}; {name}: {first_line(error)}") from None
+            raise ValueError(f"{path}: {NO_NPZ}; {key}: {first_line(error)}") from None
 
 
 def _archive(path: str, file: Path) -> zipfile.ZipFile:
@@ -204,16 +208,6 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         shutil.copyfileobj(packed, file)
         file.flush()
         return np.array(np.lib.format.open_memmap(file.name, mode="r"))
-
-
-def _pick(path: str, names: list[str], key: str) -> str:
-    """Return the name asked for, or the only one there is."""
-    if key in names:
-        return key
-    if not key and len(names) == 1:
-        return names[0]
-    got = repr(key) if key else "no name"
-    raise ValueError(f"{path}: name one of {', '.join(names) or '(none)'} after '::'; got {got}")
 
 
 def _numeric(path: str, value: Any) -> np.ndarray:

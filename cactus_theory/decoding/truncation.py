@@ -77,6 +77,11 @@ class Cuts:
         """
         return _options(temperature, *self._sides[0])
 
+    def rows(self, *logits: Any, temperature: float) -> list[Any]:
+        """Return the rows of target and draft, each cut in its own way, as by :func:`cut_rows`."""
+        sides = zip(logits, self._sides, strict=True)
+        return [cut_rows(own, temperature=temperature, top_k=k, top_p=p) for own, (k, p) in sides]
+
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
         """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
         drafter, (target, draft) = as_drafter(draft_model), self._sides

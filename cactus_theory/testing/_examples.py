@@ -38,34 +38,28 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
     constants of the modules that are loaded (not those of installed packages).
     """
     wide = _wide(count, start)
-    drawn: dict[int, list[Group]] = {}
-    missing = count - len(wide)
-
-    def keep(pair: Group) -> None:
-        nonlocal missing
-        if missing > 0:
-            missing -= 1
-            drawn.setdefault(len(pair[0]), []).append(pair)
+    drawn, missing = list[Group](), count - len(wide)
 
     def draw() -> None:
         drawing = settings(
-            max_examples=missing,
+            max_examples=missing - len(drawn),
             phases=[Phase.generate],
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         )
-        seed(start)(drawing(given(strategies.any_pairs())(keep)))()
+        seed(start)(drawing(given(strategies.any_pairs())(lambda pair: drawn.append(pair))))()
 
-    while missing > 0:
+    while len(drawn) < missing:
         with ThreadPoolExecutor(1) as other:  # a running test's own thread may draw nothing
             other.submit(draw).result()
         start += 1
-    for pair in wide:
-        drawn.setdefault(len(pair[0]), []).append(pair)
+    groups: dict[int, list[Group]] = {}
+    for pair in (*drawn[:missing], *wide):
+        groups.setdefault(len(pair[0]), []).append(pair)
     return tuple(
-        tuple(torch.stack(rows) for rows in zip(*drawn[vocab], strict=True))  # type: ignore[misc]
-        for vocab in sorted(drawn)
+        tuple(torch.stack(rows) for rows in zip(*groups[vocab], strict=True))  # type: ignore[misc]
+        for vocab in sorted(groups)
     )
 
 

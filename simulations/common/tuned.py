@@ -29,13 +29,12 @@ def tune_all(
     journal: Journal,
     pair: Pair,
     ids: Sequence[Sequence[int]],
-    families: Sequence[str],
     limit: int,
     *,
     cycles: int,
     cuts: Cuts,
 ) -> None:
-    """Keep the settings of ``families`` at every level of ``args.nats``, unless they are there.
+    """Keep settings of ``args.policies`` at every level of ``args.nats``, unless they are there.
 
     Rows are logged and calls timed in texts of at most ``limit`` tokens, ``args.batch`` at once;
     costs are measured at the largest level's knobs, which the most families keep.
@@ -44,15 +43,15 @@ def tune_all(
     if not levels:
         return
     law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
-    widths, folder = args.num_draft_tokens, args.out / "trace"
-    sizes = {"num_draft_tokens": max(widths), "texts": FEWEST_TEXTS, "max_new_tokens": limit}
-    trace = log_shown(pair, ids, folder, cycles, seed=args.seed, **sizes, **law)
+    sought = {"widths": args.num_draft_tokens, "policies": args.policies}
+    sizes = {"num_draft_tokens": max(args.num_draft_tokens), "max_new_tokens": limit}
+    sizes |= {"texts": FEWEST_TEXTS, "seed": args.seed}
+    trace = log_shown(pair, ids, args.out / "trace", cycles, **sizes, **law)
     prompts = Prompts(ids, args.batch, limit, seed=args.seed, **law)
     costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
     for level in sorted(levels, reverse=True):
         with Progress("solving knobs", 1) as progress:
-            on_step = progress.step
-            tuned = tune(trace, costs, level, widths=widths, policies=families, on_step=on_step)
+            tuned = tune(trace, costs, level, on_step=progress.step, **sought)
         costs = tuned.costs
         record = {"plain": tuned.plain, "costs": vars(tuned.costs), "over": over(tuned)}
         record["lines"] = [_line(choice) for choice in tuned.choices]

@@ -124,12 +124,13 @@ def test_a_policy_may_be_within_the_larger_of_two_levels_alone(monkeypatch) -> N
 
     monkeypatch.setattr(tuned, "timed", timed)
     monkeypatch.setattr(tuned, "log_shown", lambda *_, **__: Trace.open("simulations/data/trace"))
-    args = argparse.Namespace(nats=[0.05, 9.0], num_draft_tokens=[1], out=Path("build"), seed=0,
-                              temperature=1.0, batch=1, timings=1)  # fmt: skip
+    sizes = {"num_draft_tokens": [1], "batch": 1, "timings": 1, "out": Path("build")}
+    law = {"nats": [0.05, 9.0], "policies": ["mixture:alpha=0.9"], "temperature": 1.0, "seed": 0}
+    args = argparse.Namespace(**sizes, **law)
     results: dict[str, dict] = {}
     journal: Any = SimpleNamespace(results=results, add=results.__setitem__)
     pair: Any = None
-    tuned.tune_all(args, journal, pair, [[1]], ["mixture:alpha=0.9"], 8, cycles=1, cuts=WHOLE)
+    tuned.tune_all(args, journal, pair, [[1]], 8, cycles=1, cuts=WHOLE)
     found = {level: {own["family"] for own in results[key(level)]["lines"]} for level in args.nats}
     assert len(made) == 1 and found == {0.05: {LOSSLESS}, 9.0: {LOSSLESS, "mixture:alpha=0.9"}}
     assert "mixture:alpha=0.9 spends at most 0.05" in compare.over(args, journal)[0]
