@@ -186,7 +186,7 @@ def _measured(
 
 
 def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
-    """Return what the declared budget bounds, whether it held, the share of proposals over it."""
+    """Return the divergence that the budget bounds, whether it held, the share over it."""
     if (budget := policy.declares.budget) is None:
         return None, None, None
     kind, over = read_divergence(budget.divergence), None

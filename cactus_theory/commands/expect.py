@@ -104,6 +104,8 @@ def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0. CannotSay where there are too few texts."""
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
+        own = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
+        refuse(args, own, "a trace has its own", seed=defaults.SEED)
     if not has_models(args) and not args.trace:
         raise ValueError("--trace, or --target, --draft and --prompts: must be given; got none")
     if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
@@ -115,9 +117,6 @@ def run(args: Namespace) -> int:
     for name in ("cycles", "num_draft_tokens", "max_new_tokens"):
         if (value := getattr(args, name)) is not None:
             check.whole_number(flag(name), value, 1)
-    if args.trace:
-        own = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
-        refuse(args, own, "a trace has its own", seed=defaults.SEED)
     judge = find_verifier(args.verifier)
     looked_up = isinstance(named_drafter(args.draft or ""), NGram)
     if args.draft_mode == "sampled" and looked_up:

@@ -72,16 +72,15 @@ def run(args: argparse.Namespace) -> int:
         title = f"optimal acceptance, {spec}, {knob} = {amount:g}"
     if args.out:
         save_rows(args.out, best.target)
-    if args.csv and args.frontier is not None:
-        lines = zip(*columns.values(), strict=True)
+    lines = [] if args.frontier is None else [*zip(*columns.values(), strict=True)]
+    if args.csv and lines:
         save_table(args.csv, [dict(zip(columns, line, strict=True)) for line in lines], asked)
     elif args.csv:
         save_csv(args.csv, columns, asked | numbers)
     if args.json:
         return print_json(asked | {"vocabulary": int(q.shape[-1])} | numbers | columns)
     print(title)
-    if args.frontier is not None:
-        lines = zip(*columns.values(), strict=True)
+    if lines:
         print_table(list(columns), [[f"{x:.6g}" for x in line] for line in lines], ())
         return 0
     if numbers:

@@ -93,7 +93,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 # message about the results that an interrupted command has kept
 KEPT = "texts logged so far are kept in --work: the same command goes on from there"
-WORK = Path("build/tune")
+WORK = Path("build/tune")  # of folders of logged rows, named by all that these depend on
 
 
 def run(args: Namespace) -> int:
@@ -129,7 +129,8 @@ def run(args: Namespace) -> int:
         cycles = args.cycles or min(CYCLES, max(few, LEAST_CYCLES))
         sizes = {"num_draft_tokens": width, "max_new_tokens": args.max_new_tokens}
         sizes |= {"texts": FEWEST_TEXTS, "seed": args.seed}
-        folder = (args.work or _work(told)) / "trace"
+        named = hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
+        folder = (args.work or WORK / named) / "trace"
         trace = log_shown(pair, ids, folder, cycles, **sizes, **law)
         prompts = Prompts(ids, args.batch, args.max_new_tokens, seed=args.seed, **law)
         costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
@@ -155,11 +156,6 @@ def run(args: Namespace) -> int:
     if args.out:
         print(f"written to {args.out}; {decoding(args)} --prompt TEXT")
     return status
-
-
-def _work(told: Sequence[Any]) -> Path:
-    """Return a folder for what is logged, named by all that the rows depend on."""
-    return WORK / hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
 
 
 def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[TimedSetting]) -> Costs:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.base.copies import called
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._property import Property, Worst, finding, measure
 from cactus_theory.testing._report import Finding, PropertyVerdict
@@ -231,7 +230,7 @@ def _written(policy: Policy) -> str:
         if read_policy(policy.spec) == policy:
             return repr(policy.spec)
     knobs = [f"{knob}={value!r}" for knob, value in vars(policy).items()]
-    return f"ct.policy({', '.join([called(policy), *knobs])})"
+    return f"ct.policy({', '.join([type(policy).__name__, *knobs])})"
 
 
 def _at(seen: Behaviour) -> str:

@@ -88,8 +88,6 @@ OTHERS = {
     "tempered:temperature": ("chain", "block"),
     "truncated:top_p": ("chain", "block"),
 }
-# families whose rows are optimal for the divergence that they are given
-FOR_DIVERGENCE = ("band:price", "band:delta")
 
 
 def families(
@@ -111,15 +109,15 @@ def families(
         A name that is neither, a policy that no verifier can follow, a price in a divergence
         without one.
     """
-    specs = [own for own in USUAL if kind.priced or own != "band:price"]
-    specs += [] if kind.priced else ["band:delta"]  # the band has no price then, but a budget
-    specs = specs if names is None else [LOSSLESS, *names]
+    band = "band:price" if kind.priced else "band:delta"  # without a price it has a budget
+    usual = [band if own == "band:price" else own for own in USUAL]
+    specs = usual if names is None else [LOSSLESS, *names]
     found = [family for name in specs for family in _named(name, kind, ends)]
     return [*{family.key: family for family in found}.values()]
 
 
 def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
-    """Return what a name stands for, under each verifier that may follow it or that it says.
+    """Return the families that a name stands for, under each verifier, or the one that it says.
 
     A first word is enough, ``band,hold=eos`` for ``band:price,hold=eos``, and goes by both
     verifiers, except Cactus: in blocks it reads a row again for every token that may be rejected.
@@ -140,7 +138,7 @@ def _named(name: str, kind: Divergence, ends: Sequence[Any]) -> list[Family]:
             )
         knob = KNOBS[varied]
         base = read_policy(f"{family}={knob[0](1.0)}{comma}{others}").at_ends(ends)
-        if family in FOR_DIVERGENCE and kind.spec != "kl":
+        if family.startswith("band:") and kind.spec != "kl":  # whose rows are optimal for it
             base = read_policy(base, divergence=kind.spec)
         tried = [find_verifier(judge).name] if judge else judges or known[family]
         return [Family(whole, verifier, base, varied, *knob) for verifier in tried]
