@@ -28,7 +28,7 @@ SUFFIXES = (".npy", ".npz", ".json")
 UNPACKED = 2**32
 # names of target and draft rows in a .npz that holds both
 PAIRS = (("target_probs", "draft_probs"), ("target", "draft"))
-NO_NPZ = "must be a .npz file of numbers"
+NO_NPY, NO_NPZ = (f"must be a .{kind} file of numbers" for kind in ("npy", "npz"))
 # errors that numpy, zipfile and their codecs raise for broken content
 BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
           tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
@@ -164,16 +164,14 @@ def _read(path: str, file: Path, suffix: str, key: str) -> Any:
     try:
         if suffix == ".json":
             return parsed_json(f"{path}: must be a .json file", file.read_bytes())
-        return _read_npy(path, file) if suffix == ".npy" else _read_npz(path, file, key)
+        if suffix == ".npz":
+            return _read_npz(path, file, key)
+        try:
+            return np.lib.format.open_memmap(file, mode="r")
+        except BROKEN as error:
+            raise ValueError(f"{path}: {NO_NPY}; {first_line(error)}") from None
     except OSError as error:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
-
-
-def _read_npy(path: str, file: Path) -> Any:
-    try:
-        return np.lib.format.open_memmap(file, mode="r")
-    except BROKEN as error:
-        raise ValueError(f"{path}: must be a .npy file of numbers; {first_line(error)}") from None
 
 
 def _read_npz(path: str, file: Path, key: str) -> Any:
