@@ -9,15 +9,15 @@ passes need no memory. Loops whose terms are sums, products, quotients and
 import math
 import pickle
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.serialize import dumps
 
 from cactus_theory.base import tolerances
@@ -40,62 +40,56 @@ FILES = [Path(tolerances.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
 SOURCES = sha256(b"".join(file.read_bytes() for file in FILES)).digest()
 
 
-class _Entries(CompileResultCacheImpl):
-    """Entries with a digest: a changed byte of machine code need not raise, it may compute."""
+class _Entries(IndexDataCacheFile):
+    """numba's files of one loop, where a damaged file or a full disk costs a warning and time.
 
-    def reduce(self, cres: Any) -> tuple[bytes, bytes]:
-        entry = dumps(super().reduce(cres))
-        return sha256(entry).digest(), entry
+    Entries have a digest, of their signature too: machine code with a changed byte, or that of
+    other types, need not raise, it may compute.
+    """
 
-    def rebuild(self, target_context: Any, payload: tuple[bytes, bytes]) -> Any:
-        digest, entry = payload
-        if sha256(entry).digest() != digest:
-            raise ValueError("an entry was changed")
-        return super().rebuild(target_context, pickle.loads(entry))
+    said = False
 
+    def load(self, key: Any) -> Any:
+        with self._unless_broken():
+            if (kept := super().load(key)) is not None:
+                if sha256(kept[1] + repr(key).encode()).digest() != kept[0]:
+                    raise ValueError("an entry was changed")
+                return pickle.loads(kept[1])
 
-class _Kept(FunctionCache):
-    """numba's cache of one function, where a damaged file or a full disk costs time alone."""
+    def save(self, key: Any, data: Any) -> None:
+        with self._unless_broken():
+            entry = dumps(data)
+            super().save(key, (sha256(entry + repr(key).encode()).digest(), entry))
 
-    _impl_class, said = _Entries, False
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        self._cache_file._source_stamp = SOURCES
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        return self._unless_broken(super().load_overload, sig, target_context)
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        self._unless_broken(super().save_overload, sig, data)
-
-    def _unless_broken(self, act: Callable[..., Any], *given: Any) -> Any:
+    @contextmanager
+    def _unless_broken(self) -> Iterator[None]:
         try:
-            return act(*given)
-        except Exception as error:  # of pickles, of LLVM, of the disk
-            if not _Kept.said:
-                _Kept.said = True
+            yield
+        except Exception as error:  # of pickles, of the disk
+            if not _Entries.said:
+                _Entries.said = True
                 warnings.warn(
-                    f"numba's cache in {self.cache_path} cannot be used ({type(error).__name__}: "
+                    f"numba's cache in {self._cache_path} cannot be used ({type(error).__name__}: "
                     f"{first_line(error)}); loops are compiled anew, to the same numbers. If this "
                     "is said again, delete the folder, make room, or set NUMBA_CACHE_DIR",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             with suppress(OSError):
                 self.flush()  # what is compiled now takes the place of what was damaged
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return a function compiled when it is first called, from a cache where one can be kept.
+    """Return a function compiled with numba, kept in its cache where that can be written.
 
-    Sums may be taken in any order, so that several terms are added at once; NaN and ∞ are kept, and
+    Its sums may be added up in any order (SIMD); infinities and NaN keep their meaning, and
     x/0 is one of them.
     """
     options = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
     loop: Any = njit(**options)(function)
     with suppress(RuntimeError):  # no folder for it can be written
-        loop._cache = _Kept(function)
+        loop._cache = cache = FunctionCache(function)
+        cache._cache_file = _Entries(cache.cache_path, cache._impl.filename_base, SOURCES)
     return loop
 
 

@@ -158,11 +158,11 @@ def twice(x):
 def test_a_damaged_entry_is_compiled_anew_and_said_once(tmp_path: Path, monkeypatch):
     from numba import config
 
-    from cactus_theory.optimum.passes import _Kept
+    from cactus_theory.optimum.passes import _Entries
 
     (tmp_path / "loop.py").write_text(LOOP)
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "kept"))
-    monkeypatch.setattr(_Kept, "said", False)
+    monkeypatch.setattr(_Entries, "said", False)
 
     def found() -> tuple[float, int, int]:
         with warnings.catch_warnings(record=True) as said:
@@ -172,11 +172,17 @@ def test_a_damaged_entry_is_compiled_anew_and_said_once(tmp_path: Path, monkeypa
         hits = sum(stats.cache_hits.values())
         return number, hits, len(said)
 
-    assert found() == (3.0, 0, 0) and found() == (3.0, 1, 0)
+    runpy.run_path(str(tmp_path / "loop.py"))["twice"](np.ones(3))
+    (of_arrays,) = (tmp_path / "kept").rglob("*.nbc")
+    assert found() == (3.0, 0, 0)
+    (of_numbers,) = {*of_arrays.parent.glob("*.nbc")} - {of_arrays}
+    of_numbers.write_bytes(of_arrays.read_bytes())  # as an index does of which a byte changed
+    assert found() == (3.0, 0, 1) and found() == (3.0, 1, 0)
+    of_numbers.unlink()
     for kind, damage in (("nbc", "changed"), ("nbc", "empty"), ("nbi", "empty")):
         (path,) = (tmp_path / "kept").rglob(f"*.{kind}")
         changed(path, damage)
-        assert found() == (3.0, 0, kind == "nbc" and damage == "changed")
+        assert found() == (3.0, 0, 0)
         assert found() == (3.0, 1, 0)
     for path in (tmp_path / "kept").rglob("*.nb?"):  # nothing may be written
         path.unlink()
