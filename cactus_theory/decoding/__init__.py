@@ -12,7 +12,7 @@ from cactus_theory.decoding.drafters import (
 )
 from cactus_theory.decoding.generate import decode as decode
 from cactus_theory.decoding.generate import generate as generate
-from cactus_theory.decoding.hugging_face import speculative_generate, stop_at
+from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.load import Pair as Pair
 from cactus_theory.decoding.load import load_pair, read_drafter
@@ -42,5 +42,4 @@ __all__ = [
     "load_pair",
     "read_drafter",
     "speculative_generate",
-    "stop_at",
 ]

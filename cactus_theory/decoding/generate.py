@@ -49,7 +49,7 @@ def generate(
     eos_token_ids : tokens that end a text, anywhere in a round; ``()`` for none. The default is
         the target's own, ``generation_config.eos_token_id``.
     stop : called after each new token of a row with the row's ids (1, length) and the number of
-        them that are the prompt's; True ends the row. :func:`stop_at` makes one of strings.
+        them that are the prompt's; True ends the row.
     seed : randomness: an integer (row b takes seed + b) or one per row. The default is 0.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
         as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees

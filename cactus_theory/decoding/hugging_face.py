@@ -65,9 +65,9 @@ def speculative_generate(
         has verified it, ``end``. The library drops ``streamer=`` itself, silently, before it
         calls a function: it then hears the prompt and nothing else.
     stop_strings, text_tokenizer : a text ends with the token that completes one of these strings,
-        which may begin in the prompt, as without the hook; ``stop=stop_at(tokenizer, strings)``
-        looks at new tokens only. The library drops ``tokenizer=`` as it drops ``streamer=``.
-        Strings in a ``GenerationConfig`` are refused by the library, which misses the tokenizer.
+        which may begin in the prompt, as without the hook; ``stop`` gets the prompt's length. The
+        library drops ``tokenizer=`` as it drops ``streamer=``. Strings in a ``GenerationConfig``
+        are refused by the library, which misses the tokenizer.
     meter : as :func:`cactus_theory.generate`; on by default where the output can hold
         it, with ``return_dict_in_generate``.
 
@@ -196,28 +196,6 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
         )
     library = check.optional_module("transformers", "llm")
     return [library.StopStringCriteria(tokenizer, stop_strings)]
-
-
-def stop_at(tokenizer: Any, strings: str | Sequence[str]) -> Stop:
-    r"""Return the ``stop`` of a decode that ends an answer at the first of ``strings`` in it.
-
-    Looks at new tokens only: the ``stop_strings`` of ``model.generate`` may begin in the prompt.
-    The token that completes a string is kept. ValueError for no string, or an empty one.
-
-    Examples
-    --------
-    >>> ids, stop = pair.tokenizer("import os\n", return_tensors="pt").input_ids, ["\nimport"]
-    >>> options = {"temperature": 0, "max_new_tokens": 8, "stop": stop_at(pair.tokenizer, stop)}
-    >>> result = ct.generate(pair.target, pair.draft, ids, **options)
-    >>> pair.tokenizer.decode(result.output_token_ids[0])
-    'import sys\nimport'
-    """
-    strings = [strings] if isinstance(strings, str) else [*strings]
-    if not strings or not all(isinstance(text, str) and text for text in strings):
-        raise ValueError(f"strings: must be one string or more, none empty; got {strings!r}")
-    library = check.optional_module("transformers", "llm")
-    criterion = library.StopStringCriteria(tokenizer, strings)
-    return lambda ids, prompt_length: bool(criterion(ids[:, prompt_length:], None).all())
 
 
 def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) -> None:

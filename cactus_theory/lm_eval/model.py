@@ -9,7 +9,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.decoding import load_pair
-from cactus_theory.decoding.hugging_face import speculative_generate, stop_at
+from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.readings import Reading
 
 register_model = check.optional_module("lm_eval.api.registry", "eval").register_model
@@ -71,16 +71,20 @@ class Cactus(HFLM):
             options |= {"do_sample": True, "temperature": self.temperature, "top_k": 0} | options
         else:
             options["do_sample"] = False
-        strings = [text for text in stop if text and text != self.tokenizer.eos_token]
         seeds = [self.seed + self.texts + row for row in range(len(context))]
         self.texts += len(context)
+
+        def ends(ids: Any, prompt_length: int) -> bool:
+            answer = self.tokenizer.decode(ids[0, prompt_length:])
+            return any(text in answer for text in stop if text)
+
         output = self.model.generate(
             input_ids=context,
             max_length=max_length,
             custom_generate=speculative_generate,
             draft_model=self.draft,
             seed=seeds,
-            stop=stop_at(self.tokenizer, strings) if strings else None,
+            stop=ends,
             pad_token_id=self.tokenizer.pad_token_id,
             return_dict_in_generate=True,
             **self.decoding,
