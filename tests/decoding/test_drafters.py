@@ -121,7 +121,7 @@ def test_weights_of_another_kind_are_not_rounded(tiny):
         for part in (layer.self_attn, layer.mlp):
             for name in [name for name, child in part.named_children() if name != "act_fn"]:
                 setattr(part, name, torch.nn.Identity())
-    with pytest.raises(ValueError, match="linear layers must be torch's, .*; got none in Llama"):
+    with pytest.raises(ValueError, match="layers must hold floating-point .*; got none in Llama"):
         read_drafter("4bit").check(packed)
 
 
@@ -280,7 +280,7 @@ def packed(model, where):
 @pytest.mark.parametrize("where", ["all", "one", "float8"])
 def test_packed_weights_are_not_rounded_to_four_bits(where) -> None:
     at = "self_attn.q_proj" if where == "all" else "layers.0.mlp.up_proj"
-    with pytest.raises(ValueError, match=f"that are not packed, .*Linear'> at model.*{at}"):
+    with pytest.raises(ValueError, match=f"that are not packed; .*Linear'> at model.*{at}"):
         FourBit().of(packed(llama(1), where))
 
 

@@ -249,6 +249,9 @@ def test_greedy_texts_are_the_targets(targets, head):
         ({"layer": {"rope_parameters": {"rope_theta": THETA}, "rope_scaling": {"type": "yarn"}}},
          {}, "rope_scaling: must be left out beside rope_parameters"),
         ({"layer": {"rope_scaling": {"type": "linear", "factors": 2.0}}}, {}, "factors: must be l"),
+        ({"layer": {"rope_scaling": {"factor": 2.0}}}, {}, "factor: must be left out; got 2.0"),
+        ({"layer": {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 9}}}, {},
+         "beta_fast: must be left out; got 9"),
         # values
         ({"norm_before_residual": "no"}, {}, "norm_before_residual: must be true or false; got"),
         ({"norm_before_residual": 1}, {}, "norm_before_residual: must be true or false; got 1"),
@@ -260,9 +263,9 @@ def test_greedy_texts_are_the_targets(targets, head):
         ({"layer": {"rms_norm_eps": 0.0}}, {}, "rms_norm_eps: must be a positive number; got 0.0"),
         ({"layer": {"rms_norm_eps": "small"}}, {}, "rms_norm_eps: must be a .*; got 'small'"),
         ({"draft_vocab_size": 0}, {}, "draft_vocab_size: must be an integer of at least 1; got 0"),
-        *(({}, {"norm.weight": torch.ones(32).to(kind)}, f"norm.weight: must hold .*; got {kind}")
+        *(({}, {"norm.weight": torch.ones(32).to(kind)}, f"norm.weight: must be .*; got {kind}")
           for kind in (torch.complex64, torch.bool, torch.int8, torch.float8_e4m3fn)),
-        ({}, {"d2t": torch.tensor([0.2, 1.4, 1.0])}, "d2t: must be integers; got torch.float32"),
+        ({}, {"d2t": torch.tensor([0.2, 1.4, 1.0])}, "d2t: must be int32 or int64; got"),
         ({"draft_vocab_size": 4},
          {"d2t": torch.tensor([0, 1, 1, 1]), "t2d": torch.tensor([1, 0, 1, 1, 1]).bool()},
          r"lm_head.weight: must have shape \(4, 32\); got \(3, 32\)"),

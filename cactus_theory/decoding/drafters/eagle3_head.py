@@ -23,17 +23,19 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.recognised import ROTARY
 
 CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
-# options of the format that are read
+# options of the format that are read, or are about training, serving and the file itself; others
+# may stand there if they say no
 READ = {KIND, "transformer_layer_config", "draft_vocab_size", "norm_before_residual"}
-READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size"}
-# those about training, serving and the file itself; others may stand there if they say no
-READ |= {"speculators_config", "speculators_version", "auto_map", "embed_requires_grad"}
-READ |= {"torch_dtype"}
-# options of the layer beside the library's own, and those of its rotary table that are numbers
-OF_LAYER = {"torch_dtype", "rope_theta", "rope_scaling"}
-OF_ROPE = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor"}
-OF_ROPE |= {"original_max_position_embeddings", "beta_fast", "beta_slow"}
-OF_ROPE |= {"mscale", "mscale_all_dim"}
+READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size", "torch_dtype", "auto_map"}
+READ |= {"speculators_config", "speculators_version", "embed_requires_grad"}
+# what each kind of rotary table reads beside its base
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+YARN = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+YARN += ("original_max_position_embeddings", "truncate")
+OF_ROPE = dict(zip(ROTARY, ((), ("factor",), LLAMA3, YARN), strict=True))
+TRUTH, POSITIVE = "true or false", "a positive number"
+RULES = dict.fromkeys(("rms_norm_eps", "rope_theta", *LLAMA3, *YARN), POSITIVE)
+RULES |= dict.fromkeys(("norm_before_residual", "attention_bias", "mlp_bias", "truncate"), TRUTH)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # tensors of the format that are read elsewhere, or not at all: they are of the target
 BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
@@ -49,8 +51,8 @@ def holds_head(folder: str | Path) -> bool:
         options = dict(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return False
-    named = "eagle" in str(options.get("architectures")).lower()
-    if KIND not in options and (named or options.keys() & {"draft_vocab_size", "eagle_config"}):
+    others = {"draft_vocab_size", "eagle_config"} & options.keys()
+    if KIND not in options and (others or "Eagle" in str(options.get("architectures"))):
         raise ValueError(
             "draft: must be a head as speculators writes it; got one as SafeAILab's EAGLE, "
             f"SpecForge and Model-Optimizer write them, in {str(folder)!r}. Convert it: `pip "
@@ -141,9 +143,7 @@ class Eagle3Head(nn.Module):
             elif name not in filled:
                 if stored not in weights:
                     raise ValueError(f"{stored} is not there")
-                if (kind := weights[stored].dtype) not in DTYPES:
-                    rule = "must hold float16, bfloat16, float32 or float64"
-                    raise ValueError(f"{stored}: {rule}; got {kind}")
+                check.check_tensor(stored, weights[stored], f"one of {DTYPES}", *DTYPES)
                 filled[name] = weights.pop(stored).to(dtype)
                 if filled[name].shape != own.shape:
                     shapes = tuple(own.shape), tuple(filled[name].shape)
@@ -162,17 +162,13 @@ def _layer_config(options: dict[str, Any]) -> Any:
     """Return the configuration of the head's layer; ValueError for an option not followed."""
     library = check.optional_module("transformers", "llm")
     layer = options.get("transformer_layer_config") or {}
-    of_layer = set(library.LlamaConfig().to_dict()) | OF_LAYER
     of_file = set(library.PretrainedConfig().to_dict()) | READ
-    width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
+    of_layer = set(library.LlamaConfig().to_dict()) | {"torch_dtype", "rope_theta", "rope_scaling"}
     tables = [layer[name] for name in ("rope_parameters", "rope_scaling") if layer.get(name)]
     rope = dict(tables[0]) if tables else {}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    base = rope.setdefault("rope_theta", layer.get("rope_theta"))
-    truths = {"norm_before_residual": options.get("norm_before_residual")}
-    truths |= {name: layer.get(name) for name in ("attention_bias", "mlp_bias")}
-    truths["truncate"] = rope.pop("truncate", None)
-    inside = "left out, or in transformer_layer_config"
+    base = rope.pop("rope_theta", layer.get("rope_theta"))
+    width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
     for name, value, followed, rule in (
         (KIND, options.get(KIND), ("eagle3",), "eagle3"),
         ("model_type", layer.get("model_type"), ("llama",), "llama"),
@@ -181,21 +177,19 @@ def _layer_config(options: dict[str, Any]) -> Any:
         ("rope_scaling", tables[1:], ([],), "left out beside rope_parameters"),
         ("rope_theta", layer.get("rope_theta"), (None, base), f"that of rope_parameters, {base}"),
         ("target_hidden_size", options.get("target_hidden_size"), (None, width), f"{width}"),
-        *((name, own, (), inside if name in of_layer else "left out")
-          for name, own in options.items()
-          if own and name not in of_file and not name.startswith("base_model_")),
-        *((name, own, (), "left out") for name, own in layer.items()
-          if own and name not in of_layer),
-        *((name, own, (), "left out") for name, own in rope.items() if name not in OF_ROPE),
-    ):  # fmt: skip
+    ):
         if value not in followed:
             raise ValueError(f"{name}: must be {rule}; got {value!r}")
-    for name, value in truths.items():
-        if value is not None and type(value) is not bool:
-            raise ValueError(f"{name}: must be true or false; got {value!r}")
-    for name, value in (rope | {"rms_norm_eps": layer.get("rms_norm_eps")}).items():
-        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
-            raise ValueError(f"{name}: must be a positive number; got {value!r}")
+    for given, known in ((options, of_file), (layer, of_layer), (rope, OF_ROPE[kind])):
+        for name, value in given.items():
+            if value and name not in known and not name.startswith("base_model_"):
+                where = ", or in transformer_layer_config" * (given is options and name in of_layer)
+                raise ValueError(f"{name}: must be left out{where}; got {value!r}")
+    for name, value in (options | layer | rope | {"rope_theta": base}).items():
+        positive = type(value) in (int, float) and 0 < value < math.inf
+        fits = type(value) is bool if (rule := RULES.get(name)) == TRUTH else positive
+        if value is not None and rule and not fits:
+            raise ValueError(f"{name}: must be {rule}; got {value!r}")
     if options.get("draft_vocab_size") is not None:
         check.whole_number("draft_vocab_size", options["draft_vocab_size"], 1)
     if reads is not None and not (reads and all(type(number) is int for number in reads)):
@@ -208,10 +202,9 @@ def _ids(offsets: Tensor | None, marked: Tensor | None, head: Eagle3Head) -> Int
     size, vocab = len(head.core.lm_head.weight), head.vocab
     if offsets is None and size != vocab:
         raise ValueError("d2t is not there")
-    if offsets is not None and (offsets.is_floating_point() or offsets.is_complex()):
-        raise ValueError(f"d2t: must be integers; got {offsets.dtype}")
-    ids = torch.arange(size if offsets is None else len(offsets), device="cpu")
-    ids = ids if offsets is None else ids + offsets.long()
+    offsets = torch.zeros(size, dtype=torch.int64, device="cpu") if offsets is None else offsets
+    check.check_tensor("d2t", offsets, "int32 or int64", torch.int32, torch.int64)
+    ids = torch.arange(len(offsets), device="cpu") + offsets
     if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise ValueError(f"d2t: must give {size} ids below {vocab}, each once; got others")
     if marked is not None and not marked.nonzero()[:, 0].equal(ids.sort().values):

@@ -19,6 +19,7 @@ from cactus_theory.decoding.models.recognised import replaced
 
 # weights in four bits that share a scale, and the largest whole number of times that they are of it
 GROUP, LARGEST = 32, 7
+FLOATING = "target_model: linear layers must hold floating-point weights that are not packed"
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,13 @@ class OwnWeights(Drafter):
         raise NotImplementedError
 
     def begin(self, setting: DraftContext) -> Drafting:
-        model, kind = self.of(setting.target_model), type(self).__name__
+        model = self.of(setting.target_model)
         try:
             return ModelDrafting(setting, model, self.greedy, self.stop)
         except ValueError as error:
-            reason = str(error).removeprefix("model: ").removesuffix(INSTEAD)
-            raise ValueError(
-                f"draft_model: the copy of {type(model).__name__} that {kind} drafts with does not "
-                f"run, though the target does ({reason})"
-            ) from error
+            kind, reason = type(self).__name__, str(error).removesuffix(INSTEAD)
+            rule = f"the copy of {type(model).__name__} that {kind} drafts with does not run"
+            raise ValueError(f"draft_model: {rule}, though the target does ({reason})") from error
 
     def check(self, target_model: Any) -> dict[str, Any]:
         self.of(target_model)
@@ -182,28 +181,21 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _in_four_bits(model: Any) -> Any:
-    head, kinds = model.get_output_embeddings(), {}
+    head, names = model.get_output_embeddings(), []
     for name, part in model.named_modules():
-        if part is not head and _is_linear(part):
-            plain = isinstance(part, nn.Linear) and type(part.weight) is nn.Parameter
-            kinds[name] = not (plain and part.weight.dtype in DTYPES) and type(part)
-    packed = [f"{kind} at {name}" for name, kind in kinds.items() if kind]
-    if packed or not kinds:
-        raise ValueError(
-            "target_model: linear layers must be torch's, with floating-point weights that are not "
-            f"packed, to be rounded to four bits; got {packed[0] if packed else 'none'} in "
-            f"{type(model).__name__}"
-        )
+        inside = [inner for inner in part.children() if hasattr(inner, "in_features")]
+        if part is head or inside or not hasattr(part, "in_features"):  # an adapter wraps another
+            continue
+        names.append(name)
+        weight = getattr(part, "weight", None)
+        if type(weight) is not nn.Parameter or weight.dtype not in DTYPES:
+            raise ValueError(f"{FLOATING}; got {type(part)} at {name} in {type(model).__name__}")
+    if not names:
+        raise ValueError(f"{FLOATING}; got none in {type(model).__name__}")
     rounded = copy.deepcopy(model)
-    for weight in (rounded.get_submodule(name).weight for name in kinds):
+    for weight in (rounded.get_submodule(name).weight for name in names):
         weight.copy_(_rounded(weight))
     return rounded
-
-
-def _is_linear(part: Any) -> bool:
-    """Return whether a module is a linear map, packed or not, that wraps no other."""
-    sized = hasattr(part, "in_features") and hasattr(part, "out_features")
-    return sized and not any(_is_linear(inner) for inner in part.children())
 
 
 def _rounded(weight: Tensor) -> Tensor:
