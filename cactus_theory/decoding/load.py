@@ -283,12 +283,12 @@ def load_model(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
         )
     others = sorted(report["unexpected_keys"])
-    others.sort(key=lambda name: bool(COMPUTED.fullmatch(name)))  # unknown ones first
-    if others and not COMPUTED.fullmatch(others[0]):
-        raise ValueError(
-            f"{source.name}: every tensor must be one of the {type(model).__name__} that its "
-            f"{CONFIG} describes; {others[0]!r} in {source.place} is none"
-        )
+    for name in others:
+        if not COMPUTED.fullmatch(name):
+            raise ValueError(
+                f"{source.name}: every tensor must be one of the {type(model).__name__} that its "
+                f"{CONFIG} describes; {name!r} in {source.place} is none"
+            )
     if others:
         warnings.warn(
             f"{source.name}: of {source.place} {others[0]!r} and all such tensors "

@@ -38,7 +38,7 @@ FED += ("cache_position", "logits_to_keep", "is_first_iteration")
 INSTEAD = ". Use the model's own generate instead"
 HALF = (torch.float16, torch.bfloat16)
 # relative change of embeddings, and the least share of :func:`_quantised`. Measured in four models
-# of 2 layers to 135 M parameters: .93 to 2.1 of int8, by us and by torch, in all linear layers or in
+# of 2 layers to 135 M parameters: .93 to 2.1 of int8, by us and by torch, in all linear layers or
 # the head; .01 at most of these models as they are, in double precision, or with rounded weights
 CHANGE, STEPS = 5e-4, 0.3
 
