@@ -105,13 +105,14 @@ def speculative_generate(
     if meter is None:
         meter = bool(generation_config.return_dict_in_generate)
     criteria = [*stopping_criteria, *_strings(stop_strings, text_tokenizer)]
-    pad = _pad(generation_config)
     others = [one for one in criteria if not _is_library_criterion(one, KNOWN_CRITERIA)]
     if len(input_ids) > 1:
         _check_batch(criteria, others, text_streamer)
     if options.get("seed") is None:
         options["seed"] = int(torch.randint(2**62, (), device="cpu"))
     (length, ends), mask = _limits(criteria, generation_config), model_kwargs.get("attention_mask")
+    pad = generation_config.pad_token_id
+    pad = pad if isinstance(pad, int) else (ends or [0])[0]
     callbacks = options.pop("callbacks", NO_CALLBACKS)
     asked = DecodeOptions(
         max_new_tokens=length - input_ids.shape[1],
@@ -163,13 +164,6 @@ def _warn_of_nothing_relaxed(policies: Sequence[Policy | Schedule]) -> None:
             )
 
 
-def _pad(config: Any) -> int:
-    if isinstance(config.pad_token_id, int):
-        return config.pad_token_id
-    ends = config.eos_token_id
-    return 0 if ends is None else ends if isinstance(ends, int) else int(ends[0])
-
-
 def _is_library_criterion(one: Any, names: Sequence[str]) -> bool:
     kind = type(one)
     return kind.__name__ in names and kind.__module__ == "transformers.generation.stopping_criteria"
@@ -182,7 +176,7 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
     ends = [held["eos_token_id"] for held in known if "eos_token_id" in held]
     if not ends and config.eos_token_id is not None:
         ends = [torch.as_tensor(config.eos_token_id, device="cpu")]
-    ids = [int(token) for several in ends for token in several.flatten()]
+    ids = [token for several in ends for token in several.flatten().tolist()]
     return min(lengths, default=config.max_length), ids
 
 
@@ -219,13 +213,13 @@ def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | Non
         return more
 
     def stop(own: Tensor, prompt_length: int) -> bool:
-        answers = [more is not None and more(own.clone(), prompt_length)]
+        if more is not None and more(own.clone(), prompt_length):
+            return True
         if len(ids) == 1:  # with what is hidden from the model
             own = torch.cat([ids, own[:, prompt_length:].to(ids.device)], 1)
-        answers += [
+        return any(
             bool(torch.as_tensor(one(own.clone(), None), device="cpu").all()) for one in criteria
-        ]
-        return any(answers)
+        )
 
     return stop
 
