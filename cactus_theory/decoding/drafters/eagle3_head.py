@@ -32,9 +32,11 @@ READ |= {"speculators_config", "speculators_version", "embed_requires_grad"}
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 YARN = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN += ("original_max_position_embeddings", "truncate")
-OF_ROPE = dict(zip(ROTARY, ((), ("factor",), LLAMA3, YARN), strict=True))
+OF_ROPE: dict[str, tuple[str, ...]] = dict(
+    zip(ROTARY, ((), ("factor",), LLAMA3, YARN), strict=True)
+)
 TRUTH, POSITIVE = "true or false", "a positive number"
-RULES = dict.fromkeys(("rms_norm_eps", "rope_theta", *LLAMA3, *YARN), POSITIVE)
+RULES: dict[str, str] = dict.fromkeys(("rms_norm_eps", "rope_theta", *LLAMA3, *YARN), POSITIVE)
 RULES |= dict.fromkeys(("norm_before_residual", "attention_bias", "mlp_bias", "truncate"), TRUTH)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # tensors of the format that are read elsewhere, or not at all: they are of the target
