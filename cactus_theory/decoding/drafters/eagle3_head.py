@@ -32,9 +32,7 @@ READ |= {"speculators_config", "speculators_version", "embed_requires_grad"}
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 YARN = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN += ("original_max_position_embeddings", "truncate")
-OF_ROPE: dict[str, tuple[str, ...]] = dict(
-    zip(ROTARY, ((), ("factor",), LLAMA3, YARN), strict=True)
-)
+OF_ROPE = {"default": (), "linear": ("factor",), "llama3": LLAMA3, "yarn": YARN}
 TRUTH, POSITIVE = "true or false", "a positive number"
 RULES: dict[str, str] = dict.fromkeys(("rms_norm_eps", "rope_theta", *LLAMA3, *YARN), POSITIVE)
 RULES |= dict.fromkeys(("norm_before_residual", "attention_bias", "mlp_bias", "truncate"), TRUTH)
