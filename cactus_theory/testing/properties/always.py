@@ -143,16 +143,17 @@ MOST_ROWS, MOST_PAIRS = 10, 40
 COINS = 4
 # most draws in a wide row, and most entries of target rows verified at once
 MOST_DRAWS, ENTRIES = 16, 2**18
-# distance of a coin from φ that is certain to decide, and the denominator of exact coins
-APART, SHORT = 1e-12, 2.0**20
+# distance of a coin from φ that is certain to decide, what rounding of a row may move of a token's
+# mass p φ, and the denominator of exact coins
+APART, MOVED, SHORT = 1e-12, 1e-15, 2.0**20
 
 
-def _coins_at(phi: Tensor) -> Tensor:
+def _coins_at(phi: Tensor, apart: Tensor) -> Tensor:
     """Return coins at which a decision may turn: 0, below φ, φ and above it, (…, 4, V)."""
     # a verifier may compute φ in another order: only a short binary fraction is met exactly
     short = (phi * SHORT == (phi * SHORT).round())[:, 0]
     at = torch.where(short, phi[:, 0], 0.0)
-    coins = [torch.zeros_like(at), phi[:, 1] - APART, at, phi[:, 3] + APART]
+    coins = [torch.zeros_like(at), phi[:, 1] - apart, at, phi[:, 3] + apart]
     return torch.stack(coins, 1).nan_to_num(0.0).clamp(0, LAST_COIN)
 
 
@@ -179,7 +180,8 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     draft = seen.p[each]
     # called with the same shapes as in the verifier, so that φ agrees to the last bit
     phi = seen.policy.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
-    coin = _coins_at(phi.double())
+    apart = (MOVED / seen.p[row, n]).clamp(APART, 1.0)[:, None, None]
+    coin = _coins_at(phi.double(), apart[:, 0])
     g = seen.recovered_at(row, n)
     middle = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)
     draw = middle[:, draws][:, None, :].expand(shape)
@@ -188,8 +190,8 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     accepted = coin < phi
     token = draws.expand(shape)
     # 1 minus a rounding error may be 1 in a verifier
-    sharp = ((coin - phi).abs() >= APART / 2) | (coin == phi) | (phi == 0)
-    sharp &= ~((phi < 1) & (phi > 1 - APART))
+    sharp = ((coin - phi).abs() >= apart / 2) | (coin == phi) | (phi == 0)
+    sharp &= ~((phi < 1) & (phi > 1 - apart))
     clear = sharp & (accepted | (g > BORDER)[:, draws][:, None, :].expand(shape))
 
     def about(index: tuple[int, ...]) -> str:
