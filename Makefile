@@ -115,7 +115,7 @@ LOWEST_PYTHON := $(shell command -v python3.11 || echo $(PYTHON))
 LOWEST_PIP := $(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
   --no-cache-dir -c $(LOWEST)/lowest.txt
 $(LOWEST)/.cactus-theory: pyproject.toml setup.py tests/lowest_versions.py
-	@echo "Setting up $(LOWEST) (once; some ten minutes)"
+	@echo "Setting up $(LOWEST) with $(LOWEST_PYTHON) (once; some ten minutes)"
 	@$(LOWEST_PYTHON) -m venv --clear $(LOWEST)
 	@$(LOWEST_PYTHON) tests/lowest_versions.py dependencies solvers testing llm figures eval dev > $(LOWEST)/lowest.txt
 	@$(LOWEST_PIP) torch 'pip>=25.1'

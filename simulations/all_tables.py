@@ -1,6 +1,6 @@
 """Recompute every committed CSV by the command in its head, into --out.
 
-Takes hours: the answers of compare alone 4.4 (its seconds, added up), throughput 16 minutes.
+Takes hours: compare's answers 4.4 hours (the seconds in its CSV added up), throughput 16 minutes.
 --quick takes small settings: the same columns from fewer rows, to see that every command works. A
 command that fails is told, and the others go on; what they print is in OUT/made. Commands that
 resume take up what is there, so name another folder to begin anew. Numbers of a GPU are made by

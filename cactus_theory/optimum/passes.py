@@ -44,7 +44,7 @@ class _Entries(IndexDataCacheFile):
     """numba's files of one loop, where a damaged file or a full disk costs a warning and time.
 
     Entries have a digest, of their signature too: machine code with a changed byte, or that of
-    other types, need not raise, it may compute.
+    other types, may run and return wrong numbers.
     """
 
     said = False

@@ -85,7 +85,7 @@ def notes(tuned: Tuned) -> list[str]:
 
 
 def over(tuned: Tuned) -> list[str]:
-    """Return why no line of the table has a policy, a sentence each."""
+    """Return a sentence for each policy that has no line in the table, which says why."""
     within = _spent(tuned, tuned.level)
     return [f"No setting of {name} spends at most {within}: the least is {least:.3g}."
             for name, least in tuned.over.items()]  # fmt: skip

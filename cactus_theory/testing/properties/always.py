@@ -220,7 +220,7 @@ def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
 
 @policy_property(
     lambda policy: bool(_far_knobs(policy)),
-    hint="an edge or a root loses its digits, in what is written or in what a coin asks for",
+    hint="an edge or a root loses its digits at a far knob, in the written law or in a verifier's",
     at_other_knobs=False,
     widest=6,
 )
