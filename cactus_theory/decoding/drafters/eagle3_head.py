@@ -9,7 +9,7 @@ EAGLE-3 (Li et al., arXiv 2503.01840).
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,24 +18,40 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.files import first_line
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.recognised import ROTARY
 
 CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
-# options of the format that are read, or are about training, serving and the file itself; others
-# may stand there if they say no
-READ = {KIND, "transformer_layer_config", "draft_vocab_size", "norm_before_residual"}
-READ |= {"eagle_aux_hidden_state_layer_ids", "target_hidden_size", "torch_dtype", "auto_map"}
-READ |= {"speculators_config", "speculators_version", "embed_requires_grad"}
+LAYERS, LAYER = "eagle_aux_hidden_state_layer_ids", "transformer_layer_config"
+# options of training, serving and the file itself, and those of the format that are read
+FREE = set("architectures auto_map dtype torch_dtype transformers_version _name_or_path".split())
+FREE |= set("id2label label2id initializer_range use_cache return_dict pad_token_id".split())
+FREE |= set("bos_token_id eos_token_id embed_requires_grad speculators_version".split())
+READ = FREE | {KIND, LAYER, LAYERS, "draft_vocab_size", "norm_before_residual"}
+READ |= {"target_hidden_size", "speculators_config"}
+SIZES = {"hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"}
+SIZES |= {"num_attention_heads", "num_key_value_heads", "head_dim"}
+OF_LAYER = FREE | SIZES | {"model_type", "num_hidden_layers", "hidden_act", "rms_norm_eps"}
+OF_LAYER |= {"rope_parameters", "rope_scaling", "rope_theta", "attention_bias", "mlp_bias"}
 # what each kind of rotary table reads beside its base
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 YARN = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN += ("original_max_position_embeddings", "truncate")
 OF_ROPE = {"default": (), "linear": ("factor",), "llama3": LLAMA3, "yarn": YARN}
-TRUTH, POSITIVE = "true or false", "a positive number"
+# rules of what is read, which of it may not be null, and what follows a rule
+TRUTH, POSITIVE, SIZE = "true or false", "a positive number", "an integer of at least 1"
 RULES: dict[str, str] = dict.fromkeys(("rms_norm_eps", "rope_theta", *LLAMA3, *YARN), POSITIVE)
 RULES |= dict.fromkeys(("norm_before_residual", "attention_bias", "mlp_bias", "truncate"), TRUTH)
+RULES |= dict.fromkeys(SIZES | {"draft_vocab_size"}, SIZE) | {LAYERS: "layers"}
+NEEDED = {*LLAMA3[:3], "rms_norm_eps", "attention_bias", "mlp_bias"} | SIZES
+NEEDED -= {"num_key_value_heads", "head_dim"}
+FOLLOWS: dict[str | None, Callable[[Any], bool]] = {
+    None: lambda value: True,
+    TRUTH: lambda value: type(value) is bool,
+    POSITIVE: lambda value: type(value) in (int, float) and 0 < value < math.inf,
+    SIZE: lambda value: type(value) is int and value > 0,
+    "layers": lambda value: type(value) is list and {*map(type, value)} == {int},
+}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # tensors of the format that are read elsewhere, or not at all: they are of the target
 BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
@@ -81,7 +97,7 @@ class Eagle3Head(nn.Module):
         super().__init__()
         self.vocab, self.hidden, self.shares = config.vocab_size, config.hidden_size, shares
         config.vocab_size = size = options.get("draft_vocab_size") or self.vocab
-        self.reads: list[int] | None = options.get("eagle_aux_hidden_state_layer_ids")
+        self.reads: list[int] | None = options.get(LAYERS)
         wide, bias = 2 * self.hidden, config.attention_bias
         self.fc = nn.Linear(len(self.reads or (0, 0, 0)) * self.hidden, self.hidden, bias=False)
         self.core = library.LlamaForCausalLM(config)
@@ -121,9 +137,9 @@ class Eagle3Head(nn.Module):
             rotary = head.core.model.rotary_emb
             head.core.model.rotary_emb = type(rotary)(config)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
+            last = str(error).rpartition("\n")[2].strip()  # what others' errors say above is where
             raise ValueError(
-                f"draft: must be a head that speculators wrote; {first_line(error)} in "
-                f"{str(folder)!r}"
+                f"draft: must be a head that speculators wrote; {last} in {str(folder)!r}"
             ) from error
         return head.eval().requires_grad_(False)
 
@@ -158,21 +174,25 @@ class Eagle3Head(nn.Module):
         return self.reads or (2, count // 2, count - 3)
 
 
-def _layer_config(options: dict[str, Any]) -> Any:
-    """Return the configuration of the head's layer; ValueError for an option not followed."""
+def _layer_config(options: Any) -> Any:
+    """Return the configuration of the head's layer; ValueError for an option not followed.
+
+    An option that is not read may say no, or what the library takes it for where it is missing.
+    """
     library = check.optional_module("transformers", "llm")
-    layer = options.get("transformer_layer_config") or {}
-    of_file = set(library.PretrainedConfig().to_dict()) | READ
-    of_layer = set(library.LlamaConfig().to_dict()) | {"torch_dtype", "rope_theta", "rope_scaling"}
-    tables = [layer[name] for name in ("rope_parameters", "rope_scaling") if layer.get(name)]
+    acts = check.optional_module("transformers.activations", "llm").ACT2FN
+    options = _table({CONFIG: options}, CONFIG)
+    layer = _table(options, LAYER)
+    of_file, of_layer = library.PretrainedConfig().to_dict(), library.LlamaConfig().to_dict()
+    tables = [own for name in ("rope_parameters", "rope_scaling") if (own := _table(layer, name))]
     rope = dict(tables[0]) if tables else {}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
-    base = rope.pop("rope_theta", layer.get("rope_theta"))
-    width, reads = layer.get("hidden_size"), options.get("eagle_aux_hidden_state_layer_ids")
+    base, width = rope.get("rope_theta", layer.get("rope_theta")), layer.get("hidden_size")
     for name, value, followed, rule in (
         (KIND, options.get(KIND), ("eagle3",), "eagle3"),
         ("model_type", layer.get("model_type"), ("llama",), "llama"),
         ("num_hidden_layers", layer.get("num_hidden_layers"), (1,), "1"),
+        ("hidden_act", layer.get("hidden_act", "silu"), [*acts], "a name that transformers has"),
         ("rope_type", kind, ROTARY, f"one of {', '.join(ROTARY)}"),
         ("rope_scaling", tables[1:], ([],), "left out beside rope_parameters"),
         ("rope_theta", layer.get("rope_theta"), (None, base), f"that of rope_parameters, {base}"),
@@ -180,21 +200,29 @@ def _layer_config(options: dict[str, Any]) -> Any:
     ):
         if value not in followed:
             raise ValueError(f"{name}: must be {rule}; got {value!r}")
-    for given, known in ((options, of_file), (layer, of_layer), (rope, OF_ROPE[kind])):
+    rope = {name: None for name in OF_ROPE[kind] if name in NEEDED} | rope
+    for given, read, usual in (
+        (options, READ, of_file),
+        (layer, OF_LAYER, of_layer),
+        (rope, {"rope_theta", *OF_ROPE[kind]}, {}),
+    ):
         for name, value in given.items():
-            if value and name not in known and not name.startswith("base_model_"):
-                where = ", or in transformer_layer_config" * (given is options and name in of_layer)
-                raise ValueError(f"{name}: must be left out{where}; got {value!r}")
-    for name, value in (options | layer | rope | {"rope_theta": base}).items():
-        positive = type(value) in (int, float) and 0 < value < math.inf
-        fits = type(value) is bool if (rule := RULES.get(name)) == TRUTH else positive
-        if value is not None and rule and not fits:
-            raise ValueError(f"{name}: must be {rule}; got {value!r}")
-    if options.get("draft_vocab_size") is not None:
-        check.whole_number("draft_vocab_size", options["draft_vocab_size"], 1)
-    if reads is not None and not (reads and all(type(number) is int for number in reads)):
-        raise ValueError(f"eagle_aux_hidden_state_layer_ids: must be layers; got {reads!r}")
-    return library.LlamaConfig(**layer)
+            fits, rule = value is None and name not in NEEDED, RULES.get(name)
+            if name not in read:
+                fits = value is False or value in (None, [], {}, usual.get(name))
+                rule = "left out" + f", or in {LAYER}" * (given is options and name in OF_LAYER)
+            elif not fits:
+                fits = FOLLOWS[rule](value)
+            if not fits and not name.startswith("base_model_"):
+                raise ValueError(f"{name}: must be {rule}; got {value!r}")
+    # padding is not read: an id beyond the vocabulary does no harm
+    return library.LlamaConfig(**layer | {"pad_token_id": None})
+
+
+def _table(options: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(value := options.get(name) or {}, dict):
+        raise ValueError(f"{name}: must be a JSON object; got {value!r}")
+    return value
 
 
 def _ids(offsets: Tensor | None, marked: Tensor | None, head: Eagle3Head) -> Int[Tensor, "draft"]:
