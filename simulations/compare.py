@@ -86,7 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_end_arguments(parser)
     add("--temperature", type=float, default=1.0, help="of both models")
     add("--top-p", type=float, default=1.0, help="of both models, after the temperature")
-    add("--score", metavar="NAME", help="gsm8k, ifeval, or FILE.py:NAME of prompt and completion")
+    add(
+        "--score",
+        metavar="NAME",
+        help="gsm8k, ifeval, or FILE.py:NAME, a function "
+        "of prompt, completion and, if it takes a third, the prompt's columns",
+    )
     add("--cycles", type=int, help="rounds of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
     add("--batch", type=int, default=1, metavar="B", help="prompts that are answered at once")

@@ -1,4 +1,4 @@
-"""Scores of answers for ``compare --score``: (prompt, completion) in, a number out."""
+"""Scores of answers for ``compare --score``: (prompt, completion[, columns]) in, a number out."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,10 @@ from cactus_theory.base.specs import Registry
 from cactus_theory.lm_eval.tasks import TASKS
 
 SCORES: Registry[FunctionType] = Registry(
-    "score", FunctionType, "a function of prompt and completion that returns a number", "--score"
+    "score",
+    FunctionType,
+    "a function of prompt, completion and perhaps columns that returns a number",
+    "--score",
 )
 
 

@@ -149,6 +149,10 @@ def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
 
 def checked_logits(name: str, logits: Tensor) -> Tensor:
     """Return logits in float64; ValueError for a row whose maximum is NaN, ∞ or −∞."""
+    if not (logits.ndim and logits.numel()):
+        raise ValueError(
+            f"{name}: must have shape (..., V), none of it 0; got {tuple(logits.shape)}"
+        )
     highest = logits.amax(-1)
     if not bool((finite := highest.isfinite()).all()):
         wrong = float(highest[~finite][0])

@@ -83,7 +83,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--cycles", type=int,
         help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
     add("--max-new-tokens", type=int, metavar="N", help=f"of a text ({defaults.MAX_NEW_TOKENS})")
-    add("--seed", type=int, default=defaults.SEED)
+    add("--seed", type=int, default=defaults.SEED, help="of the order of prompts, and of draws")
     add_threads(parser)
     add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
         "over drafts, as 0.81,0.64,…")  # fmt: skip

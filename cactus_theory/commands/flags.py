@@ -69,7 +69,11 @@ def given_cuts(args: argparse.Namespace) -> Cuts | None:
     """Return the truncation that the flags name; None if none is given."""
     values = {field.name: getattr(args, field.name) for field in fields(Cuts)}
     given = {name: value for name, value in values.items() if value is not None}
-    return Cuts(**given) if given else None
+    try:
+        return Cuts(**given) if given else None
+    except ValueError as error:
+        name, _, rule = str(error).partition(":")
+        raise ValueError(f"{flag(name)}:{rule}") from None
 
 
 def check_cuts(args: argparse.Namespace, header: Header) -> None:
@@ -159,6 +163,7 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     target, draft = map(read, pair_of(args.target, args.draft))
     if cut:
         heat = 1.0 if args.temperature is None else args.temperature
+        check.finite("--temperature", heat, 0)
         target, draft = (given_cuts(args) or WHOLE).rows(target, draft, temperature=heat)
     return target, draft
 

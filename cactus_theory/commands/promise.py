@@ -80,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{_table(averages, 'averaged over prompts')}")
         lines.insert(0, record.sentence)
     if empty:
-        lines.insert(1, f"{empty} answers of 0 tokens, as aborted ones are, were left out")
+        left = "1 answer of 0 tokens, as an aborted one is, was"
+        left = left if empty == 1 else f"{empty} answers of 0 tokens, as aborted ones are, were"
+        lines.insert(1, f"{left} left out")
     print()
     for sentence in lines:
         print(textwrap.fill(sentence, width_of_terminal(WIDEST)))

@@ -19,7 +19,7 @@ from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.generate import decode, show_keywords
 from cactus_theory.decoding.honoured import check_honoured
-from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions
+from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions, check_stop
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
@@ -209,6 +209,8 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
 
 def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | None:
     """Return one callable for criteria that are asked row by row, and for ``more``."""
+    if more is not None:
+        check_stop(more)
     if not criteria:
         return more
 

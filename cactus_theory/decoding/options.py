@@ -1,5 +1,6 @@
 """First stage of a decode: its keywords as one object, checked once, when it is made."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,6 +92,8 @@ class DecodeOptions:
             object.__setattr__(self, "eos_token_ids", end_tokens(self.eos_token_ids))
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
+        if self.stop is not None:
+            check_stop(self.stop)
         for policy in self.policies:
             check_rule(policy, self.parsed_verifier)
         if not isinstance(self.callbacks, Callbacks):
@@ -141,6 +144,17 @@ class DecodeOptions:
     def seeds(self) -> int | list[int]:
         """Return a seed for the first row, or the seeds of all rows."""
         return checked_seeds(self.seed)
+
+
+def check_stop(stop: Any) -> None:
+    """Raise TypeError unless ``stop`` may be called with a row's ids and its prompt's length."""
+    try:
+        inspect.signature(stop).bind((), 0)
+    except ValueError:  # a callable that has no signature
+        return
+    except TypeError:
+        rule = "must be a callable of a row's ids and the prompt's length"
+        raise TypeError(f"stop: {rule}; got {stop!r:.80}") from None
 
 
 def own_ends(model: Any) -> frozenset[int]:

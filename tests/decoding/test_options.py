@@ -134,3 +134,11 @@ def test_the_coldest_decode_is_greedy(tiny, temperature):
     assert cold.output_token_ids.equal(greedy.output_token_ids)
     hot = generate(*tiny, PROMPT, temperature=1e300, **FEW)
     assert hot.num_tokens == 4
+
+
+@pytest.mark.parametrize("stop", [lambda ids: False, "x"])
+def test_a_stop_that_cannot_be_called_is_refused_before_any_work(stop):
+    rule = "stop: must be a callable of a row's ids and the prompt's length; got"
+    with pytest.raises(TypeError, match=rule):
+        ct.generate(None, None, torch.tensor([[1]]), max_new_tokens=2, stop=stop)
+    DecodeOptions(max_new_tokens=2, stop=lambda ids, start: False)

@@ -55,10 +55,16 @@ def test_rows_of_logits_are_those_of_a_decode(tmp_path: Path, capsys) -> None:
     assert ct.cut_rows(target, temperature=0).argmax(-1).equal(target.argmax(-1))
     with pytest.raises(ValueError, match="logits: every row of logits must have a finite maximum"):
         ct.cut_rows([0.0, math.nan])
+    for empty in (1.0, np.zeros((0, 4)), np.zeros((2, 0))):
+        with pytest.raises(ValueError, match=r"logits: must have shape \(\.\.\., V\)"):
+            ct.cut_rows(empty)
     with pytest.raises(ValueError, match="top_p: must lie in"):
         ct.cut_rows(target, top_p=0.0)
     path = str(tmp_path / "rows.npz")
     np.savez(path, target=target, draft=draft)
+    for wrong in ("--top-p=1.5", "--draft-top-k=-1", "--temperature=-1"):
+        assert main(["solve", path, "--logits", "--delta", "0.1", wrong]) == 2
+        assert f"solve: {wrong.partition('=')[0]}: must" in capsys.readouterr().err
     flags = "--temperature 0.7 --top-k 9 --top-p 0.8 --draft-top-p 1 --json".split()
     whole = ct.cut_rows(draft, temperature=0.7, top_k=9)
     best = ct.optimal_acceptance(torch.stack(rows), whole, delta=0.1)
