@@ -49,7 +49,9 @@ def show(program: str, results: Sequence[Any], as_json: bool) -> None:
     for index, result in enumerate(results):
         if len(results) > 1:
             print(f"row {index}")
-        print(_listing(result))
+        fields = _fields(result)
+        width = max(11, *map(len, fields))
+        print(*(f"{name:<{width}} {_text(value)}" for name, value in fields.items()), sep="\n")
 
 
 def _text(value: Any) -> str:
@@ -63,12 +65,6 @@ def _text(value: Any) -> str:
 
 def _fields(result: Any) -> dict[str, Any]:
     return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-
-
-def _listing(result: Any) -> str:
-    fields = _fields(result)
-    width = max(11, *map(len, fields))
-    return "\n".join(f"{name:<{width}} {_text(value)}" for name, value in fields.items())
 
 
 class _OneLineParser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cactus_theory.base.arguments import as_tensor, check_pair
+from cactus_theory.base.arguments import checked_rows
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
 
 from . import block, decode, optimal, per_proposal, sequence
@@ -56,16 +56,10 @@ def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of both files, (N, V) each, broadcast to one shape."""
     flags = {"logits": args.logits, "normalise": args.normalise}
     names = pair_of(args.target, args.draft)
-    target, draft = (load_rows(path, **flags) for path in names)
-    check_pair(as_tensor(names[0], target), as_tensor(names[1], draft), names)
-    try:
-        shape = np.broadcast_shapes(target.shape, draft.shape)
-    except ValueError:
-        raise ValueError(
-            f"{names[1]}: shape must broadcast with {names[0]} {target.shape}; got {draft.shape}"
-        ) from None
-    rows = [np.broadcast_to(x, shape).reshape(-1, shape[-1]) for x in (target, draft)]
-    return rows[0], rows[1]
+    loaded = [load_rows(path, **flags) for path in names]
+    target, draft = checked_rows(loaded[0], loaded[1], names=names)
+    size = target.shape[-1]
+    return target.reshape(-1, size).numpy(), draft.reshape(-1, size).numpy()
 
 
 def _optimal(args: argparse.Namespace) -> Jobs:

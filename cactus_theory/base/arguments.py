@@ -162,13 +162,15 @@ def normalised(probs: Tensor) -> Tensor:
 
 
 def checked_rows(
-    target_probs: ArrayLike, draft_probs: ArrayLike, normalise: bool = False
+    target_probs: ArrayLike,
+    draft_probs: ArrayLike,
+    normalise: bool = False,
+    names: tuple[str, str] = ("target_probs", "draft_probs"),
 ) -> tuple[Tensor, Tensor]:
     """Return checked rows (..., V) of target and draft as they are, broadcast to one shape.
 
-    With ``normalise`` rows may have any positive sum.
+    With ``normalise`` rows may have any positive sum; messages call the rows by ``names``.
     """
-    names = ("target_probs", "draft_probs")
     target, draft = as_tensor(names[0], target_probs), as_tensor(names[1], draft_probs)
     check_pair(target, draft, names)
     check_probabilities(names[0], target, normalise)
@@ -179,7 +181,7 @@ def checked_rows(
         shape = torch.broadcast_shapes(target.shape, draft.shape)
     except RuntimeError:
         raise ValueError(
-            f"draft_probs: shape must broadcast with target_probs {tuple(target.shape)}; "
+            f"{names[1]}: shape must broadcast with {names[0]} {tuple(target.shape)}; "
             f"got {tuple(draft.shape)}"
         ) from None
     return target.expand(shape), draft.expand(shape)

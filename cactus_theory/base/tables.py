@@ -7,7 +7,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +31,20 @@ def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> N
         print(line.rstrip())
 
 
-def save_table(path: str, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]) -> None:
-    """Write lines to a .csv as :func:`write_csv` does; the columns are those of the first line."""
-    write_csv(path, list(lines[0]), lines, notes)
-
-
 def write_csv(
-    path: str | Path,
-    columns: Cells,
-    lines: Iterable[Mapping[str, Any]],
-    notes: Mapping[str, Any],
+    path: str | Path, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]
 ) -> None:
     """Write a header and the lines under ``# key: value`` lines: all of the file or nothing.
 
-    What a line lacks, and ``None``, becomes an empty field; floats are in full. ValueError for a
-    note of several lines and for a column that is none.
+    The columns are those of the first line. What a line lacks, and ``None``, becomes an empty
+    field; floats are in full. ValueError for a note of several lines and for another column.
     """
     text = io.StringIO()
     for key, value in notes.items():
         if "\n" in f"{key}{value}":
             raise ValueError(f"provenance: entries must be one line; got {key!r}: {value!r}")
         text.write(f"# {key}: {value}\n")
-    table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    table = csv.DictWriter(text, list(lines[0]), restval="", lineterminator="\n")
     table.writeheader()
     table.writerows(lines)
     write_whole(path, text.getvalue().encode())
@@ -158,7 +150,7 @@ def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
     arrays = _flat(columns)
     heads = ["row", *(name.replace(" ", "_") for name in arrays)]
     lines = enumerate(zip(*(column.tolist() for column in arrays.values()), strict=True))
-    save_table(path, [dict(zip(heads, (row, *line), strict=True)) for row, line in lines], notes)
+    write_csv(path, [dict(zip(heads, (row, *line), strict=True)) for row, line in lines], notes)
 
 
 def _flat(columns: Columns) -> dict[str, np.ndarray]:

@@ -14,8 +14,8 @@ from cactus_theory.base.tables import (
     print_rows,
     print_table,
     save_csv,
-    save_table,
     with_error,
+    write_csv,
 )
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         lines, q, p = _lines(logged, policies, spec)
         notes = {"divergence": spec, "rows": lines[0]["rows"], "texts": logged.texts}
         if args.csv:
-            save_table(args.csv, lines, notes)
+            write_csv(args.csv, lines, notes)
         if args.plot:
             points = [(line["policy"], line[spec], line["acceptance"]) for line in lines]
             save_plot(args.plot, shown_frontier(q, p, spec), spec, points)

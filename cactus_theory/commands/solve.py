@@ -8,7 +8,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import save_rows
-from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, save_table
+from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, write_csv
 from cactus_theory.commands.flags import add_rows, rows, shown_frontier
 
 GOALS = ("delta", "price", "acceptance")
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         save_rows(args.out, best.target)
     lines = [] if args.frontier is None else [*zip(*columns.values(), strict=True)]
     if args.csv and lines:
-        save_table(args.csv, [dict(zip(columns, line, strict=True)) for line in lines], asked)
+        write_csv(args.csv, [dict(zip(columns, line, strict=True)) for line in lines], asked)
     elif args.csv:
         save_csv(args.csv, columns, asked | numbers)
     if args.json:

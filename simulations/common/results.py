@@ -79,8 +79,11 @@ def write_csv(
         if row.keys() != rows[0].keys():
             raise ValueError(f"rows: must share the columns {columns}; row {index} has {list(row)}")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    fields = ({name: _field(value) for name, value in row.items()} for row in rows)
-    tables.write_csv(path, columns, fields, provenance)
+    fields = [
+        {name: f"{x:.{DIGITS}g}" if isinstance(x, float) else x for name, x in row.items()}
+        for row in rows
+    ]
+    tables.write_csv(path, fields, provenance)
 
 
 def read_csv(path: str | Path) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -105,10 +108,6 @@ def write_tensors(path: str | Path, content: Any) -> None:
 def write_bytes(path: str | Path, content: bytes) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content)
-
-
-def _field(value: Any) -> Any:
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else value
 
 
 # flags that say where results go and how they are shown: none of them decides a result
