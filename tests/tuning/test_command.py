@@ -167,7 +167,7 @@ def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> 
     assert max(map(len, lines)) <= 100 and "plain" in said and "speculative" in said
     assert sentence.startswith("Decode with band:price=") and "times plain decoding" in sentence
     # on the half that is reported, which depends on the last digits of the models' logits
-    assert re.search(r"it will meter 0\.0[45]\d\d nats of KL per token \(± 0\.00\d\d\)", sentence)
+    assert re.search(r"it will meter 0\.0[45]\d* nats of KL per token \(± 0\.0\d+\)", sentence)
 
 
 CHEAP = (
