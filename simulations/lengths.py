@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     ends, passes = sorted(own_ends(pair.target)), range(0, args.answers, args.together)
     lossy = [read_policy(spec).at_ends(ends) for _, spec in named[1:]]
     made: list[tuple[Row, Sums]] = []
-    with kept as journal, Progress("writing answers", len(named) * len(passes)) as progress:
+    progress = Progress("writing answers", len(named) * len(passes))
+    with kept as journal:
         for level, spec in named:
             policy, sums = read_policy(spec).at_ends(ends), []
             for start in passes:

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
                for name in args.elsewhere}  # fmt: skip
     pair, ids, kept = opened_walk(args, "batch", "level")
     texts = None
-    with kept as journal, Progress("solving", len(makers)) as progress:
+    progress = Progress("solving", len(makers))
+    with kept as journal:
         for key, make in makers.items():
             if key not in journal.results:
                 texts = texts or _written(args, pair, ids)
@@ -137,15 +138,15 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
     if path.exists():
         return OwnTexts(torch.load(path), ends, args.num_draft_tokens)
     texts: list[list[Any]] = [[] for _ in ids]
-    with Progress("writing texts", len(ids)) as progress:
-        for start in range(0, len(ids), args.batch):
-            own = ids[start : start + args.batch]
-            coins = torch.Generator().manual_seed(args.seed + start)
-            for step in walked(pair, own, LOSSLESS.policy(1.0), args.max_new_tokens, coins):
-                cells = step.tokens, step.q.float(), step.p.float()
-                for number, *of_text in zip(step.texts, *cells, strict=True):
-                    texts[start + number].append(of_text)
-            progress.update(start + len(own))
+    progress = Progress("writing texts", len(ids))
+    for start in range(0, len(ids), args.batch):
+        own = ids[start : start + args.batch]
+        coins = torch.Generator().manual_seed(args.seed + start)
+        for step in walked(pair, own, LOSSLESS.policy(1.0), args.max_new_tokens, coins):
+            cells = step.tokens, step.q.float(), step.p.float()
+            for number, *of_text in zip(step.texts, *cells, strict=True):
+                texts[start + number].append(of_text)
+        progress.update(start + len(own))
     whole = [tuple(map(torch.stack, zip(*cells, strict=True))) for cells in texts]
     torch.save(whole, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)

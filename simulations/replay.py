@@ -67,19 +67,19 @@ def _replays(args: argparse.Namespace, source: Trace, policies: Sequence[str]) -
     if not pairs:
         find_verifier(args.verifier[-1]).check(read_policy(policies[-1]))  # raises
     replays = []
-    with Progress("replaying cycles", len(pairs) * len(source)) as progress:
-        for number, (verifier, policy) in enumerate(pairs):
-            before = number * len(source)
-            replays.append(
-                replay(
-                    source,
-                    policy,
-                    verifier,
-                    num_draft_tokens=args.num_draft_tokens,
-                    divergences=(args.divergence,),
-                    on_cycles=lambda count, before=before: progress.update(before + count),
-                )
+    progress = Progress("replaying cycles", len(pairs) * len(source))
+    for number, (verifier, policy) in enumerate(pairs):
+        before = number * len(source)
+        replays.append(
+            replay(
+                source,
+                policy,
+                verifier,
+                num_draft_tokens=args.num_draft_tokens,
+                divergences=(args.divergence,),
+                on_cycles=lambda count, before=before: progress.update(before + count),
             )
+        )
     return replays
 
 

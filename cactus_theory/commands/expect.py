@@ -206,8 +206,8 @@ def _record(
 ) -> Line:
     """Return all that is printed or saved, from one pass over the rows."""
     judges = {"": judge} if seen is None else with_faults(trace, judge)
-    with Progress("adding up rounds", len(trace)) as progress:
-        found = expectations(trace, policy, judges, width, progress.update)
+    progress = Progress("adding up rounds", len(trace))
+    found = expectations(trace, policy, judges, width, progress.update)
     healthy = found.pop("")
     record = _numbers(trace, healthy)
     if seen is not None:

@@ -194,7 +194,5 @@ def check_outputs(args: argparse.Namespace) -> None:
 
 def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
     """Return :func:`cactus_theory.pooled_frontier`, and show how far it is."""
-    with Progress("points of the frontier", points) as progress:
-        return ct.pooled_frontier(
-            q, p, divergence=divergence, points=points, on_point=progress.update
-        )
+    progress = Progress("points of the frontier", points)
+    return ct.pooled_frontier(q, p, divergence=divergence, points=points, on_point=progress.update)

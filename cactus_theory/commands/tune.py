@@ -140,8 +140,8 @@ def run(args: Namespace) -> int:
         trace = Trace.open(args.trace)
         check_cuts(args, trace.header)
         costs = Costs.ratios(args.cost_ratio, batch=args.batch)
-    with Progress("solving knobs", 1) as progress:
-        tuned = tune(trace, costs, level, on_step=progress.step, **sought)
+    progress = Progress("solving knobs", 1)
+    tuned = tune(trace, costs, level, on_step=progress.step, **sought)
     about = {} if given_cuts(args) is None else vars(cuts)  # which the trace may not say
     if pair is not None and prompts is not None:
         about = {"dtype": pair.dtype} | _noise_floor(pair.target, prompts, tuned)
@@ -161,18 +161,18 @@ def run(args: Namespace) -> int:
 def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[TimedSetting]) -> Costs:
     """Return the measured costs of settings, and show how far the timing is."""
     own = pair.target, pair.draft, prompts, settings
-    with Progress("timing decodes", 1) as progress:
-        return measure_costs(*own, repeats=repeats, on_decode=progress.of)
+    progress = Progress("timing decodes", 1)
+    return measure_costs(*own, repeats=repeats, on_decode=progress.of)
 
 
 def _noise_floor(target: Any, prompts: Prompts, tuned: Tuned) -> dict[str, Any]:
     """Return the noise floor for the file; print a warning where the budget is below it."""
     if prompts.temperature == 0 or prompts.cuts != WHOLE:  # a changed token has no finite KL
         return {}
-    with Progress("reading passes", FLOOR_TEXTS) as progress:
-        most = min(FLOOR_TOKENS, prompts.max_new_tokens)
-        floor = noise_floor(target, prompts.ids[:FLOOR_TEXTS], max_new_tokens=most,
-                            temperature=prompts.temperature, on_text=progress.update)  # fmt: skip
+    progress = Progress("reading passes", FLOOR_TEXTS)
+    most = min(FLOOR_TOKENS, prompts.max_new_tokens)
+    floor = noise_floor(target, prompts.ids[:FLOOR_TEXTS], max_new_tokens=most,
+                        temperature=prompts.temperature, on_text=progress.update)  # fmt: skip
     if tuned.divergence == "kl" and (warning := below_floor(tuned.level, floor.kl_per_token)):
         print(f"tune: {warning}", file=sys.stderr)
     return {"noise_floor": vars(floor)}

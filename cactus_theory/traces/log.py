@@ -206,11 +206,11 @@ def log_shown(
 ) -> Trace:
     """Return :func:`log_trace` of a pair, and show how far it is."""
     options = {"draft_model": pair.draft} | options
-    with Progress("logging cycles", cycles) as progress:
-        return log_trace(
-            pair.target, prompts_ids=prompts_ids, folder=folder, cycles=cycles,
-            on_text=progress.texts, **options,
-        )  # fmt: skip
+    progress = Progress("logging cycles", cycles)
+    return log_trace(
+        pair.target, prompts_ids=prompts_ids, folder=folder, cycles=cycles,
+        on_text=progress.texts, **options,
+    )  # fmt: skip
 
 
 def _cycles(

@@ -222,14 +222,14 @@ class Grid:
         warmed = {job.config for job in missing if job.repeat < self.metered}
         for line in dict.fromkeys(job.config for job in missing if job.config not in warmed):
             record(Job(line, self.metered, 0))
-        with Progress("decoding", len(self.jobs), len(self.jobs) - len(missing)) as progress:
-            for job in missing:
-                result = record(job)
-                if journal is None:
-                    results[job.key] = result
-                else:
-                    journal.add(job.key, result)
-                progress.advance()
+        progress = Progress("decoding", len(self.jobs), len(self.jobs) - len(missing))
+        for job in missing:
+            result = record(job)
+            if journal is None:
+                results[job.key] = result
+            else:
+                journal.add(job.key, result)
+            progress.advance()
         return results
 
     def _fault(self, key: str, record: Record) -> str | None:

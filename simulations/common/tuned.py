@@ -50,8 +50,8 @@ def tune_all(
     prompts = Prompts(ids, args.batch, limit, seed=args.seed, **law)
     costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
     for level in sorted(levels, reverse=True):
-        with Progress("solving knobs", 1) as progress:
-            tuned = tune(trace, costs, level, on_step=progress.step, **sought)
+        progress = Progress("solving knobs", 1)
+        tuned = tune(trace, costs, level, on_step=progress.step, **sought)
         costs = tuned.costs
         record = {"plain": tuned.plain, "costs": vars(tuned.costs), "over": over(tuned)}
         record["lines"] = [_line(choice) for choice in tuned.choices]

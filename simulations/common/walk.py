@@ -97,10 +97,10 @@ def log_rows(
         raise ValueError(f"tokens_each: must be from 1 to {most}; got {tokens_each}")
     steps, lossless = list[Step](), read_policy("speculative")
     coins = torch.Generator().manual_seed(seed)
-    with Progress("logging rows", len(prompts_ids)) as progress:
-        for prompt in prompts_ids:
-            steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
-            progress.advance()
+    progress = Progress("logging rows", len(prompts_ids))
+    for prompt in prompts_ids:
+        steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
+        progress.advance()
     q, p = ([getattr(step, side) for step in steps] for side in "qp")
     return normalised(torch.cat(q)), normalised(torch.cat(p))
 

@@ -146,19 +146,19 @@ def fit(
     start = saved = time.monotonic()
     first, before, value = state["step"], state["seconds"], state["loss"]
     model.train()
-    with Progress(checkpoint.stem, plan.steps, state["step"]) as progress:
-        for step in range(state["step"], plan.steps):
-            window = batches(step, generator)
-            value = _step(model, optimizer, plan, step, window, loss)
-            now = time.monotonic()
-            speed = (step + 1 - first) * plan.batch_size * plan.length / max(1e-9, now - start)
-            progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
-            if now - saved >= EVERY_S or step + 1 == plan.steps:
-                state = {"step": step + 1, "seconds": before + now - start, "loss": value}
-                kept = {name: part.state_dict() for name, part in parts.items()}
-                kept |= {"generator": generator.get_state(), "state": state}
-                write_tensors(checkpoint, kept)
-                saved = now
+    progress = Progress(checkpoint.stem, plan.steps, state["step"])
+    for step in range(state["step"], plan.steps):
+        window = batches(step, generator)
+        value = _step(model, optimizer, plan, step, window, loss)
+        now = time.monotonic()
+        speed = (step + 1 - first) * plan.batch_size * plan.length / max(1e-9, now - start)
+        progress.update(step + 1, f"loss {value:.3f} nats, {speed:,.0f} tokens/s")
+        if now - saved >= EVERY_S or step + 1 == plan.steps:
+            state = {"step": step + 1, "seconds": before + now - start, "loss": value}
+            kept = {name: part.state_dict() for name, part in parts.items()}
+            kept |= {"generator": generator.get_state(), "state": state}
+            write_tensors(checkpoint, kept)
+            saved = now
     model.eval()
     tokens = state["step"] * plan.batch_size * plan.length
     return {"tokens": tokens, "seconds": state["seconds"], "final_loss": state["loss"]}

@@ -77,12 +77,12 @@ class Source:
     ) -> list[Path]:
         """Return the files of ``count`` pieces of so many texts; those that are there are kept."""
         paths = [folder / f"{number:04d}.pt" for number in range(count)]
-        with Progress(f"{folder.name}: pieces of {texts} texts", count) as progress:
-            for number, path in enumerate(paths):
-                if not path.exists():
-                    piece = self.piece(target, texts, reads, seed * 100_003 + number)
-                    write_tensors(path, vars(piece))
-                progress.update(number + 1, "")
+        progress = Progress(f"{folder.name}: pieces of {texts} texts", count)
+        for number, path in enumerate(paths):
+            if not path.exists():
+                piece = self.piece(target, texts, reads, seed * 100_003 + number)
+                write_tensors(path, vars(piece))
+            progress.update(number + 1, "")
         return paths
 
     def piece(self, target: Any, texts: int, reads: Sequence[int], seed: int) -> Piece:
