@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, Self
+from typing import Any, ParamSpec
 
 # exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
 BROKEN_PIPE = 141
@@ -120,7 +120,7 @@ FIRST_LINE_S, LINE_EVERY_S = 5.0, 15.0
 
 
 class Progress:
-    """Show how far a piece of work is, on stderr; use as a context manager.
+    """Show how far a piece of work is, on stderr.
 
     ``label`` says what is being done, ``done`` of ``total`` steps were finished before.
     """
@@ -128,12 +128,6 @@ class Progress:
     def __init__(self, label: str, total: int, done: int = 0) -> None:
         self.label, self.total, self.done = label, total, done
         self.shown, self.said = time.monotonic(), False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def advance(self, note: str = "") -> None:
         """Record that one more step is finished."""

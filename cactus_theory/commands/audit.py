@@ -121,8 +121,8 @@ def _lines(
     audits = []
     count = source.manifest.total("draft_rows") if isinstance(source, Trace) else len(source)
     for policy in policies:
-        with Progress(f"auditing rows, {policy.spec}", count) as progress:
-            audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
+        progress = Progress(f"auditing rows, {policy.spec}", count)
+        audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
     q, p = (torch.cat(part) for part in zip(*[pair[1:] for pair in row_pairs(source)], strict=True))
     shares = [_pooled_share(one, q, p) for one in audits]
     trace = source if isinstance(source, Trace) and tells(source) else None
